@@ -1,4 +1,4 @@
-"""Input checks, reductions, and norms with finite gradients at zero, shared by all losses."""
+"""Helpers for loss functions: input checks, reductions, and norms with finite gradients at zero."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Reduction = Literal["mean", "sum", "none"]
 
 
 def require_float(value: Tensor, name: str, shape: str) -> Tensor:
-    """Return `value` after checking that it is a non-empty floating-point tensor with as many dimensions as `shape`.
+    """Check that `value` is a non-empty floating-point tensor with the right number of dimensions, and return it.
 
-    `shape` is text such as "N, d". Values are not checked, because a check would wait for the device. NaN inputs give a
-    loss of NaN.
+    `shape` describes the dimensions as text, such as "N, d". The values are not checked, because such a check would
+    wait for the device. If inputs are NaN, the loss is NaN.
 
     Raises:
-        TypeError: not a tensor, or not floating point.
-        ValueError: the number of dimensions is wrong, or there are no elements.
+        TypeError: `value` is not a tensor, or not floating point.
+        ValueError: the number of dimensions is wrong, or the tensor is empty.
     """
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor [{shape}], got {type(value).__name__}")
@@ -36,10 +36,10 @@ def require_float(value: Tensor, name: str, shape: str) -> Tensor:
 
 
 def require_same_shape(first: Tensor, second: Tensor, names: tuple[str, str], shape: str) -> None:
-    """Check that two floating-point tensors have the same shape.
+    """Check that two tensors are valid inputs of a loss (see `require_float`) and have the same shape.
 
     Raises:
-        TypeError, ValueError: see `require_float`; or the shapes differ.
+        TypeError, ValueError: a tensor is invalid, or the shapes differ.
     """
     require_float(first, names[0], shape)
     require_float(second, names[1], shape)
@@ -52,11 +52,11 @@ def require_same_shape(first: Tensor, second: Tensor, names: tuple[str, str], sh
 def pair_tensors(
     first: Iterable[Tensor], second: Iterable[Tensor], names: tuple[str, str]
 ) -> list[tuple[Tensor, Tensor]]:
-    """Pair two lists of floating-point tensors, one per network parameter.
+    """Check two sequences with one tensor per network parameter, and return a list of pairs.
 
     Raises:
-        TypeError: an entry that is not a floating-point tensor, such as the gradient None of an unused parameter.
-        ValueError: no entries, or different lengths or shapes.
+        TypeError: a value is not a floating-point tensor, such as the gradient None of an unused parameter.
+        ValueError: the sequences are empty, or differ in length or in the shapes of their tensors.
     """
     for name, values in zip(names, (first, second)):
         if not isinstance(values, Iterable) or isinstance(values, type):
@@ -76,10 +76,10 @@ def pair_tensors(
 
 
 def reduce(values: Tensor, reduction: Reduction) -> Tensor:
-    """Reduce the values of the samples to their mean or sum, or return them unchanged.
+    """Reduce per-sample values to their mean or sum, or return them unchanged ("none").
 
     Raises:
-        ValueError: an unknown reduction.
+        ValueError: `reduction` is unknown.
     """
     check.one_of(reduction, "reduction", ("mean", "sum", "none"))
     if reduction == "none":
@@ -88,18 +88,18 @@ def reduce(values: Tensor, reduction: Reduction) -> Tensor:
 
 
 def at_least_float32(rows: Tensor) -> Tensor:
-    """Convert half-precision rows to float32, because small differences between large sums need the precision."""
+    """Convert half-precision rows to float32. Other rows are returned unchanged."""
     return rows.to(torch.promote_types(rows.dtype, torch.float32))
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """Return the L2 norm of each row [N, d] -> [N]. At a zero row, all derivatives are zero instead of NaN."""
+    """Return the L2 norms [N] of rows [N, d]. At a zero row, all derivatives are zero instead of NaN."""
     squared = rows.square().sum(1)
     positive = squared > 0
     return torch.where(positive, torch.where(positive, squared, 1).sqrt(), 0)
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    """Divide each row by its norm. A zero row stays zero; its gradient has the same scale as those of other rows."""
+    """Divide each row by its L2 norm. A zero row is returned unchanged, with a finite gradient."""
     norms = row_norms(rows)
     return rows / torch.where(norms > 0, norms, 1).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Contrastive losses of embeddings: supervised contrastive (FedLGD, VHL) and model-contrastive (MOON)."""
+"""Contrastive losses for embeddings: supervised contrastive (FedLGD, VHL) and model-contrastive (MOON)."""
 
 from __future__ import annotations
 
@@ -25,36 +25,38 @@ def supervised_contrastive(
     empty: Literal["drop", "zero"] = "drop",
     reduction: Literal["mean", "sum"] = "mean",
 ) -> Tensor:
-    """Compute the supervised contrastive loss, which pulls embeddings of a class together and separates classes.
+    """Compute the supervised contrastive loss, which is small if embeddings are similar only within a class.
 
-    With unit vectors z, an anchor i, all other rows A(i) = {j != i} and the positives P(i) = {j != i: y_j = y_i},
+    Let z_i be the embeddings, scaled to norm 1, and y_i their labels. For an anchor i, let A(i) be all other rows, and
+    let the positives P(i) be the other rows with the same label. The loss of the anchor is
 
         loss_i = -1/|P(i)| sum_{p in P(i)} [z_i.z_p / t - log sum_{a in A(i)} exp(z_i.z_a / t)].
 
     Args:
-        embeddings: embeddings of any scale, float [N, d]; this function L2-normalizes them.
+        embeddings: embeddings, float [N, d]. This function scales them to norm 1.
         labels: class indices int [N].
-        other_embeddings: embeddings of a second source in the batch, float [M, d] (VHL's virtual features, FedLGD's
-            global anchors). They are also anchors, as in both papers: a detached anchor still attracts its positives
-            among `embeddings`.
-        other_labels: class indices int [M], with the same meaning as in `labels` (for VHL: without the shift of its
-            classifier).
+        other_embeddings: further embeddings from a second source, float [M, d], such as VHL's virtual features or
+            FedLGD's global anchors. They are anchors too, as in both papers. Even if they are detached, their loss has
+            a gradient with respect to `embeddings`.
+        other_labels: class indices of the second source, int [M], with the same meaning as in `labels`. For VHL, pass
+            them without the shift that its classifier uses for virtual classes.
         temperature: temperature t > 0.
-        detach_other: whether gradients to `other_embeddings` are stopped (VHL). FedLGD's code does not stop them.
-        empty: treatment of anchors without positives. "drop" leaves them out of the mean. "zero" counts them as 0 in
-            the mean, as in the code of FedLGD and VHL, so the loss shrinks as the share of such anchors grows.
-        reduction: "mean" over anchors, or "sum" (the equation in FedLGD's paper; its code uses the mean).
+        detach_other: whether to stop gradients to `other_embeddings`, as VHL does. FedLGD's code does not stop them.
+        empty: treatment of anchors without positives. "drop" excludes them from the mean. "zero" counts their loss as 0
+            in the mean, as in the code of FedLGD and VHL, so the loss becomes smaller if more anchors have no
+            positives.
+        reduction: "mean" or "sum" over the anchors. FedLGD's paper states the sum, its code uses the mean.
 
     Returns:
         A scalar. If no anchor has a positive, it is exactly 0 with a zero gradient, never NaN.
 
     Raises:
-        TypeError, ValueError: tensors of a wrong kind or shape, only one of `other_embeddings` and `other_labels`, or
-            options out of range.
+        TypeError, ValueError: a tensor has a wrong dtype or shape, only one of `other_embeddings` and `other_labels` is
+            given, or an option is out of range.
 
-    Paper: Khosla et al., "Supervised Contrastive Learning" (NeurIPS 2020), Eq. 2 (L_out). Deviations: the ratio of
-    temperature to base temperature is 1; "drop" avoids the NaN that the reference code returns for an anchor without
-    positives.
+    Paper: Khosla et al., "Supervised Contrastive Learning" (NeurIPS 2020), Eq. 2 (L_out). Deviations: the loss is not
+    multiplied by the reference code's ratio of temperature to base temperature. For an anchor without positives, the
+    reference code returns NaN.
     """
     check.boolean(detach_other, "detach_other")
     require_float(embeddings, "embeddings", "N, d")
@@ -92,7 +94,7 @@ class SupervisedContrastive(nn.Module):
     """`nn.Module` version of `supervised_contrastive`, with options in the constructor and tensors in the call.
 
     Args:
-        temperature, detach_other, empty, reduction: see `supervised_contrastive`.
+        temperature, detach_other, empty, reduction: as in `supervised_contrastive`.
     """
 
     def __init__(
@@ -116,10 +118,10 @@ class SupervisedContrastive(nn.Module):
         other_embeddings: Tensor | None = None,
         other_labels: Tensor | None = None,
     ) -> Tensor:
-        """Compute the loss of a batch, optionally with a second source; see `supervised_contrastive`.
+        """Compute the loss of a batch, optionally with a second source of embeddings; see `supervised_contrastive`.
 
         Args:
-            embeddings, other_embeddings: float [N, d] and [M, d].
+            embeddings, other_embeddings: embeddings, float [N, d] and float [M, d].
             labels, other_labels: class indices int [N] and [M].
         """
         return supervised_contrastive(
@@ -142,16 +144,16 @@ def model_contrastive(
     temperature: float = 0.5,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """Compute MOON's loss, which pulls embeddings to those of the global model and away from the previous model's.
+    """Compute MOON's loss, which is small if embeddings are closer to the global model's than to the previous model's.
 
         loss = -log[exp(cos(z, z_glob)/t) / (exp(cos(z, z_glob)/t) + exp(cos(z, z_prev)/t))]
 
     Args:
-        embeddings: embeddings z by the model in training, float [N, d].
-        global_embeddings: embeddings z_glob of the same images by the global model, float [N, d], computed without
-            gradients.
-        previous_embeddings: embeddings z_prev of the same images by the client's previous model, float [N, d], computed
-            without gradients.
+        embeddings: embeddings z of a batch of images, computed by the model that is trained, float [N, d].
+        global_embeddings: embeddings z_glob of the same images, computed by the global model without gradients, float
+            [N, d].
+        previous_embeddings: embeddings z_prev of the same images, computed by the client's previous local model without
+            gradients, float [N, d].
         temperature: temperature t > 0.
         reduction: "mean", "sum" or "none" over the images.
 
@@ -159,10 +161,12 @@ def model_contrastive(
         A scalar, or [N].
 
     Raises:
-        TypeError, ValueError: tensors of a wrong kind, different shapes, or options out of range.
+        TypeError, ValueError: an argument is not a floating-point tensor, the shapes differ, or an option is out of
+            range.
 
-    Paper: Li, He and Song, "Model-Contrastive Federated Learning" (CVPR 2021), Eq. 3. With one positive and one
-    negative the loss is softplus((cos_prev - cos_glob) / t), which cannot overflow. A zero embedding has cosine 0.
+    Paper: Li, He and Song, "Model-Contrastive Federated Learning" (CVPR 2021), Eq. 3. The loss is computed as
+    softplus((cos(z, z_prev) - cos(z, z_glob)) / t), which is equal and cannot overflow. The cosine of a zero embedding
+    is 0.
     """
     require_same_shape(embeddings, global_embeddings, ("embeddings", "global_embeddings"), "N, d")
     require_same_shape(embeddings, previous_embeddings, ("embeddings", "previous_embeddings"), "N, d")

@@ -1,4 +1,4 @@
-"""Losses of knowledge distillation, and measures of disagreement between two classifiers."""
+"""Losses for knowledge distillation, and measures of disagreement between two classifiers."""
 
 from __future__ import annotations
 
@@ -27,22 +27,24 @@ def knowledge_distillation(
 ) -> Tensor:
     """Compute the knowledge distillation loss between a student's and a teacher's predictions.
 
-    The loss is T^2 * KL(softmax(teacher / T) || softmax(student / T)), in nats.
+    The loss of a sample is T^2 * KL(softmax(teacher / T) || softmax(student / T)), in nats.
 
     Args:
         student_logits: logits of the student, float [N, K].
-        teacher_logits: logits of the teacher, float [N, K]; they receive gradients unless you detach them.
+        teacher_logits: logits of the teacher, float [N, K]. They receive gradients, unless you detach them.
         temperature: temperature T > 0.
-        reduction: "mean" (torch's "batchmean"), "sum" or "none" over the N samples.
+        reduction: "mean", "sum" or "none" over the N samples. "mean" corresponds to "batchmean" in PyTorch.
 
     Returns:
         A scalar, or [N].
 
     Raises:
-        TypeError, ValueError: tensors of a wrong kind, different shapes, or options out of range.
+        TypeError, ValueError: an argument is not a floating-point tensor, the shapes differ, or an option is out of
+            range.
 
-    Paper: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network" (2015), Section 2. T^2 keeps the
-    scale of the gradient when T changes; some code omits the factor (the Keras code of the single-image work).
+    Paper: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network" (2015), Section 2. The factor T^2
+    makes the scale of the gradient independent of T. Some implementations omit it, such as the code of "Federated
+    learning with a single shared image" (Soni et al., 2024).
     """
     require_same_shape(student_logits, teacher_logits, _PAIR, "N, K")
     temperature = check.real_number(temperature, "temperature", above=0)
@@ -55,7 +57,7 @@ class KnowledgeDistillation(nn.Module):
     """`nn.Module` version of `knowledge_distillation`, with options in the constructor and logits in the call.
 
     Args:
-        temperature, reduction: see `knowledge_distillation`.
+        temperature, reduction: as in `knowledge_distillation`.
     """
 
     def __init__(self, *, temperature: float = 1.0, reduction: Reduction = "mean") -> None:
@@ -64,7 +66,7 @@ class KnowledgeDistillation(nn.Module):
         self.reduction: Reduction = check.one_of(reduction, "reduction", ("mean", "sum", "none"))
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        """Compute the loss of a student's logits [N, K] given a teacher's; see `knowledge_distillation`.
+        """Compute the loss of a student's logits, given a teacher's logits; see `knowledge_distillation`.
 
         Args:
             student_logits, teacher_logits: logits, float [N, K].
@@ -77,10 +79,10 @@ class KnowledgeDistillation(nn.Module):
 def binary_distillation(
     student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1.0, reduction: Reduction = "mean"
 ) -> Tensor:
-    """Compute the knowledge distillation loss for multi-label tasks, where each label is a Bernoulli variable.
+    """Compute the knowledge distillation loss for multi-label tasks, in which each label is a Bernoulli variable.
 
-    The loss is T^2 * sum_k KL(Bernoulli(sigmoid(t_k / T)) || Bernoulli(sigmoid(s_k / T))). The sum over labels is the
-    KL divergence of the joint distribution. The loss is then reduced over samples.
+    The loss of a sample with teacher logits t_k and student logits s_k is T^2 * sum_k KL(Bernoulli(sigmoid(t_k / T)) ||
+    Bernoulli(sigmoid(s_k / T))). Without T^2, this is the KL divergence of the joint distribution of all labels.
 
     Args:
         student_logits: logits of the student, float [N, K], one logit per label.
@@ -92,10 +94,11 @@ def binary_distillation(
         A scalar, or [N].
 
     Raises:
-        TypeError, ValueError: as for `knowledge_distillation`.
+        TypeError, ValueError: for the same reasons as in `knowledge_distillation`.
 
-    Source: Section 2 of Hinton et al., applied to two classes per label. No paper states this form. FedCOG's code has a
-    different multi-label form, which passes probabilities to a function of log-probabilities.
+    Source: Hinton et al. (2015), section 2, applied to the two classes of each label. No paper states this form.
+    FedCOG's code has a different form for multi-label tasks, which passes probabilities to a function that expects
+    log-probabilities.
     """
     require_same_shape(student_logits, teacher_logits, _PAIR, "N, K")
     temperature = check.real_number(temperature, "temperature", above=0)
@@ -121,10 +124,11 @@ def jensen_shannon(p_logits: Tensor, q_logits: Tensor, *, reduction: Reduction =
         A scalar, or [N].
 
     Raises:
-        TypeError, ValueError: tensors of a wrong kind, different shapes, or an unknown reduction.
+        TypeError, ValueError: an argument is not a floating-point tensor, the shapes differ, or the reduction is
+            unknown.
 
-    Paper: Lin, "Divergence Measures Based on the Shannon Entropy" (1991), Section IV, equal weights. DeepInversion and
-    FedCOG use this name for `clamped_disagreement`.
+    Paper: Lin, "Divergence Measures Based on the Shannon Entropy" (1991), section IV, with equal weights. The code of
+    DeepInversion and FedCOG uses the name "Jensen-Shannon" for `clamped_disagreement`.
     """
     require_same_shape(p_logits, q_logits, ("p_logits", "q_logits"), "N, K")
     log_p, log_q = F.log_softmax(p_logits, dim=1), F.log_softmax(q_logits, dim=1)
@@ -144,31 +148,33 @@ def clamped_disagreement(
 ) -> Tensor:
     """Compute the disagreement of two classifiers as in the authors' code of DeepInversion and FedCOG.
 
-    KL(M || P) / 2 + KL(M || Q) / 2 with M = (P + Q) / 2, where P, Q and M are each clamped to [low, high] without
-    renormalization, and the result is clamped to [0, 1]. The competition term of an inversion is 1 minus this value.
+    Let P and Q be the softmax distributions of the classifiers, and M = (P + Q) / 2. P, Q and M are clamped to [low,
+    high] without renormalization. The result is KL(M || P) / 2 + KL(M || Q) / 2, clamped to [0, 1]. In DeepInversion,
+    the loss contains 1 minus this value.
 
-    This is not the Jensen-Shannon divergence. The arguments of KL are swapped, so the value is not bounded by ln 2 and
-    reaches 1.61 for certain predictions of different classes. The final clamp is therefore active, with a zero
-    gradient, exactly when the networks disagree most. Probabilities outside [low, high] have no gradient either.
-    `clamp_result=False` keeps the gradient of the result; `jensen_shannon` has neither problem.
+    This is not the Jensen-Shannon divergence, because the arguments of KL are swapped. The value is therefore not
+    bounded by ln 2: it reaches 1.61 if the classifiers predict different classes with certainty. The clamp of the
+    result then makes the gradient zero exactly where the classifiers disagree most; pass `clamp_result=False` to
+    prevent this. Probabilities outside [low, high] have no gradient either. `jensen_shannon` has neither problem.
 
     Args:
         p_logits: logits of the first classifier, float [N, K].
         q_logits: logits of the second classifier, float [N, K].
-        low: lower limit of probabilities, 0 < low < high.
-        high: upper limit of probabilities, at most 1.
+        low: lower limit of the probabilities, above 0 and below `high`.
+        high: upper limit of the probabilities, at most 1.
         clamp_result: whether to clamp the result to [0, 1], as in the authors' code.
-        reduction: "mean" (as in the authors' code), "sum" or "none" over the N samples. The mean is clamped after
-            averaging, as in the authors' code; with "none" and "sum" each sample is clamped.
+        reduction: "mean", "sum" or "none" over the N samples. With "mean", the mean is clamped, as in the authors'
+            code. With "sum" and "none", the value of each sample is clamped.
 
     Returns:
         A scalar, or [N].
 
     Raises:
-        TypeError, ValueError: tensors of a wrong kind, different shapes, or options out of range.
+        TypeError, ValueError: an argument is not a floating-point tensor, the shapes differ, or an option is out of
+            range.
 
-    Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), R_compete. The paper states the true Jensen-Shannon
-    divergence; this function follows the authors' code.
+    Paper: Yin et al., "Dreaming to Distill" (DeepInversion, CVPR 2020), R_compete. The paper states the true
+    Jensen-Shannon divergence; this function follows the authors' code.
     """
     require_same_shape(p_logits, q_logits, ("p_logits", "q_logits"), "N, K")
     low = check.real_number(low, "low", above=0)

@@ -1,4 +1,4 @@
-"""Distances between two sets of embeddings (DM's mean embeddings, RBF MMD) or between two gradients."""
+"""Distances between two sets of embeddings (by their means or the RBF MMD), or between two gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["RBFMMD", "class_means", "gradient_distance", "mean_embedding_distanc
 
 
 def class_means(embeddings: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Compute the mean embedding and the number of rows of each class, as used by FedProto and DM.
+    """Compute the mean embedding and the number of embeddings of each class.
 
     Args:
         embeddings: float [N, d].
@@ -24,11 +24,11 @@ def class_means(embeddings: Tensor, labels: Tensor, num_classes: int) -> tuple[T
         num_classes: number of classes, K.
 
     Returns:
-        Means [K, d] (zeros for an absent class, never NaN) and counts int64 [K]. Half-precision embeddings are averaged
-        and returned in float32, because small differences of means matter.
+        The means [K, d], and the counts int64 [K]. The mean of an absent class is zero. Half-precision embeddings are
+        averaged in float32, and the means are float32.
 
     Raises:
-        TypeError, ValueError: tensors of a wrong kind or shape, or labels out of range.
+        TypeError, ValueError: a tensor has a wrong dtype or shape, or a label is out of range.
     """
     require_float(embeddings, "embeddings", "N, d")
     num_classes = check.positive_int(num_classes, "num_classes")
@@ -51,26 +51,26 @@ def mean_embedding_distance(
 ) -> Tensor:
     """Compute DM's loss, the squared L2 distance between real and synthetic mean embeddings, summed over classes.
 
-    It equals the squared MMD with a linear kernel, class by class.
+    The distance of a class equals the squared MMD with a linear kernel.
 
     Args:
-        real: embeddings of real images, float [N, d]. Precomputed means can be passed as rows, one per class.
+        real: embeddings of real images, float [N, d], without gradients. You can also pass precomputed class means, as
+            one row per class.
         synthetic: embeddings of synthetic images, float [M, d].
-        real_labels: class indices int [N]. If neither set has labels, all rows belong to one class.
-        synthetic_labels: class indices int [M].
+        real_labels: class indices of the real images, int [N]. Omit both labels to treat all images as a single class.
+        synthetic_labels: class indices of the synthetic images, int [M].
         num_classes: number of classes, K. Default: the largest label + 1.
-        reduction: "sum" over classes, or "none" for [K].
+        reduction: "sum" over the classes, or "none" to return the distance of each class.
 
     Returns:
-        A scalar, or [K]. A class that is absent from either set has distance 0.
+        A scalar, or [K]. The distance is 0 for a class that is absent from one of the sets.
 
     Raises:
-        TypeError, ValueError: tensors of a wrong kind or shape, or labels for only one of the sets.
+        TypeError, ValueError: a tensor has a wrong dtype or shape, or labels are given for only one of the sets.
 
-    Paper: Zhao and Bilen, "Dataset Condensation with Distribution Matching" (WACV 2023), its empirical MMD. With logits
-    instead of embeddings, the loss is the second term of FedDM's Eq. 8. It sums over features and classes, as in the
-    authors' code: the right learning rate for images depends on this scale. Detach the real embeddings before you call
-    this function.
+    Paper: Zhao and Bilen, "Dataset Condensation with Distribution Matching" (WACV 2023), the empirical MMD. With logits
+    instead of embeddings, the loss is the second term of FedDM's Eq. 8. The loss sums over features and classes, as in
+    the authors' code, so a good learning rate for the images depends on their numbers.
     """
     require_float(real, "real", "N, d")
     require_float(synthetic, "synthetic", "M, d")
@@ -101,31 +101,32 @@ def rbf_mmd(
     multiplier: float = 2.0,
     unbiased: bool = False,
 ) -> Tensor:
-    """Compute the squared maximum mean discrepancy between two samples, differentiable in both.
+    """Compute the squared maximum mean discrepancy (MMD) between two samples, which is differentiable in both.
 
-    The kernel is a sum of Gaussian kernels of several widths,
+    The kernel is a sum of Gaussian (RBF) kernels of several widths,
 
         k(a, b) = sum_i exp(-|a - b|^2 / w_i), w_i = bandwidth * multiplier^(i - kernels // 2).
 
     Args:
         x: rows of the first sample, float [n, d].
         y: rows of the second sample, float [m, d].
-        bandwidth: bandwidth of the middle kernel, in units of squared distance. Default: the mean squared distance over
-            all pairs of different rows of x and y together, without gradients.
+        bandwidth: bandwidth of the middle kernel, in units of squared distance. Default: the mean squared distance
+            between all pairs of different rows of x and y together. No gradient flows through this default.
         kernels: number of kernels.
         multiplier: ratio between the widths of successive kernels.
-        unbiased: whether to use the U-statistic (without self-pairs, may be negative) instead of the V-statistic (at
-            least 0).
+        unbiased: whether to use the U-statistic, which excludes pairs of a row with itself and may be negative, instead
+            of the V-statistic, which is at least 0.
 
     Returns:
-        A scalar, between 0 and 2 * `kernels` for the V-statistic; float32 for half-precision rows.
+        A scalar, which is between 0 and 2 * `kernels` for the V-statistic. It is float32 for half-precision rows.
 
     Raises:
-        TypeError, ValueError: tensors of a wrong kind or shape, options out of range, or a sample with fewer than two
-            rows for the unbiased form.
+        TypeError, ValueError: a tensor has a wrong dtype or shape, an option is out of range, or a sample has fewer
+            than two rows and `unbiased` is True.
 
     Paper: Gretton et al., "A Kernel Two-Sample Test" (JMLR 2012), Eq. 5 and 3. The defaults are those of FedLGD's code.
-    FedLGD's code stores all differences [n+m, n+m, d]; this function only needs a Gram matrix with (n+m)^2 entries.
+    FedLGD's code stores all differences [n+m, n+m, d], while this function needs only a Gram matrix with (n+m)^2
+    entries.
     """
     require_float(x, "x", "n, d")
     require_float(y, "y", "m, d")
@@ -162,7 +163,7 @@ class RBFMMD(nn.Module):
     """`nn.Module` version of `rbf_mmd`, with options in the constructor and tensors in the call.
 
     Args:
-        bandwidth, kernels, multiplier, unbiased: see `rbf_mmd`.
+        bandwidth, kernels, multiplier, unbiased: as in `rbf_mmd`.
     """
 
     def __init__(
@@ -188,31 +189,34 @@ def gradient_distance(
     metric: Literal["row_cosine", "mse", "cos"] = "row_cosine",
     eps: float = 1e-6,
 ) -> Tensor:
-    """Compute the distance between two gradients of a network, as used by gradient matching in dataset condensation.
+    """Compute the distance between two gradients of a network, which gradient matching minimizes.
 
-    - "row_cosine" (DC): the sum of 1 - g.t / (|g||t| + eps) over all rows g of the gradients and t of the targets. Each
-      tensor of 2 or more dimensions is viewed as a matrix (out, rest). 1-D tensors (biases, norm weights) are ignored.
-    - "mse": the sum of squared differences of all entries, including 1-D tensors (a sum, despite its name).
-    - "cos": 1 - cosine of the two flattened gradients, including 1-D tensors, with the same eps.
+    - "row_cosine" (DC): each tensor of 2 or more dimensions is viewed as a matrix with one row per output. The distance
+      is the sum of 1 - g.t / (|g||t| + eps) over all rows g of the gradients and the corresponding rows t of the
+      targets. 1-D tensors, such as biases and norm weights, are ignored.
+    - "mse": the sum (not the mean) of the squared differences of all entries, including 1-D tensors.
+    - "cos": 1 - cosine of the two gradients, each flattened to one vector including 1-D tensors, with `eps` as above.
 
     Args:
-        gradients: one tensor per parameter, e.g. from `torch.autograd.grad(..., create_graph=True)`.
-        targets: tensors of the same shapes, detached by the caller.
+        gradients: one tensor per parameter, for example from `torch.autograd.grad(..., create_graph=True)`.
+        targets: the gradient to match, as detached tensors of the same shapes.
         metric: one of the metrics above.
-        eps: constant added to the product of the norms, at least 0. If that product is close to eps, the cosine shrinks
-            toward 0. With eps=0 the distance ignores the scale of a row, and equal gradients have distance 0.
+        eps: constant that is added to the product of the norms, at least 0. If the product is not much larger than
+            `eps`, the cosine is too close to 0. With `eps=0`, the distance does not depend on the scale of a row, and
+            equal gradients have distance 0.
 
     Returns:
-        A scalar. A pair of rows of which one is zero counts as 1. Its derivatives of every order are zero, never NaN.
-        (In the authors' code the gradient of a zero row is the other row divided by eps.)
+        A scalar. If one of two rows is zero, their distance is 1 and all its derivatives are zero. In the authors'
+        code, the gradient at a zero row is instead the corresponding row divided by eps.
 
     Raises:
-        TypeError: an entry that is not a floating-point tensor, such as the gradient None of an unused parameter.
-        ValueError: different lengths or shapes, nothing to compare, or options out of range.
+        TypeError: a value is not a floating-point tensor, such as the gradient None of an unused parameter.
+        ValueError: the numbers or shapes of the tensors differ, "row_cosine" is used but all tensors are 1-D, or an
+            option is out of range.
 
     Paper: Zhao, Mopuri and Bilen, "Dataset Condensation with Gradient Matching" (ICLR 2021), Eq. 10. FedLGD's server
-    (Eq. 5) uses this distance with a target from the aggregated update. The names "mse" and "cos" and their definitions
-    follow the authors' code.
+    (Eq. 5) uses this distance with a target that is computed from the aggregated update. The names "mse" and "cos" and
+    their definitions follow the authors' code.
     """
     check.one_of(metric, "metric", ("row_cosine", "mse", "cos"))
     eps = check.real_number(eps, "eps", least=0)
@@ -229,7 +233,10 @@ def gradient_distance(
 
 
 def _cosine_distances(a: Tensor, b: Tensor, eps: float) -> Tensor:
-    """Return the sum of 1 - cosine over rows. A zero row contributes the constant 1."""
+    """Return the sum of 1 - cosine over pairs of rows of `a` and `b`.
+
+    A pair with a zero row contributes the constant 1.
+    """
     norms = row_norms(a) * row_norms(b)
     defined = norms > 0
     cosines = torch.where(defined, (a * b).sum(1), 0) / torch.where(defined, norms + eps, 1)

@@ -1,4 +1,4 @@
-"""Image priors for inversion: total variation, L2 norm, and BatchNorm statistics."""
+"""Priors on images for network inversion: total variation, L2 norm, and BatchNorm statistics."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ _IMAGES = "N, C, H, W"
 
 
 def total_variation(images: Tensor, *, order: Literal[1, 2] = 1, reduction: Reduction = "mean") -> Tensor:
-    """Compute the anisotropic total variation of each image, a smoothness prior for inversion.
+    """Compute the anisotropic total variation of each image, a smoothness prior for network inversion.
 
-    The total variation is the sum of the differences between each pixel and its right and lower neighbors.
+    The total variation is the sum of the absolute (or squared) differences between each pixel and its right and lower
+    neighbors.
 
     Args:
         images: float [N, C, H, W].
-        order: 1 to sum absolute differences over channels and pixels, 2 to sum squared differences.
-        reduction: "mean", "sum" or "none" over the images. The mean does not grow with the batch.
+        order: 1 to sum the absolute differences over channels and pixels, or 2 to sum the squared differences.
+        reduction: "mean", "sum" or "none" over the images.
 
     Returns:
         A scalar, or [N].
 
     Raises:
-        TypeError, ValueError: invalid images, or options out of range.
+        TypeError, ValueError: `images` is not a float tensor [N, C, H, W], or an option is unknown.
 
-    Paper: Mahendran and Vedaldi, "Understanding Deep Image Representations by Inverting Them" (CVPR 2015), the finite
-    differences of Section 3, summed separately for the two directions. For the prior of DeepInversion, see
+    Paper: Mahendran and Vedaldi, "Understanding Deep Image Representations by Inverting Them" (CVPR 2015), section 3,
+    with the finite differences of the two directions summed separately. For the prior of DeepInversion, use
     `deepinversion_variation`.
     """
     require_float(images, "images", _IMAGES)
@@ -47,21 +48,22 @@ def total_variation(images: Tensor, *, order: Literal[1, 2] = 1, reduction: Redu
 
 
 def deepinversion_variation(images: Tensor, *, order: Literal[1, 2] = 2) -> Tensor:
-    """Compute DeepInversion's smoothness prior from the differences of each pixel to four neighbors, for a whole batch.
+    """Compute DeepInversion's smoothness prior for a batch, from the differences of each pixel to four neighbors.
 
-    The neighbors of a pixel are the right one, the lower one and the two lower diagonal ones.
+    The four neighbors of a pixel are the right one, the lower one, and the two diagonal ones in the row below.
 
     Args:
         images: float [N, C, H, W].
-        order: 2 for the sum, over the four directions, of the L2 norm of *all* differences in the batch. This sum grows
-            with the square root of the batch size, so the right weight depends on the batch size. 1 for the sum of four
-            mean absolute differences, one per direction, which does not grow.
+        order: 2 to compute the L2 norm of all differences of the batch for each direction, and return the sum of the
+            four norms. This sum grows with the square root of the batch size, so a good weight depends on the batch
+            size. 1 to compute the mean absolute difference for each direction, and return the sum of the four means,
+            which does not depend on the batch size.
 
     Returns:
         A scalar.
 
     Raises:
-        TypeError, ValueError: invalid images, or an unknown order.
+        TypeError, ValueError: `images` is not a float tensor [N, C, H, W], or `order` is unknown.
 
     Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), R_TV of Eq. 3, in the form of the authors' code.
     """
@@ -79,18 +81,18 @@ def deepinversion_variation(images: Tensor, *, order: Literal[1, 2] = 2) -> Tens
 
 
 def image_l2(images: Tensor, *, reduction: Literal["mean", "sum", "none", "batch"] = "mean") -> Tensor:
-    """Compute the L2 norm (not squared) of each image, a prior for inversion that favors small pixel values.
+    """Compute the L2 norm (not squared) of each image, a prior for network inversion that favors small pixel values.
 
     Args:
         images: float [N, C, H, W].
-        reduction: "mean", "sum" or "none" over the images' norms (SRe2L uses the mean); "batch" is the norm of the
-            whole batch (DeepInversion on CIFAR), which grows with the square root of the batch size.
+        reduction: "mean", "sum" or "none" over the norms of the images. SRe2L uses the mean. "batch" returns the norm
+            of the whole batch, as DeepInversion does on CIFAR; it grows with the square root of the batch size.
 
     Returns:
         A scalar, or [N].
 
     Raises:
-        TypeError, ValueError: invalid images, or an unknown reduction.
+        TypeError, ValueError: `images` is not a float tensor [N, C, H, W], or `reduction` is unknown.
 
     Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), R_l2 of Eq. 3.
     """
@@ -102,27 +104,27 @@ def image_l2(images: Tensor, *, reduction: Literal["mean", "sum", "none", "batch
 
 
 class BatchNormPrior:
-    """Inversion prior that measures the distance of batch statistics from those stored in BatchNorm layers.
+    """Prior for network inversion: the distance of batch statistics from those stored in BatchNorm layers.
 
         value = sum_l a_l (|mean_l - running_mean_l|_2 + |var_l - running_var_l|_2)
 
-    Here mean_l and var_l (biased) are statistics of the input of layer l over batch and positions. The L2 norms over
-    channels are not squared.
+    Here mean_l and var_l are the mean and the biased variance of the input of layer l over the batch and all pixels,
+    for each channel. The L2 norms over channels are not squared. The weight a_l is 1, except for the first layer.
 
-    Use it as a context manager. The hooks are removed at the end of the `with` block, even after an exception.
+    Use the prior as a context manager. It adds hooks to the network, which are removed at the end of the `with` block.
 
         with BatchNormPrior(network) as prior:
             loss = F.cross_entropy(network(images), labels) + 0.01 * prior.value()
 
     Args:
-        network: network in `eval()` mode, with BatchNorm layers that have running statistics. In training mode every
-            forward pass would move the stored statistics toward the synthetic images.
-        first_multiplier: a_l of the first layer in the order of `network.modules()` (the paper uses 10 on ImageNet);
-            a_l is 1 for the other layers.
+        network: network in eval mode, with BatchNorm layers that have running statistics. In training mode, every
+            forward pass would change the running statistics.
+        first_multiplier: weight a_l of the first layer in the order of `network.modules()`. The paper uses 10 on
+            ImageNet.
 
     Raises:
-        TypeError: not an `nn.Module`.
-        ValueError: no such layer, or a multiplier below 0.
+        TypeError: `network` is not an `nn.Module`.
+        ValueError: the network has no BatchNorm layer with running statistics, or `first_multiplier` is negative.
 
     Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), Eq. 4. The authors' code does not remove its hooks from the
     network.
@@ -167,10 +169,10 @@ class BatchNormPrior:
         self._distances[index] = weight * row_norms(gaps).sum()
 
     def value(self) -> Tensor:
-        """Return the prior of the last forward pass, a scalar that is differentiable in the images.
+        """Return the value of the prior for the last forward pass, a scalar that is differentiable in the images.
 
         Raises:
-            RuntimeError: there has been no forward pass inside the `with` block yet.
+            RuntimeError: the network has not been called inside the `with` block.
         """
         if not self._distances:
             raise RuntimeError(

@@ -1,4 +1,4 @@
-"""Regularizers of client losses (proximal, decorrelation, prototypes) and clipping of logits."""
+"""Regularization terms for the training of clients (proximal, decorrelation, prototypes), and clipping of logits."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = ["clip_logit_norm", "feature_decorrelation", "prototype_distance", "pr
 
 
 def proximal(parameters: Iterable[Tensor], reference: Iterable[Tensor], mu: float) -> Tensor:
-    """Compute FedProx's term, mu / 2 times the squared distance from the global model's parameters.
+    """Compute the proximal term of FedProx: mu / 2 times the squared distance from the global model's parameters.
 
     Args:
-        parameters: parameters of the model in training, for example `model.parameters()`, without buffers.
-        reference: parameters of the global model, detached, of the same shapes.
+        parameters: parameters of the model that is trained, for example `model.parameters()`, without buffers.
+        reference: parameters of the global model, as detached tensors of the same shapes.
         mu: weight of the term, at least 0.
 
     Returns:
         A scalar.
 
     Raises:
-        TypeError: an entry that is not a floating-point tensor.
-        ValueError: no entries, different lengths or shapes, or mu below 0.
+        TypeError: a value is not a floating-point tensor.
+        ValueError: there are no parameters, the numbers or shapes of the tensors differ, or `mu` is negative.
 
     Paper: Li et al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020), Eq. 2. The code of "Federated
-    Learning with a Single Shared Image" squares the sum of the differences instead.
+    Learning with a Single Shared Image" instead squares the sum of the differences.
     """
     mu = check.real_number(mu, "mu", least=0)
     pairs = pair_tensors(parameters, reference, ("parameters", "reference"))
@@ -40,26 +40,30 @@ def proximal(parameters: Iterable[Tensor], reference: Iterable[Tensor], mu: floa
 def feature_decorrelation(
     embeddings: Tensor, *, variant: Literal["paper", "released"] = "paper", eps: float = 1e-8
 ) -> Tensor:
-    """Compute FedDecorr's term, which penalizes correlations between embedding dimensions over a batch.
+    """Compute the term of FedDecorr, which penalizes correlations between embedding dimensions over a batch.
 
-    - "paper": |K|_F^2 / d^2 with the correlation matrix K [d, d]. The value is between 1/d (from the diagonal) and 1.
-    - "released": the mean square of the off-diagonal entries of Z^T Z, divided by N, with Z standardized by the
-      unbiased standard deviation. The gradient is (N-1)^2 d / (N (d-1)) times that of "paper", so about N times as
-      large; the published weight 0.1 belongs to this variant at batch size 64.
+    - "paper": |K|_F^2 / d^2, where K [d, d] is the correlation matrix of the dimensions. The value is between 1/d, for
+      uncorrelated dimensions, and 1.
+    - "released": the formula of the authors' code: the mean square of the off-diagonal entries of Z^T Z, divided by N.
+      Z [N, d] are the embeddings, standardized by the unbiased standard deviation. The gradient is (N-1)^2 d / (N
+      (d-1)) times that of "paper", which is about N times as large. The published weight of 0.1 is meant for this
+      variant at batch size 64.
 
     Args:
         embeddings: float [N, d].
         variant: one of the variants above.
-        eps: constant added to the variance; a dimension that is constant over the batch has no correlations.
+        eps: constant that is added to the variances. With it, a dimension that is constant over the batch has
+            correlation 0 with all others.
 
     Returns:
-        A scalar. Exactly 0 with a zero gradient for a batch of one, which has no correlations.
+        A scalar. For a batch with a single embedding, it is 0 with a zero gradient.
 
     Raises:
-        TypeError, ValueError: invalid embeddings, or options out of range.
+        TypeError, ValueError: `embeddings` is not a float tensor [N, d], or an option is out of range.
 
     Paper: Shi et al., "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning"
-    (ICLR 2023), L_FedDecorr. The norm is computed from the smaller of Z^T Z and Z Z^T, which have the same norm.
+    (ICLR 2023), L_FedDecorr. The norm is computed from the smaller of the matrices Z^T Z and Z Z^T, which have equal
+    norms.
     """
     require_float(embeddings, "embeddings", "N, d")
     check.one_of(variant, "variant", ("paper", "released"))
@@ -84,26 +88,28 @@ def prototype_distance(
     *,
     reduction: Literal["mean", "sum"] = "mean",
 ) -> Tensor:
-    """Compute FedProto's term, the squared L2 distance of each embedding from the global prototype of its class.
+    """Compute the term of FedProto: the squared L2 distance of each embedding from the global prototype of its class.
 
     Args:
         embeddings: float [N, d].
         labels: class indices int [N] in [0, K).
         prototypes: global prototypes, float [K, d].
-        present: whether each prototype exists, bool [K]. Default: all exist. Samples of classes without a prototype are
-            left out of the mean.
+        present: whether the prototype of each class exists, bool [K]. Default: all exist. Samples of classes without a
+            prototype are excluded.
         reduction: "mean" or "sum" over the remaining samples.
 
     Returns:
-        A scalar; exactly 0 with a zero gradient if no sample has a prototype.
+        A scalar. If no sample has a prototype, it is 0 with a zero gradient.
 
     Raises:
-        TypeError, ValueError: tensors of a wrong kind or shape, labels out of range, or an unknown reduction.
+        TypeError, ValueError: a tensor has a wrong dtype or shape, a label is out of range, or the reduction is
+            unknown.
 
     Paper: Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients" (AAAI 2022), L_R.
-    Deviation: the distance is computed per sample, not between class means of the batch. The authors' code also
-    computes it per sample, but averages over the d dimensions (so the weight of the term must be d times as large for
-    the same effect) and counts samples without a global prototype as 0 in the mean.
+    Deviations: the paper computes the distance between the class means of the batch and the prototypes. This function
+    computes it for each sample, like the authors' code. The authors' code averages the squares over the d dimensions,
+    so its weight of the term must be d times as large for the same effect. It also counts samples without a global
+    prototype as 0 in the mean.
     """
     require_float(embeddings, "embeddings", "N, d")
     require_float(prototypes, "prototypes", "K, d")
@@ -123,24 +129,25 @@ def prototype_distance(
 
 
 def clip_logit_norm(logits: Tensor, max_norm: float = 2.5, *, continuous: bool = False) -> Tensor:
-    """Rescale long logit vectors to a given norm, as in the single-image method. Predicted classes do not change.
+    """Rescale the logits of each sample to a given norm if they are large. Predicted classes do not change.
 
     Args:
         logits: float [N, K].
         max_norm: norm s > 0.
-        continuous: whether the result is a continuous function of the logits. False, as in the authors' code: a row
-            longer than 1/s is rescaled to norm s. With s = 2.5, any row longer than 0.4 gets norm 2.5, with a jump at
-            0.4, and rows shorter than 2.5 are stretched. True: a row longer than s is shortened to s.
+        continuous: the rule by which rows are rescaled. True rescales a row whose norm is larger than s to norm s, so
+            the result is a continuous function of the logits. False, as in the authors' code, rescales a row whose norm
+            is larger than 1/s to norm s. With s = 2.5, rows with norms from 0.4 to 2.5 are thus lengthened, and the
+            result has a jump at norm 0.4.
 
     Returns:
         Logits [N, K]. Gradients also flow through the norm.
 
     Raises:
-        TypeError, ValueError: invalid logits, or max_norm not above 0.
+        TypeError, ValueError: `logits` is not a float tensor [N, K], or `max_norm` is not positive.
 
     Source: the authors' code of "Federated Learning with a Single Shared Image" (2024); the paper does not mention it.
-    The code applies it with s = 2.5 to logits of clients in training and of the student in distillation, but not to
-    logits sent to the server.
+    The code applies the rule with s = 2.5 to the logits of clients during training and of the student during
+    distillation, but not to the logits that are sent to the server.
     """
     require_float(logits, "logits", "N, K")
     max_norm = check.real_number(max_norm, "max_norm", above=0)

@@ -1,4 +1,4 @@
-"""Labeled image sets, in memory or in a file, and conversion of other inputs to them."""
+"""Labeled image sets, in memory or in a file, and conversion of other data to such sets."""
 
 from distillkit.sets._labeled import LabeledImages, Labels
 from distillkit.sets._stored import StoredImages

@@ -1,4 +1,4 @@
-"""Row indices of a set by class, and random rows of each class."""
+"""Indices of the images of each class of a set, and random choice of images by class."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["class_indices", "class_labels", "class_rows", "random_rows", "with_c
 
 
 def class_rows(real: LabeledImages | StoredImages, classes: Sequence[int] | None = None) -> dict[int, Tensor]:
-    """Return a mapping from each class to its row indices, int64 [n_c], ascending, on the CPU.
+    """Return a mapping from each class to the indices of its images, int64 [n_c], ascending, on the CPU.
 
     Args:
         real: set with class indices as labels.
         classes: requested classes. Default: all classes with images.
 
     Raises:
-        ValueError: labels are rows, the set is empty, or `classes` is empty, repeats a class, contains a value that is
-            out of range, or contains a class without images.
+        ValueError: the labels are not class indices, the set is empty, or `classes` is empty, repeats a class, contains
+            a value that is out of range, or contains a class without images.
     """
     if real.labels.ndim != 1:
         raise ValueError(f"labels must be class indices [N], got rows of shape {list(real.labels.shape)}")
@@ -42,14 +42,15 @@ def class_rows(real: LabeledImages | StoredImages, classes: Sequence[int] | None
 
 
 def class_indices(classes: Sequence[int], num_classes: int) -> list[int]:
-    """Check requested classes and return them as ascending ints.
+    """Check an argument `classes`, and return the classes as ascending ints.
 
     Args:
         classes: distinct class indices, ints or one-element tensors.
-        num_classes: number of classes, K; indices must be in [0, K).
+        num_classes: number of classes, K. The indices must be in [0, K).
 
     Raises:
-        TypeError, ValueError: not a sequence of ints, or one that is empty, repeats a class or has values out of range.
+        TypeError, ValueError: `classes` is not a sequence of ints, is empty, repeats a class, or has a value that is
+            out of range.
     """
     listed = check.sequence(classes, "classes", "class indices")
     chosen = sorted(check.positive_int(int(c) if isinstance(c, Tensor) else c, "classes", least=0) for c in listed)
@@ -61,15 +62,16 @@ def class_indices(classes: Sequence[int], num_classes: int) -> list[int]:
 def random_rows(
     rows: Mapping[int, Tensor], counts: Sequence[int], generator: torch.Generator
 ) -> tuple[Tensor, list[int]]:
-    """Draw `counts` rows of each class without replacement. A class with too few images repeats random rows.
+    """Draw random images of each class without replacement. A class with too few images repeats random images.
 
     Args:
-        rows: result of `class_rows`.
-        counts: number of rows to draw from each class, in the order of `rows`.
+        rows: mapping from classes to the indices of their images, as `class_rows` returns it.
+        counts: number of images to draw from each class, in the order of `rows`.
         generator: CPU generator, whose state advances.
 
     Returns:
-        Row indices int64 [sum of counts], class by class, and the classes whose images repeat.
+        The indices of the drawn images, int64 [sum of counts], sorted by class, and a list of the classes with repeated
+        images.
     """
     chosen, short = [], []
     for (c, own), count in zip(rows.items(), counts, strict=True):
@@ -81,18 +83,20 @@ def random_rows(
 
 
 def class_labels(data: LabeledImages) -> Tensor:
-    """Return a class index for each image, int64 [N]: the labels, the column `class`, or the largest entry of a row.
+    """Return the class index of each image, int64 [N].
 
     Args:
-        data: a set with class indices or rows of probabilities.
+        data: a set with class indices or soft labels as labels. With soft labels, the class is read from the column
+            `class` or, without this column, is the largest entry of the soft label.
     """
     return class_of_rows(data.labels, data.columns)
 
 
 def with_class_labels(data: LabeledImages) -> LabeledImages:
-    """Return a set with class indices as labels, see `class_labels`.
+    """Return the set with class indices as labels, which are those of `class_labels`.
 
     Args:
-        data: a set with class indices or rows of probabilities.
+        data: a set with class indices or soft labels as labels. With soft labels, the class is read from the column
+            `class` or, without this column, is the largest entry of the soft label.
     """
     return data if data.labels.ndim == 1 else data.replace(labels=class_labels(data).to(data.labels.device))

@@ -1,4 +1,4 @@
-"""Sets as `.npz` files and as folders of PNG pictures, which other programs read without distillkit."""
+"""Export of sets to `.npz` files and folders of PNG pictures, which programs without distillkit can read."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Tensors = dict[str, Tensor]
 
 
 def write_npz(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Write the parts of a set to an `.npz`. Nothing is lost.
+    """Write the parts of a set to an `.npz` file, without loss.
 
     Args:
-        path: the file; it is replaced atomically.
-        tensors, facts: see `LabeledImages.parts`.
+        path: path of the file. An existing file is replaced atomically.
+        tensors, facts: tensors and JSON values of the set, as `LabeledImages.parts` returns them.
 
     Raises:
-        ValueError: NumPy has no such dtype (bfloat16).
+        ValueError: a tensor has a dtype that NumPy does not have, such as bfloat16.
     """
     if lacking := [name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16]:
         raise ValueError(f"NumPy has no bfloat16, which {lacking[0]} has; export data.to(dtype=torch.float32)")
@@ -52,11 +52,11 @@ def write_npz(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any
 
 
 def read_npz(path: Path) -> tuple[Tensors, dict[str, Any]]:
-    """Read the parts of a set from an `.npz` that `write_npz` wrote.
+    """Read the parts of a set (see `LabeledImages.parts`) from an `.npz` file that `write_npz` wrote.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file is damaged, or not an exported set.
+        ValueError: the file is damaged, or does not contain an exported set.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; it should hold an exported LabeledImages")
@@ -79,16 +79,17 @@ def write_picture_folder(
     """Write a set as PNG pictures in one folder per class, with `labels.csv` and `set.json`.
 
     Args:
-        path: the folder, which must not exist or be empty. It appears complete or not at all.
-        pixels: float [N, C, H, W], C in {1, 3}; values outside [0, 1] are clipped, with a warning.
-        labels: class indices [N], or rows float [N, K], which `labels.csv` has in full.
-        classes: class [N] of each image, which selects its folder.
-        facts: see `LabeledImages.parts`.
-        lost: names of further parts that this format leaves out, reported by the warning.
+        path: the folder, which must either not exist or be empty. If writing fails, no incomplete folder remains.
+        pixels: pixels of the images, float [N, C, H, W] with 1 or 3 channels. Values outside [0, 1] are clipped, with a
+            warning.
+        labels: class indices [N], or soft labels float [N, K], which are written to `labels.csv`.
+        classes: class index of each image, [N], which determines the folder of its picture.
+        facts: JSON values of the set, as `LabeledImages.parts` returns them. They are written to `set.json`.
+        lost: names of parts of the set that cannot be written to this format. They are listed in the warning.
 
     Raises:
-        FileExistsError: the folder has files.
-        ValueError: another number of channels.
+        FileExistsError: the folder is not empty.
+        ValueError: the number of channels is neither 1 nor 3.
     """
     from PIL import Image
 
@@ -122,7 +123,7 @@ def write_picture_folder(
 
 
 def read_picture_folder(path: Path) -> tuple[Tensors, dict[str, Any]]:
-    """Read the parts of a set from a folder that `write_picture_folder` wrote.
+    """Read the parts of a set (see `LabeledImages.parts`) from a folder that `write_picture_folder` wrote.
 
     Raises:
         FileNotFoundError: the folder, `set.json`, `labels.csv` or a picture is missing.
@@ -152,7 +153,7 @@ def read_picture_folder(path: Path) -> tuple[Tensors, dict[str, Any]]:
 
 
 def _class_folders(names: Sequence[str], num_classes: int) -> list[str]:
-    """Return folder names whose alphabetical order is the order of the classes, as `ImageFolder` reads them."""
+    """Return a folder name for each class. The alphabetical order of the names is the order of the classes."""
     width = len(str(num_classes - 1))
     if not names:
         return [f"{k:0{width}d}" for k in range(num_classes)]
@@ -192,7 +193,7 @@ def _checked_facts(form: Any) -> dict[str, Any]:
 
 @contextmanager
 def _explain_damage(path: Path) -> Iterator[None]:
-    """Convert errors from reading a damaged file into a ValueError that names the file."""
+    """Convert errors from reading a damaged file in the `with` block to a ValueError with the file's path."""
     try:
         yield
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""`LabeledImages`, a small image set with labels, normalization and provenance."""
+"""`LabeledImages`: a small image set in memory, with labels, normalization and provenance."""
 
 from __future__ import annotations
 
@@ -53,31 +53,33 @@ PARAMETRIZATIONS: dict[str, Callable[..., LabeledImages]] = {}
 
 
 class LabeledImages:
-    """Small image set with its labels, classes, normalization and provenance.
+    """Small image set in memory, with labels, classes, normalization and provenance.
 
-    The set unpacks as `images, labels` and can be passed to `TensorDataset(*s)`. An integer index returns the pair
-    `(image, label)`, so the set is also a map-style dataset for `DataLoader`; a slice, mask or index tensor returns a
+    `images, labels = data` unpacks a set, so `TensorDataset(*data)` works. An integer index returns the pair `(image,
+    label)`, so the set is also a map-style dataset for `DataLoader`. A slice, mask or index tensor returns a
     `LabeledImages`. A set without images is allowed if `num_classes` is given, because a client may have no data.
 
     Args:
         images: float [N, C, H, W] in the normalized space; a NumPy array becomes float32.
-        labels: class indices int [N], or rows float [N, K] (soft or multi-label); a tensor, an array or a list.
-        num_classes: number of classes, K. Default: the largest label + 1, or the width of the rows. Pass it if classes
-            may be absent, and wherever privacy matters: if K is derived from labels, it reveals whether the last class
-            occurs.
-        normalization: normalization that was applied to pixels in [0, 1]. Default: none; the images are pixels in [0,
-            1].
-        columns: further data of each image, name -> tensor with N rows (a teacher's logits, a client's index).
-        info: provenance, JSON values only (method, steps, seed, ...). It is saved with the set; the repr shows the most
-            important entries.
-        classes_given: whether K is known independently of these labels. Default: whether `num_classes` is given or
-            labels are rows. Sets derived from this one keep the flag; private components reject a K that was derived
-            from labels.
-        class_names: names of the K classes in label order, which also give K. Default: none. Saved and exported files,
-            figures and tables show them; messages of federated methods do not contain them.
+        labels: class indices int [N], or label rows float [N, K] (soft or multi-label), as a tensor, an array or a
+            list.
+        num_classes: number of classes, K. Default: the largest label + 1, or the width of label rows. Pass it if
+            classes may be absent, and if privacy matters: a K that is derived from the labels reveals whether the last
+            class occurs.
+        normalization: normalization that was applied to the pixels in [0, 1]. Default: none, so that the images are
+            pixels in [0, 1].
+        columns: further data of each image, such as a teacher's logits: a mapping from names to tensors with N rows.
+        info: provenance of the set, such as method, steps and seed: a mapping from names to JSON values. It is saved
+            with the set, and the repr shows its most important entries.
+        classes_given: whether K is known independently of the labels. Default: True if `num_classes` is given or labels
+            are rows. Sets that are derived from this set keep the flag. Private methods reject sets whose K was derived
+            from the labels.
+        class_names: names of the K classes in label order. If they are given, `num_classes` can be omitted. Default:
+            none. They are written to saved and exported files, figures and tables, but not to the messages of federated
+            methods.
 
     Raises:
-        TypeError, ValueError: an invalid argument, which is named.
+        TypeError, ValueError: an argument is invalid; the message says which.
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class LabeledImages:
 
     @staticmethod
     def _unchecked(**parts: Any) -> LabeledImages:
-        """Create a set without sanity checks, from parts of another set or from checked pixels."""
+        """Create a set from constructor arguments, without sanity checks of the pixel values."""
         made = object.__new__(LabeledImages)
         made._assign(**parts)
         return made
@@ -132,16 +134,16 @@ class LabeledImages:
     def from_pixels(
         pixels: Tensor | NDArray[Any], labels: Labels, *, normalization: Normalization = IDENTITY, **options: Any
     ) -> LabeledImages:
-        """Create a set from pixels and normalize them. Use it for images that are not normalized yet.
+        """Create a set from images that are not normalized yet, and normalize them.
 
         Args:
             pixels: float [N, C, H, W] in [0, 1], or uint8 in 0..255.
-            labels: class indices [N] or rows [N, K], as for the class.
-            normalization: normalization to apply. Default: none, the images stay pixels.
-            options: the arguments num_classes, columns, info, classes_given and class_names of the class.
+            labels: class indices [N] or label rows [N, K], as in the constructor.
+            normalization: normalization to apply. Default: none, so that the images remain pixels.
+            options: the constructor's arguments `num_classes`, `columns`, `info`, `classes_given` and `class_names`.
 
         Raises:
-            TypeError, ValueError: as for the class; also floats outside [0, 1] by more than 0.001.
+            TypeError, ValueError: an argument is invalid, or a float pixel is outside [0, 1] by more than 0.001.
         """
         given: Any = conversion.as_tensor(pixels, "pixels")
         if isinstance(given, Tensor) and given.dtype == torch.uint8:
@@ -172,19 +174,20 @@ class LabeledImages:
     ) -> LabeledImages:
         """Read a PyTorch dataset of (image, label) pairs into memory once.
 
-        Random transforms of the dataset are applied only once. Use a dataset without them, and pass `augment=` to the
-        component that trains on the set.
+        Random transforms of the dataset are applied only once. Instead, use a dataset without them, and pass `augment=`
+        to the function that trains on the set.
 
         Args:
-            dataset: see `as_set`.
-            num_classes: number of classes, K. Default: the number of the dataset's class names (`classes`), which the
-                set keeps, else as for the class.
-            normalization: normalization that the dataset's transform applies after `ToTensor`. Default: none, pixels in
-                [0, 1]. Items that are uint8 or PIL images are pixels and are normalized here.
-            progress: whether long reading shows a progress bar.
+            dataset: a `Dataset` of pairs, or a `DataLoader` whose dataset is read.
+            num_classes: number of classes, K. Default: the number of class names in the dataset's attribute `classes`,
+                which the set keeps. Without this attribute, the default is that of the constructor.
+            normalization: normalization that the dataset's transform applies after `ToTensor`. Default: none, so that
+                the images are pixels in [0, 1]. If the dataset returns uint8 or PIL images, this function normalizes
+                them.
+            progress: whether to show a progress bar if reading takes long.
 
         Raises:
-            TypeError, ValueError: see `as_set`.
+            TypeError, ValueError: an item is not a pair of an image and a label, or an argument is invalid.
         """
         conversion.require_in_memory(dataset, "dataset")
         if not conversion.is_dataset(dataset):
@@ -216,11 +219,11 @@ class LabeledImages:
         """Return a copy with some parts replaced.
 
         Args:
-            changes: constructor arguments by name. If `num_classes` is among them, it counts as given
-                (`classes_given`), and class names are dropped if the number differs or the labels are replaced, too.
+            changes: constructor arguments by name. Passing `num_classes` sets `classes_given` to True. It also drops
+                the class names, if the number differs or `labels` is passed, too.
 
         Raises:
-            TypeError, ValueError: as for the class; or an unknown argument.
+            TypeError, ValueError: an argument is unknown or invalid.
         """
         kept = {name: getattr(self, name) for name in _ARGUMENTS}
         if "num_classes" in changes:
@@ -250,20 +253,20 @@ class LabeledImages:
     def counts(self) -> Tensor:
         """Return the number of images of each class, int64 [K].
 
-        For label rows (multi-label), return the number of entries above one half in each column.
+        If the labels are rows, an image counts for every class whose entry in its row is above 0.5.
         """
         return class_counts(self.labels, self.num_classes)
 
     def pixels(self) -> Tensor:
-        """Return the images as pixels float [N, C, H, W], clamped to [0, 1], to show or export them."""
+        """Return the images as pixels, float [N, C, H, W], clamped to [0, 1]. Use it to show or export them."""
         return self.normalization.decode(self.images).clamp(0, 1)
 
     def renormalize(self, normalization: Normalization) -> LabeledImages:
-        """Return the same images in another normalization, for use with a set that has this normalization.
+        """Return the set in another normalization, for example that of another set.
 
         Args:
-            normalization: new normalization. Nothing is clamped, so converting back returns the same images up to
-                rounding.
+            normalization: the new normalization. Pixels are not clamped, so converting back returns the same images up
+                to rounding.
         """
         images = normalization.encode(self.normalization.decode(self.images))
         return self.replace(images=images, normalization=normalization)
@@ -273,23 +276,23 @@ class LabeledImages:
 
         Args:
             device: device of images, labels and columns. Default: unchanged.
-            dtype: dtype of images and label rows; class indices and columns keep their dtype. Default: unchanged.
+            dtype: dtype of images and label rows. Class indices and columns keep their dtype. Default: unchanged.
         """
         labels = self.labels.to(device, dtype) if self.labels.ndim == 2 else self.labels.to(device)
         columns = {name: column.to(device) for name, column in self.columns.items()}
         return self.replace(images=self.images.to(device, dtype), labels=labels, columns=columns)
 
     def require_compatible(self, other: LabeledImages, *, names: tuple[str, str] | None = None) -> None:
-        """Refuse a set with another normalization, image shape or class count.
+        """Refuse another set that differs in normalization, image shape or number of classes.
 
-        Components that join two sets, or train on one and test on the other, call this first.
+        Functions that join two sets, or train on one set and test on another, call this method first.
 
         Args:
             other: set to compare with this one.
             names: names of this set and of the other set in error messages.
 
         Raises:
-            ValueError: the sets differ; the message explains how to convert one of them.
+            ValueError: the sets differ. The message explains how to convert one of them.
         """
         a, b = names or ("a", "b")
         both = f"{a} and {b}" if names else "the sets"
@@ -316,14 +319,16 @@ class LabeledImages:
 
     @staticmethod
     def concatenate(sets: Sequence[LabeledImages]) -> LabeledImages:
-        """Join sets in the given order, for example the sets that clients sent.
+        """Join sets in the given order, for example the sets of several clients.
 
         Args:
-            sets: at least one set, all with the same normalization, shape, classes, columns and kind of labels. The
-                result has the `info` of the first. It has class names if all sets that name their classes agree.
+            sets: at least one set. All sets must have the same normalization, image shape, number of classes, columns
+                and kind of labels. The result has the `info` of the first set. It has class names if those of all sets
+                that have any are equal.
 
         Raises:
-            ValueError: no sets, incompatible sets (the message explains how to convert one), or different columns.
+            ValueError: there are no sets, or the sets differ in one of these properties. The message explains how to
+                convert a set.
         """
         if not sets:
             raise ValueError("sets must hold at least one set, got none")
@@ -348,14 +353,14 @@ class LabeledImages:
         return first.replace(**whole, class_names=names.pop() if len(names) == 1 else ())
 
     def grid(self, columns: int | None = None, padding: int = 2) -> Tensor:
-        """Return one image that shows all images row by row on white, as pixels float [C, H', W'] in [0, 1].
+        """Return one picture with all images in a grid on white, as pixels float [C, H', W'] in [0, 1].
 
         Args:
             columns: number of images per row. Default: 10, or all images if there are fewer.
             padding: number of pixels between images.
 
         Raises:
-            ValueError: an empty set, or an invalid number of columns or pixels.
+            ValueError: the set is empty, or `columns` or `padding` is invalid.
         """
         if not len(self):
             raise ValueError("an empty set has no grid")
@@ -364,10 +369,10 @@ class LabeledImages:
         return tile(self.pixels().detach().cpu().split(columns), columns, padding)
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Split the set into named tensors and JSON values, for a file or a message. `from_parts` is the inverse.
+        """Return the content of the set as named tensors and JSON values, for a file or a message.
 
-        The tensors are "images", "labels", "column.<name>" for each column, and "zca.center", "zca.matrix" and
-        "zca.inverse" if the images are whitened.
+        The tensors are "images", "labels", "column.<name>" for each column and, if the images are ZCA-whitened,
+        "zca.center", "zca.matrix" and "zca.inverse". `from_parts` creates a set from the result.
         """
         tensors = {"images": self.images, "labels": self.labels}
         tensors |= {f"column.{name}": column for name, column in self.columns.items()}
@@ -380,15 +385,16 @@ class LabeledImages:
 
     @staticmethod
     def from_parts(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> LabeledImages:
-        """Create a set from the result of `parts`.
+        """Create a set from tensors and JSON values that `parts` returned.
 
         Args:
-            tensors, facts: result of `parts`. If an older file does not state whether the normalization was measured or
-                the class count given, the normalization counts as measured and the class count as derived from the
-                labels. Private components reject both.
+            tensors, facts: the tensors and the JSON values. Older files do not state whether the normalization was
+                measured on the data, and whether the number of classes was given. In this case, the set is marked as
+                having a measured normalization and a number of classes that was derived from the labels, which private
+                methods reject.
 
         Raises:
-            KeyError, TypeError, ValueError: missing or inconsistent parts.
+            KeyError, TypeError, ValueError: a part is missing, or the parts contradict each other.
         """
         zca = None
         if "zca.matrix" in tensors:
@@ -410,38 +416,43 @@ class LabeledImages:
         """Write images, labels, columns, normalization and info to one `.safetensors` file, which `load` reads.
 
         Args:
-            path: path of the file. The file is replaced atomically, so readers see the old or the new file.
+            path: path of the file. An existing file is replaced atomically, so a reader sees either the old or the new
+                file.
 
         Returns:
             The path.
 
         Raises:
-            OSError: the folder is missing, unwritable or full. An existing file is left unchanged.
+            OSError: the folder does not exist, is not writable or has no space left. An existing file is left
+                unchanged.
         """
         tensors, facts = self.parts()
         return write_tensors(path, tensors, {"format": _FORMAT, "set": json.dumps(facts)})
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Write the set for programs without distillkit: an `.npz`, or a folder of PNG pictures.
+        """Write the set to an `.npz` file or a folder of PNG pictures, which programs without distillkit can read.
 
-        An `.npz` loses nothing. Its arrays are named as in `parts`; `mean`, `std` and `class_names` are arrays, too.
-        Images are in the set's normalization: `images * std + mean` gives pixels.
+        An `.npz` file contains the whole set without loss. Its arrays have the names of the tensors in `parts`, and
+        `mean`, `std` and `class_names` are arrays, too. The images are normalized, so `images * std + mean` gives
+        pixels.
 
-        A folder has one sub-folder per class, whose alphabetical order is the class order, so that torchvision's
-        `ImageFolder` reads it. An image with a label row is in the folder of the class in its column `class`, or else
-        of its largest entry. `labels.csv` has the file and label of each picture, with label rows in full, and
-        `set.json` the rest. Pixels are rounded to 8 bits (an error of at most 1/510), and clipped to [0, 1]. Columns
-        and whitening are left out. A warning names what is clipped or left out.
+        A folder has one sub-folder per class. Their alphabetical order is the order of the classes, so torchvision's
+        `ImageFolder` can read the folder. If labels are rows, the class of an image is read from the column `class` or,
+        without this column, is the largest entry of its row. `labels.csv` contains the file and the label of each
+        picture, including label rows, and `set.json` contains the other JSON values. Pixels are rounded to 8 bits, with
+        an error of at most 1/510, and clipped to [0, 1]. Columns and whitening are not written. A warning lists what is
+        clipped or not written.
 
         Args:
-            path: path that ends in `.npz`, or of a folder, which must be empty or not exist.
+            path: path of a file that ends in `.npz`, or of a folder, which must either be empty or not exist.
 
         Returns:
-            The path; `load` reads it.
+            The path, which you can pass to `load`.
 
         Raises:
-            FileExistsError: the folder has files.
-            ValueError: a path with another suffix, or PNG pictures of neither 1 nor 3 channels.
+            FileExistsError: the folder is not empty.
+            ValueError: the path has a suffix other than `.npz`, or the images of a folder have neither 1 nor 3
+                channels.
         """
         path, (tensors, facts) = Path(path), LabeledImages.parts(self)  # decoded images, if the set is tiled
         if path.suffix == ".npz":
@@ -466,7 +477,7 @@ class LabeledImages:
 
         Raises:
             FileNotFoundError: the file does not exist.
-            ValueError: the file is damaged or not a saved set.
+            ValueError: the file is damaged, or does not contain a saved set.
         """
         if (path := Path(path)).is_dir() or path.suffix == ".npz":
             tensors, facts = read_picture_folder(path) if path.is_dir() else read_npz(path)
@@ -501,12 +512,12 @@ class LabeledImages:
 
 
 def resolve_subset(images: Any) -> Any:
-    """Return a `torch.utils.data.Subset` of a `LabeledImages` as a `LabeledImages`.
+    """Convert a `torch.utils.data.Subset` of a `LabeledImages` to a `LabeledImages`.
 
-    If the subset were read item by item, its normalization, class count and columns would be lost.
+    Reading the subset item by item would lose the set's normalization, number of classes and columns.
 
     Args:
-        images: subset of a set, possibly nested; other values are returned unchanged.
+        images: a subset of a set, possibly of a nested subset. Other values are returned unchanged.
     """
     if not isinstance(images, Subset):
         return images
@@ -517,17 +528,18 @@ def resolve_subset(images: Any) -> Any:
 def require_consistent(
     data: LabeledImages, name: str, num_classes: int | None, normalization: Normalization | None
 ) -> LabeledImages:
-    """Check that a class count and a normalization passed with a set do not contradict the set, and return the set.
+    """Check that arguments that a user passed together with a set agree with the set, and return the set.
 
     Args:
         data: set to check.
         name: name of the argument in error messages.
-        num_classes: number of classes passed by the caller, if any. It replaces a number that the set derived from its
-            labels.
-        normalization: normalization passed by the caller, if any.
+        num_classes: number of classes that the user passed, or None. It replaces a number that was derived from the
+            set's labels.
+        normalization: normalization that the user passed, or None.
 
     Raises:
-        ValueError: the values contradict the set, or the images were overwritten and are no longer finite.
+        ValueError: a value differs from that of the set, or the images are no longer finite because they were
+            overwritten.
     """
     if num_classes is not None and not data.classes_given:
         data = data.replace(num_classes=num_classes)
@@ -549,14 +561,14 @@ def require_consistent(
 def set_from_source(
     source: Any, name: str, num_classes: int | None, normalization: Normalization | None, *, progress: bool
 ) -> LabeledImages:
-    """Read a dataset, a loader or a pair into a set.
+    """Create a set from a `Dataset`, a `DataLoader` or a pair `(images, labels)`.
 
     Args:
         source: source of images and labels; see `as_set`.
         name: name of the argument in error messages.
         num_classes: number of classes, K. Default: the number of class names of the dataset, if it has any.
-        normalization: see `as_set`.
-        progress: whether long reading shows a progress bar.
+        normalization: normalization of float images, as in `as_set`.
+        progress: whether to show a progress bar if reading takes long.
     """
     names = conversion.class_names(source)
     num_classes = len(names) or None if num_classes is None else num_classes
@@ -568,14 +580,14 @@ def set_from_source(
 def set_from_arrays(
     images: Any, labels: Any, name: str, num_classes: int | None, normalization: Normalization | None
 ) -> LabeledImages:
-    """Create a set from arrays or tensors.
+    """Create a set from images and labels in arrays or tensors.
 
     Args:
-        images: images [N, C, H, W]; uint8 values are pixels in 0..255 and are normalized here, floats are already
-            normalized.
-        labels: class indices [N] or rows [N, K].
+        images: images [N, C, H, W]. uint8 images are pixels in 0..255, which this function normalizes. Float images are
+            already normalized.
+        labels: class indices [N] or label rows [N, K].
         name: name of the images' argument in error messages.
-        num_classes, normalization: see `as_set`.
+        num_classes, normalization: number of classes and normalization, as in `as_set`.
     """
     images, labels = conversion.as_tensor(images, name), conversion.as_tensor(labels, "labels", lists=True)
     if isinstance(images, Tensor) and images.dtype == torch.uint8:

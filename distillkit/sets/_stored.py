@@ -1,4 +1,4 @@
-"""`StoredImages`, an image set that is stored in a file and read in parts."""
+"""`StoredImages`: an image set that is stored in a file and read in parts."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _READ = 1 << 24
 class PixelFile:
     """File of images of the same shape, stored as consecutive bytes. `distillkit.data.open_folder` creates such files.
 
-    The file is read instead of memory-mapped, because mapped pages would count toward the process's memory.
+    The file is read, not memory-mapped, because mapped pages would count toward the process's memory.
 
     Attributes:
-        path: path of the file, in NumPy's `.npy` format.
+        path: path of the file, which is in NumPy's `.npy` format.
         start: offset of the first picture in bytes.
         shape: (C, H, W) of every picture.
-        digests: uint8 [N, 16], BLAKE2b hash of each picture's bytes.
+        digests: BLAKE2b hash of each picture's bytes, uint8 [N, 16].
     """
 
     path: Path
@@ -52,10 +52,10 @@ class PixelFile:
     digests: Tensor
 
     def read(self, rows: Tensor) -> Tensor:
-        """Read pictures as uint8 [n, C, H, W].
+        """Read pictures from the file, and return them as uint8 [n, C, H, W].
 
         Args:
-            rows: indices of the pictures, int64 [n], in any order; consecutive pictures are read together.
+            rows: indices of the pictures, int64 [n], in any order.
 
         Raises:
             FileNotFoundError: the file was removed.
@@ -84,29 +84,30 @@ class PixelFile:
 
 
 class StoredImages(FileBacked):
-    """Image set that is stored in a file as bytes and converted to floats by `read`, for data larger than memory.
+    """Image set for data larger than memory: images are stored in a file as bytes, and `read` converts them to floats.
 
-    Create it with `distillkit.data.open_folder` or `open_npz`. Labels and metadata are in memory, so it can be
-    partitioned and sliced like a `LabeledImages`. `fl.simulate` reads a client's part when the client is sampled, and a
-    test set in chunks.
+    Create it with `distillkit.data.open_folder` or `open_npz`. Labels and metadata are in memory, so the set can be
+    partitioned and sliced like a `LabeledImages`. `fl.simulate` reads the images of a client when the client is
+    sampled, and the test images in chunks.
 
-    An integer index returns the pair `(image, label)`, read and normalized, so the set is also a map-style dataset for
-    `DataLoader`. A slice, mask or index tensor returns a `StoredImages` of that part, without reading it.
+    An integer index reads and normalizes an image, and returns the pair `(image, label)`, so the set is also a
+    map-style dataset for `DataLoader`. A slice, mask or index tensor returns a `StoredImages` with these images,
+    without reading them.
 
     Args:
         file: file of the pictures.
-        rows: indices of the set's pictures in the file, in the set's order, int64 [N].
-        labels: class indices int64 [N], or rows float [N, K].
+        rows: index in the file of each picture of the set, int64 [N].
+        labels: class indices int64 [N], or label rows float [N, K].
         num_classes: number of classes, K.
         normalization: normalization that `read` applies to pixels.
         columns: further data of each image; see `LabeledImages`.
-        info: provenance, JSON values only.
-        classes_given: whether K is known independently of these labels.
+        info: provenance of the set; see `LabeledImages`.
+        classes_given: whether K is known independently of the labels.
         class_names: names of the K classes in label order; see `LabeledImages`.
 
     Raises:
-        TypeError, ValueError: labels, columns or rows of different lengths, or a normalization with another number of
-            channels.
+        TypeError, ValueError: labels, columns and rows have different lengths, or the normalization has another number
+            of channels than the pictures.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class StoredImages(FileBacked):
         """Read pictures into memory, as floats in the set's normalization.
 
         Args:
-            indices: pictures to read: a slice, a mask, an index tensor or a list. Default: all, which takes
+            indices: pictures to read, as a slice, a mask, an index tensor or a list. Default: all pictures, which take
                 `self.bytes` bytes of memory.
 
         Raises:
@@ -170,11 +171,11 @@ class StoredImages(FileBacked):
         """Return a copy with some parts replaced.
 
         Args:
-            changes: labels, num_classes (also sets classes_given), normalization, columns, info, classes_given or
-                class_names.
+            changes: the constructor's arguments `labels`, `num_classes`, `normalization`, `columns`, `info`,
+                `classes_given` or `class_names`. Passing `num_classes` sets `classes_given` to True.
 
         Raises:
-            TypeError, ValueError: as for the class, or if an argument is unknown.
+            TypeError, ValueError: an argument is unknown or invalid.
         """
         if unknown := sorted(set(changes) - set(_ARGUMENTS)):
             raise TypeError(
@@ -191,21 +192,21 @@ class StoredImages(FileBacked):
 
     @property
     def images(self) -> Tensor:
-        """Refuse access: the images are not in memory.
+        """Refuse access to all images, because they are not in memory.
 
         Raises:
-            AttributeError: always; the message explains how to read a part.
+            AttributeError: always. The message explains how to read some of the images.
         """
         raise AttributeError(f"the images of {self.read_hint('this set')}")
 
     @property
     def digests(self) -> Tensor:
-        """Hash of each picture's bytes, uint8 [N, 16], which identifies the set without reading it."""
+        """Hash of each picture's bytes, uint8 [N, 16]. The hashes identify the images without reading them."""
         return self._file.digests[self._rows]
 
     @property
     def path(self) -> Path:
-        """Path of the file of the pictures."""
+        """Path of the file that contains the pictures."""
         return self._file.path
 
     @property
@@ -215,7 +216,7 @@ class StoredImages(FileBacked):
 
     @property
     def bytes(self) -> int:
-        """Memory that all images take as floats, in bytes."""
+        """Number of bytes that all images would take in memory as floats."""
         return 4 * len(self) * math.prod(self.shape)
 
     @property

@@ -27,19 +27,19 @@ __all__ = [
 
 
 def checked_images(images: Any, labels: Any, num_classes: int | None) -> tuple[Tensor, Tensor, int]:
-    """Check images and labels of a set and return them as tensors, with the number of classes.
+    """Check the images and labels of a set, and return them as tensors, with the number of classes.
 
     Args:
-        images: [N, C, H, W], floating point and finite; a tensor or an array.
-        labels: class indices [N], or finite float rows [N, K]; a tensor, an array or a list.
-        num_classes: number of classes K, if given.
+        images: finite floating-point images [N, C, H, W], as a tensor or an array.
+        labels: class indices [N], or finite float label rows [N, K], as a tensor, an array or a list.
+        num_classes: number of classes K, or None.
 
     Returns:
-        Images float [N, C, H, W], labels int64 [N] or float [N, K], and K: as given, else the largest label + 1 or the
-        width of the rows.
+        The images, float [N, C, H, W], the labels, int64 [N] or float [N, K], and K. If `num_classes` is None, K is the
+        largest label + 1, or the width of the label rows.
 
     Raises:
-        TypeError, ValueError: an invalid argument, which is named.
+        TypeError, ValueError: an argument is invalid; the message says which.
     """
     images = conversion.as_tensor(images, "images")
     labels = conversion.as_tensor(labels, "labels", lists=True)
@@ -49,14 +49,14 @@ def checked_images(images: Any, labels: Any, num_classes: int | None) -> tuple[T
 
 
 def checked_class_names(names: Any, num_classes: int | None = None) -> tuple[str, ...]:
-    """Check the class names of a set and return them as a tuple, which is empty if there are none.
+    """Check the class names of a set, and return them as a tuple, which is empty if there are none.
 
     Args:
         names: names in label order, or an empty sequence.
-        num_classes: required number of names, if there are any.
+        num_classes: required number of names, if `names` is not empty.
 
     Raises:
-        TypeError, ValueError: not a sequence of non-empty strings, or another number of them.
+        TypeError, ValueError: `names` is not a sequence of non-empty strings, or has a wrong length.
     """
     if not isinstance(names, Sequence) or isinstance(names, str) or not all(isinstance(n, str) for n in names):
         raise TypeError(f"class_names must be a sequence of strings, one a class, got {names!r:.80}")
@@ -67,18 +67,19 @@ def checked_class_names(names: Any, num_classes: int | None = None) -> tuple[str
 
 
 def checked_labels(labels: Any, n: int, num_classes: int | None) -> tuple[Tensor, int]:
-    """Check the labels of `n` images and return them with the number of classes.
+    """Check the labels of `n` images, and return them with the number of classes.
 
     Args:
-        labels: class indices [N], or finite float rows [N, K].
+        labels: class indices [N], or finite float label rows [N, K].
         n: number of images.
-        num_classes: number of classes K, if given; required if there are no images.
+        num_classes: number of classes K, or None. It is required if there are no images.
 
     Returns:
-        Labels int64 [N] or float [N, K], and K: as given, else the largest label + 1 or the width of the rows.
+        The labels, int64 [N] or float [N, K], and K. If `num_classes` is None, K is the largest label + 1, or the width
+        of the label rows.
 
     Raises:
-        TypeError, ValueError: invalid labels.
+        TypeError, ValueError: the labels have a wrong type, shape or range.
     """
     if isinstance(labels, Tensor) and labels.ndim == 2 and labels.is_floating_point():
         if len(labels) != n or not bool(torch.isfinite(labels).all()):
@@ -97,10 +98,11 @@ def checked_labels(labels: Any, n: int, num_classes: int | None) -> tuple[Tensor
 
 
 def class_counts(labels: Tensor, num_classes: int) -> Tensor:
-    """Return the number of images of each class, int64 [K]. For label rows, count the entries above 0.5 in each column.
+    """Return the number of images of each class, int64 [K].
 
     Args:
-        labels: class indices [N] or rows [N, K]; the entries of rows are counted in each column.
+        labels: class indices [N] or label rows [N, K]. With label rows, an image counts for every class whose entry in
+            its row is above 0.5.
         num_classes: number of classes, K.
     """
     if labels.ndim == 2:
@@ -109,14 +111,14 @@ def class_counts(labels: Tensor, num_classes: int) -> Tensor:
 
 
 def checked_normalization(normalization: Normalization, channels: int) -> Normalization:
-    """Check that a normalization fits the number of channels and return it.
+    """Check that a normalization fits the number of channels, and return it.
 
     Args:
         normalization: value to check.
         channels: number of channels of the images.
 
     Raises:
-        TypeError, ValueError: not a `Normalization`, or one with another number of channels.
+        TypeError, ValueError: the value is not a `Normalization`, or has another number of channels.
     """
     Normalization.require(normalization)
     if len(normalization.mean) not in (1, channels):
@@ -128,7 +130,7 @@ def checked_normalization(normalization: Normalization, channels: int) -> Normal
 
 
 def as_index(index: int | slice | Tensor | Sequence[int]) -> slice | Tensor:
-    """Convert an index of a set to a form that PyTorch accepts. An empty list selects nothing.
+    """Convert an index of a set to a slice or a tensor that PyTorch accepts. An empty list selects no images.
 
     Args:
         index: an integer, a slice, a mask, an index tensor or a list.
@@ -140,15 +142,14 @@ def as_index(index: int | slice | Tensor | Sequence[int]) -> slice | Tensor:
 
 
 def checked_columns(columns: Mapping[str, Any], n: int) -> dict[str, Tensor]:
-    """Check that every column has one row per image and return the columns as a dictionary.
+    """Check that every column has one row per image, and return the columns as a dictionary.
 
     Args:
         columns: tensors by name.
         n: number of images.
 
     Raises:
-        TypeError, ValueError: a column that is not a tensor or has another number of rows; the message names the
-            column.
+        TypeError, ValueError: a column is not a tensor, or does not have `n` rows. The message contains its name.
     """
     found = dict(columns)
     for name, column in found.items():
@@ -160,13 +161,13 @@ def checked_columns(columns: Mapping[str, Any], n: int) -> dict[str, Tensor]:
 
 
 def checked_info(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `info` after a round trip through JSON, so that saving does not change it.
+    """Convert `info` to JSON values, so that it does not change when it is saved and loaded.
 
     Args:
-        info: a mapping of JSON values; tuples become lists, NumPy numbers become Python numbers.
+        info: a mapping from names to values. Tuples are converted to lists, and NumPy numbers to Python numbers.
 
     Raises:
-        TypeError: not a mapping, or a value without a JSON form.
+        TypeError: `info` is not a mapping, or a value cannot be converted to JSON.
     """
     try:
         copied: dict[str, Any] = json.loads(json.dumps(dict(info), default=_plain))
@@ -182,10 +183,11 @@ def _plain(value: Any) -> Any:
 
 
 def class_of_rows(labels: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
-    """Return the class of each image, int64 [N]: the labels, the integer column `class`, or the largest entry of a row.
+    """Return the class index of each image, int64 [N].
 
     Args:
-        labels: class indices [N], or rows [N, K].
+        labels: class indices [N], or label rows [N, K]. With label rows, the class is read from the integer column
+            `class` or, without this column, is the largest entry of the row.
         columns: columns of the set.
     """
     if labels.ndim == 1:

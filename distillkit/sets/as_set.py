@@ -35,26 +35,28 @@ def as_set(
     name: str = "images",
     progress: bool = True,
 ) -> LabeledImages:
-    """Convert images in any supported form to a `LabeledImages`, as all components that take images do.
+    """Convert images in any supported form to a `LabeledImages`.
 
     Args:
-        images: a `LabeledImages`; or float images [N, C, H, W] in the normalized space, a tensor or a NumPy array,
-            together with `labels`; or a source of both: a pair `(images, labels)`, a `torch.utils.data.Dataset` of such
-            pairs (a lazy dataset is read into memory once) or a `DataLoader` (its dataset is read). Images of dtype
-            uint8 and PIL images are pixels in 0..255 and are normalized here; float images are not. A
-            `torch.utils.data.Subset` of a `LabeledImages` keeps its normalization.
-        labels: class indices [N] or rows float [N, K], a tensor, an array or a list; only with a tensor or array of
-            images.
-        num_classes: number of classes, K. Default: the number of class names in the dataset (`classes`), which the set
-            keeps, else as for `LabeledImages`. It replaces a number that the set derived from its labels.
-        normalization: normalization of float images. Default: none, they are pixels in [0, 1].
+        images: one of three forms. (1) A `LabeledImages` or a `torch.utils.data.Subset` of one. (2) A tensor or NumPy
+            array of images [N, C, H, W], together with `labels`. (3) A source of images and labels: a pair `(images,
+            labels)`, a `torch.utils.data.Dataset` of pairs `(image, label)`, which is read into memory once, or a
+            `DataLoader`, whose dataset is read. Float images must already be in the normalized space. uint8 and PIL
+            images are pixels in 0..255, which this function normalizes.
+        labels: class indices [N] or label rows float [N, K], as a tensor, an array or a list. Pass them only if
+            `images` is a tensor or array.
+        num_classes: number of classes, K. Default: the number of class names in the dataset's attribute `classes`,
+            which the set keeps. Without this attribute, the default is that of `LabeledImages`. For a `LabeledImages`,
+            it replaces a number that was derived from the labels.
+        normalization: normalization that was applied to float images, or is applied to uint8 and PIL images. Default:
+            none, so that the images are pixels in [0, 1].
         name: name of the argument in error messages.
-        progress: whether long reading shows a progress bar.
+        progress: whether to show a progress bar if reading takes long.
 
     Raises:
-        TypeError, ValueError: a `StoredImages` (read a part of it first); labels that are missing, or passed with a
-            source that has labels; a class count or normalization that contradicts that of the set; items that are not
-            pairs of an image and a label.
+        TypeError, ValueError: `images` is a `StoredImages`, of which you must first read a part. `labels` is missing,
+            or is passed with a source that has labels. `num_classes` or `normalization` differs from that of the set.
+            An item of the dataset is not a pair of an image and a label.
     """
     conversion.require_in_memory(images, name)
     images = resolve_subset(images)
@@ -73,7 +75,7 @@ def as_set(
 
 
 def _hint(images: Any, name: str) -> str:
-    """Return a hint on what to pass instead, if the argument is a common mistake; otherwise an empty string."""
+    """Return the end of an error message, which says how to correct a common mistake. It is empty for other values."""
     if isinstance(images, str | Path):
         return f"; read a folder of pictures first: load_folder({str(images)!r}).train"
     if isinstance(getattr(images, "train", None), LabeledImages):

@@ -1,4 +1,4 @@
-"""Parametrization of images as tiles: each stored image holds several smaller ones, which are decoded by upsampling."""
+"""Parametrization of images as tiles: each stored image contains several smaller images, which are upsampled."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ __all__ = ["TiledImages", "Tiles"]
 
 @dataclass(frozen=True)
 class Tiles:
-    """Parametrization that stores `factor` x `factor` images in the pixels of one image.
+    """Parametrization that stores `factor` x `factor` images at a lower resolution in the pixels of one image.
 
-    Pass it as `parametrize=` to a condenser. The condenser then optimizes stored images, each of which is cut into a
-    grid of tiles. Each tile is enlarged to the full size by bilinear interpolation. At the same storage, a set has
-    `factor ** 2` times as many images, at a lower resolution. Compare it with random images in the same
-    parametrization, `random_subset(..., parametrize=Tiles(2))`, because those alone can beat a condensed set without
-    tiles.
+    Pass it as `parametrize=` to a condenser. The condenser then optimizes stored images. To decode a stored image, it
+    is cut into a grid of tiles, and each tile is enlarged to the full size by bilinear interpolation. A set thus has
+    `factor ** 2` times as many images, at a lower resolution, for the same storage. Compare the result with random
+    images in the same parametrization, `random_subset(..., parametrize=Tiles(2))`, because these alone can be better
+    than a condensed set without tiles.
 
     Papers: Kim et al., "Dataset condensation via efficient synthetic-data parameterization" (IDC, ICML 2022), section
-    3.2, uniform multi-formation; Zhao et al., "Improved distribution matching" (IDM, CVPR 2023), partitioning.
+    3.2 ("uniform multi-formation"); Zhao et al., "Improved distribution matching" (IDM, CVPR 2023) ("partitioning").
 
     Args:
-        factor: number of tiles along each side; 1 stores images as they are. Height and width of the images must be
-            divisible by it.
+        factor: number of tiles along each side. Height and width of the images must be divisible by it. 1 stores images
+            unchanged.
 
-    Deviations: the authors of IDC pad images whose sides are not divisible; here they are refused. The tiles are
-    ordered row by row; IDM orders them column by column.
+    Deviations: the authors of IDC pad images whose sides are not divisible by the factor; here such images are refused.
+    Tiles are ordered row by row, while IDM orders them column by column.
     """
 
     factor: int = 2
@@ -49,7 +49,7 @@ class Tiles:
             parametrize: a `Tiles`, or None.
 
         Raises:
-            TypeError: it is neither.
+            TypeError: the value is neither a `Tiles` nor None.
         """
         if parametrize is not None and not isinstance(parametrize, Tiles):
             raise TypeError(f"parametrize must be a Tiles, such as Tiles(2), or None, got {parametrize!r}")
@@ -57,11 +57,11 @@ class Tiles:
 
     @property
     def count(self) -> int:
-        """Number of images that each stored image decodes to."""
+        """Number of images that are decoded from each stored image."""
         return self.factor**2
 
     def require_shape(self, shape: tuple[int, ...]) -> None:
-        """Raise `ValueError` if height or width of images of this shape is not divisible by the factor.
+        """Refuse an image shape whose height or width is not divisible by the factor, with a `ValueError`.
 
         Args:
             shape: shape whose last two entries are height and width.
@@ -73,9 +73,9 @@ class Tiles:
             )
 
     def decode(self, stored: Tensor) -> Tensor:
-        """Return the images [N * factor ** 2, C, H, W] that the stored images [N, C, H, W] hold.
+        """Decode stored images [N, C, H, W] to images [N * factor ** 2, C, H, W].
 
-        The images of one stored image follow one another, row by row. Gradients flow through this function.
+        The images of a stored image are consecutive in the result, row by row. Gradients flow through this function.
 
         Args:
             stored: stored images in the normalized space.
@@ -88,12 +88,13 @@ class Tiles:
         return F.interpolate(tiles, size=(h, w), mode="bilinear", align_corners=False)
 
     def encode(self, images: Tensor) -> Tensor:
-        """Shrink images [N * factor ** 2, C, H, W], and place each `factor ** 2` in a row into one stored image.
+        """Shrink images [N * factor ** 2, C, H, W], and combine them to stored images [N, C, H, W].
 
-        The result, [N, C, H, W], loses resolution: decoding it returns smoothed images.
+        Each group of `factor ** 2` consecutive images becomes one stored image. Decoding returns smoothed images,
+        because shrinking loses resolution.
 
         Args:
-            images: images in the order of `decode`; their number must be divisible by `factor ** 2`.
+            images: images in the order that `decode` returns. Their number must be divisible by `factor ** 2`.
         """
         self.require_shape(images.shape)
         n, c, h, w = images.shape
@@ -105,9 +106,9 @@ class Tiles:
         return grid.permute(0, 3, 1, 4, 2, 5).reshape(n // self.count, c, h, w)
 
     def pack(self, images: LabeledImages) -> TiledImages:
-        """Shrink the images of a set as in `encode`, and return the set of the smoothed images.
+        """Encode the images of a set as stored images, and return a set of the decoded, smoothed images.
 
-        Each image keeps its label and its row of the columns.
+        Labels and columns are unchanged.
 
         Args:
             images: set of `M * factor ** 2` images.
@@ -116,9 +117,9 @@ class Tiles:
         return TiledImages._of(images.replace(images=self.decode(stored)), stored, self)
 
     def adjoint(self, gradient: Tensor) -> Tensor:
-        """Return the gradient with respect to the stored images, from the gradient with respect to the decoded ones.
+        """Compute the gradient with respect to stored images from the gradient with respect to decoded images.
 
-        `decode` is linear, so this is its transpose.
+        `decode` is a linear function, and this method is its transpose.
 
         Args:
             gradient: gradient with respect to decoded images, [N * factor ** 2, C, H, W].
@@ -130,22 +131,22 @@ class Tiles:
 
 
 class TiledImages(LabeledImages):
-    """Set whose images are decoded from fewer stored images by `Tiles`.
+    """Set whose images are decoded from a smaller number of stored images by `Tiles`.
 
     Condensers with `parametrize=Tiles(...)` return such sets, and `LabeledImages.load` reads them from files. `images`,
-    `labels` and `columns` are those of the decoded images, so training, evaluation, attacks and exports use what is
-    decoded. A file written by `save` holds the stored images. Sets derived by replacing or selecting images are
-    plain `LabeledImages`; other labels, columns or facts keep the parametrization.
+    `labels` and `columns` belong to the decoded images, which training, evaluation, attacks and exports use. `save`
+    writes the stored images. If you select or replace images, the new set is a plain `LabeledImages`. If you replace
+    labels, columns or other properties, it remains a `TiledImages`.
 
     Args:
         stored: stored images, float [M, C, H, W], in the normalized space.
-        labels: labels of the decoded images, class indices [M * factor ** 2] or rows [M * factor ** 2, K].
-        tiles: the parametrization.
+        labels: labels of the decoded images: class indices [M * factor ** 2] or label rows [M * factor ** 2, K].
+        tiles: the parametrization that decodes the stored images.
         options: further arguments of `LabeledImages`.
 
     Attributes:
         stored: stored images, float [M, C, H, W].
-        tiles: the parametrization.
+        tiles: the parametrization that decodes the stored images.
     """
 
     stored: Tensor
@@ -159,11 +160,11 @@ class TiledImages(LabeledImages):
 
     @staticmethod
     def wrap(stored: LabeledImages, tiles: Tiles) -> TiledImages:
-        """Decode a set of stored images. Each decoded image gets the label of its stored image.
+        """Create a `TiledImages` from a set of stored images. Each decoded image gets the label of its stored image.
 
         Args:
-            stored: set whose images are stored images. Its columns are left out.
-            tiles: the parametrization.
+            stored: set whose images are the stored images. Its columns are dropped.
+            tiles: the parametrization that decodes the stored images.
         """
         whole = stored.replace(
             images=tiles.decode(stored.images), labels=stored.labels.repeat_interleave(tiles.count, 0), columns={}
@@ -173,7 +174,7 @@ class TiledImages(LabeledImages):
     def replace(self, **changes: Any) -> LabeledImages:
         """Return a copy with some parts replaced; see `LabeledImages.replace`.
 
-        The copy has the same parametrization, unless `images` or `normalization` are replaced.
+        The copy is a `TiledImages`, unless `images` or `normalization` are replaced.
 
         Args:
             changes: constructor arguments by name.
@@ -191,15 +192,15 @@ class TiledImages(LabeledImages):
         return self._of(super().to(device, dtype), self.stored.to(device, dtype), self.tiles)
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Split the set into named tensors, of which "images" are the stored images, and JSON values."""
+        """Return the content of the set as in `LabeledImages.parts`, with the stored images as "images"."""
         tensors, facts = super().parts()
         return {**tensors, "images": self.stored}, {**facts, "tiles": self.tiles.factor}
 
     def with_stored(self, stored: Tensor) -> TiledImages:
-        """Return this set with other stored images; labels, columns and facts stay.
+        """Return this set with other stored images, and with the same labels, columns and other properties.
 
         Args:
-            stored: stored images, float [M, C, H, W], as many as this set has.
+            stored: stored images, float [M, C, H, W]. M must be the number of stored images of this set.
         """
         return self._of(self.replace(images=self.tiles.decode(stored)), stored, self.tiles)
 
