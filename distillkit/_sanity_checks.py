@@ -85,7 +85,7 @@ def check_class_sizes(name: str, wanted: int, counts: dict[int, int]) -> None:
     """Warn about classes that have fewer images than requested, because their images are then repeated.
 
     Args:
-        name: the argument's name in messages.
+        name: name of the argument with the requested number, used in the warning.
         wanted: requested number of images per class.
         counts: number of images by class.
     """

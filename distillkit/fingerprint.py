@@ -24,8 +24,8 @@ def tensor_fingerprint(tensors: Sequence[Tensor | str], *, key: bytes = b"") -> 
 
     Args:
         tensors: tensors and strings, hashed in the given order.
-        key: secret key of up to 64 bytes. Without a key, anyone who has candidate data can test whether it is the
-            hashed data. For private data, use a key and store it with the data.
+        key: secret key of up to 64 bytes. Without a key, anyone can test whether some given data have this fingerprint.
+            For private data, use a key and store it with the data.
     """
     state = hashlib.blake2b(key=key, digest_size=_BYTES)
     for item in tensors:

@@ -29,9 +29,9 @@ class LedgerWriteError(OSError):
 class Chain:
     """Hash chain over the lines of a file.
 
-    Every line holds, in the field "after", the hash of all lines before it. A line that was edited, moved, inserted or
-    removed therefore contradicts the next one. Files of earlier versions begin with lines that lack the field. Once a
-    line has it, all later lines must have it.
+    The field "after" of every line contains the hash of all lines before it. If a line is edited, moved, inserted or
+    removed, the hash in the next line therefore no longer matches. Files of earlier versions begin with lines that lack
+    the field. Once a line has it, all later lines must have it.
 
     Attributes:
         unchained: number of lines that lack the field.
@@ -82,7 +82,9 @@ class Chain:
         return True
 
     def texts(self, lines: Sequence[dict[str, Any]]) -> list[bytes]:
-        """Return new lines as bytes, with the field "after" and without line breaks. The chain does not change.
+        """Return the bytes of lines to append, with the field "after" and without line breaks.
+
+        The chain itself does not change.
 
         Raises:
             ValueError: a line contains NaN or infinity.

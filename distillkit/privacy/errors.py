@@ -32,11 +32,11 @@ class BudgetExhausted(PrivacyError):
     """Error for a release that would exceed the ledger's budget. Nothing was released and nothing was charged.
 
     Args:
-        message: error message that names the refused charge and its client.
-        remaining: number of the event's releases that the budget still allows.
+        message: error message, with the refused charge and its client.
+        remaining: number of the refused releases that the budget would still allow.
 
     Attributes:
-        remaining: number of the event's releases that the budget still allows.
+        remaining: number of the refused releases that the budget would still allow.
     """
 
     def __init__(self, message: str, *, remaining: int) -> None:

@@ -116,7 +116,7 @@ class Event:
         if self.relation == REPLACE_RECORD and self.rate < 1:
             raise NotAccountable(
                 f"{self.mechanism}: Poisson amplification is proved for {ADD_OR_REMOVE_RECORD!r}, not for "
-                f"{REPLACE_RECORD!r}; state the sensitivity under the former, or use rate 1"
+                f"{REPLACE_RECORD!r}; state sigma under the first of these relations, or use rate 1"
             )
 
 

@@ -276,13 +276,13 @@ class Ledger:
                 self._remarks.append(text)
 
     def assume(self, entry: str, facts: Sequence[str] | None = None) -> None:
-        """Record the inputs that an entry point assumes to be public; see `Guarantee.assumptions`.
+        """Record the inputs that a function assumes to be public; see `Guarantee.assumptions`.
 
         Assumptions that are already recorded are not added again.
 
         Args:
-            entry: name of the entry point.
-            facts: names of the inputs, keys of `PUBLIC_INPUTS`; default: `ASSUMPTIONS[entry]`.
+            entry: name of the function that charges the ledger, such as "condense_private".
+            facts: names of the inputs, which are keys of `PUBLIC_INPUTS`; default: `ASSUMPTIONS[entry]`.
         """
         found = tuple(ASSUMPTIONS[entry] if facts is None else facts)
         with self._synced():
@@ -320,8 +320,9 @@ class Ledger:
             if client is not None and not self._is_known(client):
                 count = f" and 0 to {self._register_count - 1}" if self._register_count else ""
                 raise PrivacyError(
-                    f"client {client!r} was neither charged nor registered, so its epsilon is unknown; known are "
-                    f"{self._names()[:10]}{count}. Check the name, or call register([{client!r}]) if it spent nothing"
+                    f"client {client!r} was neither charged nor registered, so its epsilon is unknown; the known "
+                    f"clients are {self._names()[:10]}{count}. Check the name, or call register([{client!r}]) if it "
+                    "spent nothing"
                 )
             every = [self._spends(c) for c in clients]
             worst = largest(every, delta)

@@ -79,7 +79,7 @@ class Estimate:
         copied = sum(row.like is not None for row in self.rows)
         note = (
             f"\nCandidates without a trial, which would take over {MAX_TRIAL_SHARE:.0%} of their time: {copied}. "
-            "They are estimated as the candidate they are like."
+            "Their cost is that of the candidate in parentheses."
         )
         in_processes = f" in {self.processes} processes" * (self.processes > 1)
         return f"{markdown_table(header, lines)}\n{total}{in_processes}.{note * (copied > 0)}"

@@ -197,7 +197,7 @@ class SerializedRun:
 
 
 def write_config(built: Any, job: Job) -> None:
-    """Write a run's `config.json`: the object that is run, the task, the seed and the versions.
+    """Write a run's `config.json`: the object that is run, the task, the seed, and the versions of the software.
 
     Args:
         built: the object that the candidate built.

@@ -103,7 +103,7 @@ class RegisteredDesign:
         if self.method == self.base:
             raise ValueError(f"method and base must differ, got {self.method!r} twice")
         if len(self.seeds) < (least := max(MIN_SEEDS, self.power.seeds)):
-            raise ValueError(f"seeds must hold at least {least} seeds, by power; got {len(self.seeds)}")
+            raise ValueError(f"seeds must hold at least {least} seeds, as power requires; got {len(self.seeds)}")
         for name, used in (("power", self.power.differences), ("earlier", self.used_seeds)):
             if again := sorted(set(self.seeds) & set(used)):
                 raise ValueError(f"seeds must be new, but runs of {name} have used {again}")

@@ -121,14 +121,15 @@ class Candidate(ABC):
     Args:
         make: function that builds the object to run. It is called with `factory`, the task's network factory, and with
             the settings by name: `lambda factory, lr, mu: FedAvg(FedProx(mu), factory=factory, lr=lr)`. If it has an
-            argument `task`, it also receives the `Task`. It may be a lambda, because records hold the built object.
+            argument `task`, it also receives the `Task`. It may be a lambda, because records contain the built object
+            instead of `make`.
         search: configurations to compare, each a mapping of settings; see `grid`. All searches in a study must have
             the same size.
         settings: settings that all configurations of this candidate share.
         like: name of another candidate whose chosen settings this candidate uses instead of a search. Use it for a
             control, a variant that must differ from that candidate in only one respect.
-        rule: rule to choose the best configuration, "last", "late" or "own"; default: the study's rule. Use "own", the
-            clients' own tests, for a personalized method and its baseline, and "last" for a candidate without rounds.
+        rule: rule to choose the best configuration, "last", "late" or "own" (see `Study`); default: the study's rule.
+            Use "own" for a personalized method and its baseline, and "last" for a candidate without rounds.
         tasks: names of the study's tasks on which the candidate runs; default: all tasks.
         seeds: seeds of the study with which the candidate runs; default: all seeds.
 

@@ -1,4 +1,4 @@
-"""Comparisons of candidates by paired differences, and of two versions of a study."""
+"""Comparisons of candidates by paired differences, and of two executions of a study."""
 
 from __future__ import annotations
 

@@ -321,7 +321,11 @@ class Study:
         return locked(self.out / ".owner.lock", f"the study in {self.out}")
 
     def _tune(self, *arguments: Any) -> dict[tuple[str, str], Mapping[str, Any]]:
-        """Execute the tuning runs, extend the searches, and return the chosen settings by task and candidate."""
+        """Execute the tuning runs, extend the searches, and return the chosen settings by task and candidate.
+
+        Args:
+            arguments: arguments of `_execute` after `unit`.
+        """
         extra: dict[tuple[str, str], list[dict[str, Any]]] = {}
         step = 0
         while True:

@@ -1,4 +1,4 @@
-"""Tasks of a study: data, partition, network, schedule and evaluation."""
+"""Tasks of a study: data, partition among clients, network, number of rounds and evaluation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Task:
-    """A task of a study: data, partition, network, schedule and evaluation.
+    """A task of a study: data, partition among clients, network, number of rounds and evaluation.
 
     A `Study` runs every candidate on every task. Write functions with their arguments as `functools.partial(load,
     "digits", size=16)`, so that `distillkit.serialization` can write the task to a file and rebuild it. This makes runs
@@ -52,9 +52,9 @@ class Task:
 
     Args:
         name: name in tables and folders, made of letters, digits, `-`, `_` and `.`.
-        data: function that returns a `Split` (`partial(load_folder, "data/north", size=32)`), or a `StoredSplit`,
-            whose clients and tests are read when needed (`partial(open_folder, ...)`). You can also pass a split, or a
-            pair of training and test set as tensors, datasets or loaders, which is kept in memory.
+        data: function that returns a `Split` (`partial(load_folder, "data/north", size=32)`), or a `StoredSplit`, whose
+            images stay on disk until a client or a test uses them (`partial(open_folder, ...)`). You can also pass a
+            `Split`, or a pair of training and test set (tensors, datasets or loaders), which is kept in memory.
         partition: function that partitions the training images and returns one index tensor per client, such as those
             in `distillkit.data.partition`. Its arguments are filled by name: `labels`, `generator` (the run's seed), or
             a column of the training set (`domains` or `domain` for the column `domain`). Default: one client per value
@@ -68,8 +68,8 @@ class Task:
         own_tests: share of each class of the training images that is held out for the clients' own tests, in [0, 1).
             The held-out images are the same for all seeds, but the seed determines which client tests on an image.
             Tuning runs do not use the held-out images.
-        server_share: share of each class of the training images that only the server has, as the set `proxy`, in [0,
-            1).
+        server_share: share, in [0, 1), of each class of the training images that only the server has, as the set
+            `proxy`.
         validation: share of each class of the training images that is used for validation in tuning runs, in (0, 1). If
             the data set has its own validation split, that split is used instead. The test set is never used.
 
@@ -158,8 +158,7 @@ class Task:
     def pooled(
         self, split: Split, *, validation: bool = False, keep: Tensor | None = None
     ) -> tuple[LabeledImages, LabeledImages]:
-        """Return the training images of all clients as one set, and the test set, for candidates that are not
-        federated.
+        """Return the training images of all clients as one set, and the test set. Use it for methods without clients.
 
         The images of the clients' own tests are left out.
 

@@ -115,7 +115,7 @@ def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto", 
 
 
 def filter_order(sigma: float, rate: float, budget: float, delta: float) -> float:
-    """Return the RDP order that allows the most releases of one kind within a budget, for `Ledger(renyi_order=...)`.
+    """Return the RDP order that allows the most releases within a budget, for `Ledger(renyi_order=...)`.
 
     The ledger's privacy filter is sound at every order, provided that the order is fixed before the first release.
 

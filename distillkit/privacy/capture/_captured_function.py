@@ -77,7 +77,11 @@ class CapturedFunction:
             self._try(shared, one)
 
     def _try(self, shared: Sequence[Tensor], one: Sequence[Tensor]) -> None:
-        """Evaluate the function on two records of noise, to choose between batched evaluation and a loop."""
+        """Set `batched` by a test: evaluate the function on two noise records, together and one by one.
+
+        Raises:
+            NotCapturable: the function fails on a noise record.
+        """
         for noise in (1.0, 0.0):  # an operator may fail for some values
             generator = derive(0, "capture")
             drawn = [noise * torch.randn(2, *e.shape, generator=generator) for e in one]

@@ -161,7 +161,7 @@ def without_writes(graph: GraphModule, inputs: Sequence[Tensor], what: str) -> G
     Memory that the function leaves uninitialized is set to zero.
 
     Args:
-        graph: checked graph.
+        graph: graph in which `find_violation` found nothing.
         inputs: tensors with the shapes and dtypes of the graph's inputs.
         what: name of the function in error messages.
 
@@ -274,7 +274,7 @@ def draws_as_inputs(graph: GraphModule) -> list[Draw]:
 
 
 def for_batches(graph: GraphModule) -> None:
-    """Replace operators, in place, by equivalent operators that vmap can batch, or can batch faster."""
+    """Replace operators of a graph, in place, by equivalent operators that vmap can batch, or can batch faster."""
     for node in list(graph.graph.nodes):
         if node.target is aten.view.default:
             node.target = aten.reshape.default
@@ -329,7 +329,10 @@ def _replace_embedding(graph: GraphModule, node: Node) -> None:
 
 
 def _replace_weight_gradient(graph: GraphModule, node: Node) -> None:
-    """Compute a convolution's weight gradient as a matrix product, which is faster for small feature maps."""
+    """Let the graph compute a convolution's weight gradient as a matrix product, if the feature maps are small.
+
+    For small feature maps, the matrix product is faster.
+    """
     upstream, images, weight, _, stride, padding, dilation, transposed, _, groups, mask = node.args
     maps, shape = upstream.meta["val"].shape, weight.meta["val"].shape  # type: ignore[union-attr]
     if len(maps) != 4 or transposed or groups != 1 or not mask[1] or maps[2] * maps[3] > _SMALL_MAP:  # type: ignore[index]
@@ -349,7 +352,10 @@ def _replace_weight_gradient(graph: GraphModule, node: Node) -> None:
 
 
 def _replace_scale_gradient(graph: GraphModule, node: Node) -> None:
-    """Compute the gradients of a group norm's scale and shift from two sums per channel, like PyTorch's kernel."""
+    """Let the graph compute the gradients of a group norm's scale and shift from two sums per channel.
+
+    PyTorch's kernel computes them in the same way.
+    """
     upstream, maps, mean, rstd, _, n, channels, pixels, groups, mask = node.args
     call = graph.graph.call_function
     with graph.graph.inserting_before(node):

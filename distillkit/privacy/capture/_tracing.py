@@ -116,7 +116,7 @@ def _trace(
         raise
     except _DATA_DEPENDENT as error:
         raise NotCapturable(
-            f"{what} chooses by the values of an example or of a random draw{user_line(error)}, and is no fixed "
+            f"{what} chooses by the values of an example or of a random draw{user_line(error)}, so it is not a fixed "
             "function of one record; write the choice with torch.where, and keep shapes fixed"
         ) from None
     except Exception as error:
@@ -152,7 +152,7 @@ class _Watch(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if (func in (F.batch_norm, torch.batch_norm)) and (kwargs.get("training", args[5:6] == (True,))):
             raise BatchStatistics(
-                f"{self.what} normalises with the statistics of a batch{user_line()}, so one record would change the "
+                f"{self.what} normalizes with the statistics of a batch{user_line()}, so one record would change the "
                 "results of all. Use instance, group or layer norm, or fixed statistics from public data"
             )
         generator = kwargs.pop("generator", None)

@@ -192,7 +192,7 @@ class PublicEmbedder:
         return self.bounded(self.embedding(images))
 
     def of_private(self, images: Tensor) -> Tensor:
-        """Compute v(x) of private `images` [N, C, H, W] with `embed_private`, float [N, F]."""
+        """Compute v(x) of private `images` [N, C, H, W] without running user code on them, float [N, F]."""
         return self.bounded(self.embed_private(images))
 
     def bounded(self, vectors: Tensor) -> Tensor:
@@ -279,9 +279,9 @@ class PublicEmbedders:
         same = together.shape == alone.shape and bool((together - alone).norm() <= 1e-3 * alone.norm())
         if not same:
             raise BatchStatistics(
-                f"the network {type(embedder.network).__name__} or its augmentation gives an image another result "
-                "among other images than alone, so private images would be embedded otherwise than synthetic ones; "
-                "treat every image independently, with one draw of the augmentation for all"
+                f"the network {type(embedder.network).__name__} or its augmentation embeds an image differently "
+                "among other images than alone, so private and synthetic images would be embedded differently; treat "
+                "every image independently, with one draw of the augmentation for all images"
             )
 
     @property

@@ -75,7 +75,8 @@ class PrivateGradient:
         private.
 
         Args:
-            grad_samples: gradients of n examples: one tensor [n, *parameter.shape] per parameter, in order.
+            grad_samples: gradients of n examples: one tensor [n, *parameter.shape] per parameter, in the order of
+                `parameters`.
         """
         flat = [g.flatten(1) for g in grad_samples]
         norms = [torch.linalg.vector_norm(block, dim=1) for g in flat for _, block in _in_blocks(g)]

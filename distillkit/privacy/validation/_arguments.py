@@ -107,7 +107,9 @@ def refuse_measured_normalization(normalization: Normalization, who: str = "a pr
 
 
 def open_account(ledger: Ledger | Account | None, delta: float) -> Account:
-    """Return the account that a call charges. If no ledger is given, create a ledger in memory, with a remark.
+    """Return the account that a call charges. If no ledger is given, create a ledger in memory.
+
+    The guarantee of a new ledger has the remark that the ledger covers this call alone.
 
     Args:
         ledger: ledger or account to charge, or None for a new ledger.

@@ -40,7 +40,8 @@ def require_mean_objective(loss: Callable[[Tensor, Tensor], Tensor], logits: Ten
 
     Args:
         loss: function of (logits [N, K], labels) that returns a scalar.
-        logits, labels: public rows for the check; at least one class has several rows.
+        logits, labels: logits and labels on which the loss is tested. They must be public, with several rows of at
+            least one class.
 
     Raises:
         NotSeparable: the objective is not a scalar, or it differs from the mean over the examples, as it does with
@@ -63,7 +64,7 @@ def require_independent_losses(loss: Callable[[Tensor, Tensor], Tensor], logits:
 
     Args:
         loss: function of (logits [n, K], labels) that returns n losses.
-        logits, labels: public rows for the check, at least two.
+        logits, labels: logits and labels on which the loss is tested. They must be public, with at least two rows.
 
     Raises:
         NotSeparable: the number of losses is not n, or a loss depends on other rows.

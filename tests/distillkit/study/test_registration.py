@@ -152,7 +152,7 @@ def test_used_seeds_and_too_few_seeds_are_refused(tmp_path: Path) -> None:
         return kept
 
     for seeds, options, message in (
-        (SEEDS[:-1], {}, f"at least {PILOT.seeds} seeds, by power; got {PILOT.seeds - 1}"),
+        (SEEDS[:-1], {}, f"at least {PILOT.seeds} seeds, as power requires; got {PILOT.seeds - 1}"),
         ((*SEEDS, 14), {}, r"runs of power have used \[14\]"),
         (SEEDS, {"earlier": [[record(0.5, seed=1)]]}, r"runs of earlier have used \[1\]"),
         (SEEDS, {"earlier": [earlier(40, 2)]}, r"runs of earlier have used \[2\]"),

@@ -621,7 +621,9 @@ def test_control_gets_no_trial_if_that_is_no_small_part_of_its_runs(
     ]  # fmt: skip
     assert found.seconds == 20 * 11
     assert "made, few (as a)" in str(found)
-    assert "which would take over 5% of their time: 1. They are estimated as the candidate they are like." in str(found)
+    assert "which would take over 5% of their time: 1. Their cost is that of the candidate in parentheses." in str(
+        found
+    )
 
 
 def test_networks_are_created_on_the_runs_device_and_others_evaluated(tmp_path: Path) -> None:
