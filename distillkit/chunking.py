@@ -30,7 +30,7 @@ def chunk_size(images: Tensor, chunk: int | None = None, *, chunked_stem: bool =
 
     Args:
         images: float [N, C, H, W]. Only the shape and device matter.
-        chunk: number of images to return; None for the default, which is a power of two.
+        chunk: number of images per pass; None for the default, which is a power of two.
         chunked_stem: whether the pass records no gradients and the network computes its first block in chunks
             (`networks.ConvNet`).
 

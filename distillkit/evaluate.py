@@ -99,7 +99,7 @@ class Evaluation:
     def record(self) -> dict[str, Any]:
         """Return the result as JSON values: the rows with mean and deviation, the protocol, and the size of the set.
 
-        Of a teacher, the record contains the class, the fingerprint and the path; of a perturbation, name and options.
+        A teacher is described by its class, fingerprint and path; a perturbation by its name and options.
         """
         fields = {"name": describe_protocol(self.protocol), **self.protocol.record()}
         rows = [

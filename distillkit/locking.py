@@ -22,7 +22,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class InUse(RuntimeError):
-    """Error: another process, or another thread of this process, has locked the requested resource.
+    """Error for a resource that another process, or another thread of this process, has locked.
 
     Args:
         message: error message, with the resource and the process that has locked it.

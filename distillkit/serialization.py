@@ -79,16 +79,17 @@ def to_config(
 ) -> Any:
     """Convert a value to JSON. Objects are described by their class and constructor arguments.
 
-    `from_config` rebuilds the value. Supported are None, numbers, strings, lists, tuples, dictionaries, ranges, paths;
-    PyTorch's dtypes, devices and sizes; functions and classes at the top level of a module, and `functools.partial` of
-    them; dataclasses; `Configurable` objects (every method, add-on, filter, sampler and network of distillkit); and,
-    given a `store`, tensors and sets of images.
+    `from_config` rebuilds the value. The function supports None, numbers, strings, lists, tuples, dictionaries, ranges,
+    paths; PyTorch's dtypes, devices and sizes; functions and classes at the top level of a module, and
+    `functools.partial` of them; dataclasses; `Configurable` objects (every method, add-on, filter, sampler and network
+    of distillkit); and, given a `store`, tensors and sets of images.
 
     Args:
         value: the value to convert.
         store: folder for tensors and sets. Each file is named after its fingerprint. The folder is created if needed;
             nothing is written unless the whole value can be converted.
-        shared: another store that may already hold some of the files. They are linked instead of written again.
+        shared: another store that may already contain some of the files. These files are linked instead of written
+            again.
         name: name of the value, used in error messages.
 
     Raises:

@@ -107,11 +107,11 @@ class Protocol:
         """Return the protocol with a teacher that labels every view.
 
         Args:
-            teacher: trained network in the data's classes and normalization.
+            teacher: trained network for the classes and the normalization of the data.
             path: path of the teacher's file. It is written to records and has no other use.
 
         Raises:
-            ValueError: the protocol does not relabel.
+            ValueError: the protocol has no `relabel`.
         """
         if not isinstance(self.relabel, Relabel):
             raise ValueError("protocol must relabel to have a teacher: use Protocol(relabel=Relabel(teacher, ...))")

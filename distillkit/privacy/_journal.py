@@ -102,8 +102,8 @@ class Journal:
 
     A line is called torn if the process that wrote it died before `append` returned. The next process that opens the
     file ends the line and marks it as torn. A file with any other damaged line is refused. A file whose lines
-    contradict the hash chain is refused too. So is a file from whose end lines were removed, which the file
-    `<name>.head` shows.
+    contradict the hash chain is refused too. The file `<name>.head` stores the number of lines and the last hash, so a
+    file that has lost lines at its end is also refused.
 
     Args:
         path: path of the file, which is created when the first line is written. If it is None, nothing is written.
@@ -267,7 +267,10 @@ def _parsed(raw: bytes) -> dict[str, Any] | None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Sync a folder to disk, so that a new file's name survives a crash. Systems that cannot open folders skip this."""
+    """Sync a folder to disk, so that a new file's name survives a crash.
+
+    On systems that cannot open folders, the function does nothing.
+    """
     try:
         handle = os.open(folder, os.O_RDONLY)
     except PermissionError:

@@ -33,10 +33,10 @@ class BudgetExhausted(PrivacyError):
 
     Args:
         message: error message, with the refused charge and its client.
-        remaining: number of the refused releases that the budget would still allow.
+        remaining: number of the requested releases that the budget still allows.
 
     Attributes:
-        remaining: number of the refused releases that the budget would still allow.
+        remaining: number of the requested releases that the budget still allows.
     """
 
     def __init__(self, message: str, *, remaining: int) -> None:

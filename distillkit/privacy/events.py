@@ -62,7 +62,7 @@ def check_relation(relation: str, mechanism: str = "") -> str:
 
 @dataclass(frozen=True)
 class Event:
-    """Charge to a ledger for `count` equal Gaussian releases. The fields determine the privacy cost.
+    """Charge to a ledger for `count` Gaussian releases with the same noise and sample rate.
 
     The functions of this package create their own events. For your own mechanism, create an event and pass it to
     `Ledger.spend` before the noise is drawn.

@@ -243,7 +243,7 @@ def _settings_config(spec: RunSpec, store: Path) -> dict[str, Any]:
 
 
 def _reset_peak_memory() -> None:
-    """Reset the peak memory that the kernel records for this process. Systems without this feature skip the call."""
+    """Reset the peak memory that the kernel records for this process, on systems that support it."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 

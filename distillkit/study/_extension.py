@@ -83,7 +83,7 @@ def _best(key: tuple[str, str], scores: Search) -> int:
 def _beyond(outer: float, inner: float) -> float:
     """Return the next value of the geometric sequence `inner`, `outer`.
 
-    The value is rounded to three digits, unless rounding would return it to `outer` or further inside.
+    The value is rounded to three digits, unless it would then no longer be beyond `outer`.
     """
     exact = outer * (outer / inner)
     rounded = float(f"{exact:.3g}")

@@ -17,9 +17,8 @@ __all__ = ["ledgers_of", "total_guarantee"]
 def ledgers_of(out: Path, data: Any) -> tuple[list[Ledger], int]:
     """Return the ledgers of all runs in a study's folder that read the given images.
 
-    The second result is the number of runs that read these images and have no ledger.
-
-    Unfinished and failed runs are included, because they may have released results.
+    Unfinished and failed runs are included, because they may have released results. The second result is the number of
+    runs that read these images but have no ledger.
 
     Args:
         out: the study's folder.

@@ -15,7 +15,7 @@ __all__ = ["Record", "RecordError", "Records", "Row", "decode_settings", "requir
 
 
 class RecordError(ValueError):
-    """Error: a file of a run is missing, damaged, or has another format. The message names the file."""
+    """Error for a file of a run that is missing, damaged, or of another format. The message names the file."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,7 @@ class Record:
         return self.line.get("error") is not None
 
     def last(self, column: str) -> Any:
-        """Return a value from the summary, or from the last round if the summary lacks it. If both lack it, return
-        None.
+        """Return a value from the summary, or from the last round if the summary lacks it; None if both lack it.
 
         Args:
             column: name of the value. A dot selects an entry of a mapping ("accuracy_clients.worst10", "settings.lr").

@@ -69,8 +69,7 @@ def summary_table(records: RecordsLike, *, columns: Sequence[str] = ()) -> Table
 
 
 def numbers_of(column: str, values: Sequence[Any]) -> tuple[dict[str, Any], str]:
-    """Summarize one column over seeds: return the mean and standard deviation by name, and the text of the printed
-    cell.
+    """Return mean and standard deviation of a column over seeds as a dictionary, and the text of the printed cell.
 
     Args:
         column: name of the column in the records.
@@ -92,7 +91,10 @@ def numbers_of(column: str, values: Sequence[Any]) -> tuple[dict[str, Any], str]
 
 
 def _best_mean(group: Group) -> tuple[dict[str, Any], str]:
-    """Return the highest mean accuracy over seeds of any tested round, by name, and the text of the printed cell."""
+    """Return the highest mean accuracy over seeds of any tested round, and the text of the printed cell.
+
+    The first result is a dictionary with the accuracy and the round.
+    """
     tested = [[row for row in r.rows if row.get("accuracy") is not None] for r in group.records if not r.failed]
     nothing = {"accuracy_best_mean": None, "accuracy_best_mean_round": None}
     if not tested or not all(tested):

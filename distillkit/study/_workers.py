@@ -18,7 +18,7 @@ __all__ = ["WorkerKilled", "run_all"]
 
 
 class WorkerKilled(RuntimeError):
-    """Error: the worker process of a run was killed. The message names the run; all other runs are finished."""
+    """Error for a run whose worker process was killed. The message names the run; all other runs are finished."""
 
 
 def run_all(

@@ -120,8 +120,9 @@ def compare_studies(before: RecordsLike, after: RecordsLike, *, column: str = "a
 
 
 def interval(differences: Sequence[float], confidence: float) -> tuple[float, float] | tuple[None, None]:
-    """Return the ends of Student's confidence interval of a mean difference; (None, None) for fewer than two
-    differences.
+    """Return the ends of Student's confidence interval of the mean difference.
+
+    The result is (None, None) for fewer than two differences.
 
     Args:
         differences: differences, one per seed.

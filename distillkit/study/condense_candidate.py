@@ -200,9 +200,7 @@ class Condense(Candidate):
         return Cost(seconds + self.num_networks * (self.protocol.num_epochs * epoch + tested))
 
     def _measure(self, sample: LabeledImages, test: LabeledImages, job: Job) -> tuple[float, float]:
-        """Return the duration of one training epoch on the set `sample`, and of one test on the whole test set, in
-        seconds.
-        """
+        """Return the seconds that one training epoch on `sample` and one test on the whole test set take."""
         network, some = build(self._tested_factory(job), 0).to(job.device), test[:_TRIAL_TEST_IMAGES]
         protocol, began = replace(self.protocol, epochs=1), time.perf_counter()
         train(network, sample, protocol, progress=False)

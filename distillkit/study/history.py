@@ -82,7 +82,7 @@ def rounds_to(rows: Sequence[Row], target: float) -> int | None:
 
 @dataclass(frozen=True)
 class SeedMean:
-    """Best round of the mean accuracy over seeds.
+    """Round in which the mean accuracy over seeds is highest.
 
     Attributes:
         accuracy: mean accuracy in the best round, a fraction. The round is chosen on the test set, so report the value
@@ -98,7 +98,7 @@ class SeedMean:
 
 
 def best_seed_mean(runs: Sequence[Sequence[Row]]) -> SeedMean:
-    """Return the best round of the mean accuracy over seeds.
+    """Return the round in which the mean accuracy over seeds is highest, with this accuracy.
 
     The accuracy tables of the single-image paper (Soni, Saeed and Asano, 2024) report this mean, with `deviation` after
     the ±. For m the mean in the best round and b_s the best accuracy of seed s in any round, the deviation is

@@ -95,9 +95,9 @@ def named_task(
     |---|---|
     | any name that `load` accepts: digits, mnist, cifar10, pathmnist, ... | `clients` clients, by Dir(`alpha`) |
     | digits-domains | MNIST, SVHN, USPS, SynthDigits and MNIST-M, one each, 3x28x28 (FedLGD's DIGITS) |
-    | cifar10c | 57: three parts of each of 19 corruptions (FedLGD) |
+    | cifar10c | 57 clients: three for each of 19 corruptions (FedLGD) |
     | retina | Drishti, Acrima, RIM and REFUGE, one each, 3x96x96 (FedLGD) |
-    | femnist, celeba, leaf-celeba, flair | one per person, of whom ten take part in a round |
+    | femnist, celeba, leaf-celeba, flair | one client per person; ten of them take part in a round |
 
     The images of Tiny-ImageNet, CelebA and FLAIR stay on disk, in a cache of 1.4 GB, 4.3 GB and 5.3 GB at the default
     sizes. The cache is written once, beside the data's folder or in the folder `DISTILLKIT_CACHE` (see

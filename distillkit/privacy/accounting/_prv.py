@@ -72,7 +72,10 @@ class _Loss:
 
 
 class _Removed(_Loss):
-    """Privacy loss of removing a record: x is drawn from M, and the loss log(M/N) increases with x."""
+    """Privacy loss of removing a record.
+
+    With M and N as in `_Loss`, x is drawn from M. The loss is log(M/N), which increases with x.
+    """
 
     def cdf(self, t: Any) -> Any:
         import numpy as np
@@ -82,7 +85,10 @@ class _Removed(_Loss):
 
 
 class _Added(_Loss):
-    """Privacy loss of adding a record: x is drawn from N, and the loss log(N/M) decreases with x."""
+    """Privacy loss of adding a record.
+
+    With M and N as in `_Loss`, x is drawn from N. The loss is log(N/M), which decreases with x.
+    """
 
     def cdf(self, t: Any) -> Any:
         import numpy as np

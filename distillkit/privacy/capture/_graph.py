@@ -293,7 +293,7 @@ def for_batches(graph: GraphModule) -> None:
 def _replace_strided(graph: GraphModule, node: Node) -> None:
     """Replace an `as_strided` operator, which autograd inserts, by permutations.
 
-    The operator is left as it is unless it only reorders the values.
+    An operator that does more than reorder the values is left unchanged.
     """
     out: Tensor = node.meta["val"]
     scatter = node.target is aten.as_strided_scatter.default

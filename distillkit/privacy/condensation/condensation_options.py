@@ -38,7 +38,7 @@ class EmbeddingNetworks:
 
     @classmethod
     def of(cls, networks: NetworkSampler | EmbeddingNetworks | None) -> EmbeddingNetworks:
-        """Return `networks` if it is an `EmbeddingNetworks`; otherwise return default options with this sampler.
+        """Return an `EmbeddingNetworks` unchanged, or return default options with a given sampler.
 
         Raises:
             TypeError: `networks` is not an `EmbeddingNetworks`, a sampler or None, but for instance a network or a

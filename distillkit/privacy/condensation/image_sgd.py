@@ -42,11 +42,11 @@ def image_gradients(
 ) -> Iterator[Tensor]:
     """Compute per-example gradients of the matching loss with respect to the synthetic images, in chunks.
 
-    `image_sgd` clips these gradients; you can also use them in your own private optimizer. The gradient g_i of example
-    i, with class y, is that of l(phi(x_i), mu_y). Here mu_c = mean_j phi(s_cj) is the mean embedding of the synthetic
-    images of class c. For every example of class c, g_i is a vector-Jacobian product of the map from the synthetic
-    images of class c to mu_c. The synthetic images are therefore embedded only once per class. The real images are used
-    only through their embeddings. g_i is zero outside the class of example i.
+    `image_sgd` clips these gradients; you can also use them in your own private optimizer. For an example i of class y,
+    g_i is the gradient of l(phi(x_i), mu_y). Here mu_c = mean_j phi(s_cj) is the mean embedding of the synthetic images
+    of class c. For every example of class c, g_i is a vector-Jacobian product of the map from the synthetic images of
+    class c to mu_c. The synthetic images are therefore embedded only once per class. The real images are used only
+    through their embeddings. g_i is zero for the images of all other classes.
 
     Args:
         images: synthetic images s, float [K, ipc, C, H, W].
