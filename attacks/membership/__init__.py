@@ -7,6 +7,7 @@ them. Each attack returns one score per record, higher for training members. `at
 `leave_one_out` evaluates attacks on many targets.
 """
 
+from attacks.membership.canaries import CanaryAttack, canary_attack, plant_canaries
 from attacks.membership.classifier import shadow_classifier
 from attacks.membership.gradients import gradient_kde, gradient_norm
 from attacks.membership.label_only import label_only
@@ -25,11 +26,13 @@ __all__ = [
     "VARIANCES",
     "Attack",
     "AttackResult",
+    "CanaryAttack",
     "Cost",
     "Pipeline",
     "Scorer",
     "ShadowScores",
     "Target",
+    "canary_attack",
     "estimate_cost",
     "gradient_kde",
     "gradient_norm",
@@ -41,6 +44,7 @@ __all__ = [
     "margin",
     "model_scorer",
     "nearest",
+    "plant_canaries",
     "rmia",
     "run_shadows",
     "shadow_classifier",

@@ -1,12 +1,18 @@
-"""Checks of the inputs of attacks with shadow models."""
+"""Checks of scores, and decisions of a classifier."""
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
 
 from distillkit._utils import check
+from distillkit._utils.eval_mode import eval_mode
+from distillkit.chunking import chunk_size, forward_chunks
 
-__all__ = ["checked_scores", "finite_scores"]
+__all__ = ["checked_scores", "decisions", "finite_scores"]
 
 
 def finite_scores(scores: Tensor, name: str) -> Tensor:
@@ -30,3 +36,26 @@ def checked_scores(target: Tensor, inside: Tensor, shadows: Tensor) -> tuple[Ten
             f"{list(shadows.shape)}"
         )
     return target, inside.to(target.device), shadows.to(target.device)
+
+
+def decisions(network: nn.Module | Callable[[Tensor], Tensor], images: Tensor, chunk: int | None) -> Tensor:
+    """Return the decisions int [n] of a classifier that returns logits or decisions; a module is in eval mode.
+
+    Args:
+        network: classifier that returns logits [n, K] or class indices int [n].
+        images: float [n, C, H, W].
+        chunk: number of images per forward pass; None for a number that is chosen by device and size.
+    """
+
+    def decided(part: Tensor) -> Tensor:
+        outputs = network(part)
+        if isinstance(outputs, Tensor) and len(outputs) == len(part):
+            if outputs.ndim == 2 and outputs.shape[1]:
+                return outputs.argmax(1)
+            if outputs.ndim == 1 and not outputs.is_floating_point() and outputs.dtype != torch.bool:
+                return outputs
+        came = f"{outputs.dtype} {list(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise ValueError(f"network must return logits [n, K] or class indices int [n], got {came}")
+
+    with eval_mode(network) if isinstance(network, nn.Module) else nullcontext():
+        return torch.cat(list(forward_chunks(decided, images, chunk_size(images, chunk))))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attacks.membership._inputs import decisions
 from distillkit._utils import check
-from distillkit._utils.eval_mode import eval_mode
-from distillkit.chunking import chunk_size, forward_chunks
 from distillkit.rng import as_generator
 
 __all__ = ["label_only"]
@@ -67,12 +65,10 @@ def label_only(
     levels = check.sequence(noise, "noise", "numbers")
     for number, level in enumerate(levels):
         check.real_number(level, f"noise[{number}]", above=0.0)
-    draws, size = check.positive_int(draws, "draws"), chunk_size(images, chunk)
+    draws = check.positive_int(draws, "draws")
     right, count = torch.zeros(len(images), dtype=torch.float64, device=images.device), 0
-    with eval_mode(network) if isinstance(network, nn.Module) else nullcontext():
-        for copies in _copies(images, shift, levels, draws, as_generator(generator)):
-            decisions = torch.cat(list(forward_chunks(lambda x: _decisions(network(x), len(x)), copies, size)))
-            right, count = right + (decisions.to(labels.device) == labels), count + 1
+    for copies in _copies(images, shift, levels, draws, as_generator(generator)):
+        right, count = right + (decisions(network, copies, chunk).to(labels.device) == labels), count + 1
     return right / count
 
 
@@ -89,14 +85,3 @@ def _copies(
         for _ in range(draws):
             drawn = torch.randn(1, *images.shape[1:], generator=generator).to(images)
             yield images + level * spread * drawn
-
-
-def _decisions(outputs: Tensor, count: int) -> Tensor:
-    """Return the decisions int [n] of a classifier that returns logits or decisions."""
-    if isinstance(outputs, Tensor) and len(outputs) == count:
-        if outputs.ndim == 2 and outputs.shape[1]:
-            return outputs.argmax(1)
-        if outputs.ndim == 1 and not outputs.is_floating_point() and outputs.dtype != torch.bool:
-            return outputs
-    came = f"{outputs.dtype} {list(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
-    raise ValueError(f"network must return logits [n, K] or class indices int [n], got {came}")

@@ -42,6 +42,7 @@ from attacks.inversion import (
 from attacks.membership import (
     Pipeline,
     ShadowScores,
+    canary_attack,
     estimate_cost,
     gradient_kde,
     gradient_norm,
@@ -53,6 +54,7 @@ from attacks.membership import (
     margin,
     model_scorer,
     nearest,
+    plant_canaries,
     rmia,
     run_shadows,
     shadow_classifier,
@@ -609,6 +611,15 @@ CALLS: dict[str, Call] = {
     "label_only": C(
         label_only, network=made, images=lambda: data().images, labels=lambda: LABELS, shift=1, noise=(0.5,), draws=1
     ),
+    "canary_attack": C(
+        canary_attack,
+        lambda found: finite(found.p_value),
+        records=data,
+        train=lambda: lambda known, seed: made(),
+        publish=lambda: lambda teacher, seed: lambda images: teacher(images.float()),
+        canaries=2,
+    ),
+    "plant_canaries": C(plant_canaries, lambda found: None, records=data, count=2),
     "leaks": C(leaks, lambda found: finite(found.auc), small=lambda: data()[:4], train=data, held_out=data),
     "nearest": C(nearest, images=lambda: torch.rand(4, 1, 4, 4), candidates=lambda: torch.rand(3, 1, 4, 4)),
     **{
@@ -750,6 +761,7 @@ NOT_CALLED = {
             "Leaks",
             "Evaluation",
             "AttackResult",
+            "CanaryAttack",
             "MessageResult",
             "ClassBounds",
             "OperatingPoint",
@@ -831,6 +843,8 @@ CONDENSERS = ("distribution_matching", "herding", "k_center", "separability")
 
 ACCEPTED: Listed = {
     ("*soft_labels", "pool", "dtype"): "the pool is converted for the teacher",
+    **{("canary_attack", "records", c): "functions of the caller" for c in ("class count", "dtype")},
+    **{("plant_canaries", "records", c): VALID for c in ("shape", "channels", "class count", "dtype")},
     ("label_only", "shift", "zero"): "no translated copies",
     ("label_only", "noise", "empty"): "no copies with noise",
     ("leaks", "*", "dtype"): "pixels are compared in float32",
@@ -915,6 +929,7 @@ OTHERWISE: Listed = {
     **{(name, "*", "empty"): BOTH for name in ("evaluate", "real_and_synthetic")},
     ("fit_to_gradient", "synthetic", "*"): NETWORK,
     ("stitch", "images", "class count"): "the observer",
+    **{("canary_attack", "records", c): "the network of the caller" for c in ("shape", "channels")},
     **{("*soft_labels", "small", c): "the teacher" for c in ("shape", "channels", "class count", "dtype")},
     ("gradient_matching", "images", "class count"): "`networks`, which give fewer logits",
     ("*", "*", "one row"): "what is too few: classes, labels, rows, or the option that wants more",

@@ -15,6 +15,7 @@ from distillkit.evaluate import evaluate
 from distillkit.labels import CutMix, Relabel, soft_labels
 from distillkit.labels._teacher import _tail, try_teacher
 from distillkit.networks import RandomNetworks, build
+from distillkit.privacy import Event, Ledger
 from distillkit.rng import derive
 from distillkit.training import Protocol, train
 from tests.distillkit.labels.toys import CLASSES, convnet, stripes, trained_teacher, weights
@@ -31,6 +32,34 @@ class Guess(nn.Module):
         index, label = images[:, 0, 0, 0], images[:, 0, 0, 1].round().long().clamp(0, self.classes - 1)
         said = torch.where(index < self.right, label, (label + self.shift) % self.classes)
         return nn.functional.one_hot(said, self.classes).float() * 5
+
+
+def test_labels_of_a_teacher_without_a_guarantee_end_that_of_the_images() -> None:
+    private = stripes(60).replace(info={"epsilon": 8.0, "delta": 1e-5})
+    soft = soft_labels(private, trained_teacher())
+    assert soft.info["epsilon"] is None
+    assert "the images alone have epsilon 8" in soft.info["reason"]
+    again = soft_labels(soft, trained_teacher())
+    assert again.info["epsilon"] is None
+    assert "epsilon" not in soft_labels(stripes(60), trained_teacher()).info
+
+
+def test_guarantee_of_a_shared_ledger_covers_images_and_labels() -> None:
+    ledger = Ledger(delta=1e-5)
+    ledger.spend(Event("class_means", 3.0))
+    images_alone = ledger.guarantee()
+    private = stripes(60).replace(info=images_alone.info())
+    ledger.spend(Event("class_means", 3.0))
+    both = ledger.guarantee()
+    assert both.epsilon is not None
+    assert images_alone.epsilon is not None
+    assert both.epsilon > images_alone.epsilon
+    soft = soft_labels(private, trained_teacher(), guarantee=both)
+    assert soft.info["epsilon"] == both.epsilon
+    with pytest.raises(ValueError, match="guarantee must be None"):
+        soft_labels(stripes(60), trained_teacher(), guarantee=both)
+    with pytest.raises(ValueError, match="pool must be None"):
+        soft_labels(private, trained_teacher(), guarantee=both, pool=stripes(60))
 
 
 def pool(count: int) -> LabeledImages:

@@ -1,0 +1,133 @@
+"""Canary attack on a teacher's labels: law of the planted labels, exact results for models that remember or do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import binomtest, chisquare
+from torch import Tensor, nn
+
+from attacks.membership import CanaryAttack, canary_attack, plant_canaries
+from attacks.statistics import Rate
+from distillkit import LabeledImages
+
+
+def records(count: int = 60, classes: int = 4, seed: int = 0) -> LabeledImages:
+    generator = torch.Generator().manual_seed(seed)
+    return LabeledImages(
+        torch.randn(count, 1, 4, 4, generator=generator), torch.arange(count) % classes, num_classes=classes
+    )
+
+
+class Lookup(nn.Module):
+    """A network that returns the label of a training image, and class 0 for any other image."""
+
+    def __init__(self, known: LabeledImages) -> None:
+        super().__init__()
+        self.known = known
+
+    def forward(self, images: Tensor) -> Tensor:
+        flat = self.known.images.flatten(1)
+        equal = (images.reshape(len(images), 1, -1) == flat).all(2)
+        rows = nn.functional.one_hot(self.known.labels, self.known.num_classes).float()
+        return equal.float() @ rows
+
+
+def memorize(known: LabeledImages, seed: int) -> nn.Module:
+    return Lookup(known)
+
+
+def test_planted_labels_are_wrong_and_uniform_over_the_other_classes() -> None:
+    data = records(4000, 5)
+    planted, chosen = plant_canaries(data, 3000, 3)
+    assert len(chosen.unique()) == 3000
+    assert torch.equal(planted.images, data.images)
+    changed = planted.labels != data.labels
+    assert torch.equal(changed.nonzero().flatten(), chosen.sort().values)
+    shift = (planted.labels - data.labels)[chosen] % 5
+    assert chisquare(torch.bincount(shift, minlength=5)[1:]).pvalue > 1e-3
+
+
+def test_a_teacher_that_remembers_everything_repeats_every_label_and_the_control_none_but_guesses() -> None:
+    found = canary_attack(records(), memorize, canaries=12, generator=1)
+    assert found.taught.value == 1.0
+    # the other teacher has never seen the image and answers class 0, the planted label of some canaries
+    assert found.only_control == 0
+    assert found.only_taught == 24 - found.control.hits
+    assert found.p_value == pytest.approx(0.5**found.only_taught)
+
+
+def test_a_student_that_ignores_its_teacher_repeats_equally_many() -> None:
+    constant = nn.Linear(16, 4)
+    found = canary_attack(
+        records(), memorize, lambda teacher, seed: lambda x: constant(x.flatten(1)), canaries=30, generator=2
+    )
+    assert found.taught == found.control
+    assert (found.only_taught, found.only_control) == (0, 0)
+    assert found.p_value == 1.0
+
+
+def test_a_student_that_passes_decisions_on_leaks_like_its_teacher() -> None:
+    teacher = canary_attack(records(), memorize, canaries=20, generator=5)
+    student = canary_attack(
+        records(), memorize, lambda teacher, seed: lambda x: teacher(x).argmax(1), canaries=20, generator=5
+    )
+    assert student == teacher
+
+
+@pytest.mark.parametrize(("taught", "control"), [(0, 0), (7, 2), (3, 3), (2, 9)])
+def test_p_value_is_the_exact_sign_test(taught: int, control: int) -> None:
+    found = CanaryAttack(Rate.of(taught, 20), Rate.of(control, 20), taught, control)
+    expected = binomtest(taught, taught + control, 0.5, "greater").pvalue if taught + control else 1.0
+    assert found.p_value == pytest.approx(expected)
+    assert "p = " in str(found)
+
+
+def test_every_canary_is_tested_on_both_teachers_which_see_disjoint_halves() -> None:
+    seen: list[LabeledImages] = []
+    data = records(61)
+
+    def train(known: LabeledImages, seed: int) -> nn.Module:
+        seen.append(known)
+        return Lookup(known)
+
+    found = canary_attack(data, train, canaries=10)
+    first, second = ({tuple(row.tolist()) for row in part.images.flatten(1)} for part in seen)
+    assert not first & second
+    assert len(first | second) == 61
+    wrong = [int((part.labels != 0).sum()) for part in seen]
+    assert found.taught.trials == found.control.trials == 20
+    assert all(wrong)
+
+
+def test_seed_decides_the_result() -> None:
+    seeds: list[list[int]] = [[], []]
+
+    def run(store: list[int], seed: int) -> CanaryAttack:
+        def train(known: LabeledImages, seed: int) -> nn.Module:
+            store.append(seed)
+            return Lookup(known)
+
+        return canary_attack(records(), train, canaries=10, generator=seed)
+
+    assert run(seeds[0], 4) == run(seeds[1], 4)
+    assert seeds[0] == seeds[1]
+    assert len(set(seeds[0])) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"canaries": 31}, ValueError, "canaries"),
+        ({"train": 3}, TypeError, "train is called as"),
+        ({"publish": 3}, TypeError, "publish is called as"),
+        ({"publish": lambda teacher, seed: lambda x: x}, ValueError, "network must return logits"),
+        ({"records": records(60, 1)}, ValueError, "at least 2 classes"),
+    ],
+)
+def test_wrong_arguments_are_refused(change: dict[str, Any], error: type[Exception], words: str) -> None:
+    given: dict[str, Any] = {"records": records(), "train": memorize, "canaries": 5, **change}
+    with pytest.raises(error, match=words):
+        canary_attack(given.pop("records"), given.pop("train"), given.pop("publish", None), **given)
