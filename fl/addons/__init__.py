@@ -1,6 +1,6 @@
-"""Papers' extensions of weight averaging, for use as in `FedAvg(FedProx(0.01), SCAFFOLD(), factory=...)`.
+"""Add-ons for `FedAvg` from papers, to be used as in `FedAvg(FedProx(0.01), SCAFFOLD(), factory=...)`.
 
-Each class's docstring names its paper, the implemented equations, the options and the deviations.
+The docstring of each class names its paper, the implemented equations, the options, and the differences from the paper.
 """
 
 from fl.addons.anchors import Anchors

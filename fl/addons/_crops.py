@@ -1,4 +1,4 @@
-"""Images that all participants have in the same order: crops of one image, or a pool of images."""
+"""Images that the server and all clients have in the same order: crops of one image, or a pool of images."""
 
 from __future__ import annotations
 
@@ -24,7 +24,15 @@ __all__ = ["Crops", "Pool", "Source", "View"]
 
 @dataclass(frozen=True)
 class View:
-    """Format of one participant's images (shape, normalization, dtype and device), and the participant's stop check."""
+    """Format of the images of one participant (the server or a client), and the function that stops its computations.
+
+    Attributes:
+        shape: (C, H, W) of an image.
+        normalization: normalization of the images.
+        device: device on which the participant computes.
+        dtype: dtype of the images.
+        running: function that raises an exception if the run is being stopped.
+    """
 
     shape: tuple[int, ...]
     normalization: Normalization
@@ -33,30 +41,51 @@ class View:
     running: Callable[[], None]
 
     def of_pixels(self, pixels: Tensor) -> Tensor:
-        """Convert pixels uint8 [B, C, H, W] to this participant's images."""
+        """Convert 8-bit pixels, uint8 [B, C, H, W], to normalized images of this format."""
         return self.normalization.encode(pixels.float() / 255).to(self.device, self.dtype)
 
     @staticmethod
     def of(side: Server | Client) -> View:
-        """Return the view of the server or of a client."""
+        """Return the image format of the server or of a client."""
         like = side if isinstance(side, Server) else side.data
         dtype = side.dtype if isinstance(side, Server) else side.data.images.dtype
         return View(tuple(like.shape), like.normalization, side.device, dtype, side.check_running)
 
 
 class Source(ABC):
-    """Base class of a source of `count` images, which are made from a tensor that every participant has."""
+    """Base class of objects that return shared images by index.
+
+    The images are computed from one stored tensor, which the server and all clients have.
+
+    Attributes:
+        count: number of images.
+    """
 
     count: int
 
     @abstractmethod
     def images(self, stored: Tensor, indices: Tensor, view: View) -> Tensor:
-        """Return images [B, C, H, W], normalized, in the order of `indices` int [B]."""
+        """Return the normalized images [B, C, H, W] with these indices, in the order of `indices`.
+
+        Args:
+            stored: tensor from which the images are computed.
+            indices: indices of the images, integers [B].
+            view: format of the result.
+        """
 
     def outputs(
         self, network: nn.Module, stored: Tensor, indices: Tensor, view: View, width: int
     ) -> tuple[Tensor, Tensor]:
-        """Return embeddings [B, d] and logits [B, width] of images; the network is in eval mode, without autograd."""
+        """Return a network's embeddings [B, d] and logits [B, width] for the images with these indices, without
+        autograd.
+
+        Args:
+            network: network in eval mode.
+            stored: tensor from which the images are computed.
+            indices: indices of the images, integers [B].
+            view: format of the network's input images.
+            width: number of outputs of the network.
+        """
         parted = split(network)
 
         def both(images: Tensor) -> Tensor:
@@ -77,7 +106,19 @@ class Source(ABC):
         generator: torch.Generator,
         options: Mapping[str, Any],
     ) -> Tensor:
-        """Return the indices of the images that `select` keeps given a network's outputs, int32 [keep], ascending."""
+        """Return the indices of the images that `distillkit.select.select` selects, int32 [keep], ascending.
+
+        The selection uses a network's outputs for all images.
+
+        Args:
+            network: network in eval mode.
+            stored: tensor from which the images are computed.
+            keep: number of images to select; with `count`, all images are selected.
+            view: format of the network's input images.
+            width: number of outputs of the network.
+            generator: generator of the random draws of the selection.
+            options: further options of `distillkit.select.select`.
+        """
         everything = torch.arange(self.count)
         if keep == self.count:
             return everything.int()
@@ -86,14 +127,13 @@ class Source(ABC):
 
 
 class Crops(Source):
-    """Thread-safe cache of the crops of `Patches`, with 8 bits per pixel.
+    """Crops of one image, as `distillkit.generate.Patches` makes them, in a thread-safe cache with 8 bits per pixel.
 
-    The crops are bitwise equal to those of `Patches.batch` in any order of requests, because a crop depends only on its
-    index. 50,000 crops of 3x32x32 take 154 MB once all of them have been requested.
+    A crop is made when it is first requested. It depends only on its index, not on the order of requests.
 
     Args:
         seed, count, options: options of `Patches`, except the image and the size.
-        size: side of a crop in pixels; None: the size of the images with which the crops are used.
+        size: side of a crop in pixels; None: the side of the participant's images.
     """
 
     def __init__(self, seed: int, count: int, size: int | None, options: Mapping[str, Any]) -> None:
@@ -103,14 +143,14 @@ class Crops(Source):
         self._image = self._pixels = self._known = torch.empty(0)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for another process, without the cache."""
+        """Return the attributes to pickle for another process, without the cache."""
         return {name: getattr(self, name) for name in ("seed", "count", "size", "options")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         type(self).__init__(self, **state)
 
     def side(self, image: Tensor, shape: tuple[int, ...]) -> int:
-        """Return the side of a crop for images of `shape`.
+        """Return the side of a crop in pixels, for a participant whose images have this `shape`.
 
         Raises:
             ValueError: the shared image and the participant's images differ in their number of channels, or the images
@@ -125,7 +165,9 @@ class Crops(Source):
         return self.size or shape[1]
 
     def _of(self, image: Tensor, size: int) -> Patches:
-        """Return the patches of this image. If the image or size has changed, empty the cache."""
+        """Return the `Patches` object for an image, uint8 [C, H, W], and a crop size. A new image or size empties the
+        cache.
+        """
         patches = self._patches
         if patches is None or patches.size != size or not (image is self._image or torch.equal(image, self._image)):
             patches = self._patches = Patches(image, self.seed, size=size, count=self.count, **self.options)
@@ -135,7 +177,7 @@ class Crops(Source):
         return patches
 
     def images(self, stored: Tensor, indices: Tensor, view: View) -> Tensor:
-        """Return normalized crops [B, C, size, size] of an image uint8 [C, H, W], by `indices` int [B]."""
+        """Return the normalized crops [B, C, size, size] with these indices; `stored` is the image, uint8 [C, H, W]."""
         size, where = self.side(stored, view.shape), indices.long().cpu()
         with self._lock:
             patches = self._of(stored.cpu(), size)
@@ -148,11 +190,11 @@ class Crops(Source):
 
 
 class Pool(Source):
-    """Source of existing images, uint8 [count, C, H, W]."""
+    """Pool of existing images; the stored tensor holds them all, uint8 [count, C, H, W]."""
 
     def __init__(self, count: int) -> None:
         self.count = count
 
     def images(self, stored: Tensor, indices: Tensor, view: View) -> Tensor:
-        """Return images [B, C, H, W] of the pool, normalized like the participant's images."""
+        """Return the normalized images [B, C, H, W] of the pool with these indices."""
         return view.of_pixels(select_rows(stored, indices.long()))

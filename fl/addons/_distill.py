@@ -1,4 +1,6 @@
-"""Ensemble distillation on the server: a student learns the outputs of the clients' models for a set of images."""
+"""Ensemble distillation on the server: a student network learns the outputs of the clients' models on a set of
+images.
+"""
 
 from __future__ import annotations
 
@@ -43,23 +45,25 @@ def distill(
     """Train `student` in place with Adam to match the teacher's logits, and return it in eval mode.
 
     Args:
-        student: network to train, on the images' device. It is in train mode, so its batch-norm statistics change.
+        student: network to train, on the images' device. It is put into train mode, so its batch-norm statistics
+            change.
         images: normalized images, float [N, C, H, W].
         teacher_logits: logits of the teacher, float [N, K]; for averaged probabilities, pass their logarithms.
-        steps: number of optimizer steps, in shuffled passes; the last short batch of each pass is kept.
-        batch: number of images per step.
+        steps: number of optimizer steps. The batches come from shuffled passes over the images.
+        batch: number of images per step. The last batch of a pass may be smaller.
         lr: Adam's rate; betas are 0.9 and 0.999.
-        generator: generator of the order of the images and of dropout.
-        schedule: "constant" rate, or "cosine": the rate falls along half a cosine from `lr` to 0 after `steps`.
+        generator: generator of the order of the images and the dropout masks.
+        schedule: "constant", or "cosine": the rate falls from `lr` to 0 over `steps` steps, along half a cosine.
         clip: largest norm of the student's logits (`losses.clip_logit_norm`); the teacher's logits are not clipped.
         gradient_norm: largest norm of a gradient; longer gradients are rescaled to this norm.
-        loss: function of the student's and the teacher's logits. Default: KL(softmax(teacher) || softmax(student)),
-            averaged over the images. A task's own distillation loss is `task.distill`.
+        loss: function that takes the student's and the teacher's logits and returns the scalar loss. Default:
+            KL(softmax(teacher) || softmax(student)), averaged over the images.
         running: function that is called in every step. It can stop the training by raising an exception.
-        score: function that scores the network after step 1, every `every` steps, and the last step. The weights with
-            the highest score are kept (the earliest in a tie). Without `score`, the last weights are kept.
+        score: function that returns a score of the network. It is called after the first step, after every `every`
+            steps, and after the last step. The weights with the highest score (the earliest in a tie) are the result.
+            None: the last weights are the result.
         patience: number of steps without a better score after which the training stops.
-        every: number of steps between two scores; the network is scored in eval mode.
+        every: number of steps between two calls of `score`. The network is then in eval mode.
     """
     seed_dropout(student, generator)
     optimizer = torch.optim.Adam(student.parameters(), lr=lr, foreach=False)
@@ -99,18 +103,19 @@ def distill_models(
     best: bool,
     **options: Any,
 ) -> Tensors:
-    """Distill the teacher into the server's model of each architecture, and return all their weights as one group.
+    """Train the server's model of each architecture by distillation, and return the weights of all of them as one
+    group.
 
-    The round's row of the history gets `distillation_steps`, the largest number of steps of any architecture.
+    The function writes `distillation_steps`, the largest number of steps of any architecture, to the history.
 
     Args:
-        server: server with the networks, and with the images for the score.
+        server: server of the run, with the networks and, for `best`, the validation images.
         start: initial weights of all architectures, in one group.
         images: normalized images, float [N, C, H, W].
         teacher_logits: logits of the teacher, float [N, K].
-        owner: key of the calling add-on, which names the random draws.
-        best: whether to keep the best weights on `server.data["validation"]` instead of the last weights.
-        options: options of `distill`.
+        owner: key of the calling add-on, which determines the random draws.
+        best: whether to return the weights that are best on `server.data["validation"]` instead of the last weights.
+        options: further options of `distill`.
     """
     networks = server.settings.networks
     found: Tensors = {}
@@ -137,21 +142,26 @@ def validation_accuracy(server: AveragingServer, network: nn.Module) -> float:
 
 
 def starts_from_average(number: int, rate: float, warm_rounds: int) -> bool:
-    """Return whether the distillation of round `number` >= 1 starts from the clients' average.
+    """Return whether the student of round `number` >= 1 starts from the average of the clients' models.
 
-    This is the case in the first `warm_rounds` rounds, and in a share `rate` of all rounds. These rounds are evenly
-    spaced: rounds 5, 10, ... for a rate of 0.2.
+    It does so in the first `warm_rounds` rounds, and in a share `rate` of all rounds. The latter are evenly spaced:
+    rounds 5, 10, ... for a rate of 0.2. In all other rounds, the student starts from the server's previous model.
     """
     exact = Fraction(rate).limit_denominator(1000)
     return number <= warm_rounds or math.floor(exact * number) > math.floor(exact * (number - 1))
 
 
 def falling_steps(most: int, least: int, period: int, number: int) -> int:
-    """Return the number of steps in round `number` >= 1, which falls along half a cosine in each period.
+    """Return the number of distillation steps in round `number` >= 1.
 
-    The number is `most` in rounds 1, period, 2 period etc. and falls towards `least` in between. It is truncated as in
-    the authors' code of "Federated Learning with a Single Shared Image" (`cosine_annealing_round` with restarts in
-    strategy/common.py, truncated in strategy/fed_df.py): 11,281 steps in Table 4's 30 rounds.
+    The number is `most` in round 1 and in rounds period, 2 period, 3 period, ... In between, it falls along half a
+    cosine to `least`. Fractions are truncated, as in the authors' code of "Federated Learning with a Single Shared
+    Image" (`cosine_annealing_round` in strategy/common.py, truncation in strategy/fed_df.py).
+
+    Args:
+        most, least: largest and smallest number of steps.
+        period: number of rounds in a period.
+        number: index of the round, from 1.
     """
     phase = number % period if number > 1 else 0
     return int(least + 0.5 * (most - least) * (1 + math.cos(phase / max(1, period - 1) * math.pi)))

@@ -1,4 +1,4 @@
-"""FedGen's generator of embeddings for given classes, and the classifiers that train it."""
+"""FedGen's generator of embeddings for given classes, and the clients' classifiers, from which the generator learns."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["Head", "LatentGenerator", "diversity"]
 
 
 class Head(nn.Module):
-    """The classifier of a network as a separate module, which can be run with any client's weights.
+    """Classifier of a network as a separate module, whose weights can be replaced in each call.
 
     Attributes:
-        embedding: d, the size of the classifier's input.
+        embedding: length d of the embeddings, which are the classifier's input.
         names: names that the classifier's parameters have in the network.
     """
 
@@ -35,16 +35,23 @@ class Head(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, embedding: Tensor) -> Tensor:
-        """Return logits [N, K] of embeddings [N, d]."""
+        """Return the logits [N, K] of embeddings [N, d], with the network's own weights."""
         return split(self.model).classifier(embedding)
 
     def at(self, weights: Tensors, embedding: Tensor) -> Tensor:
-        """Return logits [N, K] of embeddings [N, d] for other `weights`, which have the names of the network."""
+        """Return the logits [N, K] of embeddings [N, d], with other weights of the classifier.
+
+        Args:
+            weights: parameters of the classifier, by their names in the network.
+            embedding: embeddings [N, d].
+        """
         return cast(Tensor, functional_call(self, {f"model.{n}": t for n, t in weights.items()}, (embedding,)))
 
 
 class LatentGenerator(nn.Module):
-    """FedGen's generator, which maps noise and a one-hot class to embeddings, with one hidden layer and batch norm."""
+    """FedGen's generator: a network with one hidden layer and batch norm that maps a class and noise to an
+    embedding.
+    """
 
     def __init__(self, num_classes: int, noise: int, hidden: int, embedding: int) -> None:
         super().__init__()
@@ -53,14 +60,19 @@ class LatentGenerator(nn.Module):
         self.out = nn.Linear(hidden, embedding)
 
     def forward(self, labels: Tensor, noise: Tensor) -> Tensor:
-        """Return embeddings [N, d] of labels [N] and noise [N, noise]."""
+        """Return embeddings [N, d] for class indices `labels` [N] and noise vectors `noise` [N, m]."""
         return self.out(self.body(torch.cat([noise, F.one_hot(labels, self.num_classes).to(noise)], 1)))
 
 
 def diversity(noise: Tensor, embeddings: Tensor) -> Tensor:
-    """Return exp(-mean over pairs of (mean squared noise difference * mean absolute embedding difference)).
+    """Return FedGen's diversity loss, in (0, 1]. It is small if different noise leads to different embeddings.
 
-    The value lies in (0, 1].
+    For the noise vectors e_i and embeddings z_i, the loss is exp(-mean over all pairs i, j of mean((e_i - e_j)^2) *
+    mean(|z_i - z_j|)), where the inner means are over the elements of a vector.
+
+    Args:
+        noise: noise vectors [N, m].
+        embeddings: the generator's embeddings [N, d] for this noise.
     """
     apart = (noise[:, None] - noise).square().mean(2)
     return torch.exp(-(apart * (embeddings[:, None] - embeddings).abs().mean(2)).mean())

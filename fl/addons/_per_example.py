@@ -1,4 +1,4 @@
-"""Checks that add-ons and objective do not break the privacy guarantee of DP-SGD on the clients."""
+"""Checks that add-ons and the objective do not break the privacy guarantee of DP-SGD on the clients."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _BESIDE_A_TERM = ("correct_gradient", "after_step", "scale_update", "after_train
 
 
 def unsound(addon: AddOn) -> str:
-    """Return the reason why an add-on would leak private data besides the noised gradients, or "" if it would not.
+    """Return the reason why an add-on would leak private data in spite of DP-SGD, or "" if it would not.
 
-    The reason is worded as the end of a sentence.
+    The reason completes the sentence "DPSGD cannot be combined with X, which ...".
     """
     for hook, why in _DERIVED.items():
         if overrides(addon, hook) and (hook != "answer" or addon.has_query):
@@ -37,10 +37,10 @@ def unsound(addon: AddOn) -> str:
 
 
 def refuse_mixing_objective(server: AveragingServer, generator: torch.Generator) -> None:
-    """Refuse an objective that is not a mean over examples, after a trial on public noise.
+    """Test the objective on random noise, and refuse it if its value for a batch is not the mean over the examples.
 
     Args:
-        server: server with the task, the options and the space of the images.
+        server: server of the run, with the task and the method's options.
         generator: generator of the noise.
 
     Raises:

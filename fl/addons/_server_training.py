@@ -1,4 +1,4 @@
-"""Training of a server's network on a set of images."""
+"""Training of a network on the server on a set of images, and projection of its weights onto a ball."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def train_on_set(
     weight: Tensor | None = None,
     after_step: Callable[[], None] = lambda: None,
 ) -> None:
-    """Train `network` in place by shuffled passes over a set, with the mean cross-entropy, optionally weighted.
+    """Train `network` in place on a set in shuffled passes, with the mean cross-entropy as loss.
 
     Args:
         network: network to train, on the images' device.
@@ -36,7 +36,8 @@ def train_on_set(
         optimizer: optimizer of the network's parameters.
         epochs: number of passes over the set.
         batch: number of images per step.
-        order, dropout: generators of the order of the images and of the dropout masks.
+        order: generator of the order of the images.
+        dropout: generator of the dropout masks.
         running: function that is called before every step. It can stop the training by raising an exception.
         weight: weight of each image, float [N] with mean 1; None: equal weights.
         after_step: function that is called after every step.
@@ -57,11 +58,11 @@ def train_on_set(
 
 
 class Projection:
-    """Projection of a network's parameters onto a ball around their current values.
+    """Function that projects a network's parameters onto a ball around the values that they have at construction.
 
     Args:
-        network: network to project; a copy of its current parameters is the center of the ball.
-        radius: radius of the ball, in l2 norm over all parameters.
+        network: network whose parameters to project. A copy of their current values is the center of the ball.
+        radius: radius of the ball, in the l2 norm over all parameters together.
     """
 
     def __init__(self, network: nn.Module, radius: float) -> None:
@@ -70,7 +71,7 @@ class Projection:
 
     @torch.no_grad()
     def __call__(self) -> None:
-        """Move the parameters to the nearest point in the ball."""
+        """Replace the network's parameters by the nearest point in the ball."""
         moved = [p - c for p, c in zip(self.params, self.center)]
         distance = torch.stack([m.square().sum() for m in moved]).sum().sqrt()
         if float(distance) > self.radius:

@@ -1,4 +1,4 @@
-"""Rounds of single-image federated learning, in which clients send logits on shared images instead of weights."""
+"""Base class of single-image federated learning, in which clients send logits on shared images instead of weights."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ _AVERAGES = ("scale_update", "aggregate", "server_step", "evaluation_model")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Shared(AddOn):
-    """Base of `SharedImage` and `SharedPool`: clients send logits on images that all participants have.
+    """Base class of `SharedImage` and `SharedPool`: clients send their models' logits on images that all participants
+    have.
 
     The class implements lines 4 to 12 of Algorithm 1 of "Federated Learning with a Single Shared Image" (Soni, Saeed
-    and Asano, 2024). A subclass documents the options, declares the entries, and passes the shared images to
-    `_set_source`.
+    and Asano, 2024). A subclass documents the options, declares the entries `picture`, `index` and `logits`, and passes
+    the shared images to `_set_source`.
     """
 
     key = "Shared"
@@ -66,7 +67,9 @@ class Shared(AddOn):
             object.__setattr__(self, name, value)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse personal parameters, and add-ons that need averages in every round if `rate` is below 1."""
+        """Refuse personal parameters. If `rate` is below 1, also refuse add-ons that need the clients' weights in every
+        round.
+        """
         require_whole_models(self, settings, "it distils them on the server")
         for addon in addons if self.rate < 1 else ():
             if isinstance(addon, SCAFFOLD) or any(overrides(addon, slot) for slot in _AVERAGES):
@@ -76,11 +79,19 @@ class Shared(AddOn):
                 )
 
     def has_average(self, number: int) -> bool:
-        """Return whether round `number` >= 1 has FedAvg initialization, for which clients send their weights."""
+        """Return whether clients send their weights in round `number` >= 1, so that the student starts from their
+        average.
+
+        The paper calls this FedAvg initialization.
+        """
         return starts_from_average(number, self.rate, self.warm_rounds)
 
     def start(self, server: AveragingServer) -> None:
-        """Select the images of the first round (line 4)."""
+        """Select the images for the first round (line 4 of Algorithm 1).
+
+        Raises:
+            ValueError: `returns` is "best" but the server has no validation images.
+        """
         if self.returns == "best" and "validation" not in server.data:
             raise ValueError(
                 "returns='best' needs server_data={'validation': ...}, labelled images on the server; else give "
@@ -89,18 +100,25 @@ class Shared(AddOn):
         server.state[self.index] = self._select(server)
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the indices of the images (line 5). The shared image or pool is sent only once."""
+        """Send the shared image or pool, and the indices of this round's images (line 5).
+
+        The image or pool is the same in every round, so it is sent to each client only once.
+        """
         message[self.picture], message[self.index] = self.pixels, server.state[self.index]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect a row of logits for each image, and weights only in rounds with FedAvg initialization."""
+        """Expect a row of logits for each of this round's images. Weights are expected only if `has_average` is
+        true.
+        """
         shape = len(server.state[self.index]), server.outputs
         schema[self.logits.key] = EntrySpec(torch.zeros(shape, dtype=server.dtype))
         for entry in () if self.has_average(server.round) else _WEIGHTS:
             schema.pop(entry.key, None)
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Send the logits on the images, and weights only in rounds with FedAvg initialization (lines 9-10)."""
+        """Send the model's logits on this round's images (lines 9-10), and remove the weights unless `has_average` is
+        true.
+        """
         net, width = local.at(local.state()), local.settings.networks.outputs(local.task.num_classes)
         message, view = local.message, View.of(local.client)
         reply[self.logits] = self.source.outputs(net, message[self.picture], message[self.index], view, width)[1]
@@ -109,7 +127,10 @@ class Shared(AddOn):
                 del reply[entry]
 
     def refine(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> Tensors:
-        """Distill the ensemble's logits into the clients' average model, or else into the previous model."""
+        """Train the server's models to match the clients' mean logits, and return their weights.
+
+        The models start from the clients' average if `has_average` is true, and otherwise from their previous weights.
+        """
         if not float(replies.weight(self.logits)) > 0:
             raise NoUsableReply("all weights of the round's replies are zero")
         start = server.state[FedAvg.model] if self.has_average(server.round) else old
@@ -123,7 +144,7 @@ class Shared(AddOn):
         )  # fmt: skip
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Select the images of the next round (line 4)."""
+        """Select the images for the next round (line 4)."""
         server.state[self.index] = self._select(server)
 
     def _select(self, server: AveragingServer) -> Tensor:

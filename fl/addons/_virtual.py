@@ -1,4 +1,4 @@
-"""The virtual set of VHL and its variants: noise images from an untrained generator, or any other set."""
+"""The virtual set of VHL and its variants: noise images from an untrained generator, or another given set."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOISE: dict[str, Callable[..., LabeledImages]] = {
 
 
 def require_source(source: object) -> None:
-    """Raise TypeError unless `source` is a string or a set."""
+    """Raise TypeError unless `source` is a string or a `LabeledImages`."""
     if not isinstance(source, str | LabeledImages):
         names, kind = ", ".join(NOISE), type(source).__name__
         raise TypeError(f"source must be one of {names}, a name in server_data, or a LabeledImages, got {kind}")
@@ -30,22 +30,22 @@ def require_source(source: object) -> None:
 def virtual_set(
     server: Server, owner: AddOn, source: str | LabeledImages, classes: int, per_class: int, options: Mapping[str, Any]
 ) -> LabeledImages:
-    """Return the virtual set: either generated noise, or a given set after a check that the set fits the network.
+    """Return the virtual set of an add-on: generated noise images, or a given set that has been checked.
 
     As in the authors' code, noise has its own normalization, with mean 0 and std 1, unless `options` sets another one.
     A given set must have the clients' normalization.
 
     Args:
-        server: server, whose `data` holds the sets that `source` may name.
-        owner: add-on that uses the set; it names the random draws and appears in error messages.
-        source: name of a kind of noise in `NOISE`, name of a set in `server.data`, or a set.
+        server: server of the run. `source` may be the name of a set in its `data`.
+        owner: add-on that uses the set. Its key determines the random draws, and error messages show its name.
+        source: a kind of noise ("stylegan", "gaussian" or "cnn"), the name of a set in `server.data`, or a set.
         classes: number of classes of the virtual set.
         per_class: number of noise images per class.
-        options: additional arguments of the noise function.
+        options: further options of the function that generates the noise.
 
     Raises:
-        ValueError: the source is unknown; noise is requested but the images are not square; or a given set does not
-            fit, has no images, or has no class indices.
+        ValueError: `source` is an unknown name; noise is requested but the clients' images are not square; or a given
+            set does not fit the clients' images or `classes`, has no images, or has labels other than class indices.
     """
     channels, height, width = server.shape
     if isinstance(source, str) and source in NOISE:

@@ -25,37 +25,44 @@ __all__ = ["Anchors"]
 
 @dataclass(frozen=True)
 class Anchors(AddOn):
-    """FedLGD's global half (Huang et al., TMLR 2024, sections 3.2 and 3.3.2, Eqs. 2-6, Algorithm 1).
+    """FedLGD's global anchors (Huang et al., TMLR 2024, sections 3.2 and 3.3.2, Eqs. 2-6, Algorithm 1).
 
     All clients train with the same few images per class, the anchors, so that their features agree even though their
-    data differ. The server keeps a set G of `ipc` labeled images per class. In the `selected` rounds, clients train
-    without G (line 17). The server then changes G so that the gradient of the loss on G at the previous weights w
-    matches (w - mean of w_k) / lr, where w_k are the clients' trained weights (Eqs. 5-6, by the cosine of each output
-    row). The server's own step has no influence on G. In the other rounds, a client adds G to its own data (Eq. 3). The
-    client's loss then has an additional term: `weight` times the supervised contrastive loss over the batch together
-    with all of G (Eqs. 2 and 4, line 20). G is sent only to clients that use it and do not have it yet.
+    data differ. The server keeps a set G of `ipc` labeled images per class.
+
+    In the `selected` rounds, clients train without G (line 17). The server then changes G so that the gradient of the
+    loss on G matches the mean gradient of the clients' training (Eqs. 5-6). This mean gradient is (w - mean of w_k) /
+    lr, where w are the weights before the round and w_k the weights that client k trained. Gradients are compared by
+    the cosine of each output row.
+
+    In all other rounds, a client adds G to its own data (Eq. 3). Its loss has an additional term: `weight` times the
+    supervised contrastive loss over the batch together with all of G (Eqs. 2 and 4, line 20). G is sent only in these
+    rounds, and only if it has changed since it was last sent to the client.
 
     Deviations. The contrastive term is a mean over its elements, as in the authors' code; Eq. 4 has a sum
     (`reduction="sum"`), which needs a different weight. `regulariser="mmd"` is the paper's alternative (Fig. 3a). The
     term is then `weight` times the squared MMD between the embeddings of the batch and of G under five Gaussian kernels
     (`losses.rbf_mmd`), without labels, as in the authors' code (fedlgd_main.py, lines 83-85). Gradients flow through
-    both sets of embeddings, as in that code. The code also trains on G in the selected rounds, so that G itself
-    contributes to the matched gradient; `joined="always"` does the same. In the authors' code, G starts from the
-    clients' mean class statistics; in the paper, it starts from noise. `init="statistics-whole-set"` divides a class's
-    sums by the number of all pixels of a client, as that code does; `init="statistics"` divides by the pixels of the
-    class. For both kinds of statistics, each client is queried once, before round 1. The client sends 2C values per
-    class for C channels, and states which classes it has. Images of classes that no client has start from noise.
+    both sets of embeddings, as in that code. In the authors' code, clients also train on G in the selected rounds, so
+    that G contributes to the gradient that it is then fitted to; `joined="always"` does the same. In the authors' code,
+    G starts from the clients' mean class statistics; in the paper, it starts from noise. `init="statistics-whole-set"`
+    divides a class's sums by the number of all pixels of a client, as that code does; `init="statistics"` divides by
+    the pixels of the class. For both kinds of statistics, each client is queried once, before round 1. The client sends
+    2C values per class for C channels, and states which classes it has. Images of classes that no client has start from
+    noise.
 
     Args:
         ipc: number of images per class in G; the paper uses 10. 0 disables the add-on.
-        weight: lambda, the weight of the term on the clients; the paper uses 10 on DIGITS and 1 on CIFAR10C.
-        selected: rounds, counted from 1, in which G is distilled.
-        joined: rounds in which G is training data, "unselected" or "always".
+        weight: lambda, the weight of the additional term in the clients' loss; the paper uses 10 on DIGITS and 1 on
+            CIFAR10C.
+        selected: indices of the rounds, from 1, in which the server changes G.
+        joined: rounds in which clients train on G: all rounds that are not `selected` ("unselected"), or all rounds
+            ("always").
         init: source of the initial G, "noise", "statistics" or "statistics-whole-set".
-        steps, lr, momentum: options of SGD on G's pixels.
-        regulariser: term on the clients, "contrastive" or "mmd".
+        steps, lr, momentum: options of the server's SGD on the pixels of G.
+        regulariser: additional term in the clients' loss, "contrastive" or "mmd".
         temperature: temperature of the contrastive loss, above 0.
-        reduction: reduction of the contrastive loss, "mean" or "sum" over its anchors.
+        reduction: reduction of the contrastive loss, "mean" or "sum" over the images of the batch and G.
     """
 
     key = "Anchors"
@@ -86,40 +93,46 @@ class Anchors(AddOn):
 
     @property
     def first_round(self) -> int:  # type: ignore[override]
-        """First round in which clients use the anchors G."""
+        """First round in which clients train on the anchors G."""
         return next(number for number in range(1, len(self.selected) + 2) if self._joins(number))
 
     @property
     def has_query(self) -> bool:
-        """Whether clients are queried for class statistics before round 1, which depends on `init`."""
+        """Whether the server asks clients for class statistics before round 1. It does so unless `init` is "noise"."""
         return self.init != "noise"
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse several architectures, personal parameters, and Adam, whose updates are not sums of gradients."""
+        """Refuse several architectures, personal parameters, and Adam, because its weight change is not a sum of
+        gradients.
+        """
         require_one_architecture(self, settings, "it matches the gradient of one model")
         require_whole_models(self, settings, "it matches their gradient on the server")
         if settings.optimizer.name == "adam":
             raise ValueError("Anchors needs optimizer='sgd', got 'adam', whose weight change is not a sum of gradients")
 
     def start(self, server: AveragingServer) -> None:
-        """Draw the anchors G from noise, N(0, 1) per pixel."""
+        """Draw the pixels of the anchors G from noise, N(0, 1)."""
         shape = (server.task.num_classes, server.shape[0])
         self._draw(server, torch.zeros(shape, dtype=server.dtype), torch.ones(shape, dtype=server.dtype))
 
     def answer(self, local: Local, reply: Message) -> None:
-        """Write the mean and standard deviation of each channel in each class, and flag the client's classes."""
+        """Send the mean and standard deviation of each channel for each class, and which classes the client has."""
         stats = class_statistics(local.client.data, whole_set=self.init == "statistics-whole-set")
         reply[self.statistics] = torch.cat(stats, 1)
         reply[self.owned] = (local.counts > 0).float()
 
     def expect_answer(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect a row of statistics for each class, and a flag that tells whether the client has the class."""
+        """Expect a row of statistics for each class, and a number in [0, 1] that states whether the client has the
+        class.
+        """
         blank = torch.zeros(server.task.num_classes, 2 * server.shape[0], dtype=server.dtype)
         schema[self.statistics.key] = EntrySpec(blank)
         schema[self.owned.key] = EntrySpec(torch.zeros(len(blank)), minimum=0.0, maximum=1.0)
 
     def receive_answers(self, server: AveragingServer, replies: AggregatedReplies) -> None:
-        """Draw the anchors from the clients' mean statistics. For a class that no client has, draw them from noise."""
+        """Draw the anchors G anew, from the clients' mean class statistics. A class that no client has is drawn from
+        noise.
+        """
         if self.has_query:
             nobody = (replies.weight(self.statistics) == 0).unsqueeze(1)
             means, stds = replies[self.statistics].chunk(2, 1)
@@ -133,7 +146,9 @@ class Anchors(AddOn):
         server.state[self.anchors] = drawn
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the anchors G in rounds in which clients use them. Images are sent only when they have changed."""
+        """Send the anchors G in rounds in which clients train on them. The same images are sent only once to each
+        client.
+        """
         if self._joins(server.round):
             message[self.anchors] = server.state[self.anchors]
 
@@ -141,20 +156,26 @@ class Anchors(AddOn):
         return self.joined == "always" or round_number not in self.selected
 
     def extra_records(self, local: Local) -> LabeledImages | None:
-        """Return the anchors G, which are added to the client's own data (Eq. 3)."""
+        """Return the anchors G to add to the client's data (Eq. 3), or None in rounds in which clients train without
+        them.
+        """
         if not self._joins(local.round):
             return None
         return local.message[self.anchors]
 
     def extra_batches(self, local: Local) -> Iterator[Batch] | None:
-        """Return all anchors G as a batch in every step of an unselected round, for the contrastive term."""
+        """Return an iterator that yields all anchors G in every step, for the additional loss term; None in `selected`
+        rounds.
+        """
         if local.round in self.selected or not self.weight:
             return None
         anchors = local.message[self.anchors]
         return local.stream(self, anchors, batch=len(anchors))
 
     def loss(self, step: Step) -> Tensor | None:
-        """Return lambda L_Con over the batch and all of G (Eq. 4), or lambda times the MMD of the batch and G."""
+        """Return `weight` times the contrastive loss L_Con over the batch and G (Eq. 4), or times their MMD
+        (`regulariser`).
+        """
         if not step.has_batch(self):
             return None
         if self.regulariser == "mmd":
@@ -165,7 +186,9 @@ class Anchors(AddOn):
         )  # fmt: skip
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """In a selected round, change G so that its gradient at the old weights matches the mean update (Eqs. 5-6)."""
+        """In a `selected` round, change G so that its gradient at the weights `old` matches the mean update (Eqs.
+        5-6).
+        """
         if server.round not in self.selected or FedAvg.update not in replies:
             return
         name = server.settings.networks.names[0]

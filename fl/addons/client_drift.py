@@ -1,4 +1,4 @@
-"""Distance between the clients' trained models in a round: of their updates, and of their features."""
+"""Measurement of the distance between the clients' trained models in a round."""
 
 from __future__ import annotations
 
@@ -30,21 +30,20 @@ class ClientDrift(AddOn):
     Use it to check whether a method that promises less client drift keeps the promise. The column of the history is
     `client_drift`, with these entries:
 
-    * `distance`: root mean square distance of the clients' updates from the mean update;
-    * `relative`: the distance divided by the root mean square norm of the updates, in [0, 1]. It is 0 if all clients
-      send the same update, and 1 if the updates cancel out.
-    * `features`, only with `on`: 1 - cosine of the features that two clients' models compute from the same image, in
-      [0, 2], averaged over the images and the pairs of clients.
+    * `distance`: root mean square distance of the clients' updates from their mean.
+    * `relative`: `distance` divided by the root mean square norm of the updates, in [0, 1]. It is 0 if all clients send
+      the same update, and 1 if the mean update is zero.
+    * `features` (only if `on` is given): 1 - cosine similarity between the features of two clients' models for the same
+      image, averaged over the images and the pairs of clients. It is in [0, 2].
 
-    All clients have the same weight. The training stays bit-identical, and no additional values are sent, because the
-    server computes everything from the replies. Rounds with fewer than two replies do not have the column.
+    All clients have the same weight. The add-on does not change the training. No additional values are sent, because
+    the server computes everything from the replies. Rounds with fewer than two replies do not have the column.
 
-    Source: VHL (Tang et al., ICML 2022) explains its gain by less drift and by similar features of the clients' models
-    (section 4.3; Figs. 1 and 2 are t-SNE plots of such features). The paper reports no such numbers; these definitions
-    are ours.
+    VHL (Tang et al., ICML 2022) claims less drift and more similar features of the clients' models (section 4.3, t-SNE
+    plots in Figs. 1 and 2). The paper reports no such numbers; these definitions are ours.
 
     Args:
-        on: name of the images in `server_data` from which the features are computed; None: measure updates only.
+        on: name of the images in `server_data` from which the features are computed. None: only updates are compared.
             Each drawn client costs one pass over the images.
         every: number of rounds between two measurements.
     """
@@ -58,21 +57,23 @@ class ClientDrift(AddOn):
 
     @property
     def first_round(self) -> int:  # type: ignore[override]
-        """Index of the round with the first measurement, which equals `every`."""
+        """First round with a measurement."""
         return self.every
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse replies that do not contain every client's whole model, and several architectures."""
+        """Refuse several architectures, and methods whose replies do not contain every client's whole model."""
         require_full_models(self, settings, addons)
         require_one_architecture(self, settings, "it compares the updates of one model")
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse a run without the images `on`."""
+        """Raise ValueError if `on` is given but the server has no such images."""
         if self.on is not None and self.on not in server.data:
             raise ValueError(f"ClientDrift needs images on the server: server_data={{{self.on!r}: ...}}")
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Derive the squared norm of one client's update, and the normalized features of its model."""
+        """Compute the squared norm of one client's update and, with `on`, the unit-norm features of its trained
+        model.
+        """
         if server.round % self.every or FedAvg.update not in reply:
             return
         update = reply[FedAvg.update]
@@ -99,6 +100,6 @@ class ClientDrift(AddOn):
 
 @torch.no_grad()
 def _unit_features(network: torch.nn.Module, images: Tensor) -> Tensor:
-    """Return the features of the images, scaled to norm 1, float [N, d]."""
+    """Return the network's features of the images, each scaled to norm 1, float [N, d]."""
     embed = split(network).features
     return torch.cat([normalize(embed(part).flatten(1)) for part in images.split(_CHUNK)])

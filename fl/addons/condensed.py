@@ -28,31 +28,31 @@ SELECTED = tuple(range(1, 52, 5))
 
 @dataclass(frozen=True)
 class Condensed(AddOn):
-    """Train on condensed data: FedLGD's local half (Huang et al., TMLR 2024, section 3.3.1, Algorithm 1, lines 9-20).
+    """Local training on condensed data, from FedLGD (Huang et al., TMLR 2024, section 3.3.1, Algorithm 1, lines 9-20).
 
     Clients train on a small set that was condensed from their data, in place of the data. When a client is drawn for
     the first time, it condenses its data by distribution matching under random networks. In the `selected` rounds, the
-    client refines this set under the received global network, which is fixed during the refinement ("iterative
-    distribution matching", Eq. 1). Any method of local training can then use the set. `refine_steps=0` gives the sets
-    of the paper's baselines. `ipc=0` disables the add-on. Classes that a client does not have are left out.
+    client refines this set by distribution matching under the received global network ("iterative distribution
+    matching", Eq. 1). With `refine_steps=0`, sets are never refined, as in the paper's baselines. A set has no images
+    of classes that its client does not have.
 
     Deviations. As in the authors' code, no set is refined in round 1, because the network is untrained. A client
     condenses its data when it is first drawn. In the authors' code, all clients do so before round 0, with the same
-    result. The authors' code starts from statistics divided by the pixels of the whole set
-    (`init="statistics-whole-set"`); the paper, and the default here, divide by the pixels of the class. In that code,
-    the first condensation always uses a `ConvNet`; here, `factory` can return one.
+    result. The authors' code draws the initial images from class statistics that are divided by the number of pixels of
+    the whole set (`init="statistics-whole-set"`); the paper, and the default here, divide by the pixels of the class.
+    In that code, the first condensation always uses a `ConvNet`; here, pass `factory` for this.
 
     Args:
-        ipc: number of images per class; the paper uses 10 and 50.
+        ipc: number of images per class; the paper uses 10 and 50. 0 disables the add-on.
         steps: number of matching steps of the first condensation.
         refine_steps: number of matching steps of each refinement.
-        selected: rounds, counted from 1, in which to refine the set.
+        selected: indices of the rounds, from 1, in which clients refine their sets.
         init: source of the initial images (see `initial_images`): "statistics", "statistics-whole-set", "noise" or
             "real".
-        factory: function without arguments that returns a network for the first condensation; default: the client's own
-            architecture.
+        factory: function without arguments that returns a network for the first condensation. Default: networks of the
+            client's own architecture.
         batch_real: number of real images per class in each step.
-        lr, momentum: rate and momentum of SGD on the images.
+        lr, momentum: learning rate and momentum of SGD on the pixels.
         augment: differentiable Siamese augmentation of real and condensed images, or None.
     """
 
@@ -76,7 +76,10 @@ class Condensed(AddOn):
         require_augmentation(self.augment, server.normalization)
 
     def dataset(self, local: Local) -> LabeledImages:
-        """Return the condensed set for training: a new set, a refined set, or the set in the client's memory."""
+        """Return the client's condensed set as training set. Condense the data in the client's first round.
+
+        In the `selected` rounds after round 1, the set is refined first.
+        """
 
         def like() -> nn.Module:
             return local.new_network()
@@ -88,11 +91,13 @@ class Condensed(AddOn):
         return own
 
     def first(self, client: Client, like: Callable[[], nn.Module]) -> LabeledImages:
-        """Return the set in the client's memory; if there is none, condense one under random networks and keep it.
+        """Return the condensed set in the client's memory. If there is none, condense the client's data and store the
+        set.
 
         Args:
             client: client whose data are condensed, and whose memory holds the set.
-            like: function that returns a network of the client's own architecture; used if there is no `factory`.
+            like: function that returns a network of the client's own architecture. It is called if the option `factory`
+                is None.
         """
         own = client.memory.get(self.own)
         if own is None:
@@ -116,11 +121,11 @@ def condense_client(
 
     Args:
         options: object with the attributes `ipc`, `batch_real`, `lr`, `momentum` and `augment`.
-        client: client that condenses its data. If the run is stopped, the call ends.
+        client: client that condenses its data. Its `check_running` is called in every step.
         data: data to condense.
-        networks: sampler that draws the networks.
+        networks: sampler that draws the networks for distribution matching.
         generator: generator of all other random draws.
-        further: additional options of `distillkit.condense.distribution_matching`.
+        further: further options of `distillkit.condense.distribution_matching`.
     """
     names = ("ipc", "batch_real", "lr", "momentum", "augment")
     return distribution_matching(

@@ -24,10 +24,10 @@ class Ditto(AddOn):
 
         v_k <- v_k - lr (grad F_k(v_k) + lam (v_k - w_t)),
 
-    where w_t is the model received in this round. The bracket is the gradient of the paper's h_k, F_k(v) + (lam / 2)
-    ||v - w_t||^2, on separately drawn batches. The global model is bitwise the same as without Ditto. v_k has its own
-    batch-norm statistics, and is tested as the "personal" model (`accuracy_personal` in the history). A client that was
-    never drawn is tested with the global model.
+    where w_t is the model received in round t, and F_k the local loss. The expression in parentheses is the gradient of
+    the paper's h_k, F_k(v) + (lam / 2) ||v - w_t||^2, on separately drawn batches. Ditto does not change the global
+    model. v_k has its own batch-norm statistics, and is tested as the "personal" model (`accuracy_personal` in the
+    history). For a client that was never drawn, the global model is tested.
 
     Deviations: v_k starts from the first model that the client receives (the paper leaves v_k^0 open), and its steps
     use the method's optimizer (with any momentum and decay), as the global steps do. The paper picks lam per client on
@@ -37,7 +37,7 @@ class Ditto(AddOn):
     Args:
         lam: strength of the pull towards the global model, at least 0.
         epochs: number of passes over the local data for v_k in a round.
-        steps: exact number of steps (the paper's s); give this or `epochs`.
+        steps: exact number of steps (the paper's s). Set it instead of `epochs`.
     """
 
     key = "Ditto"
@@ -53,7 +53,7 @@ class Ditto(AddOn):
         Phase(self.epochs, self.steps)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse private training, and personal parameters, because v_k is pulled towards a whole global model."""
+        """Refuse add-ons with private training, and personal parameters, because v_k needs the whole global model."""
         if private := next((a.name for a in addons if a.private), ""):
             raise ValueError(
                 f"Ditto cannot be combined with {private}: it trains a second model on the records, which {private} "
@@ -62,7 +62,7 @@ class Ditto(AddOn):
         require_whole_models(self, settings, "it pulls a client's model towards the global one")
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Take this round's steps on v_k, and keep it in the client's memory."""
+        """Train the personal model v_k for this round's steps, and store it in the client's memory."""
         before = local.memory.get(self.own, local.received)
         local.memory[self.own] = local.fit(
             before,
@@ -72,5 +72,7 @@ class Ditto(AddOn):
         )
 
     def personal_model(self, local: Local) -> Tensors:
-        """Return v_k from the client's memory, or the received model if the client was never drawn."""
+        """Return the personal model v_k from the client's memory, or the received model if the client was never
+        drawn.
+        """
         return local.memory.get(self.own, local.received)

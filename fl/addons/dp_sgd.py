@@ -1,4 +1,4 @@
-"""DP-SGD on the clients: Poisson batches, clipped per-example gradients, noise, and charges to a ledger."""
+"""DP-SGD on the clients: Poisson batches, clipped per-example gradients, noise, and accounting in a ledger."""
 
 from __future__ import annotations
 
@@ -38,35 +38,37 @@ class DPSGD(AddOn):
 
     DP-SGD limits the information about a single record in everything that a client sends.
 
-    In each step, every record of the client takes part with probability `rate`. The gradient of each record is clipped
-    to the norm `clip` over all trained parameters, and the step follows
+    In each step, every record (image with its label) of the client takes part with probability `rate`. The gradient of
+    each record is clipped to the norm `clip` over all trained parameters. The gradient of the step is
 
         (sum of clipped gradients + N(0, (sigma clip)^2)) / (rate size)
 
-    plus the gradient of terms that read no private data, such as a proximal pull. All further computations are
+    plus the gradient of the add-ons' terms that read no private data, such as FedProx's. All further computations are
     post-processing: momentum, weight decay, Adam, SCAFFOLD's correction, averages, server steps, distillation on the
     server. The guarantee protects one record of one client against the server and everyone else. Clients hold different
     records, so the run's epsilon is the largest epsilon of any client. The ledger is charged for all steps of a phase
     before the first step draws its records.
 
-    Every process captures the gradient computation of one record as a fixed graph, for each phase, before it charges a
-    client; see `privacy.per_example_gradients`. No code of the network, the objective, the augmentation or another
-    add-on runs on records, and no other add-on receives records: their `local` and `step` hold an empty set. A record
-    whose gradient fails or is not finite counts as zero.
+    Before a client is charged, its process captures the gradient computation of one record as a fixed graph, for each
+    phase (see `privacy.per_example_gradients`). Only these graphs run on records, not the Python code of the network,
+    the objective, the augmentation or another add-on. Other add-ons receive no records: their `local` and `step` hold
+    an empty set. A record whose gradient fails or is not finite counts as zero.
 
     To choose sigma for a given epsilon, use `privacy.plan_noise(epsilon, delta, rate=rate, count=count).sigma`, where
     `count` is the number of steps in a round times the number of rounds.
 
     Deviations. The algorithm divides by the lot size; here the denominator is the public number rate * size, because
-    the size of a drawn lot is private. `epochs` are passes in expectation: round(epochs / rate) steps, at least one,
-    for every client. The method's `batch` is not used. Batches, noise, augmentation and dropout are drawn from
-    `client.secret`. With public draws, one record would shift the draws of later records.
+    the size of a drawn lot is private. The method's `epochs` mean expected passes: every client takes round(epochs /
+    rate) steps, at least one. The method's `batch` is not used. Batches, noise, augmentation and dropout are drawn from
+    `client.secret` instead of the run's seed. With draws from the seed, adding one record would change the draws of all
+    later records.
 
     Args:
-        sigma: noise standard deviation / clip; 0 means no noise and no guarantee.
+        sigma: noise multiplier, that is, the noise's standard deviation divided by `clip`. 0 means no noise and no
+            guarantee.
         rate: probability with which a record takes part in a step.
-        size: *public* number of records, which is assumed for every client.
-        clip: largest l2 norm of one record's gradient; infinity only with sigma 0.
+        size: number of records that is assumed for every client. It must not depend on private data.
+        clip: largest l2 norm of one record's gradient. It may be infinite only if sigma is 0.
         chunk: largest number of records whose gradients are in memory at the same time. The default depends on the
             device, the network and rate * size.
     """
@@ -88,7 +90,7 @@ class DPSGD(AddOn):
             check.real_number(self.clip, "clip", above=0.0)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse add-ons and options that would leak private data besides the noised gradient."""
+        """Refuse add-ons and options that would leak private data in addition to the noised gradient."""
         for addon in addons:
             if why := unsound(addon):
                 raise ValueError(f"DPSGD cannot be combined with {addon.name}, which {why}; leave it out")
@@ -101,11 +103,11 @@ class DPSGD(AddOn):
                 raise type(error)(f"DPSGD: {error}") from error
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse an objective that mixes the examples of a batch, after a trial on public noise.
+        """Test the objective on random noise, and refuse it if it mixes the examples of a batch. Also check delta.
 
         Raises:
             NotSeparable: the objective mixes examples.
-            NotAccountable: delta is too large for `size` records.
+            NotAccountable: the ledger's delta is too large for `size` records.
         """
         if server.ledger is not None:
             refuse_large_delta(self.size, server.ledger.delta)
@@ -113,10 +115,12 @@ class DPSGD(AddOn):
         refuse_mixing_objective(server, server.generator(self.key))
 
     def dry_run(self, local: Local) -> None:
-        """Capture the gradient computation of an architecture in every phase, and the augmentation.
+        """Capture the gradient computation of one architecture in every phase, and the augmentation, to detect errors
+        early.
 
         Raises:
-            BatchStatistics, NotCapturable, NotSeparable, PrivacyError: a part is not a fixed function of one record.
+            BatchStatistics, NotCapturable, NotSeparable, PrivacyError: the network, the objective, the augmentation or
+                an add-on's term cannot be captured as a fixed function of one record.
         """
         for phase in local.settings.phases:
             local.net.train()
@@ -146,9 +150,10 @@ class DPSGD(AddOn):
         return ExampleGradients(local.net, moved, known[key])
 
     def batches(self, local: Local, data: LabeledImages, phase: Phase) -> Iterator[Batch]:
-        """Yield an empty batch for every step, after charging the ledger for the whole phase.
+        """Charge the ledger for all steps of the phase, then yield an empty batch for every step.
 
-        Each record takes part with probability `rate`; the noised gradient of a step's records is kept for `gradient`.
+        For each step, the function draws records, each with probability `rate`, and computes their noised gradient. It
+        stores the gradient for `gradient`, so that no other code sees the records.
         """
         client, settings, moved = local.client, local.settings, local.trained_parameters(phase)
         steps = max(1, round(phase.epochs / self.rate)) if phase.steps is None else phase.steps
@@ -170,7 +175,7 @@ class DPSGD(AddOn):
             yield batch_at(data, torch.zeros(0, dtype=torch.int64))
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """Return the clipped and noised gradient of the examples, plus the gradient of terms without private data."""
+        """Return the noised sum of the clipped gradients, plus the gradient of the terms that read no private data."""
         noised = dict(zip(step.trained, step.local.scratch(self)["noised"], strict=True))
         public = step.public_gradient()
         return {n: g + public[n] if n in public else g for n, g in noised.items()}

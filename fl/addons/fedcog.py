@@ -27,52 +27,54 @@ __all__ = ["FedCOG"]
 class FedCOG(AddOn):
     """FedCOG (Ye et al., "Fake it till make it: federated learning with consensus-oriented generation", ICLR 2024).
 
-    Clients use the global model to generate images of the classes that they lack, and learn the global model's
+    Clients use the global model to generate images of the classes of which they have few, and learn the global model's
     predictions on these images.
 
-    From round `start_round` on, a client first generates up to `images` images of the classes that its data lack. With
-    n_c images of class c in its data, it generates max n - n_c images of this class, where max n is the largest n_c
-    (appendix A.1.1). The images are optimized until the global model assigns them to these classes, while the client's
-    own last model does not (Eqs. 1-2). Then the client trains on
+    From round `start_round` on, a client first generates up to `images` images to balance its classes. With n_c images
+    of class c in its data, it generates images of this class in proportion to max n - n_c, where max n is the largest
+    n_c (appendix A.1.1). The pixels are optimized so that the global model assigns the images to these classes, while
+    the client's own last model does not (Eqs. 1-2). Then the client minimizes
 
-        N_real / (N_real + N_syn) * (the objective) + N_syn / (N_real + N_syn) * KL(global || local) on these images
+        N_real / (N_real + N_syn) * (objective on its own images) + N_syn / (N_real + N_syn) * KL(global || local)
 
-    with N_syn = sum_c (max n - n_c) (appendix A.2.2). The global model's logits are stored with the images when they
-    are generated. If `weight` is given, the client minimizes the objective + weight * KL instead (Eq. 3). The messages
-    are those of FedAvg.
+    where the KL divergence is between the two models' predictions on the generated images, N_real is the number of the
+    client's images, and N_syn = sum_c (max n - n_c) (appendix A.2.2). The global model's logits are computed once, when
+    the images are generated. If `weight` is given, the client minimizes the objective + weight * KL instead (Eq. 3).
+    The messages are those of FedAvg.
 
     The paper does not specify two cases. A client whose classes are balanced generates no images and trains as without
-    FedCOG. It is counted as "FedCOG.balanced" among the round's "noted"; the authors' code divides 0 by 0 in this case.
-    A client that takes part for the first time has no last model, so the disagreement is left out. It is counted as
-    "FedCOG.first"; the authors' code uses a random network. In a multi-label task each generated image has one lacking
-    class as its target, and the distillation is binary for each class.
+    FedCOG; the authors' code divides 0 by 0 in this case. A client that takes part for the first time has no last
+    model, so the disagreement of the two models is not part of the loss on the pixels; the authors' code uses a random
+    network. The column "noted" of the history counts both cases, as "FedCOG.balanced" and "FedCOG.first". In a
+    multi-label task, each generated image has one class as its target, and the distillation is binary for each class.
 
     The variants of Table 5 are options: `steps=0` (row 1, Gaussian noise), `disagreement=0.0` (row 2) and
     `labels="hard"` (row 3: cross-entropy with the global model's predicted class, `hard_label` in the code).
     `targets="uniform"` is the basic strategy of section 4.1, which generates equally many images of all classes
     (`gen_complement` in the code, with two images of each class). `decoder` generates the images with a network
-    (appendix A.4). `regenerate` is `double_gen` in the authors' code: the client generates again after half of the
-    local steps, against the model in training.
+    (appendix A.4). `regenerate` is `double_gen` in the authors' code: after half of the local steps, the client
+    generates images again, with the model in training in place of its last model.
 
-    Deviations. `steps` is the paper's 100 (500 in the authors' code). The images are the best iterates with their own
-    logits (the authors' code pairs the last images with the logits of other iterates). See `invert` for the formula of
-    the disagreement.
+    Deviations. The default of `steps` is the paper's 100; the authors' code uses 500. The generated images are the best
+    iterates of the optimization, with their own logits; the authors' code pairs the last images with the logits of
+    other iterates. See `distillkit.generate.invert` for the formula of the disagreement.
 
     Args:
-        start_round: first round with generation; the paper trains 50 rounds without generation.
+        start_round: first round in which clients generate images; the paper trains 50 rounds without.
         images: largest number of images that a client generates in a round; rounding may reduce it.
-        steps, lr: options of Adam on the pixels.
-        disagreement: weight of 1 - JS(global, last local), at least 0.
-        divergence: formula of JS: "clamped" as in the authors' code, or "jensen_shannon".
-        weight: lambda_kd, the weight of the distillation; 0 disables the add-on. None: the weights N_real and N_syn
+        steps, lr: number of steps and learning rate of Adam on the pixels.
+        disagreement: weight, at least 0, of 1 - JS in the loss on the pixels. JS is the Jensen-Shannon divergence
+            between the predictions of the global model and of the client's last model.
+        divergence: formula of JS, "clamped" (the authors' code) or "jensen_shannon".
+        weight: lambda_kd, the weight of the distillation; 0 disables the add-on. None: the shares with N_real and N_syn
             above.
         batch: number of generated images per step; default: the method's `batch`.
         labels: target of the distillation: the global model's logits ("soft"), or its predicted class ("hard").
-        targets: classes to generate: those that a client lacks ("complement"), or equally many of all classes
-            ("uniform").
-        decoder: function `decoder((C, H, W), latent)` that returns the generator, such as `generate.SmallDecoder`; with
-            a decoder, Adam's betas are .5 and .999, as in the authors' code. With None, the pixels themselves are
-            optimized.
+        targets: classes of the generated images: those that balance the client's classes ("complement"), or equally
+            many images of all classes ("uniform").
+        decoder: function `decoder((C, H, W), latent)` that returns a generator network, such as
+            `distillkit.generate.SmallDecoder`. Adam then optimizes this network, with betas .5 and .999, as in the
+            authors' code. None: the pixels themselves are optimized.
         latent: length of the decoder's latent vectors.
         regenerate: whether to generate a second time, after half of the local steps.
     """
@@ -103,11 +105,11 @@ class FedCOG(AddOn):
 
     @property
     def first_round(self) -> int:  # type: ignore[override]
-        """The first round with generation: `start_round`."""
+        """First round in which clients generate images, `start_round`."""
         return self.start_round
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse `regenerate` if another add-on makes the batches, because the number of steps must be known."""
+        """Refuse `regenerate` if another add-on makes the batches, because the number of steps is then unknown."""
         slot = slot_owner(addons, "batches")
         if self.regenerate and slot is not None:
             raise ValueError(
@@ -116,12 +118,15 @@ class FedCOG(AddOn):
             )
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse uniform targets with fewer images than classes."""
+        """Refuse `targets="uniform"` with fewer images than classes."""
         if self.targets == "uniform" and self.images < server.task.num_classes:
             raise ValueError(f"targets='uniform' needs images >= {server.task.num_classes} classes, got {self.images}")
 
     def extra_batches(self, local: Local) -> Iterator[Batch] | None:
-        """Generate images of the lacking classes (section 4.1), and return their batches; None before `start_round`."""
+        """Generate images that balance the client's classes (section 4.1), and return an iterator over their batches.
+
+        The result is None before `start_round` and for a client that generates no images.
+        """
         if local.round < self.start_round:
             return None
         counts = local.task.counts(local.data.labels)
@@ -165,7 +170,10 @@ class FedCOG(AddOn):
             yield next(stream)
 
     def loss(self, step: Step) -> Tensor | None:
-        """Return the weighted distillation from the stored logits (section 4.2), or from hard labels."""
+        """Return the weighted distillation loss on a batch of generated images (section 4.2).
+
+        The targets are the stored logits of the global model, or its predicted classes with `labels="hard"`.
+        """
         if not step.has_batch(self):
             return None
         task, targets, logits = step.local.task, step.batch_of(self).columns["logits"], step.output(self).logits

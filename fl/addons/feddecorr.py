@@ -20,13 +20,14 @@ class FedDecorr(AddOn):
 
     "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning". The penalty keeps
     the embeddings of clients with few classes from collapsing into few dimensions. It is beta times a measure of the
-    correlations between the d dimensions of the batch's embeddings (the input of the last linear layer). A batch of one
-    image has no correlations, so no penalty is added.
+    correlations between the d dimensions of the embeddings (the input of the last linear layer) in a batch. A batch of
+    one image has no correlations, so no penalty is added.
 
-    The paper prints |K|_F^2 / d^2, where K is the correlation matrix [d, d]. Its results come from the authors' code
-    (bytedance/FedDecorr: `FedDecorrLoss` in loss.py), which takes the mean square of the off-diagonal entries of Z^T Z,
-    divided by the batch's N images. With N = 64, this form is about 64 times stronger with the same beta. The published
-    betas belong to this form, so it is the default. See `losses.feature_decorrelation` for both forms.
+    The paper prints the measure |K|_F^2 / d^2, where K is the correlation matrix [d, d]. The authors' code
+    (bytedance/FedDecorr: `FedDecorrLoss` in loss.py) uses another form: the mean square of the off-diagonal entries of
+    Z^T Z, divided by N, for the standardized embeddings Z [N, d] of a batch of N images. The gradient of this form is
+    about N times larger. The published betas were tuned with it, so it is the default. See
+    `losses.feature_decorrelation` for both forms.
 
     Args:
         beta: weight of the penalty, at least 0; 0 disables the add-on. The paper uses 0.1; the authors' script for
@@ -43,7 +44,7 @@ class FedDecorr(AddOn):
     data_access = "batch"
 
     def loss(self, step: Step) -> Tensor | None:
-        """Return the term beta * L_FedDecorr of the batch's embeddings, or None for a single image."""
+        """Return the penalty beta * L_FedDecorr of the batch's embeddings, or None for a batch of one image."""
         embedding = step.output().embedding
         if len(embedding) < 2:
             return None

@@ -30,26 +30,26 @@ class FedDF(AddOn):
     Pass the unlabeled images as `server_data={"proxy": ...}`. When a client's reply arrives, the server runs the
     client's model on these images and updates the mean of the logits. At the end of the round, the student is the
     averaged model of each architecture. It is trained with Adam on the softmax of the mean logits (Eq. 3:
-    KL(softmax(mean of logits) || softmax(student))). Every client has the same weight in the ensemble; the student's
-    start is FedAvg's weighted average, after the server's step if there is one. All architectures learn from the
-    ensemble of all clients.
+    KL(softmax(mean of logits) || softmax(student))). Every client has the same weight in the ensemble. The student
+    starts from FedAvg's weighted average, after the step of a server optimizer if there is one. The students of all
+    architectures learn from the ensemble of all clients.
 
     In the paper, the student is scored every 100 steps on labeled validation images. The distillation takes at most
     10,000 steps, stops when the accuracy has not risen for 1,000 steps, and keeps the best weights. To do the same, use
     `FedDF(steps=10_000, returns="best", patience=1000)` with `server_data={"validation": ...}`. By default, no
-    validation images are needed: the student takes a thousand steps and keeps the last weights. The rate falls along a
+    validation images are needed: the student takes 1,000 steps, and the last weights are kept. The rate falls along a
     cosine and gradients are clipped, as in the authors' code (epfml/federated-learning-public-code: `NoiseKTSolver` in
     FedDF-code/pcode/aggregation/noise_knowledge_transfer.py).
 
-    Deviations: step 1 and the last step are scored, too. Teachers run in eval mode with the batch-norm statistics that
-    their clients sent; the student runs in train mode.
+    Deviations: the student is also scored after step 1 and the last step. Teachers run in eval mode with the batch-norm
+    statistics that their clients sent; the student runs in train mode.
 
     In "Federated Learning with a Single Shared Image" (Soni, Saeed and Asano, 2024) FedDF is the baseline. There, the
     student starts from the average only in a share of the rounds ("FedAvg initialization"), and otherwise from the
     server's last model (lines 366-375 of strategy/fed_df.py in its code). Its logits are clipped. To reproduce this
-    baseline, use `FedDF(steps=500, batch=32, lr=0.005, schedule="constant", gradient_norm=None, rate=0.2, clip=2.5)`
-    with clients that train as in `SingleImage`. In that paper clients send logits. Here they send their weights, from
-    which the server computes the same logits, so every round has the bytes of FedAvg.
+    baseline, use `FedDF(steps=500, batch=32, lr=0.005, schedule="constant", gradient_norm=None, rate=0.2, clip=2.5)`,
+    and for the clients the options of `fl.methods.SingleImage`. In that paper clients send logits. Here they send their
+    weights, from which the server computes the same logits, so messages are as large as FedAvg's.
 
     Args:
         steps: number of Adam steps in a round; 0 disables the add-on.
@@ -57,10 +57,12 @@ class FedDF(AddOn):
         lr: Adam's rate; the paper uses 1e-3.
         schedule: "cosine": the rate falls along half a cosine to 0 after `steps`; or "constant".
         gradient_norm: largest norm of a gradient; the authors' code uses 5. None: gradients are not clipped.
-        returns: weights that the distillation returns: the "last", or the "best" of those after every 100th step.
-        patience: number of steps without a better score after which the distillation stops; needs returns="best". The
-            paper uses 1,000.
-        rate: share of rounds, in [0, 1], in which the student starts from the average. These rounds are evenly spaced.
+        returns: weights that the distillation returns: the "last", or the "best" on the validation images among those
+            after every 100th step.
+        patience: number of steps without a better validation accuracy after which the distillation stops; only with
+            `returns="best"`. The paper uses 1,000.
+        rate: share of rounds, in [0, 1], in which the student starts from the clients' average. These rounds are evenly
+            spaced.
         warm_rounds: number of first rounds that always start from the average; the code of the single-image paper uses
             1.
         clip: largest norm of the student's logits (`losses.clip_logit_norm`), or None.
@@ -89,7 +91,7 @@ class FedDF(AddOn):
             raise ValueError(f"patience needs validation: returns='best', got returns={self.returns!r}")
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse replies that do not contain every client's whole model."""
+        """Refuse methods whose replies do not contain every client's whole model."""
         require_full_models(self, settings, addons)
         for addon in addons:
             if self.rate < 1 and any(
@@ -100,7 +102,7 @@ class FedDF(AddOn):
                 )
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse a run without images on the server, or with another shape or normalization than the clients'."""
+        """Refuse a run without proxy images on the server, or whose proxy images differ in shape or normalization."""
         for name in ("proxy", "validation") if self.returns == "best" else ("proxy",):
             if name not in server.data:
                 raise ValueError(f"FedDF needs images on the server: server_data={{{name!r}: ...}}")
@@ -112,13 +114,13 @@ class FedDF(AddOn):
             )
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Run one client's model on the proxy images, and derive its logits [N, K]."""
+        """Run the client's trained model on the proxy images, and add its logits [N, K] to the entries of the reply."""
         net = server.trained(reply).network
         images = server.data["proxy"].images
         out[self.logits] = torch.cat(list(forward_chunks(net, images, chunk_size(images))))
 
     def refine(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> Tensors:
-        """Return each architecture's student, after training on the mean of the clients' logits."""
+        """Return the weights of each architecture's student, after training on the mean of the clients' logits."""
         warm = starts_from_average(server.round, self.rate, self.warm_rounds)
         if self.rate < 1:
             server.notes["initialised"] = int(warm)

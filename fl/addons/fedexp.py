@@ -1,4 +1,4 @@
-"""FedExP: a server step size that follows the disagreement of the clients."""
+"""FedExP: a server step size that grows with the disagreement of the clients."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ def _square(tensors: Iterable[Tensor]) -> float:
 class FedExP(AddOn):
     """FedExP (Jhunjhunwala et al., "Speeding up federated averaging via extrapolation", ICLR 2023, Algorithm 1).
 
-    The server moves by eta_g times the mean change, with
+    The server adds eta_g times the mean of the clients' changes Delta_i to the weights, with
 
         eta_g = max(1, sum_i p_i ||Delta_i||^2 / (2 (||mean Delta||^2 + epsilon)))
 
-    (in the paper, a sum over M clients divided by 2M, because p_i = 1/M). Iterates oscillate along steep directions, so
-    the tested and saved model is the mean of the last two iterates, buffers included; training continues from the last
-    iterate. Each client sends the value ||Delta_i||^2, so the server needs only sums.
+    where p_i is the client's share of the weights in the mean (1/M for M clients in the paper). Successive weights
+    oscillate along steep directions, so the tested and saved model is the mean of the weights after the last two
+    rounds, including float buffers. Training continues from the last weights. Each client also sends ||Delta_i||^2, so
+    the server needs only sums over clients.
 
-    Deviations. After round 1, the first iterate is tested by itself, as in the authors' code, because w_0 is untrained.
-    That code adds M epsilon where the paper has epsilon, and shrinks epsilon together with the learning rate. Personal
-    metrics and the clients' own tests use the current iterate, which the clients received.
+    Deviations. After round 1, the weights of this round alone are tested, as in the authors' code, because the initial
+    weights are untrained. That code adds M epsilon where the paper and this class have epsilon, and reduces epsilon
+    together with the learning rate. Tests on the clients use the last weights, which the clients received, instead of
+    the mean.
 
     Args:
         epsilon: constant in the denominator, at least 0; larger values are closer to FedAvg. The paper tunes it (10^-3
@@ -57,27 +59,29 @@ class FedExP(AddOn):
         require_one_architecture(self, settings, "its step size is that of one vector of weights")
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect one number, ||Delta_i||^2."""
+        """Expect one number in addition to the entries of FedAvg: ||Delta_i||^2, the squared norm of the client's
+        change.
+        """
         schema[self.norm.key] = EntrySpec(1.0, minimum=0.0, maximum=schema[FedAvg.update.key].max_norm ** 2)
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Send ||Delta_i||^2 of the change that is sent."""
+        """Send ||Delta_i||^2, the squared norm of the change that the client sends."""
         reply[self.norm] = _square(update.values())
 
     def aggregate(self, server: AveragingServer, replies: AggregatedReplies, mean: Tensors) -> Tensors:
-        """Return eta_g times the mean change; the history's rows show eta_g as "extrapolation"."""
+        """Return eta_g times the mean change, and write eta_g to the column "extrapolation" of the history."""
         size = 2 * (_square(mean.values()) + self.epsilon)
         step = max(1.0, replies[self.norm] / size) if size > 0 else 1.0
         server.notes["extrapolation"] = step
         return {n: step * m for n, m in mean.items()}
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Keep the previous weights, for the mean of the last two iterates."""
+        """Store the weights before this round, for the mean of the last two rounds."""
         if server.round > 1:
             server.state[self.before] = old
 
     def evaluation_model(self, server: AveragingServer) -> Tensors:
-        """Return the mean of the weights of the last two rounds; integer buffers are those of the last round."""
+        """Return the mean of the weights of the last two rounds. Integer buffers are those of the last round."""
         last = server.state[FedAvg.model]
         before = server.state.get(self.before, last)
         return {n: torch.lerp(before[n], t, 0.5) if t.is_floating_point() else t for n, t in last.items()}

@@ -31,27 +31,28 @@ class FedGen(AddOn):
 
     Clients share the knowledge of their classifiers through a generator of embeddings; no images are exchanged.
 
-    The server learns a generator G of embeddings z = G(y, noise) that the clients' classifiers h_k agree to assign to
-    y:
+    The server trains a generator G so that the clients' classifiers h_k assign the embedding z = G(y, noise) to class
+    y. It minimizes
 
         sum_k mean_y [a_k(y) CE(h_k(z), y)] + diversity_weight * diversity(noise, z),
 
-    where a_k(y) is client k's share of the counts of class y. A count is one plus the number of images of the class
-    that the client's steps read. A class that no client read in a round is not generated in that round. From the second
-    round on, clients receive G and add to their loss
+    where CE is the cross-entropy and a_k(y) is client k's share of the counts of class y. A client's count of a class
+    is one plus the number of images of the class in the batches of its training. A class of which no client had an
+    image in a round is not generated in that round. From the second round on, clients receive G and add to their loss
 
         alpha_t mean_y CE(h(G(y)), y) + beta_t mean_x KL(softmax(h(G(y_x))) || softmax(logits of x)),
 
-    where y is uniform over the classes seen so far, y_x is the true class of x, and the softmax of the generated side
-    has no gradient. Both weights decay by the factor `decay` in each round.
+    where h is the classifier in training, and y is uniform over the classes for which G has been trained so far. x is
+    an image of the batch and y_x its class. The softmax of h(G(y_x)) has no gradient. Both weights, alpha_t and beta_t,
+    decay by the factor `decay` in each round.
 
     Both formulas and the counts follow the authors' code (zhuangdizhu/FedGen: FLAlgorithms/servers/serverpFedGen.py and
     users/userpFedGen.py). The paper has the cross-entropy of the mean logits in the first formula and no KL in the
-    second. In each step the number of generated embeddings is the number of images in the batch.
+    second. In each step, a client generates as many embeddings as the batch has images.
 
-    Deviations from the code. Noise is Gaussian, as in the paper, and not uniform. An image of a class that the
-    generator has not seen has no KL term, and y is not drawn among unseen classes. The adversarial student term, whose
-    weight is 0 in all settings of the code, and the stop after 20 local epochs are left out.
+    Deviations from the code. Noise is Gaussian, as in the paper; in the code it is uniform. For classes for which G has
+    not been trained, images have no KL term, and y is never drawn. The adversarial student term, whose weight is 0 in
+    all settings of the code, and the end of regularization after 20 local epochs are left out.
 
     Args:
         alpha, beta: weights of the two terms on the clients, at least 0; the code uses 10 for both (1 on EMNIST).
@@ -84,7 +85,9 @@ class FedGen(AddOn):
     first_round = 2
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse several architectures, personal parameters and rescaled updates: the server needs all classifiers."""
+        """Refuse several architectures, personal parameters and rescaled updates, because the server needs every
+        classifier.
+        """
         require_one_architecture(self, settings, "its generator learns from one kind of classifier")
         require_whole_models(self, settings, "its generator learns from the clients' classifiers")
         require_unscaled(self, addons)
@@ -97,7 +100,7 @@ class FedGen(AddOn):
         return cast("LatentGenerator", build(made, draw or torch.Generator()))
 
     def start(self, server: AveragingServer) -> None:
-        """Draw the initial weights of the generator G, which has seen no class yet."""
+        """Draw the initial weights of the generator G, which is not yet trained for any class."""
         classes, embedding = server.task.num_classes, self._head(server).embedding
         drawn = self._generator(classes, embedding, server.generator("FedGen init")).to(server.dtype)
         server.state[self.generator] = copied(drawn)
@@ -105,12 +108,12 @@ class FedGen(AddOn):
         server.state[self.optimizer] = {}
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the trained generator, and the classes that it has seen."""
+        """Send the generator and the classes for which it has been trained. Before it is trained, send nothing."""
         if server.state[self.seen].any():
             message[self.generator], message[self.seen] = server.state[self.generator], server.state[self.seen]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect a count for each class: one plus the number of images of this class that the steps read."""
+        """Expect a count for each class: one plus the number of images of this class in the batches of the training."""
         settings = server.settings
         read = sum(
             p.epochs * settings.max_samples if p.steps is None else p.steps * settings.batch for p in settings.phases
@@ -118,7 +121,7 @@ class FedGen(AddOn):
         schema[self.counts.key] = EntrySpec(torch.zeros(1, server.task.num_classes), minimum=0.0, maximum=1 + read)
 
     def before_training(self, local: Local) -> None:
-        """Set the count of every class to one, and set up the received generator."""
+        """Set the count of every class to one, and load the received generator, if there is one."""
         local.scratch(self)["counts"] = torch.ones_like(local.counts, dtype=torch.float32)
         if self.generator in local.message:
             weights = local.message[self.generator]
@@ -127,9 +130,11 @@ class FedGen(AddOn):
             local.scratch(self).update(net=net.eval(), draws=local.generator(self))
 
     def loss(self, step: Step) -> Tensor | None:
-        """Return alpha_t times the cross-entropy on generated embeddings, plus beta_t times a KL divergence.
+        """Return the two terms of the clients' loss: alpha_t times the cross-entropy, plus beta_t times the KL
+        divergence.
 
-        The divergence is between the predictions for each image and for a generated embedding of its class.
+        The cross-entropy is that of generated embeddings of random classes. The divergence is between the predictions
+        for each image and for a generated embedding of the image's class.
         """
         local, labels = step.local, step.batch.labels
         scratch, factor = local.scratch(self), self.decay ** (local.round - 1)
@@ -150,15 +155,15 @@ class FedGen(AddOn):
         return factor * (self.alpha * agreed + self.beta * (known * distance).mean())
 
     def after_step(self, step: Step) -> None:
-        """Add the labels of the step to the counts."""
+        """Add the number of images of each class in the batch to the counts."""
         step.local.scratch(self)["counts"] += step.local.task.counts(step.batch.labels)
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Send the counts of each class."""
+        """Send the count of each class."""
         reply[self.counts] = local.scratch(self)["counts"][None]
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Derive an entry with h_k, the classifier of the client's model."""
+        """Add the weights of h_k, the classifier of the client's trained model, to the entries of the reply."""
         if FedAvg.update not in reply:
             return
         name = server.settings.networks.names[0]
@@ -166,7 +171,7 @@ class FedGen(AddOn):
         out[self.head] = {n: (old[n] + update[n])[None] for n in self._head(server).names}
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Train G on the round's classifiers; the history's rows show its loss as "generator_loss"."""
+        """Train G on the classifiers of this round's clients, and write its loss to the column "generator_loss"."""
         if self.head not in replies:
             return
         counts = replies[self.counts]

@@ -21,19 +21,20 @@ class FedNova(AddOn):
 
     The updates of clients with unequal numbers of steps are normalized before averaging.
 
-    A client sends d_i = (its change) / |a_i|_1, where a_i holds the weight of each of its gradients in that change. The
-    server adds tau_eff sum_i p_i d_i to the model, with tau_eff = sum_i p_i |a_i|_1. So a client does not gain weight
-    by taking more steps, and the fixed point is that of the true objective. With equal |a_i|_1, FedNova equals FedAvg,
-    up to rounding.
+    The change of client i is -lr times a weighted sum of its gradients; a_i is the vector of these weights, and |a_i|_1
+    its l1 norm. The client sends d_i, its change divided by |a_i|_1. The server adds tau_eff sum_i p_i d_i to the
+    model, with tau_eff = sum_i p_i |a_i|_1, where p_i is the client's weight in the mean. So a client does not gain
+    weight by taking more steps, and the fixed point is that of the true objective. If |a_i|_1 is the same for all
+    clients, FedNova equals FedAvg, up to rounding.
 
-    |a_i|_1 is the distance that the client's optimizer moves in its tau steps for a constant unit gradient, divided by
-    lr. It is tau for SGD, sum_k (1 - rho^(tau - k)) / (1 - rho) with momentum rho, and sum_k (1 - lr mu)^k with a
-    proximal term.
+    |a_i|_1 is the distance by which the client's tau steps would move a weight under a constant gradient of 1, divided
+    by lr. For k = 0, ..., tau - 1, it is tau for SGD, sum_k (1 - rho^(tau - k)) / (1 - rho) with momentum rho, and
+    sum_k (1 - lr mu)^k with a proximal term of weight mu.
 
     Deviations. If the clients use both momentum and a proximal term, |a_i|_1 is computed for their combination; the
     authors' code mixes two formulas. With a proximal term, the authors' code sets tau_eff to the mean number of steps.
-    A client sends one normalizer per tensor instead of one per model, because phases may train parts of the model for
-    different numbers of steps. For Adam the normalizer is the number of steps.
+    A client sends |a_i|_1 for each tensor instead of once per model, because phases may train parts of the model for
+    different numbers of steps. For Adam, |a_i|_1 is the number of steps.
     """
 
     key = "Nova"
@@ -41,29 +42,29 @@ class FedNova(AddOn):
     tau = Entry[Tensors]("mean", by=FedAvg.samples)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse momentum that is kept between rounds, because |a_i|_1 counts the gradients of one round."""
+        """Refuse momentum that is kept between rounds, because |a_i|_1 covers only the gradients of one round."""
         if settings.optimizer.state == "client":
             raise ValueError(
                 "FedNova needs ClientOptimizer(state='round'), got 'client': old momentum holds earlier gradients"
             )
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect one number, |a_i|_1, for every tensor of the update."""
+        """Expect |a_i|_1, one number for every tensor of the update."""
         update = cast(Tensors, schema[FedAvg.update.key].value)
         schema[self.tau.key] = EntrySpec({n: torch.tensor(1.0) for n in update}, minimum=0.0)
 
     def scale_update(self, local: Local, update: Tensors) -> Tensors:
-        """Return d_i = change / |a_i|_1; it is zero for a tensor that was not trained."""
+        """Return d_i, the change divided by |a_i|_1, for each tensor. It is zero for a tensor that was not trained."""
         return {
             n: u * local.lr / local.effective_lrs[n] if local.effective_lrs[n] > 0 else u for n, u in update.items()
         }
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Send |a_i|_1, tensor by tensor."""
+        """Send |a_i|_1 of each tensor."""
         tau = {n: torch.tensor(path / local.lr) for n, path in local.effective_lrs.items()}
         reply[self.tau] = local.prefixed(tau)
 
     def aggregate(self, server: AveragingServer, replies: AggregatedReplies, mean: Tensors) -> Tensors:
-        """Return tau_eff sum_i p_i d_i: the mean of the d_i times the mean of the |a_i|_1."""
+        """Return tau_eff sum_i p_i d_i, that is, the mean of the d_i times the mean of the |a_i|_1, for each tensor."""
         tau = replies[self.tau]
         return {n: m * tau[n] for n, m in mean.items()}

@@ -20,17 +20,17 @@ __all__ = ["FedAdagrad", "FedAdam", "FedAvgM", "FedYogi", "ServerAdaptive"]
 class FedAvgM(AddOn):
     """FedAvgM (Hsu et al., "Measuring the effects of non-identical data distribution", 2019, section 4.3).
 
-    The server's steps have momentum over the rounds. With the mean change Delta of a round, v <- beta v + Delta and w
-    <- w + lr v. With momentum 0, lr is a plain server step size (such as SCAFFOLD's eta_g); with momentum 0 and lr 1
-    the add-on is disabled. Buffers have no momentum. If no drawn client has the architecture of a tensor, the tensor
-    and its v stay unchanged.
+    The server applies momentum over the rounds. From the mean Delta of the clients' changes in a round, it computes v
+    <- beta v + Delta and w <- w + lr v. With momentum 0, lr is a plain server step size (such as SCAFFOLD's eta_g).
+    With momentum 0 and lr 1, the add-on is disabled. Buffers have no momentum. If no drawn client has the architecture
+    of a tensor, the tensor and its v stay unchanged.
 
     Args:
         momentum: beta, the momentum, in [0, 1).
         lr: eta, the server's step size, above 0. The paper's text has no step size, which corresponds to 1.
-        rule: formula of the step. "heavy-ball" is the formula of the paper. "nesterov" is used in its experiments: w <-
-            w + lr (Delta + beta v). "fedcog" is the baseline in FedCOG's code: v as above, but from the second round
-            on the step is v / (1 + beta).
+        rule: formula of the step. "heavy-ball" is the formula above, from the paper. "nesterov", from the paper's
+            experiments, is w <- w + lr (Delta + beta v). "fedcog", from the baseline in FedCOG's code, divides the step
+            lr v by 1 + beta from the second round on.
     """
 
     key = "ServerMomentum"
@@ -42,11 +42,11 @@ class FedAvgM(AddOn):
 
     @property
     def disabled(self) -> bool:
-        """Whether the step equals the plain mean change (momentum 0, lr 1)."""
+        """Whether the options (momentum 0, lr 1) make the step equal to the mean change, as without the add-on."""
         return self.momentum == 0 and self.lr == 1
 
     def server_step(self, server: AveragingServer, mean: Tensors) -> Tensors:
-        """Update v with the mean change, and return the step lr v, or the step of another `rule`."""
+        """Update the momentum v with the mean change Delta, and return the step of the option `rule`."""
         known: Tensors = server.state.get(self.velocity, {})
         v = {n: self.momentum * known[n] + delta if n in known else delta for n, delta in mean.items()}
         server.state[self.velocity] = {**known, **v}
@@ -58,24 +58,24 @@ class FedAvgM(AddOn):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerAdaptive(AddOn, ABC):
-    """Base of `FedAdagrad`, `FedAdam` and `FedYogi` (Reddi et al., "Adaptive federated optimization", ICLR 2021).
+    """Base class of `FedAdagrad`, `FedAdam` and `FedYogi` (Reddi et al., "Adaptive federated optimization", ICLR 2021).
 
-    The class implements Algorithm 2; a subclass defines the update of v.
-
-    With the mean change Delta of a round, element by element:
+    The class implements Algorithm 2. In each round, the server computes from the mean Delta of the clients' changes,
+    element by element:
 
         m <- beta1 m + (1 - beta1) Delta,    v <- (see the subclass),    w <- w + lr m / (sqrt(v) + tau)
 
-    There is no bias correction. m starts at 0 and v at `initial`. Buffers are set to their plain mean. If no drawn
-    client has the architecture of a tensor, the tensor, its m and its v stay unchanged.
+    A subclass defines the update of v (`second`). There is no bias correction. m starts at 0 and v at `initial`.
+    Buffers are set to their plain mean. If no drawn client has the architecture of a tensor, the tensor, its m and its
+    v stay unchanged.
 
     Args:
-        lr: eta, the server's step size. The paper tunes it over 10^-3 ... 10 together with the clients' rate. A weight
-            moves by about this much in a round.
+        lr: eta, the server's step size. A weight changes by about this much in a round. The paper tunes it over 10^-3
+            ... 10 together with the clients' learning rate.
         beta1: decay of m, in [0, 1).
         tau: degree of adaptivity, above 0; smaller values are more adaptive. The paper mostly uses 10^-3.
-        initial: v before the first round, at least 0; None: tau^2, the smallest value that the paper allows. Some
-            libraries start at 0.
+        initial: value of v before the first round, at least 0. None: tau^2, the smallest value that the paper allows.
+            Some libraries use 0.
     """
 
     key = "ServerAdaptive"
@@ -89,10 +89,15 @@ class ServerAdaptive(AddOn, ABC):
 
     @abstractmethod
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return the new v, given the old `v` and `square` (Delta^2). The three methods differ only in this step."""
+        """Return the new second moment v.
+
+        Args:
+            v: second moment before this round.
+            square: Delta^2, the squared mean change of this round.
+        """
 
     def server_step(self, server: AveragingServer, mean: Tensors) -> Tensors:
-        """Update m and v, and return the step lr m / (sqrt(v) + tau)."""
+        """Update the moments m and v with the mean change, and return the step lr m / (sqrt(v) + tau)."""
         m: Tensors = server.state.get(self.m, {})
         v: Tensors = server.state.get(self.v, {})
         m, v = dict(m), dict(v)
@@ -150,5 +155,5 @@ class FedYogi(FedAdam):
     key = "ServerYogi"
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return v, moved towards Delta^2 by a step whose size depends only on Delta^2."""
+        """Return v - (1 - beta2) Delta^2 sign(v - Delta^2)."""
         return v - (1 - self.beta2) * square * torch.sign(v - square)

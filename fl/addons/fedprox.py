@@ -1,4 +1,4 @@
-"""FedProx: a proximal pull towards the received weights."""
+"""FedProx: a proximal term in the local objective, which pulls the weights towards the received weights."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ __all__ = ["FedProx"]
 class FedProx(AddOn):
     """FedProx (Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, Algorithm 2).
 
-    A pull keeps every client near the weights that it received, even if its data differ from those of other clients.
-    FedProx adds (mu / 2) ||w - w_t||^2 to the local objective (the paper's h_k), over the shared parameters; buffers
-    are not pulled. For the paper's inexactness gamma (uneven local work), use `FedAvg(steps=...)`.
+    A proximal term keeps every client near the weights that it received, even if its data differ from those of other
+    clients. FedProx adds (mu / 2) ||w - w_t||^2 to the local objective (the paper's h_k), where w are the shared
+    parameters and w_t their received values. Buffers are not part of the term. For the paper's inexactness gamma
+    (uneven local work), use `FedAvg(steps=...)`.
 
     Args:
-        mu: strength of the pull, at least 0; 0 disables the add-on. The paper tunes over {0.001, 0.01, 0.1, 1}.
+        mu: weight of the proximal term, at least 0; 0 disables the add-on. The paper tunes over {0.001, 0.01, 0.1, 1}.
     """
 
     key = "Proximal"
@@ -32,10 +33,12 @@ class FedProx(AddOn):
 
     @property
     def damping(self) -> float:  # type: ignore[override]
-        """Strength mu of the pull, which shortens a client's drift (`local.effective_lrs`)."""
+        """The weight mu of the proximal term, whose gradient is mu (w - w_t)."""
         return self.mu
 
     def loss(self, step: Step) -> Tensor:
-        """Return the term (mu / 2) ||w - w_t||^2 of the local objective, where w_t are the received weights."""
+        """Return the proximal term (mu / 2) ||w - w_t||^2 of the local objective, where w_t are the received
+        weights.
+        """
         local = step.local
         return proximal(local.shared_parameters().values(), local.start.values(), self.mu)

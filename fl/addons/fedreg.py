@@ -1,4 +1,4 @@
-"""FedReg: local steps that forget less of the global model, thanks to projections based on generated images."""
+"""FedReg: local steps that forget less of the global model, with the help of generated images."""
 
 from __future__ import annotations
 
@@ -26,29 +26,33 @@ class FedReg(AddOn):
 
     Local steps forget less of the global model's knowledge, because each client generates images that represent it.
 
-    From its own images a client generates two kinds of images, by `iterations` signed gradient steps that raise the
-    received model's loss on their labels. Pseudo images (large steps, into other classes) are labeled with the received
-    model's softmax, which carries its knowledge. Perturbed images (small steps) keep their true labels. Then each local
-    step
+    A client generates two kinds of images from its own images. It changes the pixels by `iterations` signed gradient
+    steps that raise the received model's loss on the true labels. Pseudo images come from large steps, so that they
+    look like other classes to the model. Their labels are the received model's softmax outputs, which represent its
+    knowledge. Perturbed images come from small steps and keep their true labels.
 
-    1. takes the gradient at gamma w + (1 - gamma) w_t instead of at w, and takes the SGD step with it; 2. takes the
-    gradients g_s on pseudo and g_p on perturbed images at (w + w_t) / 2, and removes from the drift w - w_t its
-    component along g_s, then along g_p, if that component raises the loss of these images to first order.
+    Let w be the weights in training and w_t the received weights. Each local step has two parts:
+
+    1. Take the gradient at gamma w + (1 - gamma) w_t instead of at w, and take the SGD step with it.
+    2. Take the gradients g_s on pseudo images and g_p on perturbed images at (w + w_t) / 2. Remove from w - w_t its
+       component along g_s, then its component along g_p. A component is removed only if it raises the loss on these
+       images to first order.
 
     These operations and their order are those of the authors' code (Zoesgithub/FedReg: `step_func` in
     FedUtils/fed/fedreg.py, `FSGM` in FedUtils/models/utils.py), which averages clients uniformly (`weights="uniform"`).
-    The batches of generated images are made once a round and used in turn, so they are not derived from the images of
-    the current step. Images are not clamped to the range of pixels; the code clamps a tensor that it then discards.
+    The generated images are made once per round, in batches. The steps use these batches one after the other, so a
+    step's generated images do not come from the images of its own batch. Images are not clamped to the range of pixels,
+    as in the code, whose clamped tensor is never used.
 
-    Deviations. The optional privacy mask of the code is not implemented. Batch statistics never change in the code,
-    which computes every gradient on copies; here step 1 updates them as in FedAvg, and step 2 does not. On a CPU,
-    pseudo and perturbed images are the same tensor in the code; on a GPU they are two tensors, as here.
+    Deviations. The optional privacy mask of the code is not implemented. In the code, which computes every gradient on
+    copies, batch-norm statistics never change; here, part 1 of a step updates them as in FedAvg. On a CPU, pseudo and
+    perturbed images are the same tensor in the code; on a GPU they are two tensors, as here.
 
     Args:
-        gamma: weight of the local model in step 1, in [0, 1]; the code's settings are 0.5, or 0.25 to 0.4.
+        gamma: weight of w in part 1, in [0, 1]; the code's settings are 0.5, or 0.25 to 0.4.
         eta: step size for the pseudo images, in normalized pixels; the code uses 0.1 on CIFAR and 0.2 on MNIST.
         eta_perturbed: step size for the perturbed images; None: eta / 100, as in the code.
-        iterations: number of gradient steps that make an image; the code uses 10.
+        iterations: number of gradient steps for each image; the code uses 10.
     """
 
     key = "FedReg"
@@ -60,7 +64,7 @@ class FedReg(AddOn):
     single_label = True
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse momentum, Adam, and add-ons that require an update to be a sum of gradients."""
+        """Refuse momentum, Adam, and add-ons that change gradients or rescale updates."""
         if settings.optimizer.name != "sgd" or settings.momentum:
             raise ValueError(
                 "FedReg's projections are defined for plain SGD, give optimizer='sgd' and momentum=0: momentum "
@@ -73,7 +77,7 @@ class FedReg(AddOn):
                 )
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """Return the gradient at gamma w + (1 - gamma) w_t, in place of the gradient at w (step 1)."""
+        """Return the gradient at gamma w + (1 - gamma) w_t, in place of the gradient at w (part 1 of a step)."""
         local, shared = step.local, step.local.shared_parameters()
         with restored(shared.values()):
             with torch.no_grad():
@@ -82,7 +86,7 @@ class FedReg(AddOn):
             return compute()
 
     def after_step(self, step: Step) -> None:
-        """Remove from the drift the components that raise the loss on pseudo, then on perturbed images (step 2)."""
+        """Remove from w - w_t the components that raise the loss on pseudo and perturbed images (part 2 of a step)."""
         local, scratch = step.local, step.local.scratch(self)
         names = [n for n in step.trained if n in local.start]
         if not names:
@@ -108,7 +112,10 @@ class FedReg(AddOn):
                 step.trained[name].copy_(local.start[name] + r)
 
     def _generated(self, local: Local) -> list[tuple[Tensor, ...]]:
-        """Return batches of pseudo images with soft labels, and batches of perturbed images with their labels."""
+        """Generate images from all of the client's images, in batches.
+
+        Each batch is a tuple: pseudo images, their soft labels, perturbed images, and their class indices.
+        """
         model, data = local.at(local.received), local.data
         small = self.eta / 100 if self.eta_perturbed is None else self.eta_perturbed
         found: list[tuple[Tensor, ...]] = []
@@ -123,7 +130,9 @@ class FedReg(AddOn):
         return found
 
     def _raised(self, network: nn.Module, images: Tensor, labels: Tensor, eta: float) -> Tensor:
-        """Return images after signed gradient steps that raise the loss."""
+        """Return the images after `iterations` signed gradient steps of size `eta` that raise the network's loss on
+        `labels`.
+        """
         for _ in range(self.iterations):
             images = images.detach().requires_grad_()
             slope = torch.autograd.grad(F.cross_entropy(network(images), labels), images)[0]

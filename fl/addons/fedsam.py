@@ -19,15 +19,14 @@ __all__ = ["FedSAM"]
 class FedSAM(AddOn):
     """FedSAM (Qu et al., "Generalized federated learning via sharpness aware minimization", ICML 2022, Algorithm 1).
 
-    Clients look for flat minima: they minimize the loss at the worst nearby point instead of at their weights. Each
-    local gradient is computed at w + rho g / ||g||, where g is the gradient of the same batch at w, and the norm is
-    over all trained parameters together. The loss is the whole local loss, including every add-on's term and batch.
+    Clients look for flat minima: they minimize the largest loss near their weights instead of the loss at their
+    weights. Each local gradient is computed at w + rho g / ||g||, where g is the gradient of the same batch at w, and
+    ||g|| is the norm over all trained parameters together. The loss includes the terms and batches of all add-ons.
     Corrections such as SCAFFOLD's are applied to the resulting gradient.
 
-    Both passes use the same images and dropout masks. The weights are restored from a copy, bit by bit. Batch-norm
-    statistics are updated once, in the pass at w. The paper does not specify these details; plain implementations of
-    SAM update the statistics twice. If the gradient is zero, the weights are not perturbed. A step computes two
-    gradients.
+    Each step computes two gradients, with the same images and dropout masks. Batch-norm statistics are updated once, in
+    the forward pass at w; plain implementations of SAM update them twice. The paper does not specify these details. If
+    g is zero, the weights are not perturbed.
 
     Args:
         rho: radius of the perturbation, at least 0; 0 disables the add-on.
@@ -39,7 +38,9 @@ class FedSAM(AddOn):
     data_access = "none"
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """Return the gradient at w + rho g / ||g||, in place of the gradient g at w, and restore the weights."""
+        """Return the gradient at w + rho g / ||g||, where g is the gradient at the weights w. The weights stay as they
+        are.
+        """
         local = step.local
         masks = local.dropout.get_state()
         grads = compute()

@@ -18,17 +18,17 @@ class FineTune(AddOn):
     """Fine-tuned federated averaging (Wang et al., "Federated Evaluation of On-device Personalization", 2019).
 
     Use it to measure the gain from personalization. Before a test, a client trains the received model further on its
-    own data. The result is tested as its "personal" model (`accuracy_personal` in the history) and then discarded. The
-    global training is bit-identical to that without the add-on.
+    own data. The result is tested as the client's "personal" model (`accuracy_personal` in the history) and then
+    discarded. The add-on does not change the global training.
 
-    The paper fine-tunes all parameters with the clients' optimizer, as here by default. `train` selects parameters;
-    "classifier.*", for example, trains only the last layer. The client's own images are used, even if the method trains
-    on other images.
+    The paper fine-tunes all parameters with the clients' optimizer, which is the default here. Fine-tuning uses the
+    client's own images, even if an add-on replaces the training set.
 
     Args:
         epochs: number of passes over the local data.
-        steps: exact number of steps; give this or `epochs`.
-        train: pattern of the names of the parameters to train; "!pattern" means all other parameters.
+        steps: exact number of steps. Set it instead of `epochs`.
+        train: pattern of the names of the trained parameters, such as "classifier.*" for the last layer. A leading "!"
+            negates the pattern: "!classifier.*" trains all other parameters.
     """
 
     key = "FineTune"
@@ -43,9 +43,9 @@ class FineTune(AddOn):
         Phase(self.epochs, self.steps, self.train)
 
     def check_run(self, settings: Settings, names: Sequence[str]) -> None:
-        """Refuse a pattern `train` that matches no parameter."""
+        """Raise ValueError if the pattern `train` matches no parameter."""
         require_matches([self.train], names, "FineTune(train=...)")
 
     def personal_model(self, local: Local) -> Tensors:
-        """Return the received model, trained on the client's own data for `epochs` or `steps`."""
+        """Return the received model after further training on the client's own images for `epochs` or `steps`."""
         return local.fit(local.received, self, Phase(self.epochs, self.steps, self.train))

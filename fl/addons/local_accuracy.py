@@ -1,4 +1,4 @@
-"""Test of each client's trained model on a common set, before averaging."""
+"""Measurement of the accuracy of each client's trained model on a common set, before averaging."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ __all__ = ["LocalAccuracy"]
 
 @dataclass(frozen=True)
 class LocalAccuracy(AddOn):
-    """Test of the clients' trained models, which adds the mean, std and worst tenth of their accuracies to the history.
+    """Measurement of the clients' models after local training: mean, std and worst tenth of their accuracies on one
+    set.
 
-    The column of the history is `accuracy_locals`. "We evaluate each local model on the uniform test dataset to examine
-    the preservation of general knowledge during local training" (FedCOG, Ye et al., ICLR 2024, section 6.4, Fig. 2b).
-    The server runs each model on `server_data={"test": ...}` as the model arrives. The training stays bit-identical,
-    and no additional values are sent. With `SharedImage` and `SharedPool`, only rounds in which clients send weights
-    have the column.
+    The column of the history is `accuracy_locals`. Use it "to examine the preservation of general knowledge during
+    local training" (FedCOG, Ye et al., ICLR 2024, section 6.4, Fig. 2b). The server tests each model on
+    `server_data={"test": ...}` when the client's reply arrives. The add-on does not change the training, and no
+    additional values are sent. With `SharedImage` or `SharedPool`, only rounds in which clients send weights have the
+    column.
 
     Args:
         on: name of the set in `server_data`.
-        every: number of rounds between two tests; a test costs one pass over the set per drawn client.
+        every: number of rounds between two measurements. Each costs one pass over the set for each drawn client.
     """
 
     key = "LocalAccuracy"
@@ -42,15 +43,15 @@ class LocalAccuracy(AddOn):
 
     @property
     def first_round(self) -> int:  # type: ignore[override]
-        """Index of the round with the first test, which equals `every`."""
+        """First round with a measurement."""
         return self.every
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse replies that do not contain every client's whole model."""
+        """Refuse methods whose replies do not contain every client's whole model."""
         require_full_models(self, settings, addons)
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse a run without the set `on`, or with a set whose kind of labels differs from that of the clients."""
+        """Refuse a run without the set `on`, or with a set whose labels have another form than the task's."""
         if self.on not in server.data:
             raise ValueError(f"LocalAccuracy needs images on the server: server_data={{{self.on!r}: ...}}")
         data = server.data[self.on]
@@ -61,7 +62,7 @@ class LocalAccuracy(AddOn):
             )
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Test the model that one client trained, and derive its accuracy."""
+        """Test the model that one client trained, and add its accuracy to the entries of the reply."""
         if server.round % self.every or FedAvg.update not in reply:
             return
         predictor = server.trained(reply)
@@ -69,6 +70,6 @@ class LocalAccuracy(AddOn):
         out[self.accuracies] = torch.tensor([server.task.metrics(sums)["accuracy"]], dtype=torch.float64)
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Write mean, std and worst tenth of the accuracies into the round's row of the history."""
+        """Write the mean, std and worst tenth of the accuracies to the round's row of the history."""
         if self.accuracies in replies:
             server.notes["accuracy_locals"] = clients_accuracy(replies[self.accuracies].tolist())

@@ -1,4 +1,6 @@
-"""MOON: a loss term that keeps embeddings near those of the global model, and away from those of the previous model."""
+"""MOON: a loss term that keeps a client's embeddings near those of the global model and away from those of its previous
+model.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,20 @@ class MOON(AddOn):
     """Model-contrastive federated learning (Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021).
 
     A client's embeddings are kept near those of the global model, and away from those of its own previous model. MOON
-    adds mu * l_con to the local objective (Algorithm 1; l_con is Eq. 3). z, z_glob and z_prev are the batch's
-    embeddings by the model in training, by the received model, and by this client's model after its latest
-    participation. The received and the previous model are frozen and in eval mode.
+    adds mu * l_con to the local objective (Algorithm 1), with the contrastive loss l_con of Eq. 3. It compares the
+    embeddings z, z_glob and z_prev of the batch. They come from the model in training, the received model, and this
+    client's model after the last round in which it took part. The received and the previous model are frozen and in
+    eval mode.
 
     The embedding is the input of the last linear layer. The paper puts a two-layer projection head before this layer.
     To do the same, use a network that has such a head; FedCOG's version of MOON has none. In a client's first round,
-    the term is left out, because the previous model would be the received one. Then cos(z, z_prev) = cos(z, z_glob), so
-    the loss would be log 2 and its gradient exactly 0. The authors' code uses a randomly initialized model instead.
+    the term is left out, because there is no previous model. With the received model as previous model, the loss would
+    be the constant log 2. The authors' code uses a randomly initialized model instead.
 
     Args:
         mu: weight of the contrastive term, at least 0; 0 disables the add-on. The paper tunes it over {0.1, 1, 5, 10};
             FedCOG's comparison uses 0.01.
-        temperature: t of Eq. 3, positive; the paper uses 0.5.
+        temperature: temperature in Eq. 3, positive; the paper uses 0.5.
     """
 
     key = "MOON"

@@ -25,8 +25,9 @@ __all__ = ["RobustMean"]
 class RobustMean(AddOn):
     """Coordinate-wise median or trimmed mean (Yin et al., "Byzantine-robust distributed learning", ICML 2018), or Krum.
 
-    A single well-formed reply with large false values can move a plain mean anywhere. Here, the server combines the
-    clients' changes by a rule whose result a few such replies cannot move far:
+    A single reply with large false values can change a plain mean arbitrarily. Here, the server combines the clients'
+    changes by a rule on which a few such replies have limited influence. n is the number of replies in a round, and f
+    (`attackers`) the largest number of false ones among them:
 
     * "median": the median of every coordinate (the mean of the middle two if n is even).
     * "trimmed": the mean of every coordinate without the f smallest and the f largest values, which is their trimmed
@@ -36,19 +37,19 @@ class RobustMean(AddOn):
       `best` changes with the smallest sums (Multi-Krum). The history's rows list the selected clients as
       "krum_clients".
 
-    n is the number of replies in a round. If at most f of them are false, each coordinate of the median and of the
-    trimmed mean lies between the smallest and the largest value of the honest clients. All replies have the same
-    weight, as in both papers, so `weights="uniform"` is required. The server keeps all n updates of a round in memory.
+    Each coordinate of the median and of the trimmed mean then lies between the smallest and the largest value of the
+    honest clients. All replies have the same weight, as in both papers, so `weights="uniform"` is required. The server
+    keeps all n updates of a round in memory.
 
-    Deviations. The papers combine gradients; here the vectors are the clients' changes after their local steps. The
-    papers' guarantees are for clients with similar data. If classes are distributed unevenly, honest changes differ,
-    and the removed changes may come from the only clients that have a class. Multi-Krum averages at most n - f changes;
-    the paper allows n.
+    Deviations. The papers combine gradients; here, the server combines the clients' changes after their local steps.
+    The papers' guarantees are for clients with similar data. If classes are distributed unevenly, honest changes
+    differ, and the removed changes may come from the only clients that have a class. Multi-Krum averages at most n - f
+    changes; the paper allows n.
 
     Args:
-        attackers: f, the largest number of false replies in a round, at least 0. "median" uses it only to refuse rounds
-            that are too small. "trimmed" with 0 is the plain mean, and the add-on is disabled.
-        rule: rule that replaces the mean, "median", "trimmed" or "krum".
+        attackers: f, the largest number of false replies in a round, at least 0. The rule "median" uses it only to
+            refuse rounds with too few replies. With the rule "trimmed", 0 disables the add-on.
+        rule: rule that replaces the mean: "median", "trimmed" or "krum".
         best: number of changes that Krum averages, at least 1.
 
     Raises:
@@ -73,17 +74,20 @@ class RobustMean(AddOn):
 
     @property
     def disabled(self) -> bool:
-        """Whether the rule is a trimmed mean with 0 values trimmed, which is the plain mean."""
+        """Whether the rule is a trimmed mean that removes no values, which equals the plain mean."""
         return self.rule == "trimmed" and self.attackers == 0
 
     @property
     def needed(self) -> int:
-        """Smallest number of replies in a round for which the rule is defined."""
+        """Smallest number of replies in a round with which the rule can be applied."""
         f = self.attackers
         return max(2 * f + 3, f + self.best) if self.rule == "krum" else 2 * f + 1
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse entries that one false reply could still move, and settings that the papers' rules do not cover."""
+        """Refuse options and add-ons with which one false reply could still change the model arbitrarily.
+
+        Also refuse several architectures, for which the rules are not defined.
+        """
         networks, some = settings.networks, 2  # classes: buffers do not depend on how many
         if settings.weights != "uniform":
             raise ValueError(
@@ -104,22 +108,24 @@ class RobustMean(AddOn):
                 )
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse a run with too few clients."""
+        """Raise ValueError if the run has fewer clients than the rule needs replies."""
         if server.clients < self.needed:
             raise ValueError(
                 f"{self._requirement()}; the run has {server.clients} clients: lower attackers, or bring more"
             )
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Accept a change of any finite size, because the rule limits its influence."""
+        """Accept changes of any finite norm in replies, because the rule limits their influence."""
         schema[FedAvg.update.key] = EntrySpec.finite(schema[FedAvg.update.key].value)
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Derive one row from the client's change, so that `aggregate` gets the changes of all clients individually."""
+        """Add the client's change as one row to the entries of the reply, so that `aggregate` gets one row for each
+        client.
+        """
         out[self.updates] = {n: u.unsqueeze(0) for n, u in reply[FedAvg.update].items()}
 
     def aggregate(self, server: AveragingServer, replies: AggregatedReplies, mean: Tensors) -> Tensors:
-        """Return the clients' changes combined by the rule, in place of the mean."""
+        """Return the combination of the clients' changes by the rule, in place of their mean."""
         rows, count = replies[self.updates], len(replies.clients)
         if count < self.needed:
             raise NoUsableReply(f"{self._requirement()}, this one has {count}: raise participation, or lower attackers")
@@ -140,8 +146,8 @@ class RobustMean(AddOn):
 def _trimmed_mean(rows: Tensor, trim: int) -> Tensor:
     """Return the mean of each coordinate without its `trim` smallest and `trim` largest values.
 
-    This is the coordinate-wise trimmed mean of Yin et al., ICML 2018 (beta = trim / n). With trim = (n - 1) // 2 only
-    the middle value or the middle two remain, so the result is the coordinate-wise median.
+    This is the coordinate-wise trimmed mean of Yin et al., ICML 2018, with beta = trim / n. With trim = (n - 1) // 2,
+    only the middle one or two values remain, so the result is the coordinate-wise median.
 
     Args:
         rows: tensor [n, ...], one vector per row.
@@ -154,15 +160,15 @@ def _trimmed_mean(rows: Tensor, trim: int) -> Tensor:
 
 
 def _krum_choice(rows: Tensors, attackers: int, keep: int) -> list[int]:
-    """Return the ascending indices of the vectors that Krum selects: those with the `keep` smallest scores.
+    """Return the indices of the vectors that Krum selects, in ascending order: those with the `keep` smallest scores.
 
-    The score s(i) is the sum of |V_i - V_j|^2 over the n - f - 2 vectors V_j closest to V_i (Blanchard et al., NeurIPS
-    2017). Ties go to the smaller index, as in the paper.
+    The score of vector V_i is the sum of |V_i - V_j|^2 over the n - f - 2 vectors V_j closest to V_i (Blanchard et al.,
+    NeurIPS 2017). Of vectors with equal scores, the one with the smaller index is selected, as in the paper.
 
     Args:
         rows: tensors [n, ...] by name; the vector V_i is row i of all tensors together.
         attackers: f, the number of attackers; n must be at least 2 f + 3.
-        keep: number of vectors to select; 1 is Krum, more is Multi-Krum.
+        keep: number of vectors to select: 1 for Krum, more for Multi-Krum.
     """
     flat = [tensor.reshape(len(tensor), -1).double() for tensor in rows.values()]
     apart = [torch.cdist(f, f, compute_mode="donot_use_mm_for_euclid_dist").square() for f in flat]

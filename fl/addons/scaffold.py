@@ -20,18 +20,20 @@ __all__ = ["SCAFFOLD"]
 class SCAFFOLD(AddOn):
     """SCAFFOLD (Karimireddy et al., ICML 2020, Algorithm 1 with option II).
 
-    Control variates estimate the drift of clients whose data differ, and every gradient is corrected by them. Every
-    local gradient becomes g - c_i + c (line 10). After training, c_i <- c_i - c + (x - y_i) / (K eta_l) (line 12). The
-    server moves c by the sum of the drawn clients' changes of c_i, divided by the number N of all clients (line 17).
-    All variates start at zero. c_i stays with its client, and changes only if the server has used the reply. Buffers
-    and personal parameters have no control variate. The variate of a parameter that was not trained does not change.
+    Clients whose data differ drift apart in their local steps. Two control variates, c_i of client i and c of the
+    server, estimate this drift. Every local gradient g is corrected to g - c_i + c (line 10). After K steps with the
+    learning rate eta_l from the received weights x to y_i, c_i <- c_i - c + (x - y_i) / (K eta_l) (line 12). The server
+    adds to c the sum of the drawn clients' changes of c_i, divided by the number N of all clients (line 17). All
+    variates start at zero. c_i stays with its client, and changes only if the server has used the client's reply.
+    Buffers and personal parameters have no control variate. The variate of a parameter that was not trained does not
+    change.
 
-    Deviations. K eta_l is replaced by `local.effective_lrs`, the distance that a constant unit gradient moves a weight.
-    This is K eta_l for plain SGD. With momentum or a proximal pull, K eta_l itself would make the variates too large (6
-    times at K = 20 and momentum 0.9). Variates that are zero are not sent, so round 1 sends no more than FedAvg. The
-    sum of changes is unweighted, as in the paper, where all clients have the same weight. Use SCAFFOLD with
-    `weights="uniform"`: even with sample weights, the corrected steps converge where the unweighted mean gradient is
-    zero. The server's step size eta_g (line 16; 1 in the paper's experiments) is `FedAvgM(0.0, lr=eta_g)`.
+    Deviations. K eta_l is replaced by `local.effective_lrs`, the distance by which a constant gradient of 1 would move
+    a weight. For plain SGD, this is K eta_l. With momentum, K eta_l would make the variates too large (about 6 times
+    for K = 20 and momentum 0.9). A variate c that is zero is not sent, so the server sends no more than FedAvg in round
+    1. The sum of changes is unweighted, as in the paper. Use SCAFFOLD with `weights="uniform"`: even with sample
+    weights, the corrected steps converge where the unweighted mean gradient is zero. The server's step size eta_g (line
+    16; 1 in the paper's experiments) is `FedAvgM(0.0, lr=eta_g)`.
 
     Raises:
         ValueError: the clients use Adam, whose steps are not proportional to gradients, or have several architectures.
@@ -45,7 +47,9 @@ class SCAFFOLD(AddOn):
     drift = Entry[Tensors]("sum")
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse Adam and momentum kept between rounds, because option II needs a change that is a sum of gradients."""
+        """Refuse Adam and momentum kept between rounds, because line 12 needs a change that is a sum of this round's
+        gradients.
+        """
         if settings.optimizer.name == "adam":
             raise ValueError(
                 "SCAFFOLD needs optimizer='sgd', got 'adam': its steps do not tell the size of the gradient"
@@ -57,21 +61,21 @@ class SCAFFOLD(AddOn):
         require_one_architecture(self, settings, "c is all clients' mean")
 
     def start(self, server: AveragingServer) -> None:
-        """Start the server's variate c at zero, stored as an empty group."""
+        """Set the server's variate c to zero. An empty group stands for zero."""
         server.state[self.control] = {}
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the server's variate c with the weights (line 4)."""
+        """Send the server's variate c (line 4)."""
         message[self.control] = server.state[self.control]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect a change of c_i for every tensor of the update, with a norm no larger than option II can produce."""
+        """Expect a change of c_i for every tensor of the update. Its norm must not exceed what line 12 can produce."""
         update = schema[FedAvg.update.key]
         control = math.hypot(*(float(torch.linalg.vector_norm(c)) for c in server.state[self.control].values()))
         schema[self.drift.key] = replace(update, max_norm=control + update.max_norm / server.rate)
 
     def before_training(self, local: Local) -> None:
-        """Set up both variates, and the shift c - c_i of every gradient (line 10)."""
+        """Load both variates, c and c_i, and compute c - c_i, which is added to every gradient (line 10)."""
         c = local.unprefixed(local.message[self.control])
         own: Tensors = local.memory.get(self.own, {})
         zeros = {n: torch.zeros_like(p) for n, p in local.start.items()}
@@ -87,7 +91,7 @@ class SCAFFOLD(AddOn):
                 grads[name] = grads[name] + shift
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Store the new c_i (line 12, option II) in the memory, and send its change."""
+        """Store the new c_i (line 12) in the client's memory, and send its change."""
         c, own = local.scratch(self)["c"], local.scratch(self)["own"]
         drift = {
             n: -c[n] - delta / local.effective_lrs[n] if local.effective_lrs[n] > 0 else torch.zeros_like(delta)
@@ -97,6 +101,6 @@ class SCAFFOLD(AddOn):
         reply[self.drift] = local.prefixed(drift)
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Add 1/N times the sum of the changes to c (line 17)."""
+        """Add the sum of the clients' changes of c_i, divided by the number of all clients, to c (line 17)."""
         c, moved = server.state[self.control], replies[self.drift]
         server.state[self.control] = {n: c.get(n, torch.zeros_like(d)) + d / server.clients for n, d in moved.items()}

@@ -1,4 +1,4 @@
-"""Federated learning with a single shared image, or with a shared pool: clients send logits instead of weights."""
+"""Federated learning with a single shared image or a shared pool of images: clients send logits instead of weights."""
 
 from __future__ import annotations
 
@@ -21,45 +21,49 @@ __all__ = ["SharedImage", "SharedPool"]
 
 @dataclass(frozen=True, eq=False)
 class SharedImage(Shared):
-    """Soni, Saeed and Asano, "Federated Learning with a Single Shared Image" (2024), Algorithm 1.
+    """Distillation on crops of one image (Soni, Saeed and Asano, "Federated Learning with a Single Shared Image",
+    2024).
 
-    Clients of any architecture teach the server through their predictions on crops of one image, without sending
-    weights.
+    The server learns from the clients' predictions on crops of one image, so clients of different architectures can
+    take part and need not send weights in every round. The class implements Algorithm 1.
 
-    All participants render the same `count` crops of one image (section 3.1). In each round the global model selects
-    `keep` of them (section 3.2). The server sends their indices, and clients reply with logits. Clients send weights
-    only in rounds with "FedAvg initialization". In these rounds, each architecture's model on the server starts from
-    the average of its clients' weights; in other rounds, it starts from its previous weights. The server then trains
-    the model to match the softmax of the weighted mean of all logits. `fl.methods.SingleImage` sets the paper's
-    options.
+    The server and all clients compute the same `count` crops of one image (section 3.1). In each round, the server's
+    model selects `keep` of them (section 3.2). The server sends their indices, and clients reply with their logits on
+    these crops. The server then trains its model of each architecture to match the softmax of the clients' weighted
+    mean logits. In rounds with "FedAvg initialization", clients also send their weights, and each model starts from the
+    average of its clients' weights. In all other rounds, it starts from its previous weights. `fl.methods.SingleImage`
+    sets the paper's options.
 
     Deviations. The server sends crop indices, as in the paper; the authors' code sends the crops, 61 MB per client and
     round. Averages are weighted by the number of samples (in the authors' code by the number of batches). As in that
-    code, the first round has FedAvg initialization, and the norm of the student's logits is limited to 2.5. The paper
-    does not mention this limit. The last weights are kept, as in the paper; the authors' code keeps the best on the
-    clients' own validation images (`returns="best"` uses `server.data["validation"]`). If there are several
+    code, the first round has FedAvg initialization, and the norm of the trained model's logits is limited to 2.5. The
+    paper does not mention this limit. The last weights are kept, as in the paper; the authors' code keeps the best on
+    the clients' own validation images (`returns="best"` uses `server.data["validation"]`). If there are several
     architectures, the model that is best on that set selects the crops; without the set, the first model does so. (In
     the authors' code, the model that is best on the test set selects them.)
 
     Args:
         image: the shared image, uint8 [C, H, W], or float in [0, 1], which is rounded to 8 bits; C is that of the
             clients' images.
-        keep, count: number of crops used in a round, and number of crops from which they are selected. If both are
-            equal, all crops are used.
-        seed: seed of the crops, with which every participant renders the same crops.
+        keep: number of crops that are selected for a round; with `count`, all crops are used.
+        count: number of crops from which to select.
+        seed: seed from which every participant computes the same crops.
         size: side of a crop in pixels. None means the side of the clients' images, which must then be square.
         rate: share of rounds with FedAvg initialization, in [0, 1]; these rounds are evenly spaced. The paper uses 1,
             0.5 and 0.2.
         warm_rounds: number of first rounds that always have FedAvg initialization.
-        steps, batch, lr: options of Adam on the server (batch in the authors' code: 32 in Tables 1, 3 and 4, else 512).
-        least_steps: minimum number of steps. The number decays to this minimum along half a cosine and restarts in
-            rounds with FedAvg initialization (Table 4: 250; see `falling_steps`).
-        clip: largest norm of the students' logits (`losses.clip_logit_norm`), or None.
-        returns: weights that the distillation returns: the "last", or the "best" on `server.data["validation"]`.
+        steps, batch, lr: options of the server's Adam. The authors' code uses batches of 32 in Tables 1, 3 and 4, and
+            of 512 in all others.
+        least_steps: smallest number of steps in a round. The number starts at `steps` in rounds with FedAvg
+            initialization, and falls to this minimum along half a cosine until the next of these rounds. None: `steps`
+            in every round. Table 4 uses 250.
+        clip: largest norm of the logits of the trained models (`losses.clip_logit_norm`); None: no limit.
+        returns: weights that the training on the server returns: the "last", or the "best" on
+            `server.data["validation"]`.
         crops: other options of `generate.Patches`; the paper uses rotation=35 and flip=0.5.
-        selection: options of `select.select`; the default {"kmeans_share": 0} only prunes. If 5,000 of 50,000 crops are
-            kept, the entropy pruning of section 4.1 ("we remove 90 % of the training examples") leaves k-means nothing
-            to select.
+        selection: options of `distillkit.select.select`. The default, {"kmeans_share": 0}, only prunes by entropy: if
+            5,000 of 50,000 crops are kept, the pruning of section 4.1 ("we remove 90 % of the training examples") alone
+            determines the selection.
     """
 
     key = "SharedImage"
@@ -83,26 +87,28 @@ class SharedImage(Shared):
 
 @dataclass(frozen=True, eq=False)
 class SharedPool(Shared):
-    """Soni, Saeed and Asano, "Federated Learning with a Single Shared Image" (2024), Table 6: selection from a pool.
+    """Distillation on images of a public set (Soni, Saeed and Asano, "Federated Learning with a Single Shared Image",
+    2024).
 
-    The add-on works like `SharedImage`, with the images of a public set instead of the crops of one image: "use cases
-    where we already have a shared public dataset at hand". Every participant has the pool, which is sent once. In each
-    round the global model selects `keep` images. The server sends their indices and receives the clients' logits.
-    Clients send weights only in rounds with FedAvg initialization. The labels of the pool are not read. If `keep` is
-    the size of the pool, all images are used: this is the paper's FedDF (first row of Table 6), which exchanges logits.
+    The add-on works like `SharedImage`, with the images of a public set (the pool) instead of crops of one image, as in
+    Table 6. The server sends the pool once to each client. In each round, its model selects `keep` images of the pool.
+    The labels of the pool are not used. If `keep` is the size of the pool, all images are used; this is the paper's
+    FedDF (first row of Table 6).
 
-    Table 6 uses 1,000 images of CIFAR-100's training split with private CIFAR-10. In the authors' code, runs with
-    selection choose these images from a pool of 10,000; runs without selection have only a pool of 1,000.
+    In Table 6, the clients have images of CIFAR-10, and `keep` is 1,000 images of CIFAR-100's training split. In the
+    authors' code, runs with selection choose them from a pool of 10,000 images; runs without selection have a pool of
+    1,000.
 
     Args:
-        pool: a set, which is converted to 8-bit pixels, or images uint8 [N, C, H, W]; C, H and W are those of the
-            clients' images.
+        pool: a `LabeledImages`, which is converted to 8-bit pixels, or images uint8 [N, C, H, W]. C, H and W are those
+            of the clients' images.
         keep: number of images to select for a round.
         rate, warm_rounds, steps, batch, lr, least_steps, clip, returns, selection: as in `SharedImage`. The rates of
             Table 6 are 1, 0.5 and 0.2.
 
     Raises:
-        TypeError, ValueError: the pool is not a set of images, or an option is out of range.
+        TypeError, ValueError: `pool` is neither a `LabeledImages` nor a uint8 tensor of images, or an option is out of
+            range.
     """
 
     key = "SharedPool"
@@ -126,7 +132,12 @@ class SharedPool(Shared):
         self._set_source(pixels, Pool(len(pixels)), digest.hexdigest())
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse a pool whose images differ in shape from the clients', and select the images of the first round."""
+        """Select the images for the first round.
+
+        Raises:
+            ValueError: the pool's images differ in shape from the clients', or `returns` is "best" but the server has
+                no validation images.
+        """
         if tuple(self.pixels.shape[1:]) != tuple(server.shape):
             raise ValueError(
                 f"the pool has images {tuple(self.pixels.shape[1:])}, the clients have {tuple(server.shape)}: resize "

@@ -1,4 +1,4 @@
-"""Virtual feature alignment, which calibrates real features with random features that all clients share."""
+"""Virtual feature alignment: a loss term that aligns the features of all clients with the same random features."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ __all__ = ["VFA"]
 class VFA(AddOn):
     """Virtual feature alignment, a control for VHL without virtual images (Tang et al., ICML 2022, section 5.3).
 
-    The server draws a feature mean mu_k ~ U[0, 1)^d for each of the K real classes; each client downloads them once.
-    A step with B images draws B // K + 1 features f ~ N(mu_k, std^2) per class, and adds `weight` times SupCon over
-    [real features; f] to the loss. The paper gives no constants; the defaults are those of its code (wizard1203/VHL:
-    `align_feature_loss` in loss_fn/losses.py, the means in trainers/normal_trainer.py).
+    The server draws a mean mu_k ~ U[0, 1)^d for each of the K classes, where d is the length of the embeddings. Each
+    client downloads the means once. In a step with B images, a client draws B // K + 1 random features from N(mu_k,
+    std^2) for each class. It adds `weight` times the supervised contrastive loss (SupCon) over the features of the
+    batch and the random features to the loss. The paper gives no constants; the defaults are those of its code
+    (wizard1203/VHL: `align_feature_loss` in loss_fn/losses.py, the means in trainers/normal_trainer.py).
 
     Args:
         weight: weight of the contrastive term, at least 0; 0 disables the add-on.
         std: standard deviation of the features around their means, at least 0.
         per_class: number of features drawn per class in each step; default: B // K + 1.
         temperature: temperature of the contrastive loss.
-        empty: "drop", or "zero" as in the authors' code; see `supervised_contrastive`.
+        empty: treatment of images without a positive partner in the contrastive loss: "drop", or "zero" as in the
+            authors' code (see `distillkit.losses.supervised_contrastive`).
     """
 
     key = "VFA"
@@ -45,7 +47,7 @@ class VFA(AddOn):
     means = Entry[Tensors]("first", cached=True)
 
     def start(self, server: AveragingServer) -> None:
-        """Draw the means mu_k, [K, d], of each architecture's feature space."""
+        """Draw the means mu_k, [K, d], for each architecture, whose embeddings have the length d."""
         networks = server.settings.networks
         blank = torch.zeros(1, *server.shape, device=server.device, dtype=server.dtype)
 
@@ -57,18 +59,22 @@ class VFA(AddOn):
         server.state[self.means] = networks.for_each(draw)
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the means of this client's architecture, once to each client."""
+        """Send the means of this client's architecture. They never change, so they are sent only once to each
+        client.
+        """
         networks = server.settings.networks
         architecture = networks.architecture(client)
         message[self.means] = networks.prefixed(server.weights(architecture, of=server.state[self.means]), architecture)
 
     def before_training(self, local: Local) -> None:
-        """Set up the generator that draws features around the means."""
+        """Load the received means, and make the generator that draws features around them."""
         means = local.unprefixed(local.message[self.means])["mean"]
         local.scratch(self).update(means=means, generator=local.generator(self))
 
     def loss(self, step: Step) -> Tensor:
-        """Return `weight` times SupCon over [real features; features drawn around the means]."""
+        """Return `weight` times the contrastive loss over the features of the batch and random features around the
+        means.
+        """
         real, labels = step.output().embedding, step.batch.labels
         means, generator = (step.local.scratch(self)[key] for key in ("means", "generator"))
         each = self.per_class or len(labels) // len(means) + 1

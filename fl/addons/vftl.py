@@ -20,11 +20,11 @@ __all__ = ["VFTL"]
 
 @dataclass(frozen=True)
 class VFTL(AddOn):
-    """VFTL, a control for VHL (Tang et al., ICML 2022, section 5.3): pretraining on the virtual set, then plain rounds.
+    """VFTL, a control for VHL (Tang et al., ICML 2022, section 5.3): pretraining on the virtual set, then plain FedAvg.
 
-    Neither the paper nor its code specifies the pretraining. Here the server minimizes the cross-entropy by SGD with
-    momentum before round 1, with output k for virtual class k. All pretrained weights are used, including the
-    classifier's. The messages are those of FedAvg.
+    Neither the paper nor its code specifies the pretraining. Here, before round 1, the server trains the initial
+    weights by SGD with momentum on the cross-entropy of the virtual images, with output k for virtual class k. The
+    rounds start from all pretrained weights, including the classifier's. The messages are those of FedAvg.
 
     Args:
         epochs: number of passes over the virtual set; 0 disables the add-on.

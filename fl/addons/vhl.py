@@ -1,4 +1,4 @@
-"""Virtual homogeneity learning: clients calibrate their features on a shared set of noise images."""
+"""Virtual homogeneity learning: clients align their features with those of a shared set of noise images."""
 
 from __future__ import annotations
 
@@ -33,39 +33,42 @@ class VHL(AddOn):
 
     Clients whose data differ share a set of noise images, on which their features are aligned.
 
-    The server makes a set of `classes` kinds of noise, which each client downloads once. In every step, the client also
-    reads a batch of these images, which is forwarded together with the real batch (with joint batch statistics). It
-    adds to the objective
+    The server makes a set of noise images with `classes` virtual classes, each with its own kind of noise. Each client
+    downloads the set once. In every step, a batch of virtual images is concatenated with the batch of real images in
+    the forward pass, so that both share batch-norm statistics. The client adds to the objective
 
         cross_entropy * CE(virtual logits, virtual labels)
         + calibration * SupCon([real, virtual features], labels), virtual features detached
         + contrast * SupCon(virtual features).
 
-    Each virtual class k has an extra output of the classifier. The contrastive terms pair it with real class k.
+    where CE is the cross-entropy and SupCon the supervised contrastive loss. Each virtual class k has an additional
+    output of the classifier. The second term treats images of virtual class k and real class k as one class.
 
-    Deviations. Only the authors' code has the third term (weight .1). It keeps the virtual classes apart, which the
-    detached second term cannot do. That code calibrates only in the first five local epochs of a round, which no
-    published setting exceeds, and drops the last short virtual batch of a pass. In its tests, a prediction of a virtual
-    class counts as an error; `predict="all"` does the same here. In the code, a client's rate decays with each of its
-    participations; here the rate decays with the rounds, as in the paper. The code keeps momentum between rounds, as
-    `ClientOptimizer(state="client")` does. It crops and flips the virtual images regardless of the augmentation of the
-    real images; see `augment`.
+    Deviations. The third term is in the authors' code (with weight 0.1), but not in the paper. It keeps the virtual
+    classes apart, which the second term cannot do, because its virtual features have no gradient. That code calibrates
+    only in the first five local epochs of a round, which no published setting exceeds. It also drops the last virtual
+    batch of a pass if it is smaller. In its tests, a prediction of a virtual class counts as an error; `predict="all"`
+    does the same here. In the code, a client's learning rate decays each time the client takes part; here it decays
+    with the rounds, as in the paper. The code keeps momentum between rounds; use `ClientOptimizer(state="client")` for
+    this. It crops and flips the virtual images whatever the augmentation of the real images; use the option `augment`
+    for this.
 
     Args:
         source: "stylegan", "gaussian" or "cnn" (see `distillkit.generate`), the name of a set in `server_data`, or a
             set of images in the clients' normalization and shape.
-        classes: number of virtual classes (10; 100 for CIFAR-100).
+        classes: number of virtual classes; the paper uses 10, and 100 for CIFAR-100.
         per_class: number of noise images per class; it is unclear from the authors' code whether it should be 200 or
             5,000.
         cross_entropy, calibration, contrast: weights of the three terms, at least 0; all at 0 disable the add-on.
         batch: number of virtual images per step; default: the method's `batch`, as in the paper.
-        augment: augmentation of the virtual images: "method" for the method's augmentation, another augmentation, or
-            None. `CropFlip` pads virtual images with black in the normalization of the virtual set.
-        layer: name of the module (as in `named_modules()`) whose flattened outputs the contrastive terms compare
-            (`model_out_feature_layer` in the authors' code, Table 6); None: the embedding.
+        augment: augmentation of the virtual images: "method" for the augmentation of the real images, another
+            augmentation, or None. It is adapted to the normalization of the virtual set.
+        layer: name of the module (as in `named_modules()`) whose flattened outputs are the features in the contrastive
+            terms (`model_out_feature_layer` in the authors' code, Table 6). None: the embedding.
         temperature: temperature of the contrastive loss.
-        empty: "drop", or "zero" as in the authors' code; see `supervised_contrastive`.
-        options: additional arguments of the noise function, e.g. `{"width": 64}`.
+        empty: treatment of images without a positive partner in the contrastive terms: "drop", or "zero" as in the
+            authors' code (see `distillkit.losses.supervised_contrastive`).
+        options: further options of the function that generates the noise, such as `{"width": 64}`.
     """
 
     key = "VHL"
@@ -99,16 +102,16 @@ class VHL(AddOn):
 
     @property
     def extra_outputs(self) -> int:  # type: ignore[override]
-        """Number of virtual classes, each of which has an output."""
+        """Number of additional outputs of the network: one for each virtual class."""
         return self.classes
 
     @property
     def layers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Name of the inner layer whose outputs are compared; empty if `layer` is None."""
+        """Name of the module whose outputs the contrastive terms compare (`layer`); empty if `layer` is None."""
         return () if self.layer is None else (self.layer,)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse a second virtual set: `VHL` together with `NaiveVHL`."""
+        """Refuse `VHL` together with `NaiveVHL`, because a method can have only one virtual set."""
         several = [a.name for a in addons if isinstance(a, VHL)]
         if len(several) > 1:
             raise ValueError(
@@ -116,7 +119,7 @@ class VHL(AddOn):
             )
 
     def start(self, server: AveragingServer) -> None:
-        """Make the virtual set, and check with it that the layer's outputs can be compared."""
+        """Make the virtual set, and check that every network has the module `layer` with a usable output."""
         noise = virtual_set(server, self, self.source, self.classes, self.per_class, self.options)
         for architecture in server.settings.networks.names if self.layer is not None else ():
             net = server.network(architecture).eval()
@@ -129,18 +132,18 @@ class VHL(AddOn):
         server.state[self.noise] = noise
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the virtual set; its images are sent once to each client."""
+        """Send the virtual set. It never changes, so its images are sent only once to each client."""
         message[self.noise] = server.state[self.noise]
 
     def extra_batches(self, local: Local) -> Iterator[Batch]:
-        """Return batches of the virtual set, augmented with its own normalization."""
+        """Return an iterator over batches of the virtual set, with the augmentation `augment`."""
         noise = local.message[self.noise]
         change = local.settings.augment if isinstance(self.augment, str) else self.augment
         augment = None if change is None else adapt_normalization(change, noise.normalization)
         return local.stream(self, noise, batch=self.batch, joint=True, augment=augment)
 
     def loss(self, step: Step) -> Tensor:
-        """Return the sum of the three terms: cross-entropy of virtual images, calibration, and contrast of features."""
+        """Return the sum of the three terms: the cross-entropy of virtual images, and the two contrastive terms."""
         real, virtual, labels = step.output(), step.output(self), step.batch_of(self).labels
         x, v = (o.embedding if self.layer is None else o.inner[self.layer] for o in (real, virtual))
         contrast = partial(supervised_contrastive, temperature=self.temperature, empty=self.empty)
@@ -155,7 +158,7 @@ class VHL(AddOn):
 
 @dataclass(frozen=True)
 class NaiveVHL(VHL):
-    """VHL's ablation "naive VHL" (section 5.3): clients also train on the virtual set, but without any calibration.
+    """Ablation "naive VHL" of VHL (section 5.3): clients also train on the virtual set, but without contrastive terms.
 
     The arguments are those of `VHL`, with the weights `calibration` and `contrast` at 0.
     """

@@ -1,4 +1,4 @@
-"""Filters around any method: clipping, noise and measurements."""
+"""Filters, which process the replies of any method: clipping, noise and measurements."""
 
 from fl.filters.client_dp import Adaptive, ClientDP
 from fl.filters.filter import Filter

@@ -1,4 +1,4 @@
-"""Checks that every entry of a method's replies can be clipped, summed over clients, and noised."""
+"""Checks that the server needs only sums of clipped values from a method's replies, so that noise can protect them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,25 @@ __all__ = ["asking", "reading", "require_shapes", "require_sums"]
 
 
 def asking(method: Method) -> str | None:
-    """Return the name of the component that queries every client before round 1, or None if no component does."""
+    """Return the name of the method or add-on that queries the clients before round 1, or None if there is no query."""
     addons = method.addons if isinstance(method, FedAvg) else ()
     return next((a.name for a in addons if a.has_query), type(method).__name__) if method.has_query else None
 
 
 def reading(method: Method) -> str | None:
-    """Return the name of the component that reads individual replies on the server, or None if no component does."""
+    """Return the name of the method or add-on that reads single replies on the server, or None if none does."""
     addons = method.addons if isinstance(method, FedAvg) else ()
     itself = type(method).read_reply not in (Method.read_reply, FedAvg.read_reply)
     return next((a.name for a in addons if overrides(a, "read_reply")), type(method).__name__ if itself else None)
 
 
 def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
-    """Raise PrivacyError if the method, as configured, needs data other than sums of clipped entries of the replies."""
+    """Raise PrivacyError if a method needs more from its clients than sums of clipped values.
+
+    Args:
+        method: method whose options and entries are checked.
+        clips: the largest l2 norm of each clipped entry.
+    """
     name, addons = type(method).__name__, method.addons if isinstance(method, FedAvg) else ()
     entries = {e.key: e for e in method.entries()}
     weights = {e.by.key for e in clips if e.by is not None}
@@ -76,7 +81,12 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
 
 
 def require_shapes(schema: Schema, clips: Mapping[Entry[Any], float]) -> None:
-    """Raise PrivacyError if replies contain data other than clipped entries with known shapes, and their weights."""
+    """Raise PrivacyError unless replies consist of clipped values with fixed shapes and of their weights.
+
+    Args:
+        schema: schema of a reply.
+        clips: the largest l2 norm of each clipped entry.
+    """
     weights = {e.by.key: e.key for e in clips if e.by is not None}
     for entry in clips:
         if entry.key not in schema:

@@ -1,4 +1,4 @@
-"""Differential privacy for whole clients, as a filter around methods that average updates."""
+"""Differential privacy for whole clients, as a filter for methods that average updates."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ __all__ = ["Adaptive", "ClientDP"]
 
 @dataclass(frozen=True)
 class Adaptive:
-    """Clip norms that follow a quantile of the updates' norms (Andrew et al., NeurIPS 2021, Algorithm 1).
+    """Adaptation of the clip norms to a quantile of the updates' norms (Andrew et al., NeurIPS 2021, Algorithm 1).
 
-    With every update, a client sends one bit: whether the norm of its update is at most the clip norm C. Let b be the
-    noised share of clients for which this is true. The server then sets C <- C exp(-step (b - quantile)).
+    With every update, a client sends one bit, which states whether the norm of its update is at most the clip norm C.
+    From the bits, the server computes b, the noised share of updates within C. It then sets C <- C exp(-step (b -
+    quantile)).
 
     Args:
-        quantile: gamma, the target quantile in [0, 1]; 0.5 is the median.
+        quantile: gamma, the target quantile of the updates' norms, in [0, 1]; 0.5 is the median.
         step: eta_C, the rate at which the clip norms change, above 0.
-        sigma: sigma_b, the standard deviation of the noise on the count of bits; default: a twentieth of the clients
-            expected in a round, as in the paper. It must exceed half of `ClientDP.sigma`, because the bits and the
-            updates share that noise multiplier.
+        sigma: sigma_b, the standard deviation of the noise on the number of updates within C. Default: the expected
+            number of clients in a round, divided by 20, as in the paper. It must exceed half of `ClientDP.sigma` (for k
+            clipped entries, sqrt(k) times as much), because `ClientDP.sigma` covers the bits and the updates together.
     """
 
     quantile: Fraction = 0.5
@@ -54,37 +55,38 @@ class ClientDP(Filter):
     """DP-FedAvg (McMahan et al., "Learning differentially private recurrent language models", ICLR 2018).
 
     In each round, every client takes part with probability q, independently and in secret. The client scales its
-    update, as one vector, to a norm of at most C. The server sums the updates, adds N(0, (sigma C)^2) to every value,
-    and divides by q N, where N is the number of clients. The number q N is public, whereas the number of replies is
-    private. Several entries with norms C_e form one vector of norm sqrt(sum C_e^2). The same noise is added in rounds
-    without clients, and in rounds with lost, failed or NaN replies.
+    update, as one vector, to a norm of at most C. The server sums the updates, adds N(0, (sigma C)^2) to every value of
+    the sum, and divides by q N, where N is the number of clients. It does not divide by the number of replies, which is
+    private. If several entries are clipped, each to its norm C_e, C is sqrt(sum C_e^2). The same noise is added in
+    rounds without clients, and in rounds with lost, failed or NaN replies.
 
-    **Guarantee**, with the ledger's epsilon and delta: the participation of one client, with all of its data, is hidden
-    from anyone who sees the *models* of all rounds and values that are derived from these models. The server and the
-    channel must be trusted, because they see individual updates, which are clipped but not noised. A run's folder is
-    not covered: it holds fingerprints of the data, bytes, the number of failed clients, seconds, the memories of the
-    drawn clients, and every message if you request a transcript. Publish the model, not the folder.
+    **Guarantee.** The models of all rounds, and everything derived from them, are differentially private with the
+    ledger's epsilon and delta with respect to adding or removing one client with all of its data. The server and the
+    network connection must be trusted, because individual updates are clipped but not noised. The run's folder is not
+    covered: it holds fingerprints of the data, message sizes, the number of failed clients, timings, the memories of
+    the drawn clients and, if you request a transcript, every message. Publish the model, not the folder.
 
-    Deviations. Every client has the same weight; the paper's weights are min(n_k / n, 1). `weights="uniform"` is
-    required, so that the run's record does not claim weights by samples. Of the paper's options, this class has flat
-    clipping (one clip for the whole update) and the estimator with the fixed denominator. The noise comes from the
-    operating system's generator.
+    Deviations. Every client has the same weight, and `FedAvg(weights="uniform")` is required; the paper's weights are
+    min(n_k / n, 1). Of the paper's variants, this class implements flat clipping (one clip norm for the whole update)
+    and the estimator with a fixed denominator. The noise comes from the operating system's random number generator.
 
     Args:
-        sigma: noise standard deviation / sensitivity of a round, at least 0. To reach a target epsilon, use
-            `distillkit.privacy.plan_noise(..., rate=q, count=rounds).sigma`. With 0, there is no privacy guarantee.
+        sigma: noise multiplier, that is, the noise's standard deviation divided by C, at least 0. To reach a target
+            epsilon, use `distillkit.privacy.plan_noise(..., rate=q, count=rounds).sigma`. With 0, there is no privacy
+            guarantee.
         rate: q in (0, 1], the probability with which a client takes part in a round.
-        clip: maps every entry of a reply to its clipping norm C; a single number applies to `FedAvg.update`.
-        adaptive: an `Adaptive(...)` that adapts the norms, starting from `clip`; `sigma` is then the noise multiplier
-            of the updates and the bits together. None: fixed norms.
+        clip: clip norm C of `FedAvg.update`; or a mapping from each entry of a reply to its clip norm.
+        adaptive: an `Adaptive(...)`, which adapts the clip norms from round to round, starting from `clip`. `sigma` is
+            then the noise multiplier of the updates and the bits together. None: the clip norms are constant.
 
     Attributes:
-        clips: initial norms by entry, in the order of the entries' keys.
+        clips: initial clip norm of each entry, in the order of the entries' keys.
 
     Raises:
-        PrivacyError, ValueError: a reply has an entry that no clip bounds; raised when the filter is built or the run
-            starts. The message names the entry.
-        BudgetExhausted: the release of the next round would exceed the budget.
+        PrivacyError: a reply has an entry that is not clipped, or the method cannot be protected for another reason.
+            The error is raised when `Filtered` is built or the run starts, and names the entry.
+        TypeError, ValueError: an option has a wrong type or is out of range.
+        BudgetExhausted: the next round would exceed the ledger's budget. The error is raised during the run.
     """
 
     key = "ClientDP"
@@ -116,11 +118,21 @@ class ClientDP(Filter):
 
     @property
     def private(self) -> bool:
-        """True: the filter always charges a ledger."""
+        """Always True, because the filter charges a ledger in every round."""
         return True
 
     def _split(self, clients: int) -> tuple[float, float]:
-        """Return the noise multiplier of the updates and the noise on the bit counts (Andrew et al., theorem 1)."""
+        """Return the noise multiplier of the updates, and the standard deviation of the noise on the counts of bits.
+
+        With adaptive clip norms, `sigma` is divided between both as in theorem 1 of Andrew et al. Otherwise, there are
+        no bits.
+
+        Args:
+            clients: number of all clients.
+
+        Raises:
+            ValueError: `Adaptive.sigma` is so small that no noise multiplier is left for the updates.
+        """
         if self.adaptive is None or self.sigma == 0:
             return self.sigma, 0.0
         bits = self.adaptive.sigma or self.rate * clients / 20
@@ -134,16 +146,16 @@ class ClientDP(Filter):
         return left**-0.5, bits
 
     def check(self, method: Method) -> None:
-        """Refuse a method if any part of its replies is not clipped, or is read without noise."""
+        """Refuse a `method` from whose replies the server needs more than sums of clipped values."""
         require_sums(method, self.clips)
 
     def start(self, server: Server, expected: Schema, entries: Mapping[str, Entry[Any]]) -> None:
-        """Refuse replies without a fixed shape, and a delta that is too large; store the initial norms.
+        """Check the replies' schema and the ledger's delta. With adaptive clip norms, store their initial values.
 
         Raises:
             PrivacyError: a reply contains an entry that is not clipped or has no fixed shape.
-            NotAccountable: delta is at least 1 / (number of clients).
-            ValueError: `Adaptive(sigma=...)` leaves no noise for the updates.
+            NotAccountable: the ledger's delta is at least 1 / (number of clients).
+            ValueError: `Adaptive.sigma` is too small for `sigma`.
         """
         require_shapes(expected, self.clips)
         self._ledger(server).assume("ClientDP")
@@ -168,21 +180,21 @@ class ClientDP(Filter):
         )
 
     def draw(self, server: Server) -> list[int]:
-        """Draw every client with probability q, independently and in secret, if the budget allows the round.
+        """Return the clients of this round. Every client is drawn with probability q, independently and in secret.
 
         Raises:
-            BudgetExhausted: the round would exceed the budget.
+            BudgetExhausted: this round would exceed the ledger's budget.
         """
         self._ledger(server).check(self._event(server))
         return list(server.secret.poisson(server.clients, self.rate).tolist())
 
     def send(self, server: Server, client: int, message: Message) -> None:
-        """Send this round's clipping norms to the client, if the norms are adaptive."""
+        """Send this round's clip norms to the client, if they are adaptive."""
         if self.adaptive is not None:
             message[self.norms] = server.state[self.norms]
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
-        """Expect weights of exactly 1 and, if the norms are adaptive, one bit (+-1/2) for each clipped entry."""
+        """Expect weights of exactly 1 and, with adaptive clip norms, one bit (1/2 or -1/2) for each clipped entry."""
         for entry in self.clips:
             if entry.by is not None and entry.by.key in schema:
                 schema[entry.by.key] = EntrySpec(1.0, minimum=1.0, maximum=1.0)
@@ -190,8 +202,10 @@ class ClientDP(Filter):
             schema[self.within.key] = EntrySpec(server.state[self.norms], minimum=-0.5, maximum=0.5)
 
     def out(self, client: Client, message: Message, reply: Message) -> Message:
-        """Clip the update to the norm C. Nothing else is sent; the weight is 1, because the client's size is
-        private."""
+        """Return a reply with the clipped entries, weights of 1 and, with adaptive clip norms, the bits.
+
+        All other entries are left out, and the weight hides the client's number of images.
+        """
         norms = message[self.norms].tolist() if self.adaptive is not None else self.clips.values()
         sent, within = Message(), torch.full((len(self.clips),), 0.5, dtype=torch.float64)
         for i, (entry, most) in enumerate(zip(self.clips, norms)):
@@ -205,9 +219,9 @@ class ClientDP(Filter):
         return sent
 
     def back(self, server: Server, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
-        """Charge the ledger, add N(0, (sigma C)^2) to the sum of every clipped tensor, and divide by q N.
+        """Charge the ledger, add noise N(0, (sigma C)^2) to the sum of every clipped tensor, and divide by q N.
 
-        A tensor that no client sent consists of noise alone. The method receives only these noised tensors.
+        A tensor that no client sent consists of noise alone. The method gets only these noised tensors.
         """
         self._ledger(server).spend(self._event(server))
         count = self.rate * server.clients  # expected in a round: public
@@ -233,21 +247,23 @@ class ClientDP(Filter):
 
 
 def _group(value: Value) -> Tensors:
-    """Return the tensors of a number, a tensor or a group, by name, in float64."""
+    """Return the value, a number, a tensor or a group, as a group of float64 tensors. A single value has the name
+    "".
+    """
     if isinstance(value, dict):
         return {n: t.detach().double() for n, t in value.items()}
     return {"": value.detach().double() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)}
 
 
 def _like(tensors: Tensors, value: Value) -> Any:
-    """Return the tensors in the form of `value`: a number, a tensor or a group."""
+    """Convert a group of float64 tensors, as `_group` returns it, to the type and dtype of `value`."""
     if isinstance(value, dict):
         return {n: t.to(value[n].dtype) for n, t in tensors.items()}
     return tensors[""].to(value.dtype) if isinstance(value, Tensor) else float(tensors[""])
 
 
 def _clipped(value: Value, most: float) -> tuple[Any, bool]:
-    """Scale a value, as one vector, to norm at most `most`; return it, and whether its norm was within this limit.
+    """Scale a value, as one vector, to a norm of at most `most`. Return it, and whether its norm was at most `most`.
 
     A value that is not finite is replaced by zeros.
     """

@@ -1,4 +1,4 @@
-"""Method with a chain of filters, which are applied in order on the client, and in reverse order on the server."""
+"""Method to which a chain of filters is applied, in order on the client, and in reverse order on the server."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ __all__ = ["Filtered"]
 
 
 class Filtered(Method):
-    """A method with filters around it.
+    """Method whose replies pass through filters.
 
-    On the client, a reply of the method passes through the filters in order. On the server, the aggregated replies pass
-    through the filters in reverse order. Otherwise, the object works like the method. `Filtered(Filtered(m, a), b)` is
-    the same as `Filtered(m, a, b)`.
+    On the client, a reply of the method passes through `out` of each filter in order. On the server, the aggregated
+    replies pass through `back` of each filter in reverse order. In all other respects, the object works like the
+    method. `Filtered(Filtered(m, a), b)` is the same as `Filtered(m, a, b)`.
 
     Args:
         method: any method.
         filters: one or more filters, at most one of each class.
 
     Raises:
-        ValueError: two filters have the same class, two filters draw the clients, or a filter refuses the method.
-        PrivacyError: a filter would change replies after a private filter has bounded them, or after a filter has
-            sealed them.
+        TypeError: `method` is not a method, or `filters` is empty or contains another object.
+        ValueError: two filters have the same class or key, two of the parts draw the clients, or a filter refuses the
+            method.
+        PrivacyError: a filter would change replies after a private filter has clipped them, or follows a filter that
+            hides single replies (`Filter.sealed`).
     """
 
     key = "Filtered"
@@ -71,7 +73,7 @@ class Filtered(Method):
 
     @property
     def inner(self) -> Method:
-        """The method itself, without the filters."""
+        """The method without its filters."""
         return self.method.inner
 
     @property
@@ -86,24 +88,28 @@ class Filtered(Method):
 
     @property
     def exchanges(self) -> tuple[str, ...]:
-        """Names of all exchanges: those of the method, with the filters' exchanges before and after them."""
+        """Names of all exchanges in a round: those in the filters' `before`, those of the method, and those in
+        `after`.
+        """
         before = [verb for one in self.filters for verb in one.before]
         return (*before, *self.method.exchanges, *(verb for one in self.filters for verb in one.after))
 
     def _owner(self, verb: str) -> Method | Filter:
-        """Return the filter or the method that owns an additional exchange."""
+        """Return the filter that declares the exchange called `verb`, or the method if no filter does."""
         return next((one for one in self.filters if verb in (*one.before, *one.after)), self.method)
 
     def send_exchange(self, server: Server, verb: str, client: int) -> Message:
-        """Return the message in an additional exchange, which the exchange's owner builds."""
+        """Return the message that the filter or method which declares the exchange builds for a client."""
         return self._owner(verb).send_exchange(server, verb, client)
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        """Return the schema of a reply in an additional exchange, which the exchange's owner defines."""
+        """Return the schema of a reply from the filter or method that declares the exchange."""
         return self._owner(verb).expect_exchange(server, verb, client)
 
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
-        """Pass the replies of an exchange to its owner; pass those of the training to the method and all filters."""
+        """Pass the replies of an exchange to the filter or method that declares it. All of them get those of
+        "local".
+        """
         links = self._links if verb == "local" else (self._owner(verb),)
         found: dict[int, str] = {}
         for one in links:
@@ -111,7 +117,7 @@ class Filtered(Method):
         return found
 
     def run_on_client(self, verb: str, client: Client, message: Message) -> Message:
-        """Return the reply of the method or, in a filter's own exchange, the reply of that filter."""
+        """Run the function called `verb` of the filter or method that declares it, and return its reply."""
         owner = self._owner(verb)
         if isinstance(owner, Filter):
             return cast(Message, getattr(owner, verb)(self._seen(client), message))
@@ -119,24 +125,24 @@ class Filtered(Method):
 
     @property
     def draws_clients(self) -> bool:
-        """Whether the method or a filter draws the clients."""
+        """Whether the method or a filter draws the clients of a round instead of the engine."""
         return any(x.draws_clients for x in self._links)
 
     def draw(self, server: Server) -> list[int]:
-        """Return the clients of this round, drawn by the method or by the filter that draws clients."""
+        """Return the clients of this round, as the method or filter that overrides `draw` draws them."""
         return next(x for x in self._links if x.draws_clients).draw(server)
 
     @property
     def parts(self) -> tuple[KeyedObject, ...]:
-        """The method's parts and the filters: all objects whose entries may be sent or stored."""
+        """The objects that declare entries: the method, its add-ons and the filters."""
         return (*self.method.parts, *self.filters)
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Check the run with the method's `check_run`. The filters were already checked when they were added."""
+        """Call the method's `check_run`. Filters have no such check."""
         self.method.check_run(server, rounds)
 
     def start(self, server: Server) -> None:
-        """Prepare the state of the method, and then the state of each filter in order."""
+        """Store the initial values of the method in the server's state, and then those of each filter in order."""
         self.method.start(server)
         entries, schema = {e.key: e for e in self.entries()}, self.method.expect(server, 0)
         for one in self.filters:
@@ -144,7 +150,7 @@ class Filtered(Method):
             one.expect(server, 0, schema)
 
     def send(self, server: Server, client: int) -> Message:
-        """Return the method's message to the client, with the filters' entries."""
+        """Return the method's message to the client, to which the filters have added their entries."""
         message = self.method.send(server, client)
         for one in self.filters:
             one.send(server, client, message)
@@ -158,18 +164,21 @@ class Filtered(Method):
         return schema
 
     def local(self, client: Client, message: Message) -> Message:
-        """Return the method's reply, after the filters' `out` in their order."""
+        """Return the method's reply after each filter's `out` has changed it, in the order of the filters."""
         reply = self.method.local(client, message)
         for one in self.filters:
             reply = one.out(self._seen(client), message, reply)
         return reply
 
     def _seen(self, client: Client) -> Client:
-        """Return the client as the filters see it: without records if the method protects the records."""
+        """Return the client that the filters get. It has no images if the method is private."""
         return client.without_records() if self.method.private else client
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Pass the replies to the method, after the filters' `back` in reverse order."""
+        """Pass the replies to the method after each filter's `back` has changed them, in reverse order of the filters.
+
+        Afterwards, call each filter's `after_receive`.
+        """
         schema, before = self.method.expect(server, 0), list[Schema]()
         old = replace(server, state=server.state.copy())
         for one in self.filters:
@@ -183,31 +192,31 @@ class Filtered(Method):
 
     @property
     def has_query(self) -> bool:
-        """Whether the method has a query. Answers do not pass through filters, so a filter may refuse such a method."""
+        """Whether the method has a query before round 1. Filters do not change the clients' answers."""
         return self.method.has_query
 
     def answer(self, client: Client, message: Message) -> Message:
-        """Return the method's answer to its query before round 1; no filter changes it."""
+        """Return the method's answer to the query before round 1. Filters do not change it."""
         return self.method.answer(client, message)
 
     def expect_answer(self, server: Server, client: int) -> Schema:
-        """Return the method's schema of an answer."""
+        """Return the method's schema of the answer to the query before round 1."""
         return self.method.expect_answer(server, client)
 
     def receive_answers(self, server: Server, replies: AggregatedReplies) -> None:
-        """Pass the clients' answers to the method; no filter sees them."""
+        """Pass the clients' aggregated answers to the method. Filters do not change them."""
         self.method.receive_answers(server, replies)
 
     def read_reply(self, server: Server, reply: Message) -> Message:
-        """Return the entries that the method derives from one received reply."""
+        """Return the additional entries that the method computes from one client's reply."""
         return self.method.read_reply(server, reply)
 
     def evaluate(self, client: Client, message: Message) -> Message:
-        """Test a client's models with the method's `evaluate`; no filter changes the results."""
+        """Test a client's models with the method's `evaluate`. Filters do not change the results."""
         return self.method.evaluate(client, message)
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """Return the method's schema of test results."""
+        """Return the method's schema of the results of `evaluate`."""
         return self.method.expect_evaluation(server, client)
 
     def predictors(self, server: Server) -> Mapping[str, Predictor]:
@@ -216,7 +225,7 @@ class Filtered(Method):
 
 
 def _require_bounds_kept(filters: tuple[Filter, ...]) -> None:
-    """Refuse a filter that changes replies after clipping, because the noise would not cover the change."""
+    """Refuse a filter that changes replies after a private filter, whose noise would not cover the change."""
     private = next((i for i, one in enumerate(filters) if one.private), len(filters))
     for later in filters[private + 1 :]:
         changes = type(later).out is not Filter.out or type(later).back is not Filter.back
@@ -229,7 +238,7 @@ def _require_bounds_kept(filters: tuple[Filter, ...]) -> None:
 
 
 def _require_sealed_last(filters: tuple[Filter, ...]) -> None:
-    """Refuse filters that secure sums do not support: filters that read sealed replies, or draw clients in secret."""
+    """Refuse filters that do not work with secure sums: those that follow the secure sum, or draw the clients."""
     sealed = next((i for i, one in enumerate(filters) if one.sealed), None)
     if sealed is None:
         return

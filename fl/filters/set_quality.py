@@ -1,4 +1,4 @@
-"""Measurement of synthetic sets and updates: distances between their gradients and those of real images."""
+"""Measurement of synthetic sets and updates by the distance of their gradients from those of real images."""
 
 from __future__ import annotations
 
@@ -28,29 +28,33 @@ __all__ = ["SetQuality"]
 
 @dataclass(frozen=True)
 class SetQuality(Filter):
-    """Measurement of how well a synthetic set, or an update of the weights, stands for real images.
+    """Measurement of how well the gradient of a synthetic set, or a round's update, matches the gradient of real
+    images.
 
-    Use it to check whether FedDM's union or FedLGD's anchors do what their papers say, and whether an equally large set
-    of real images would do the same. The column of the history is `set_quality`. All distances compare gradients at
-    the round's initial weights. A distance is the mean of 1 - cosine over the rows of the weights: the `row_cosine` of
+    Use it to check whether FedDM's union or FedLGD's anchors approximate real images or updates as their papers claim,
+    and whether an equally large set of real images would do the same. The column of the history is `set_quality`, with
+    these entries:
+
+    * `update_real`: distance of the round's update from the gradient of the real images in `on`.
+    * `sample_real`, `sample_update`: distance of a random sample of `on` from the other images in `on`, and from the
+      update. The sample has as many images per class as the synthetic set, but at most half of the images of a class.
+    * `set_real`, `set_update` (only if `entry` is given): distance of the synthetic set from the images in `on` without
+      the sample, and from the update.
+    * `named` (only with a `judge`): share of the synthetic images that a network trained on `on` classifies as labeled.
+
+    The update is the old minus the new global weights. All gradients are computed at the weights at the start of the
+    round. A distance is the mean of 1 - cosine similarity over the rows of the weight tensors: the `row_cosine` of
     `losses.gradient_distance`, divided by the number of rows. It is in [0, 2], and 1 for unrelated gradients.
 
-    * `update_real`: distance of the round's update from the gradient of the real images in `on`;
-    * `sample_real`, `sample_update`: distance of a random sample of `on` from the other images in `on`, and from the
-      update. The sample has as many images per class as the set, but at most half of the images of a class;
-    * `set_real`, `set_update`, only with `entry`: distance of the synthetic set from those images, and from the update;
-    * `named`, only with `judge`: share of the synthetic images to which a network trained on `on` gives their label.
-
-    The update is the old minus the new global weights. FedLGD's anchors are fitted to this update, and FedDM's union to
-    the real images. The training stays bit-identical, and no additional values are sent. Compare methods with the same
-    `on`. Source: FedLGD (Huang et al., TMLR 2024), Eq. 5, and FedDM (Xiong et al., CVPR 2023), Eq. 2-6. Neither paper
-    reports such numbers.
+    The filter does not change the training, and no additional values are sent. Compare only methods that were measured
+    with the same `on`. FedLGD's anchors are fitted to the update (Huang et al., TMLR 2024, Eq. 5), and FedDM's union to
+    the real images (Xiong et al., CVPR 2023, Eqs. 2-6). Neither paper reports such numbers.
 
     Args:
         entry: entry of the server's state that holds the synthetic set after the round, such as `Anchors.anchors` or
-            `FedDM.images`; None: measure updates and samples only, for methods without a set.
+            `FedDM.images`. None: the method has no set, and only updates and samples are measured.
         on: name of the real images in `server_data`.
-        per_class: number of images per class in the sample, without an `entry`.
+        per_class: number of images per class in the sample, if `entry` is None.
         every: number of rounds between two measurements. Each costs about two passes over `on`.
         judge: number of epochs for which the judge, a `ConvNet` of two blocks, is trained before round 1; 0: no judge.
 
@@ -70,7 +74,7 @@ class SetQuality(Filter):
     trained = Entry[Tensors]("first")
 
     def start(self, server: Server, expected: Schema, entries: Mapping[str, Entry[Any]]) -> None:
-        """Refuse a run without the images `on`, and train the judge."""
+        """Raise ValueError if the server has no images `on`. Train the judge, if there is one."""
         if self.on not in server.data:
             raise ValueError(f"SetQuality needs real images on the server: server_data={{{self.on!r}: ...}}")
         if self.entry is not None and self.judge:
@@ -106,7 +110,13 @@ class SetQuality(Filter):
         server.notes["set_quality"] = found
 
     def _split(self, server: Server, made: LabeledImages | None) -> tuple[LabeledImages, LabeledImages]:
-        """Return a random sample of the real images with the class counts of the set, and the other real images."""
+        """Split the real images into a random sample and the rest.
+
+        Args:
+            server: server of the run, which holds the real images.
+            made: synthetic set whose class counts the sample has; None: the sample has `per_class` images of each
+                class.
+        """
         data, classes = server.data[self.on], server.task.num_classes
         counts = torch.full((classes,), self.per_class) if made is None else made.labels.bincount(minlength=classes)
         order = torch.randperm(len(data), generator=server.generator(f"{self.key} sample"))
@@ -126,7 +136,7 @@ def _global_model(method: Method, server: Server) -> Predictor:
 
 @torch.enable_grad()
 def _gradient(model: Predictor, data: LabeledImages) -> list[Tensor]:
-    """Return the gradient of the mean cross-entropy over the images at the model's weights."""
+    """Return the gradient of the mean cross-entropy over the images, one tensor for each parameter of the model."""
     network = model.network.requires_grad_(True)
     parameters, chunk = list(network.parameters()), evaluation_batch_size(data.shape, data.images.device)
     total = [torch.zeros_like(p) for p in parameters]
@@ -139,6 +149,6 @@ def _gradient(model: Predictor, data: LabeledImages) -> list[Tensor]:
 
 
 def _distance(one: list[Tensor], other: list[Tensor]) -> float:
-    """Return the mean over rows of 1 - cosine."""
+    """Return the mean of 1 - cosine similarity over the rows of two gradients' weight tensors, in [0, 2]."""
     rows = sum(len(g) for g in one if g.ndim > 1)
     return float(gradient_distance(one, other, eps=0.0)) / max(1, rows)

@@ -1,4 +1,4 @@
-"""Methods other than weight averaging (FedDM and its variants, FedProto), and methods built from `FedAvg` and add-ons.
+"""Federated methods of papers: FedDM, its variants and FedProto, and methods that consist of `FedAvg` and add-ons.
 
 `FedLGD`, `FedRep` and `SingleImage` are `FedAvg` with their papers' defaults; they override no function of `FedAvg`.
 """

@@ -1,4 +1,6 @@
-"""FedDM, in which clients send small synthetic sets that approximate their loss, and the server trains on the union."""
+"""FedDM: clients send small synthetic sets that approximate their loss, and the server trains on the union of the
+sets.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +33,18 @@ __all__ = ["FedDM"]
 class FedDM(Method):
     """Federated learning with iterative distribution matching (Xiong et al., CVPR 2023, Algorithm 1).
 
-    In each round, a client learns `ipc` synthetic images for each of its classes. Their mean embeddings and mean logits
-    match those of its real images (Eq. 8) under networks drawn at random around the current weights, at distance rho
-    (`NetworkBall`). The server trains the current weights on the union of all clients' images, inside the same ball
-    (section 4.4).
+    In each round, a client optimizes `ipc` synthetic images for each of its classes so that their mean embeddings and
+    mean logits match those of its real images (Eq. 8). These are computed with networks drawn at random at distance rho
+    from the received weights (`NetworkBall`). The server then trains its weights on the union of all clients' synthetic
+    images, and keeps them within distance rho of the weights that it sent (section 4.4).
 
-    Deviations, each with an option. Eq. 9 weights client k's mean loss by its share of the synthetic images, n_k^S / n,
-    so every synthetic image has the same weight (`weights="synthetic"`). Eq. 9 approximates Eq. 2, which weights
-    clients by their numbers of real images (`weights="samples"`, for which clients also send this number). For the
-    server's optimizer, the paper gives only the learning rate. Momentum .9 and weight decay 5e-4 are taken from a
-    public re-implementation, which does not project the weights to the ball (`project=False`). The paper does not
-    specify augmentation and image momentum; the defaults are no augmentation, and .5 as in DM. A class with fewer
-    images than `ipc` is sampled with replacement.
+    Options and deviations. In Eq. 9, every synthetic image has the same weight in the server's loss
+    (`weights="synthetic"`). Eq. 9 approximates Eq. 2, which weights clients by their numbers of real images
+    (`weights="samples"`; clients then also send this number). For the server's optimizer, the paper states only the
+    learning rate. Momentum .9 and weight decay 5e-4 are taken from a public re-implementation, which does not project
+    the weights to the ball (`project=False`). The paper specifies neither an augmentation nor the momentum for the
+    images; the defaults are no augmentation, and .5 as in DM. Initial images are drawn with replacement for a class
+    with fewer images than `ipc`.
 
     Args:
         factory: function of the number of classes that returns the network.
@@ -52,12 +54,14 @@ class FedDM(Method):
         init: source of the initial images, "real" or "noise".
         match: outputs to match, "embedding+logits" (Eq. 8) or "embedding".
         batch_real: number of real images per class in each step.
-        lr, momentum: learning rate and momentum of SGD on the images.
+        lr, momentum: learning rate and momentum of SGD on the synthetic images.
         augment: differentiable Siamese augmentation of real and synthetic images, or None.
         server_epochs, server_batch, server_lr, server_momentum, server_weight_decay: options of SGD on the server.
         project: whether the server's weights are kept within distance rho of the weights at the start of the round.
-        weights: weighting of the images on the server, "synthetic" (Eq. 9) or "samples" (Eq. 2).
-        max_samples: with "samples", the largest count that a client may report; larger counts are refused.
+        weights: weights of the synthetic images in the server's loss: equal ("synthetic", Eq. 9), or such that each
+            client has the weight of its real images ("samples", Eq. 2).
+        max_samples: with "samples", the largest number of real images that a client may report. Replies with larger
+            numbers are refused.
 
     Raises:
         TypeError, ValueError: an option has a wrong type or is out of range. The message names the option.
@@ -94,16 +98,16 @@ class FedDM(Method):
         self.networks = Networks(self.factory, several=False)
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return every option except the network, which the record describes separately."""
+        """Return every option except the network, whose structure the record of a run describes separately."""
         return (), {k: v for k, v in vars(self).items() if k not in ("factory", "networks")}
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Try the network on noise, and refuse an augmentation that does not fit the clients' images."""
+        """Test the network on noise images, and refuse an augmentation that does not fit the clients' images."""
         require_augmentation(self.augment, server.normalization)
         self.networks.check_run(server, features=True)
 
     def start(self, server: Server) -> None:
-        """Draw w_0, the network's first weights, from the run's seed.
+        """Draw the network's initial weights from the run's seed, and store them in the server's state.
 
         Raises:
             ValueError: the task has several classes per image.
@@ -112,18 +116,18 @@ class FedDM(Method):
         server.state[self.model] = self.networks.all_first(server)
 
     def send(self, server: Server, client: int) -> Message:
-        """Send the current weights w_r."""
+        """Return a message with the server's current weights."""
         return Message({self.model: server.state[self.model]})
 
     def synthesize(self, client: Client, network: nn.Module) -> LabeledImages:
-        """Return S_k, the synthetic set that this client sends. Subclasses override this function to send another set.
+        """Return the set that a client sends in a round. Here, it is the synthetic set S_k of Algorithm 1.
 
-        The function is called once per round on the client. `Real` draws real images; `PrivateFedDM` fits images to
-        noised statistics.
+        Subclasses override this function to send another set: `Real` draws real images, and `PrivateFedDM` fits images
+        to noised statistics.
 
         Args:
             client: client whose data the set represents.
-            network: network with the received weights w_r, in eval mode.
+            network: network with the received weights, in eval mode.
         """
         return condense_client(
             self, client, client.data, NetworkBall(network, self.rho), client.generator("images"),
@@ -131,7 +135,10 @@ class FedDM(Method):
         )  # fmt: skip
 
     def local(self, client: Client, message: Message) -> Message:
-        """Learn the synthetic set S_k, and send only its pixels and labels (ClientUpdate of Algorithm 1)."""
+        """Make the client's synthetic set, and reply with its pixels and labels (ClientUpdate of Algorithm 1).
+
+        With `weights="samples"`, the reply also has the weight of the set.
+        """
         net = self.networks.on(client, message[self.model])
         synthetic = self.synthesize(client, net.eval()).replace(columns={}, info={})
         reply = Message({self.images: synthetic})
@@ -140,20 +147,27 @@ class FedDM(Method):
         return reply
 
     def weight_of(self, client: Client, synthetic: LabeledImages) -> Tensor:
-        """Return the weight of this client's images with `weights="samples"`: its number of real images, float [1].
+        """Return the weight that a client sends with `weights="samples"`: its number of real images, float [1].
 
         Args:
             client: client that sends the images.
-            synthetic: images that the client sends.
+            synthetic: set that the client sends.
         """
         return torch.tensor([float(len(client.data))])
 
     def blank(self, server: Server) -> LabeledImages:
-        """Return an empty set with the shape, dtype and normalization of the clients' images, from the `server`."""
+        """Return an empty set with the shape, dtype and normalization of the clients' images, on the server's device.
+
+        Args:
+            server: server of the run.
+        """
         return empty_set(server)
 
     def expect(self, server: Server, client: int) -> Schema:
-        """Expect at most ipc images per class, without `info`, which would show the classes that a client lacks."""
+        """Expect an image set with at most `ipc` images per class and, with `weights="samples"`, the client's weight.
+
+        The set must have no `info`, because it would show which classes a client lacks.
+        """
         most, limit = self.ipc * server.task.num_classes, pixel_limit(server)
         schema: Schema = {
             self.images.key: EntrySpec(
@@ -169,13 +183,14 @@ class FedDM(Method):
         return schema
 
     def weigh(self, replies: AggregatedReplies) -> Tensor:
-        """Return the weight of each image of the union, float [N] with mean 1, in the server's loss.
+        """Return the weight of each synthetic image in the server's loss, float [N] with mean 1.
 
         Args:
-            replies: aggregated replies; they hold the union and, with `weights="samples"`, the clients' counts.
+            replies: aggregated replies, with the union of the clients' sets and, with `weights="samples"`, the clients'
+                weights.
 
         Raises:
-            NoUsableReply: all counts are zero.
+            NoUsableReply: the weights of all clients are zero.
         """
         union = replies[self.images]
         weight = union.labels.new_ones(len(union), dtype=torch.float32)
@@ -190,19 +205,22 @@ class FedDM(Method):
         return weight
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Weight the images of the union, and train w_r on them (the server's part of Algorithm 1)."""
+        """Train the server's weights on the union of the clients' sets (the server's part of Algorithm 1)."""
         self.train(server, replies[self.images], self.weigh(replies))
 
     def train(self, server: Server, union: LabeledImages, weight: Tensor) -> None:
-        """Train w_r on the union by SGD (Eq. 9), with projection to the ball after every step; store weights and union.
+        """Train the server's weights on the union of the clients' sets by SGD (Eq. 9), and store both in the server's
+        state.
+
+        With `project`, the weights are projected onto the ball of radius rho after every step.
 
         Args:
-            server: server whose state holds w_r.
+            server: server whose state holds the weights before this round.
             union: images of all clients.
             weight: weight of each image, float [N] with mean 1.
 
         Raises:
-            NoUsableReply: there are no images.
+            NoUsableReply: the union has no images.
         """
         if not len(union):
             raise NoUsableReply("no reply of the round holds an image")
@@ -220,7 +238,7 @@ class FedDM(Method):
         server.notes["synthetic_images"] = len(union)
 
     def predictors(self, server: Server) -> Mapping[str, Predictor]:
-        """Return the server's model, w_r."""
+        """Return the global model, which has the server's current weights."""
         net = self.networks.on(server, server.state[self.model])
         return {"": Predictor(net.eval().requires_grad_(False))}
 
@@ -232,5 +250,7 @@ class FedDM(Method):
         return Message({self.tested: {"global": Predictor(net.eval()).sums(client.test, client.task)}})
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """Expect sums over a client's test images, for the received model."""
+        """Return the schema of the results of `evaluate`: sums over the client's test images, for the received
+        model.
+        """
         return {self.tested.key: evaluation_spec(server.task, "global")}

@@ -1,4 +1,4 @@
-"""FedLGD: federated learning on virtual heterogeneous data, with local and global distillation."""
+"""FedLGD: clients train on locally condensed data, and on anchor images that the server distills."""
 
 from __future__ import annotations
 
@@ -22,40 +22,42 @@ _DSA = DSA()
 class FedLGD(FedAvg):
     """FedLGD (Huang et al., TMLR 2024, Algorithm 1): `FedAvg(Condensed(...), Anchors(...), weights="uniform")`.
 
-    "Federated learning on virtual heterogeneous data with local-global dataset distillation". Clients train on small
-    sets that were condensed from their data, and on anchors, which are images that the server distills for all clients.
+    The paper is "Federated learning on virtual heterogeneous data with local-global dataset distillation". Clients
+    train on small sets that were condensed from their data, and on anchors, which are images that the server distills
+    for all clients.
 
-    The defaults are the paper's (section 5.1): SGD with rate .01, batch 32, one local epoch, 100 rounds. See
-    `Condensed` and `Anchors` for the two halves and their deviations from the authors' code. The published numbers were
-    obtained with `init="statistics-whole-set", anchors_init="statistics-whole-set", joined="always"` and a `ConvNet`
-    from `condense_factory`. In the authors' code, clients start from the global weights of the round in which they last
-    took part. This mistake changes the results with partial participation. Here, all clients start from the current
-    weights.
+    The defaults are the paper's (section 5.1): SGD with learning rate .01, batch size 32 and one local epoch; the paper
+    trains for 100 rounds. See `Condensed` and `Anchors` for the two parts and their deviations from the authors' code.
+    The published numbers were obtained with `init="statistics-whole-set", anchors_init="statistics-whole-set",
+    joined="always"` and a `ConvNet` from `condense_factory`. In the authors' code, clients start from the global
+    weights of the round in which they last took part. This mistake changes the results with partial participation.
+    Here, all clients start from the current weights.
 
     Args:
         addons: additional add-ons (`SCAFFOLD()`, `FedProx(...)`, ...).
-        factory: see `FedAvg`.
+        factory: function that takes the number of outputs and returns a network, see `FedAvg`.
         ipc: number of condensed images per class on each client; the paper uses 10 and 50.
-        anchors: number of global images per class.
+        anchors: number of anchor images per class.
         weight: lambda, the weight of the contrastive term; the paper uses 10 on DIGITS and 1 on CIFAR10C.
-        regulariser: "contrastive", or "mmd" for Fig. 3a (where lambda varies from 0 to 20).
-        selected: tau, the rounds in which clients refine their sets and the server refines the anchors; with `()`, sets
-            and anchors keep their initial images.
+        regulariser: term that aligns the features of a client's images and the anchors: "contrastive", or "mmd" as in
+            Fig. 3a (where lambda varies from 0 to 20).
+        selected: tau, indices of the rounds, from 1, in which clients refine their sets and the server refines the
+            anchors. With `()`, they are never refined.
         condense_steps, refine_steps: number of distribution-matching steps in the first condensation, and in each
             refinement.
-        match_steps: number of gradient-matching steps in a selected round.
-        anchors_lr: learning rate of the anchors' pixels in the gradient matching. With 1, the images hardly change.
-        joined: rounds in which the anchors are training data, as in `Anchors`.
-        init, anchors_init: source of the initial local and global images.
-        condense_factory: function that returns the networks of the first condensation; default: the client's own
-            architecture, as in the paper.
+        match_steps: number of gradient-matching steps on the anchors in a selected round.
+        anchors_lr: learning rate of the gradient matching on the anchors' pixels. With 1, the images hardly change.
+        joined: rounds in which clients train on the anchors, as in `Anchors`.
+        init: source of the initial condensed images, as in `Condensed`.
+        anchors_init: source of the initial anchors, as `init` in `Anchors`.
+        condense_factory: function without arguments that returns a network for the first condensation. Default:
+            networks of the client's own architecture, as in the paper.
         batch_real: number of real images per class in each step of the distribution matching.
         augment: augmentation in the distribution matching.
-        weights: weights of the clients in the mean: "uniform" (Algorithm 1, line 26), or "samples" for the number of
-            condensed images.
-        lr: learning rate of the clients; None means the optimizer's default in `FedAvg`.
-        options: other options of `FedAvg`, except `augment`, because clients train on the condensed images without
-            augmentation.
+        weights: weight of a client in the mean: 1 ("uniform", Algorithm 1, line 26), or its number of condensed images
+            ("samples").
+        lr: learning rate of the clients. None: the default of `FedAvg` for the optimizer.
+        options: other options of `FedAvg`, except `augment`: clients train without augmentation.
 
     Raises:
         TypeError, ValueError: an option of `FedAvg` or of one of the two add-ons is not valid.

@@ -1,4 +1,4 @@
-"""FedProto, in which clients send only class prototypes and keep their own networks."""
+"""FedProto: clients send only class prototypes, that is, mean embeddings, and keep their own networks."""
 
 from __future__ import annotations
 
@@ -34,35 +34,39 @@ class FedProto(Method):
     """Federated prototype learning (Tan et al., "FedProto", AAAI 2022, Algorithm 1).
 
     In each round, a client trains its own network, which is never sent. Its loss is the cross-entropy plus `lam` times
-    the squared distance of embeddings to the global prototypes of their classes. Then it sends the mean embedding of
-    each of its classes. The server averages these embeddings class by class; a class that no client sent keeps its
-    prototype. The clients' networks may differ as long as their embeddings have the same size. There is no global
-    model, so `accuracy` in the history is the mean over clients.
+    the squared distance of each embedding to the global prototype of its class. Then the client sends the mean
+    embedding of each of its classes. The server averages them over the clients to get the new global prototypes. A
+    class that no client sent keeps its prototype. The clients' networks may differ as long as their embeddings have the
+    same size. There is no global model, so `accuracy` in the history is the mean over the clients' own models.
 
     Deviations. The paper's aggregation takes the mean weighted by image counts, and then divides this mean by the
     number of clients that have the class. That division would shrink the prototypes, so it is left out
-    (`weights="samples"`). The authors' code takes the plain mean over these clients (`"uniform"`). The distance is
-    computed for each image instead of between a batch's class means (see `losses.prototype_distance`). Prototypes are
-    computed in eval mode after training; the authors' code averages the embeddings seen during training. Networks of
-    one architecture start from the same initial weights.
+    (`weights="samples"`). The authors' code takes the plain mean over these clients (`weights="uniform"`). The distance
+    to the prototypes is computed for each image; the paper computes it for the class means of a batch (see
+    `distillkit.losses.prototype_distance`). Prototypes are computed in eval mode after training; the authors' code
+    averages the embeddings seen during training. Networks of one architecture start from the same initial weights.
 
     Args:
-        factory: function of the number of classes that returns the network; or a mapping from architectures to such
-            functions.
-        assign: with several architectures, a mapping or function from client index to architecture.
-        lam: weight of the distance, at least 0. The paper uses 1. The authors' code also averages the distance over the
-            d dimensions of the embedding, which corresponds to `lam=1/d` here. For large d, `lam=1` makes the
-            embeddings collapse. With `lam=0`, the networks are only trained locally.
-        lr, momentum, weight_decay: options of SGD on the clients; the authors' code uses rate 0.01 and momentum 0.5.
-        epochs, batch: number of passes over the local data in a round, and number of images per step.
-        weights: weight of a client's prototype of a class: the client's number of "samples" of the class, or "uniform"
-            for 1.
-        max_samples: with "samples", the largest count of a class that a client may report; larger counts are refused.
-        predict: prediction that is tested: the nearest prototype ("prototype", as in the paper) or the output of the
-            client's own "classifier".
-        condensed: None, or a `Condensed(refine_steps=0, ...)`. With such an add-on, each client condenses its data
-            once, and trains and computes prototypes on the condensed set, as FedProto does in the tables of FedLGD
-            (Huang et al., TMLR 2024, section 5.1).
+        factory: function that takes the number of classes and returns a network; or, for several architectures, a
+            mapping from the name of each architecture to its function.
+        assign: mapping or function from a client's index to the name of its architecture. Required if there are several
+            architectures, and refused otherwise.
+        lam: weight of the distance to the prototypes, at least 0. The paper uses 1. The authors' code also averages the
+            distance over the d dimensions of the embedding, which corresponds to `lam=1/d` here. For large d, `lam=1`
+            makes the embeddings collapse. With `lam=0`, the networks are only trained locally.
+        lr, momentum, weight_decay: options of SGD on the clients; the authors' code uses learning rate 0.01 and
+            momentum 0.5.
+        epochs: number of passes over the local data in a round.
+        batch: number of images per step.
+        weights: weight of a client's mean embedding of a class in the average: its number of images of the class
+            ("samples"), or 1 ("uniform").
+        max_samples: with "samples", the largest number of images of a class that a client may report. Replies with
+            larger numbers are refused.
+        predict: prediction that is tested: the class of the nearest prototype ("prototype", as in the paper), or that
+            of the client's own classifier ("classifier").
+        condensed: a `Condensed(refine_steps=0, ...)`, with which each client condenses its data once, and uses the
+            condensed set for training and prototypes. FedLGD's tables report FedProto in this form (Huang et al., TMLR
+            2024, section 5.1). None: clients use their own images.
 
     Raises:
         TypeError, ValueError: an option has a wrong type or is out of range. The message names the option.
@@ -104,17 +108,17 @@ class FedProto(Method):
             self.condensed = None
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return every option except the networks, which the record describes separately."""
+        """Return every option except the networks, whose structure the record of a run describes separately."""
         return (), {k: v for k, v in vars(self).items() if k not in ("factory", "assign", "networks")}
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Try every architecture on noise, and check `assign`."""
+        """Test every architecture on noise images, and check `assign` and the options of `condensed`."""
         self.networks.check_run(server, features=True)
         if self.condensed is not None:
             self.condensed.start(server)
 
     def start(self, server: Server) -> None:
-        """Determine the length of a prototype, and set up the state without prototypes.
+        """Determine the length of the embeddings, and store an empty table of prototypes in the server's state.
 
         Raises:
             ValueError: the task has several classes per image, or the architectures' embeddings differ in size.
@@ -131,7 +135,7 @@ class FedProto(Method):
         server.state[self.known] = torch.zeros(classes, dtype=torch.bool)
 
     def send(self, server: Server, client: int) -> Message:
-        """Send the global prototypes, and a flag for each class that has one."""
+        """Return a message with the global prototypes and, for each class, whether it has a prototype yet."""
         return Message({e: server.state[e] for e in (self.prototypes, self.known)})
 
     def _network(self, client: Client) -> nn.Module:
@@ -175,7 +179,10 @@ class FedProto(Method):
         }
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Average each class's prototype over the clients that have the class; keep the other prototypes."""
+        """Replace the prototype of each class that a client sent by the mean over these clients.
+
+        All other classes keep their prototypes.
+        """
         means = replies[self.means]
         owned = replies.weight(self.means) > 0
         server.state[self.prototypes] = torch.where(owned[:, None], means, server.state[self.prototypes])
@@ -192,12 +199,12 @@ class FedProto(Method):
         return Message({self.tested: {"personal": Predictor(net).sums(client.test, client.task)}})
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """Expect sums over a client's test images, for its own network."""
+        """Return the schema of the results of `evaluate`: sums over the client's test images, for its own network."""
         return {self.tested.key: evaluation_spec(server.task, "personal")}
 
 
 class _Nearest(nn.Module):
-    """Classifier that predicts the class of the nearest prototype: logits are negative squared distances."""
+    """Classifier that predicts the class of the nearest prototype. Its logits are negative squared distances."""
 
     def __init__(self, network: nn.Module, prototypes: Tensor, known: Tensor) -> None:
         super().__init__()

@@ -15,30 +15,30 @@ __all__ = ["FedRep"]
 class FedRep(FedAvg):
     """FedRep: federated averaging of a representation, with personal heads (Collins et al., ICML 2021, Algorithm 1).
 
-    "Exploiting Shared Representations for Personalized Federated Learning". In each round a client first fits its head
-    h_k to its data with the received representation phi fixed. Then the client trains phi with this head fixed, and
-    sends the change of phi. Heads never leave their clients. There is no global predictor, so `accuracy` in the history
-    is the clients' mean accuracy on their own test data.
+    The paper is "Exploiting Shared Representations for Personalized Federated Learning". A network consists of a
+    representation phi, which all clients share, and a head h_k, which client k never sends. In each round, a client
+    first trains its head with the received phi fixed. Then it trains phi with this head fixed, and sends the change of
+    phi. There is no global model, so `accuracy` in the history is the clients' mean accuracy on their own test images.
 
-    Deviations. The paper denotes the head's update by GRD, which means an optimal solution in the linear analysis and
-    epochs of SGD in the experiments; this class trains for epochs. All heads start from the same initial weights. The
-    average is uniform, as in Algorithm 1; the authors' code weights clients by samples, as `weights="samples"` does.
-    Momentum restarts in each of the two phases. A client that was never drawn is tested with its untrained head.
+    Deviations. The paper's update of the head (GRD) is an optimal solution in the linear analysis, and epochs of SGD in
+    the experiments; this class trains for epochs. All heads start from the same initial weights. The average is
+    uniform, as in Algorithm 1; the authors' code weights clients by samples (`weights="samples"`). Momentum starts at
+    zero in each of the two phases. A client that was never drawn is tested with its untrained head.
 
     Args:
-        addons: add-ons, as for `FedAvg`; they see only the shared parameters.
-        factory: function of the number of outputs that returns the network.
-        head: pattern of the names of the personal parameters.
+        addons: additional add-ons, as in `FedAvg`.
+        factory: function that takes the number of outputs and returns a network.
+        head: pattern of the names of the head's parameters.
         head_epochs: tau, the number of passes over the local data for the head; the paper uses 10.
         body_epochs: number of passes over the local data for the representation; the paper uses 1 or 5.
         lr, momentum, batch: options of the clients' training. The defaults are those of the authors' code
-            (github.com/lgcollins/FedRep, utils/options.py, lines 15 to 18). With lr None, the optimizer's default in
-            `FedAvg` is used. Adam needs momentum 0.
-        weights: weighting of the clients in the mean, "uniform" or by "samples".
+            (github.com/lgcollins/FedRep, utils/options.py, lines 15 to 18). If `lr` is None, the default of `FedAvg`
+            for the optimizer is used. Adam requires momentum 0.
+        weights: weight of a client in the mean: 1 ("uniform"), or its number of images ("samples").
         options: other options of `FedAvg`, except `personal`, `phases`, `epochs` and `steps`, which FedRep sets.
 
     Raises:
-        ValueError: an option is set by FedRep itself, or is out of range.
+        ValueError: `options` contains an option that FedRep sets, or an option is out of range.
     """
 
     key = "FedAvg"

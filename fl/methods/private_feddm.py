@@ -1,4 +1,6 @@
-"""FedDM with differential privacy, in which clients send synthetic sets made from noised statistics."""
+"""FedDM with differential privacy: clients send synthetic sets that they make from noised statistics of their
+records.
+"""
 
 from __future__ import annotations
 
@@ -35,42 +37,52 @@ __all__ = ["PrivateFedDM"]
 class PrivateFedDM(FedDM):
     """FedDM whose clients' sets are differentially private for each record (Xiong et al., CVPR 2023, section 3.3).
 
-    With `"class_means"`, a client embeds its records with public networks around the received weights. It adds noise
-    once to the class sums of all classes, and fits images to the noised means at no further privacy cost. `"image_sgd"`
-    is the paper's method: DP-SGD on the images. Every client takes part, even one without records. Noise is charged to
-    the run's ledger before it is drawn. Epsilon is composed over rounds; the run's epsilon is the largest epsilon of
-    any client.
+    A record is an image with its label. There are two mechanisms. With "class_means", a client embeds its records with
+    `num_networks` networks, which are drawn at random around the received weights and do not depend on its data. For
+    each class, it sums the embeddings of its records and adds noise to the sums. It then fits images to the noised
+    means, which costs no further privacy. "image_sgd" is the paper's mechanism: DP-SGD on the images.
 
-    The following deviations from the paper are needed for its privacy claim to hold. All classes are released, because
-    the paper's sets reveal which client has a class. Denominators are public or noised once. Epsilon comes from the
-    accountant, for the whole run (Theorem 3.2 covers one round). See `privacy.image_sgd`. Classes whose *noised* count
-    is below `least` are not sent; otherwise the server would train on noise for every class that a client lacks.
+    Every client takes part, even one without records. The privacy cost is charged to the run's ledger before noise is
+    drawn. Epsilon is composed over rounds; the run's epsilon is the largest epsilon of any client.
+
+    The following deviations from the paper are needed for its privacy claim to hold. Statistics of all classes are
+    computed with noise, because the paper's sets reveal which client has a class. The numbers of records by which sums
+    are divided are public, or are noised once. Epsilon comes from an accountant for the whole run, whereas the paper's
+    Theorem 3.2 covers one round. See also `distillkit.privacy.image_sgd`. Images of classes with a noised number of
+    records below `least` are not sent; otherwise the server would train on noise for every class that a client lacks.
 
     Args:
-        sigma: noise multiplier (standard deviation / sensitivity) of each of a round's releases. A round has
-            `num_networks` releases, or `steps` with `"image_sgd"`. To compute sigma, use `privacy.plan_noise(epsilon,
-            delta, count=num_networks * rounds, spent=[(sigma_sizes, 1.0, 1)])`; for `"image_sgd"`, use `rate=rate` and
-            `count=steps * rounds`.
-        mechanism: privacy mechanism, "class_means" or "image_sgd"; see above.
-        num_networks: number of networks in a round, each with one release (only for class means).
-        sizes: public number of records per class, [classes], of every client. Give this or `sigma_sizes`.
-        sigma_sizes: standard deviation, in records, of the noise on the histogram that each client releases once, in
-            its first round. (If that reply is lost, the histogram is released and charged again.)
-        least: minimum noised number of records that a class needs for its images to be sent; with 0, all classes are
-            sent. Default: 3 standard deviations of the noise in this number (0 with `sizes`).
-        warm: whether to continue from the latest released images, instead of noise. The fit starts from these images,
-            and their mean embedding is the center of the unit vectors. A closer center separates classes better.
-        clip: bound on the norm of a record's vector or gradient; None: unit vectors ("class_means"), or the median
-            gradient norm on public noise ("image_sgd").
-        rate: probability that a record takes part in a step (image SGD only).
-        steps, lr, momentum: options of the fit; lr defaults to 200 for unit vectors, and to 0.1 for image SGD.
-        public_statistics: whether the normalization of the images was measured, or fitted, on public data.
-        weights: "synthetic" for equal weights, or "samples" to weight each class of each client by its noised count.
-        options: other options of `FedDM`: factory, ipc, rho, match, augment, and the options of the server.
+        sigma: noise multiplier of a release, that is, the noise's standard deviation divided by the sensitivity. A
+            round has `num_networks` releases with "class_means", and `steps` with "image_sgd". To compute sigma, use
+            `privacy.plan_noise(epsilon, delta, count=num_networks * rounds, spent=[(sigma_sizes, 1.0, 1)])`; for
+            "image_sgd", use `rate=rate` and `count=steps * rounds`.
+        mechanism: privacy mechanism, "class_means" or "image_sgd".
+        num_networks: number of networks in a round (only for "class_means").
+        sizes: number of records per class, [classes], that is assumed for every client. It must not depend on private
+            data. Pass either this or `sigma_sizes`.
+        sigma_sizes: standard deviation, in records, of the noise on a client's numbers of records per class. Each
+            client computes these noised numbers once, in its first round. If its reply is lost, it computes them again,
+            and is charged again.
+        least: minimum noised number of records of a class for which images are sent; with 0, images of all classes are
+            sent. Default: 3 `sigma_sizes`, or 0 if `sizes` is given.
+        warm: whether a client's fit starts from the images that it sent last, instead of noise. The mean embedding of
+            these images is then also subtracted from embeddings before they are scaled to norm 1, which separates the
+            classes better.
+        clip: largest norm of a record's embedding ("class_means") or gradient ("image_sgd"). None: embeddings are
+            centered and scaled to norm 1, and gradients are clipped to their median norm on noise images.
+        rate: probability with which a record takes part in a step (only for "image_sgd").
+        steps, lr, momentum: options of the optimization of the images. The default of `lr` is 200 for "class_means",
+            and 0.1 for "image_sgd".
+        public_statistics: whether the normalization of the images comes from public data. A normalization that was
+            measured on the images is refused otherwise.
+        weights: weights of the images in the server's loss: equal ("synthetic"), or by the noised number of records of
+            the image's class at its client ("samples").
+        options: other options of `FedDM`: `factory`, `ipc`, `rho`, `match`, `augment`, and the options of the server.
 
     Raises:
-        PrivacyError: the method has initialization with real images, batch statistics, private statistics, or noise
-            without a clip. A subclass of `PrivacyError` is raised when the method is built or the run starts.
+        PrivacyError: the images start from real images, the network has batch statistics, the normalization was
+            measured on private data, or the clip is infinite. The error is of a subclass, and is raised when the method
+            is built or the run starts.
         ValueError, TypeError: an option has a wrong type or is out of range.
     """
 
@@ -135,20 +147,20 @@ class PrivateFedDM(FedDM):
 
     @property
     def private(self) -> bool:
-        """True: the method always charges a ledger."""
+        """Always True, because clients charge a ledger for every release."""
         return True
 
     @property
     def clip_bound(self) -> float | None:
-        """Upper bound on the norm of a record's vector or gradient; None if the bound is computed from the weights."""
+        """Largest norm of a record's embedding or gradient; None if it is computed from the received weights."""
         return 1.0 if self.clip is None and self.mechanism == "class_means" else self.clip
 
     def start(self, server: Server) -> None:
-        """Draw w_0, and refuse settings that would reveal private data.
+        """Draw the initial weights, and refuse settings that would reveal private data.
 
         Raises:
-            PrivacyError: the normalization was measured on the data, delta is too large for the number of records, or
-                the network has batch statistics. The error is of a subclass.
+            PrivacyError: the normalization was measured on the clients' images, the ledger's delta is too large for the
+                number of records, or the network has batch statistics. The error is of a subclass.
             ValueError: the task has several classes per image, or the length of `sizes` is not the number of classes.
         """
         super().start(server)
@@ -169,13 +181,16 @@ class PrivateFedDM(FedDM):
     def embedders(
         self, network: nn.Module, like: LabeledImages, generator: torch.Generator, around: Tensor | None = None
     ) -> PublicEmbedders:
-        """Return a round's public embedders: networks near the received weights, centered on released images or noise.
+        """Return the networks with which records are embedded in a round. They do not depend on private data.
+
+        The networks are drawn at random around the received weights. The mean embedding of some images is subtracted
+        from all embeddings.
 
         Args:
             network: network with the received weights, in eval mode.
-            like: set that defines the shape, dtype and normalization of the images; its images are not read.
+            like: set with the shape, dtype and normalization of the records. Its images are not read.
             generator: generator that draws the networks.
-            around: previously released images, whose mean embedding is the center. With None, noise images are used.
+            around: released images whose mean embedding is subtracted. None: noise images are used.
         """
         seed = int(torch.randint(2**62, (), generator=generator))
         options: dict[str, Any] = {"clip": self.clip, "match": self.match, "augment": self.augment}
@@ -184,10 +199,12 @@ class PrivateFedDM(FedDM):
         return PublicEmbedders(NetworkBall(network, self.rho), self.num_networks, like=like, seed=seed, **options)
 
     def charged(self, client: Client) -> tuple[LabeledImages, privacy.Account]:
-        """Return the records of `client`, checked for a private release, and the account that the release charges.
+        """Return the records of `client` after checks of their metadata, and the ledger account that its releases
+        charge.
 
         Raises:
-            PrivacyError: the client has no ledger, or the metadata of its set reveal private data.
+            PrivacyError: the client has no ledger, or the metadata of its set, such as a measured normalization, reveal
+                private data.
         """
         if client.ledger is None:
             raise PrivacyError("the client has no ledger to charge: run the method with `simulate`, which gives it one")
@@ -196,9 +213,9 @@ class PrivateFedDM(FedDM):
         return as_private_set(client.data, None, **options), account
 
     def sizes_of(self, client: Client) -> Tensor:
-        """Return the records per class, float64 [classes]: the public `sizes`, or the noised histogram of `client`.
+        """Return the number of records of each class at a client, float64 [classes]: `sizes`, or noised numbers.
 
-        If the histogram is not yet in the client's memory, it is released and the ledger is charged.
+        The noised numbers are computed once, charged to the ledger, and then kept in the memory of `client`.
         """
         if self.sizes is not None:
             return client.data.images.new_tensor(self.sizes, dtype=torch.float64)
@@ -210,7 +227,7 @@ class PrivateFedDM(FedDM):
         return client.memory[self.counts]
 
     def synthesize(self, client: Client, network: nn.Module) -> LabeledImages:
-        """Return S_k, made from noised statistics only, after charging the client's ledger for every release."""
+        """Return a set that is made from noised statistics only. The client's ledger is charged before each release."""
         real, account = self.charged(client)
         counts = self.sizes_of(client)
         chosen = self.kept(counts).repeat_interleave(self.ipc)
@@ -236,33 +253,36 @@ class PrivateFedDM(FedDM):
         return self.as_set(images, real)[chosen]
 
     def noise_images(self, like: LabeledImages, generator: torch.Generator) -> Tensor:
-        """Return the initial images of the first fit: `ipc` images of N(0, 1) for every class, class by class.
+        """Return noise images to start from: `ipc` images of N(0, 1) for every class, in the order of the classes.
 
         Args:
-            like: set that defines the space of the images; the images in this set are not read.
+            like: set with the shape, dtype and normalization of the images. Its images are not read.
             generator: generator that draws the images.
         """
         return initial_images("noise", like, ipc=self.ipc, generator=generator)[0]
 
     def kept(self, counts: Tensor, clients: int = 1) -> Tensor:
-        """Return whether each class is sent, bool [classes]: it must have at least `least` noised (or public) records.
+        """Return for each class whether images of it are sent, bool [classes].
+
+        They are sent if the number of its records is at least the option `least`.
 
         Args:
-            counts: number of records of each class, [classes].
+            counts: noised or public number of records of each class, [classes].
             clients: number of clients over which `counts` were summed, each with independent noise.
         """
         least = 3 * self.sigma_sizes * clients**0.5 if self.least is None else self.least
         return counts.clamp_min(0.0) >= least
 
     def fit(self, start: Tensor, embedders: PublicEmbedders, sums: Tensor, counts: Tensor, kept: Tensor) -> Tensor:
-        """Fit images to noised means, class by class. This step is post-processing, which costs no epsilon.
+        """Fit images so that their mean embeddings match noised class means. This post-processing has no privacy cost.
 
         Args:
-            start: initial images, [classes * ipc, C, H, W].
-            embedders: public embedders of the round.
-            sums: noised class sums for each embedder, [num_networks, classes, d].
+            start: initial images in the order of the classes, [classes * ipc, C, H, W].
+            embedders: networks of the round, as `embedders` returns them.
+            sums: noised sums of the embeddings of each class, for each network, [num_networks, classes, d].
             counts: public or noised number of records of each class, [classes].
-            kept: whether each class is fitted, bool [classes]; the images of other classes do not change.
+            kept: whether images are fitted, for each class, bool [classes]. Images of all other classes are returned
+                unchanged.
         """
         images = start.unflatten(0, (len(counts), self.ipc)).clone()
         if bool(kept.any()):
@@ -274,18 +294,25 @@ class PrivateFedDM(FedDM):
         return images.flatten(0, 1)
 
     def as_set(self, images: Tensor, like: LabeledImages) -> LabeledImages:
-        """Return the set of `images` [classes * ipc, C, H, W], class by class, in the space of `like`."""
+        """Return a set of images, [classes * ipc, C, H, W] in the order of the classes, with their labels.
+
+        Args:
+            images: images of the set.
+            like: set with the classes and the normalization of the images. Its images are not read.
+        """
         labels = torch.arange(like.num_classes).to(like.labels).repeat_interleave(self.ipc)
         return like.replace(images=images, labels=labels, columns={}, info={})
 
     def weight_of(self, client: Client, synthetic: LabeledImages) -> Tensor:
-        """Return the noised number of records that each image represents, float [N], within the range of a weight."""
+        """Return the weight of each image that the client sends, float [N]: noised records of its class, divided by
+        `ipc`.
+        """
         return (self.sizes_of(client)[synthetic.labels] / self.ipc).clamp(0.0, self.max_samples).float()
 
     def expect(self, server: Server, client: int) -> Schema:
-        """Expect the reply of FedDM and, with `weights="samples"`, a weight for each image.
+        """Expect the reply of `FedDM` and, with `weights="samples"`, a weight for each image.
 
-        Noise may make pixels far larger than those of `FedDM`, so only `MAX_MAGNITUDE` limits them.
+        Pixels may be as large as `MAX_MAGNITUDE`, because noise may make them far larger than in `FedDM`.
         """
         schema, rows = super().expect(server, client), self.ipc * server.task.num_classes
         schema[self.images.key] = replace(schema[self.images.key], minimum=-math.inf, maximum=math.inf)
@@ -294,7 +321,7 @@ class PrivateFedDM(FedDM):
         return schema
 
     def train(self, server: Server, union: LabeledImages, weight: Tensor) -> None:
-        """Train as FedDM does. End the run if no client sent an image."""
+        """Train on the union as `FedDM` does. If no client sent an image, raise `NoUsableReply`, which ends the run."""
         if not len(union):
             raise NoUsableReply(
                 "no class of any client has enough noised records to be sent (`least`): the clients are too small "
@@ -303,7 +330,7 @@ class PrivateFedDM(FedDM):
         super().train(server, union, weight)
 
     def weigh(self, replies: AggregatedReplies) -> Tensor:
-        """Return the weight of each image of the union, with mean 1: equal weights, or weights by noised counts."""
+        """Return the weight of each image of the union, float [N] with mean 1, by the option `weights`."""
         if self.weights == "synthetic":
             return super().weigh(replies)
         weight = replies[self.samples]

@@ -1,4 +1,4 @@
-"""REAL, FedDM's baseline, in which clients send raw images."""
+"""REAL: a baseline of FedDM, in which clients send raw images."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ __all__ = ["Real"]
 
 
 class Real(FedDM):
-    """The baseline REAL of FedDM's Table 5, in which clients send `ipc` random raw images per class in each round.
+    """The baseline REAL of FedDM (Table 5): clients send `ipc` random real images of each class in each round.
 
-    The server and the size of the messages are the same as in FedDM, but the images are the private data themselves.
-    The arguments are those of `FedDM`; the options of the matching (`steps`, `lr`, ...) have no effect.
+    The server's training and the size of the messages are the same as in FedDM, but the images are the private data
+    themselves. The arguments are those of `FedDM`. The options of the synthetic images (`steps`, `lr`, ...) have no
+    effect.
     """
 
     key = "Real"

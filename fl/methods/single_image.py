@@ -1,4 +1,4 @@
-"""Federated learning with a single shared image, with the settings of its paper."""
+"""Federated learning with a single shared image, with the settings of the paper."""
 
 from __future__ import annotations
 
@@ -35,31 +35,37 @@ class ClippedCrossEntropy:
         check.real_number(self.max_norm, "max_norm", above=0.0)
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross-entropy over images, of `logits` [N, K] and class indices `labels` [N]."""
+        """Return the cross-entropy of clipped logits, averaged over the images.
+
+        Args:
+            logits: float [N, K].
+            labels: class indices, int64 [N].
+        """
         return F.cross_entropy(clip_logit_norm(logits, self.max_norm), labels)
 
 
 class SingleImage(FedAvg):
-    """Soni, Saeed and Asano, "Federated Learning with a Single Shared Image" (2024), section 4.1.
+    """The method of "Federated Learning with a Single Shared Image" (Soni, Saeed and Asano, 2024, section 4.1).
 
-    Clients of any architecture teach the server with their predictions on crops of one image.
+    The server learns from the clients' predictions on crops of one image, so clients may have different architectures.
 
-    The class is `FedAvg(SharedImage(image, **shared), *addons, factory=factory, ...)` with the paper's client options:
-    Adam at 0.01 and 40 epochs. Two defaults are taken from the authors' code: batches of 512, and the cross-entropy of
-    logits that are clipped at `shared["clip"]`. For the paper's FedProx clients, add `FedProx(mu)` to the add-ons. (In
-    place of FedProx's squared norm, the authors' code takes the square of a sum, with factor 2.0.) The paper draws 8 of
-    20 clients in each of 30 rounds.
+    The class is `FedAvg(SharedImage(image, **shared), *addons, factory=factory, ...)` with the paper's options for the
+    clients: Adam with learning rate 0.01, and 40 epochs. Two defaults are taken from the authors' code: batches of 512,
+    and the cross-entropy of logits that are clipped at `shared["clip"]`. For the paper's FedProx clients, add
+    `FedProx(mu)` to the add-ons. The authors' code has the square of a sum, with factor 2.0, in place of FedProx's
+    squared norm. The paper draws 8 of 20 clients in each of 30 rounds.
 
     Args:
-        image: shared image, see `SharedImage`.
+        image: the shared image, uint8 [C, H, W], or float in [0, 1].
         addons: additional add-ons.
-        factory: one architecture, or several with `assign`; the server then has a copy of each.
+        factory: function that takes the number of outputs and returns a network; or, for several architectures, a
+            mapping from the name of each architecture to its function. The server has one model of each architecture.
         shared: options of `SharedImage`, by name.
-        optimizer, lr, batch: options of the clients, as published; with lr None, the optimizer's default in `FedAvg` is
-            used.
-        epochs: number of passes over the local data in a round; default 40, unless `steps` or `phases` are given.
-        objective: loss of the clients; default: `ClippedCrossEntropy(clip)` with the clip in `shared`, or the task's
-            loss if that clip is None.
+        optimizer, lr, batch: options of the clients' training. If `lr` is None, the default of `FedAvg` for the
+            optimizer is used.
+        epochs: number of passes over the local data in a round. Default: 40, if neither `steps` nor `phases` is given.
+        objective: loss of the clients. Default: `ClippedCrossEntropy` with the option `clip` of `SharedImage`, or the
+            task's loss if this option is None.
         options: other options of `FedAvg`.
 
     Raises:

@@ -1,4 +1,6 @@
-"""FedDM whose clients send noised class sums, to which the server fits one set for all clients."""
+"""FedDM with differential privacy in which clients send noised class sums, and the server fits one set for all
+clients.
+"""
 
 from __future__ import annotations
 
@@ -26,31 +28,34 @@ REMARK = (
 
 
 class SummedFedDM(PrivateFedDM):
-    """Private FedDM with one sum over clients (after Xiong et al., CVPR 2023, section 3.3).
+    """Private FedDM in which the server needs only sums over clients (after Xiong et al., CVPR 2023, section 3.3).
 
-    Clients do not optimize images. In each round all clients embed their records with the *same* public embedders
-    around the received weights, and send noised class sums. The server needs only the total of these sums, so a secure
-    sum can hide each client's sums. The server fits `ipc` images per class to the noised means of all clients' records,
-    and trains on them as FedDM does.
+    Clients do not optimize images. In each round, all clients embed their records with the same randomly drawn networks
+    around the received weights. For each class, they send the sum of the embeddings with noise. The server needs only
+    the total over all clients, so a secure sum can hide each client's sums. The server fits `ipc` images per class to
+    the noised means over all clients' records, and trains on these images as FedDM does.
 
-    With `noise="full"`, every client adds all of the noise, and epsilon holds even against the server. With
-    `noise="shares"`, each of M drawn clients adds noise of sigma / sqrt(M), so the sum equals a central release on the
-    pooled records. Epsilon then requires a secure sum (`fl.SecureSums`) and all replies: a round that lacks a reply is
-    unusable. A remark in the ledger states this.
+    With `noise="full"`, every client adds the whole noise, and epsilon holds even against the server. With
+    `noise="shares"`, each of M drawn clients adds noise with the standard deviation divided by sqrt(M), so the total
+    has the noise that a single trusted party would add to the pooled records. Epsilon then holds only with a secure sum
+    (`fl.SecureSums`) and if all replies arrive; a round in which a reply is missing cannot be used. A remark in the
+    ledger states this.
 
     Args:
-        sigma: noise standard deviation / sensitivity of each client's own sums ("full"), or of the total ("shares").
-        noise: share of the noise that each client adds, "full" or "shares"; see above.
-        sizes: public number of records per class over all drawn clients. Give this or `sigma_sizes`.
-        sigma_sizes: noise on the histogram of class sizes. With "full" it applies to each client's histogram, which is
-            released once. With "shares" it applies to the total, which is released in *every* round, because a share
-            used again in a sum with other clients would be exposed. Plan the noise with `spent=[(sigma_sizes, 1.0,
-            rounds)]`.
-        options: options of `PrivateFedDM` except `mechanism`.
+        sigma: noise multiplier (standard deviation divided by sensitivity) of each client's own sums ("full"), or of
+            the total ("shares").
+        noise: noise that each client adds, "full" or "shares".
+        sizes: number of records per class, [classes], that is assumed for all drawn clients together. It must not
+            depend on private data. Pass either this or `sigma_sizes`.
+        sigma_sizes: standard deviation, in records, of the noise on the numbers of records per class. With "full", it
+            applies to each client's numbers, which are released once. With "shares", it applies to the total, which is
+            released in every round; a client's share of the noise must not be used in two sums. For "shares", pass
+            `spent=[(sigma_sizes, 1.0, rounds)]` to `privacy.plan_noise`.
+        options: other options of `PrivateFedDM`, except `mechanism`.
 
     Raises:
         NoUsableReply: a reply is missing with `noise="shares"`.
-        PrivacyError, ValueError, TypeError: see `PrivateFedDM`.
+        PrivacyError, ValueError, TypeError: an option is not valid or would reveal private data, as in `PrivateFedDM`.
     """
 
     key = "SummedFedDM"
@@ -66,7 +71,10 @@ class SummedFedDM(PrivateFedDM):
         self.noise = check.one_of(noise, "noise", ("full", "shares"))
 
     def start(self, server: Server) -> None:
-        """Draw w_0, determine the length of a sum, and add a remark on the basis of epsilon to the ledger."""
+        """Draw the initial weights, and determine the shape of the clients' sums.
+
+        With `noise="shares"`, also add a remark to the ledger, which states the conditions under which epsilon holds.
+        """
         super().start(server)
         dim = self.shared_embedders(server, server.state, self.blank(server)).dim
         server.state[self.sums] = torch.zeros(self.num_networks, server.task.num_classes, dim, dtype=torch.float64)
@@ -74,18 +82,23 @@ class SummedFedDM(PrivateFedDM):
             server.ledger.add_remark(REMARK)
 
     def shared_embedders(self, side: Server | Client, holds: Message, like: LabeledImages) -> PublicEmbedders:
-        """Return this round's embedders, which depend only on seed, round and message, for all participants alike.
+        """Return the networks with which records are embedded in a round. They are the same on the server and on all
+        clients.
 
         Args:
-            side: server or client that makes the embedders.
-            holds: the server's state or the client's message, with the weights and the images to center on.
-            like: set that defines the space of the images; the images in this set are not read.
+            side: server or client that builds the networks.
+            holds: the server's state or the message to the client. Its entries are the weights and, if they exist, the
+                images whose mean embedding is subtracted from all embeddings.
+            like: set with the shape, dtype and normalization of the records. Its images are not read.
         """
         net = self.networks.on(side, holds[self.model])
         return self.embedders(net.eval(), like, derive(side.seed, side.round, "maps"), holds.get(self.around))
 
     def send(self, server: Server, client: int) -> Message:
-        """Send the current weights, the number of clients that share the noise, and the images to center on."""
+        """Return a message with the weights, the number of clients that share the noise, and the images for centering.
+
+        The mean embedding of these images is subtracted from all embeddings. The number is 1 with `noise="full"`.
+        """
         among = float(len(server.drawn)) if self.noise == "shares" else 1.0
         message = Message({self.model: server.state[self.model], self.among: among})
         if self.around in server.state:
@@ -93,7 +106,10 @@ class SummedFedDM(PrivateFedDM):
         return message
 
     def local(self, client: Client, message: Message) -> Message:
-        """Send noised sums of the records' vectors by embedder and class, and noised class sizes if not public."""
+        """Reply with noised sums of the records' embeddings, for each network and class.
+
+        If `sizes` is not given, the reply also has the noised number of records of each class.
+        """
         real, _ = self.charged(client)
         embedders = self.shared_embedders(client, message, real)
         sums = class_sums(real.images, real.labels, embedders, num_classes=real.num_classes)
@@ -111,22 +127,24 @@ class SummedFedDM(PrivateFedDM):
 
     @staticmethod
     def noised(client: Client, mechanism: str, sums: Tensor, sigma: float, sensitivity: float, share: float) -> Tensor:
-        """Add this client's share of the noise to its sums, and charge the ledger for the total noise.
+        """Charge the ledger for a release with the whole noise, and return the client's sums with its share of the
+        noise.
 
         Args:
             client: client that draws the noise and is charged.
-            mechanism: name of the release in the ledger.
-            sums: one release per row, [releases, ...].
-            sigma: noise standard deviation / sensitivity of the total.
+            mechanism: name of the mechanism in the ledger.
+            sums: values to release, [releases, ...]. Each row is one release.
+            sigma: noise multiplier (standard deviation divided by sensitivity) of the whole noise.
             sensitivity: maximum l2 norm by which one record changes a row.
-            share: factor of this client's standard deviation: 1, or 1 / sqrt(M).
+            share: factor by which this client multiplies the standard deviation: 1, or 1 / sqrt(M) if M clients share
+                the noise.
         """
         client.spend(mechanism, sigma, count=len(sums))
         noise = client.secret.normal(sums.shape, sigma * sensitivity * share if sigma else 0.0)
         return sums + noise.to(sums.device)
 
     def expect(self, server: Server, client: int) -> Schema:
-        """Expect sums for every embedder and class, and the class sizes if they are not public."""
+        """Expect sums for every network and class and, if `sizes` is not given, the number of records of each class."""
         sums = server.state[self.sums]
         schema: Schema = {self.sums.key: EntrySpec(sums)}
         if self.sizes is None:
@@ -134,10 +152,11 @@ class SummedFedDM(PrivateFedDM):
         return schema
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Fit one set to the noised means of all clients' records, and train on this set.
+        """Fit one set of images to the noised means over all clients' records, and train the weights on this set.
 
         Raises:
-            NoUsableReply: a reply, with its share of the noise, is missing, or there is no image to train on.
+            NoUsableReply: a reply is missing, so the total lacks a share of the noise; or there is no image to train
+                on.
         """
         missing = sorted(set(server.drawn) - set(replies.clients))
         if missing and self.noise == "shares":
