@@ -38,9 +38,9 @@ class PrivateFedDM(FedDM):
     """FedDM whose clients' sets are differentially private for each record (Xiong et al., CVPR 2023, section 3.3).
 
     A record is an image with its label. There are two mechanisms. With "class_means", a client embeds its records with
-    `num_networks` networks, which are drawn at random around the received weights and do not depend on its data. For
-    each class, it sums the embeddings of its records and adds noise to the sums. It then fits images to the noised
-    means, which costs no further privacy. "image_sgd" is the paper's mechanism: DP-SGD on the images.
+    `num_networks` public networks, which are drawn at random around the received weights. For each class, it sums the
+    embeddings of its records and adds noise to the sums. It then fits images to the noised means, which costs no
+    further privacy. "image_sgd" is the paper's mechanism: DP-SGD on the images.
 
     Every client takes part, even one without records. The privacy cost is charged to the run's ledger before noise is
     drawn. Epsilon is composed over rounds; the run's epsilon is the largest epsilon of any client.
@@ -181,7 +181,8 @@ class PrivateFedDM(FedDM):
     def embedders(
         self, network: nn.Module, like: LabeledImages, generator: torch.Generator, around: Tensor | None = None
     ) -> PublicEmbedders:
-        """Return the networks with which records are embedded in a round. They do not depend on private data.
+        """Return the networks with which records are embedded in a round. They depend on private data only through
+        earlier releases.
 
         The networks are drawn at random around the received weights. The mean embedding of some images is subtracted
         from all embeddings.
