@@ -7,7 +7,7 @@ A table stands between `<!-- table: KIND option=value ... -->` and `<!-- end of 
 
     summary columns=bytes_up,client_seconds        to_target accuracy=0.9         worst_clients
     paired base=FedAvg column=accuracy_last        at_equal by=client_seconds     tuning
-    leaderboard task=digits       leaks task=digits
+    leaderboard task=digits       scores task=digits            leaks task=digits
     rates hits=refuted,found trials=attacks means=seconds_cpu                     (sums of counts, with intervals)
     design name=fedcog        (the registered design `designs/fedcog.json` as a list, and the verdict on its claim)
 
@@ -54,7 +54,7 @@ from fl.study import at_equal, to_target, worst_clients
 DOCS = Path(__file__).parents[1]
 sys.path.insert(0, str(DOCS / "scripts"))
 
-from _leaderboard_tables import leaderboard, leak_table  # noqa: E402
+from _leaderboard_tables import leaderboard, leak_table, score_table  # noqa: E402
 from _marks import COMMITS, TABLE, with_commits, with_tables  # noqa: E402
 from _rounds import columns_by_round  # noqa: E402
 
@@ -101,6 +101,7 @@ KINDS: dict[str, Callable[[Records, Options], Table]] = {
     "worst_clients": lambda records, o: worst_clients(records),
     "leaderboard": leaderboard,
     "leaks": leak_table,
+    "scores": score_table,
 }
 
 
