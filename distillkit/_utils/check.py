@@ -1,4 +1,4 @@
-"""Argument checks. Every error names the argument, the value given and what is expected."""
+"""Argument checks. Each error message contains the name of the argument, its value and the expected values."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def class_labels(labels: Tensor, count: int | None, num_classes: int | None, nam
     Args:
         labels: the value to check.
         count: expected number of labels; None for any number.
-        num_classes: K; indices must be in [0, K). None for no upper bound.
+        num_classes: number of classes, K. The indices must be in [0, K). None for no upper bound.
         name: name of the argument, used in error messages.
 
     Raises:
-        TypeError: not an integer tensor.
-        ValueError: wrong shape or length, or an index out of range.
+        TypeError: the value is not an integer tensor.
+        ValueError: the shape or the length is wrong, or an index is out of range.
     """
     if not isinstance(labels, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor [N] of class indices, got {type(labels).__name__}")
@@ -100,8 +100,8 @@ def matrix(values: Tensor, name: str) -> Tensor:
         name: name of the argument, used in error messages.
 
     Raises:
-        TypeError: not a floating-point tensor.
-        ValueError: not a finite tensor [N, d], or a dimension is empty.
+        TypeError: the value is not a floating-point tensor.
+        ValueError: the tensor is not [N, d], has NaN or infinite values, or is empty.
     """
     float_tensor(values, name, "[N, d], one row an image")
     if values.ndim != 2 or 0 in values.shape:
@@ -117,10 +117,10 @@ def bool_tensor(values: Tensor, name: str, shape: str = "") -> Tensor:
     Args:
         values: the value to check.
         name: name of the argument, used in error messages.
-        shape: the expected shape for the message, for example "[n]".
+        shape: the expected shape for the error message, for example "[n]". It is not checked.
 
     Raises:
-        TypeError: not a tensor, or another dtype.
+        TypeError: the value is not a tensor, or has another dtype.
     """
     if not isinstance(values, Tensor) or values.dtype != torch.bool:
         raise TypeError(f"{name} must be a bool tensor{f' {shape}' if shape else ''}, got {_came(values)}")
@@ -131,10 +131,10 @@ def float_tensor(values: Tensor, name: str, shape: str = "") -> Tensor:
     """Check that `values` is a floating-point tensor and return it. NaN and infinity are allowed.
 
     Args:
-        values, name, shape: as for `bool_tensor`.
+        values, name, shape: as in `bool_tensor`.
 
     Raises:
-        TypeError: not a tensor, or another dtype.
+        TypeError: the value is not a tensor, or has another dtype.
     """
     if not isinstance(values, Tensor) or not values.is_floating_point():
         raise TypeError(f"{name} must be a floating tensor{f' {shape}' if shape else ''}, got {_came(values)}")
@@ -154,8 +154,8 @@ def positive_int(value: int, name: str, least: int = 1, most: int | None = None)
         least, most: inclusive bounds; `most=None` means no upper bound.
 
     Raises:
-        TypeError: not an integer.
-        ValueError: out of bounds.
+        TypeError: the value is not an integer.
+        ValueError: the value is out of bounds.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
@@ -185,8 +185,8 @@ def real_number(
         above, below: exclusive bounds.
 
     Raises:
-        TypeError: not a number.
-        ValueError: NaN, infinite or out of bounds.
+        TypeError: the value is not a number.
+        ValueError: the value is NaN, infinite or out of bounds.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
@@ -218,7 +218,7 @@ def one_of(value: T, name: str, allowed: Collection[T]) -> T:
         allowed: the allowed values.
 
     Raises:
-        ValueError: another value; the message lists the allowed ones.
+        ValueError: the value is not allowed. The message lists the allowed values.
     """
     same_kind = [a for a in allowed if isinstance(a, bool) == isinstance(value, bool)]  # True is not 1
     if not isinstance(value, Hashable) or value not in same_kind:
@@ -234,7 +234,7 @@ def boolean(value: bool, name: str) -> bool:
         name: name of the argument, used in error messages.
 
     Raises:
-        TypeError: any other value.
+        TypeError: the value is not a bool.
     """
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
@@ -246,12 +246,12 @@ def instance(value: T, kind: Any, name: str, wanted: str) -> T:
 
     Args:
         value: the value to check.
-        kind: a class, or several as for `isinstance`.
+        kind: a class, or a tuple of classes, as for `isinstance`.
         name: name of the argument, used in error messages.
-        wanted: description of the kind for the message, for example "an nn.Module".
+        wanted: description of the kind for the error message, for example "an nn.Module".
 
     Raises:
-        TypeError: another kind of value.
+        TypeError: the value is not an instance of `kind`.
     """
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}")
@@ -266,7 +266,7 @@ def mapping(values: Mapping[str, T], name: str) -> Mapping[str, T]:
         name: name of the argument, used in error messages.
 
     Raises:
-        TypeError: not a mapping, or a key that is not a string.
+        TypeError: the value is not a mapping, or a key is not a string.
     """
     if not isinstance(values, Mapping):
         raise TypeError(f"{name} must map names to values, got {type(values).__name__}")
@@ -282,12 +282,12 @@ def sequence(values: Sequence[T], name: str, wanted: str, count: int | None = No
     Args:
         values: the value to check.
         name: name of the argument, used in error messages.
-        wanted: description of the items for the message, for example "class indices".
+        wanted: description of the items for the error message, for example "class indices".
         count: expected number of items; None for any number.
 
     Raises:
-        TypeError: a single value, a string, or an unordered collection.
-        ValueError: another number of items.
+        TypeError: the value is a single item, a string, or an unordered collection.
+        ValueError: the number of items is not `count`.
     """
     if not isinstance(values, Sequence | Tensor | np.ndarray) or isinstance(values, str):
         raise TypeError(f"{name} must be a list of {wanted}, got {type(values).__name__}")
@@ -304,8 +304,8 @@ def device(value: torch.device | str, name: str = "device") -> torch.device:
         name: name of the argument, used in error messages.
 
     Raises:
-        TypeError: neither a name nor a device.
-        ValueError: no such device, or a device that cannot hold values.
+        TypeError: the value is neither a name nor a device.
+        ValueError: the device does not exist, or it cannot store values.
     """
     if not isinstance(value, str | torch.device):
         raise TypeError(f"{name} must be a torch.device or a name such as 'cpu' or 'cuda', got {type(value).__name__}")
@@ -324,13 +324,14 @@ def callable_with(value: T, name: str, arguments: Sequence[str], example: str, *
     Args:
         value: the value to check.
         name: name of the argument, used in error messages.
-        arguments: names of the positional arguments. Only the number of arguments is checked; the error message shows
-            the names.
-        example: code of a valid value, for the message.
-        classes: whether a class is accepted. Its constructor must then take the arguments.
+        arguments: names of the positional arguments. Only their number is checked. The names are shown in the error
+            message.
+        example: code of a valid value, for the error message.
+        classes: whether a class is accepted as the value. Its constructor must then accept the arguments.
 
     Raises:
-        TypeError: not callable, a class although `classes` is False, or a function that takes other arguments.
+        TypeError: the value is not callable, is a class although `classes` is False, or does not accept this number of
+            arguments.
     """
     wanted = f"{name} is called as {name}({', '.join(arguments)}); give {example}"
     if not callable(value):

@@ -12,15 +12,16 @@ class Configurable:
     """Base class that records constructor arguments, so that `distillkit.serialization` can rebuild the object.
 
     Use it for classes that are not dataclasses. Methods, add-ons and filters already inherit from it. If your own
-    augmentation or network has an `__init__`, declare it as `class Cropped(Configurable)`. A run's `config.json` is
-    then enough to rebuild the object. The constructor must have no side effects: reading a record may call it.
+    augmentation or network has an `__init__`, declare it as `class Cropped(Configurable)`. The object can then be
+    rebuilt from the file `config.json` of a run. The constructor must have no side effects, because reading a record
+    may call it.
     """
 
     __slots__ = ("_init_arguments",)  # not in `vars`, from which a class may take its options
     _init_arguments: tuple[Sequence[Any], Mapping[str, Any]]
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Create the object and record its arguments."""
+        """Create the object, and record its constructor arguments."""
         if cls.__init__ is object.__init__ and (args or options):
             raise TypeError(f"{cls.__name__}() takes no arguments")
         created = super().__new__(cls)
@@ -32,7 +33,7 @@ class Configurable:
         return {**self.__dict__, "_init_arguments": self._init_arguments}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Restore attributes and recorded arguments."""
+        """Restore the attributes and the recorded arguments."""
         state = dict(state)
         object.__setattr__(self, "_init_arguments", state.pop("_init_arguments"))
         restore = getattr(super(), "__setstate__", self.__dict__.update)
@@ -41,6 +42,6 @@ class Configurable:
     def init_arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Return the positional and keyword arguments that rebuild this object, by default the recorded ones.
 
-        Override this method in a class that copies an argument which the caller may change later.
+        Override this method in a class that copies an argument, if the caller may change the original later.
         """
         return self._init_arguments

@@ -32,12 +32,12 @@ _WANTED = "an image [C, H, W] (a tensor, an array or a PIL picture) and its labe
 
 
 class FileBacked(ABC):
-    """Base class of image sets stored in a file and read in parts with `read(indices)`; see `sets.StoredImages`."""
+    """Base class of image sets that are stored in a file and read in parts, such as `sets.StoredImages`."""
 
     @property
     @abstractmethod
     def bytes(self) -> int:
-        """Memory that all images take as floats, in bytes."""
+        """Number of bytes that all images would take in memory as floats."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -47,7 +47,7 @@ class FileBacked(ABC):
         """Return the end of an error message that begins with "the images of". It says how to read a part of the set.
 
         Args:
-            what: name of the set in the message.
+            what: name of the set in the message, for example "this set".
         """
         return (
             f"{what} are in a file: read a part with `data.read(indices)`, or all {len(self)} with `data.read()` "
@@ -56,14 +56,14 @@ class FileBacked(ABC):
 
 
 def require_in_memory(source: Any, name: str) -> None:
-    """Refuse images that are stored in a file, where images in memory are required.
+    """Refuse images that are stored in a file, for a function that needs them in memory.
 
     Args:
         source: the value to check.
         name: name of the argument, used in error messages.
 
     Raises:
-        TypeError: the images are in a file; the message says how to read a part.
+        TypeError: the images are in a file. The message says how to read a part of them.
     """
     while not isinstance(source, FileBacked) and (inner := getattr(source, "dataset", None)) is not None:
         source = inner
@@ -83,9 +83,9 @@ def format_bytes(size: int) -> str:
 
 
 def as_tensor(values: Any, name: str, *, lists: bool = False) -> Any:
-    """Convert an array to a tensor; other values are returned unchanged.
+    """Convert a NumPy array to a tensor. Other values are returned unchanged.
 
-    Floating-point arrays become float32, because NumPy's default of float64 is rarely intended.
+    Floating-point arrays are converted to float32, because NumPy's default of float64 is rarely intended.
 
     Args:
         values: a NumPy array or number, a tensor, or any other value.
@@ -93,7 +93,7 @@ def as_tensor(values: Any, name: str, *, lists: bool = False) -> Any:
         lists: whether lists and tuples of numbers are converted, too.
 
     Raises:
-        TypeError: an array or list without a numeric dtype.
+        TypeError: an array or a list is not numeric.
     """
     if lists and isinstance(values, list | tuple | range) and not any(isinstance(v, Tensor) for v in values):
         try:
@@ -122,7 +122,7 @@ def is_labeled_source(value: object) -> bool:
 
 
 def class_names(source: object) -> tuple[str, ...]:
-    """Return the class names of a dataset (torchvision's `classes`), or an empty tuple if it has none.
+    """Return the class names in a dataset's attribute `classes`, or an empty tuple if it has none.
 
     Args:
         source: any source that `read` accepts.
@@ -137,18 +137,19 @@ def read(source: Any, name: str, *, progress: bool = True) -> tuple[Any, Any]:
     """Read images and labels from a source into memory, in the source's order.
 
     Args:
-        source: see `is_labeled_source`. A dataset gives items (image [C, H, W], label); PIL pictures become uint8. A
-            `DataLoader` is replaced by its dataset, so its shuffling and workers have no effect.
+        source: a pair `(images, labels)`, a `Dataset` or a `DataLoader`. The items of a dataset are pairs of an image
+            [C, H, W] or PIL picture, which is converted to uint8, and a label. A `DataLoader` is replaced by its
+            dataset, so its shuffling and workers have no effect.
         name: name of the argument, used in error messages.
-        progress: whether long reading shows a progress bar.
+        progress: whether to show a progress bar if reading takes long.
 
     Returns:
-        Images [N, C, H, W], floats or uint8 as in the source, and the stacked labels.
+        The images [N, C, H, W], float or uint8 as in the source, and the stacked labels.
 
     Raises:
-        TypeError: images in a file (see `require_in_memory`), items that are not pairs, or a loader with its own
+        TypeError: the images are in a file (see `require_in_memory`), an item is not a pair, or a loader has its own
             sampler or `collate_fn`.
-        ValueError: an empty dataset, or items of different shapes or dtypes.
+        ValueError: the dataset is empty, or items differ in shape or dtype.
     """
     if isinstance(source, tuple | list):
         return source[0], source[1]
@@ -181,7 +182,10 @@ def read(source: Any, name: str, *, progress: bool = True) -> tuple[Any, Any]:
 
 
 def _dataset_of(loader: DataLoader[Any], name: str) -> Any:
-    """Return the dataset of a loader that has no sampler or `collate_fn` of its own. No random numbers are drawn."""
+    """Return the dataset of a loader, without drawing random numbers.
+
+    A loader that has its own sampler or `collate_fn` is refused, because its dataset may differ from what it yields.
+    """
     if isinstance(loader.dataset, IterableDataset):
         return loader.dataset
     batches, sampler = loader.batch_sampler, loader.sampler

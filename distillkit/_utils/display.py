@@ -1,4 +1,4 @@
-"""Display of sets in notebooks (summary and sample images) and short `repr`s of results."""
+"""Display of sets in notebooks, with a summary and sample images, and short `repr`s of results."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _CLASSES, _EACH, _PADDING = 10, 10, 1
 
 
 def stable_repr(value: object) -> str:
-    """Return a text that describes a value and is the same in every process.
+    """Return a description of a value that is the same in every process.
 
-    The text is the value's repr, or its name if the repr contains a memory address.
+    The description is the value's repr. If the repr contains a memory address, it is the qualified name of the value or
+    of its class.
 
     Args:
         value: any value, for example an augmentation.
@@ -33,9 +34,9 @@ def stable_repr(value: object) -> str:
 
 
 def short_repr(result: Any) -> str:
-    """Return a one-line `repr` of a dataclass in which tensors appear as dtype and shape.
+    """Return a one-line `repr` of a dataclass, in which a tensor is shown by its dtype and shape.
 
-    Tensors of up to 10 numbers are written out.
+    Tensors with up to 10 numbers are shown in full.
 
     Args:
         result: an instance of a dataclass.
@@ -58,7 +59,7 @@ def _said(value: Any) -> str:
 
 
 def sample_rows(classes: Tensor) -> list[Tensor]:
-    """Return the indices of up to 10 images of each of the first 10 classes, to be displayed.
+    """Choose images to display: return the indices of up to 10 images for each of the first 10 classes.
 
     Args:
         classes: class indices int [N].
@@ -67,10 +68,10 @@ def sample_rows(classes: Tensor) -> list[Tensor]:
 
 
 def tile(rows: Sequence[Tensor], columns: int, padding: int) -> Tensor:
-    """Tile batches of pixels [n, C, H, W], one batch per row, on a white background. Return an image [C, H', W'].
+    """Arrange images in a grid on white, with one batch per row, and return the grid as pixels [C, H', W'].
 
     Args:
-        rows: at least one batch, none with more than `columns` images.
+        rows: at least one batch of pixels [n, C, H, W], each with at most `columns` images.
         columns: number of images per row.
         padding: number of white pixels around each image.
     """
@@ -84,13 +85,13 @@ def tile(rows: Sequence[Tensor], columns: int, padding: int) -> Tensor:
 
 
 def as_png(rows: list[Tensor]) -> bytes:
-    """Return a PNG file with one row per batch of pixels. Images with neither 1 nor 3 channels become gray.
+    """Return the bytes of a PNG file that shows one batch of images per row.
 
     Args:
-        rows: batches float [n, C, H, W] in [0, 1].
+        rows: batches of pixels, float [n, C, H, W] in [0, 1]. Images with neither 1 nor 3 channels are shown in gray.
 
     Raises:
-        ValueError: an empty set.
+        ValueError: `rows` is empty.
     """
     from PIL import Image
 
@@ -107,11 +108,11 @@ def as_png(rows: list[Tensor]) -> bytes:
 
 
 def as_html(text: str, rows: list[Tensor], classes: int) -> str:
-    """Return the HTML that a notebook shows for a set: its `repr` and sample images of about 40 pixels each.
+    """Return the HTML that a notebook shows for a set: its `repr`, and sample images with sides of about 40 pixels.
 
     Args:
         text: the set's repr.
-        rows: pixels of each class to show, as for `as_png`; empty to show no images.
+        rows: batches of sample images, one per class, as in `as_png`. An empty list shows no images.
         classes: number of classes in the set.
     """
     said = f"<code>{html.escape(text)}</code>"

@@ -1,4 +1,4 @@
-"""Context managers that restore the training mode of every module."""
+"""Context managers that restore the training or eval mode of every module of a network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["eval_mode", "preserve_modes"]
 
 @contextlib.contextmanager
 def preserve_modes(network: nn.Module) -> Iterator[None]:
-    """Restore the training mode of every module of `network` at the end of a `with` block."""
+    """Restore the training or eval mode of every module of `network` at the end of a `with` block."""
     modes = {module: module.training for module in network.modules()}
     try:
         yield

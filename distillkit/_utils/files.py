@@ -1,4 +1,4 @@
-"""Atomic file writes, and tensors in safetensors files."""
+"""Atomic writing of files, and writing and reading of tensors in safetensors files."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["atomic_replace", "contiguous_cpu", "read_tensors", "write_atomically
 
 @contextlib.contextmanager
 def atomic_replace(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Write a file in a `with` block so that readers see the old or the new file, never a partial one.
+    """Write a file in a `with` block, so that readers see either the old or the complete new file.
 
-    Yields the path of a temporary file next to `path`. The temporary file replaces `path` at the end of the block and
-    is removed if the block raises. If the process is killed, the old file remains. The data is not synced to disk, so
-    after a power loss the content depends on the file system.
+    The block gets the path of a temporary file next to `path`, and writes to it. At the end of the block, the temporary
+    file replaces `path`. If the block raises an exception, the temporary file is removed. If the process is killed, the
+    old file remains. The data is not synced to disk, so the content after a power loss depends on the file system.
 
     Raises:
-        OSError: the folder is missing or unwritable, or the disk is full. An existing file is left unchanged.
+        OSError: the folder does not exist or is not writable, or the disk is full. An existing file is left unchanged.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
@@ -35,14 +35,14 @@ def atomic_replace(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes | str) -> None:
-    """Write a small file atomically and create its folder if needed.
+    """Write a small file atomically. Its folder is created if it does not exist.
 
     Args:
         path: the file.
-        data: bytes, or text, which is encoded as UTF-8.
+        data: content of the file, as bytes or as text, which is encoded as UTF-8.
 
     Raises:
-        OSError: see `atomic_replace`.
+        OSError: the file cannot be written; see `atomic_replace`.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with atomic_replace(path) as temporary:
@@ -50,7 +50,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes | str) -> None:
 
 
 def contiguous_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors as safetensors requires them: on the CPU, contiguous and without shared memory.
+    """Return the tensors in the form that safetensors requires: on the CPU, contiguous and without shared memory.
 
     Args:
         tensors: tensors by name, on any device.
@@ -59,15 +59,15 @@ def contiguous_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> Path:
-    """Write named tensors and metadata to a `.safetensors` file atomically and return its path.
+    """Write named tensors and metadata to a `.safetensors` file atomically, and return its path.
 
     Args:
-        path: the file; its folder must exist.
+        path: path of the file. Its folder must exist.
         tensors: tensors by name, on any device.
-        facts: the metadata. The entry `format` states the kind of file (see `read_tensors`).
+        facts: metadata as text by name. The entry `format` states the kind of file, which `read_tensors` checks.
 
     Raises:
-        OSError: see `atomic_replace`.
+        OSError: the file cannot be written; see `atomic_replace`.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -81,16 +81,16 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], f
 
 
 def read_tensors(path: str | os.PathLike[str], *, kind: str, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a file written by `write_tensors`. Return the tensors (on the CPU) and the metadata.
+    """Read a file that `write_tensors` wrote, and return its tensors, on the CPU, and its metadata.
 
     Args:
         path: the file.
-        kind: the expected `format` in the metadata.
-        what: description of the content for messages: "a saved LabeledImages".
+        kind: the expected value of `format` in the metadata.
+        what: description of the expected content for error messages, for example "a saved LabeledImages".
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file is damaged or of another kind.
+        ValueError: the file is damaged, or has another `format`.
     """
     from safetensors import SafetensorError, safe_open
 

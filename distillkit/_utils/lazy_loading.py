@@ -1,4 +1,4 @@
-"""Subpackages that are imported at first use."""
+"""Lazy loading of subpackages, which are imported at their first use."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["lazy_submodules"]
 def lazy_submodules(
     package: str, submodules: Collection[str], names: Collection[str]
 ) -> tuple[Callable[[str], ModuleType], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package whose public submodules load on attribute access (PEP 562).
+    """Return the functions `__getattr__` and `__dir__` for a package whose submodules are imported on access (PEP 562).
 
     Args:
         package: name of the package.
-        submodules: its public submodules.
-        names: its other public names.
+        submodules: names of the package's public submodules.
+        names: the package's other public names.
     """
 
     def load(name: str) -> ModuleType:

@@ -1,4 +1,4 @@
-"""Types for options with a limited range, and a check of a dataclass's fields against these types."""
+"""Types of options with a limited range, and a check of the fields of a dataclass against these types."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ Rounds = Annotated[tuple[int, ...], _rounds]
 
 
 def check_options(options: Any) -> dict[str, Any]:
-    """Check the fields of a dataclass against their types: the types of this module, `Literal`, `bool` and `str`.
+    """Check the fields of a dataclass whose types are those of this module, `Literal`, `bool` or `str`.
 
-    `None` passes where the type allows it. Fields of other types are not checked.
+    `None` is accepted if the type allows it. Fields of other types are not checked.
 
     Args:
         options: an instance of a dataclass.
@@ -49,7 +49,7 @@ def check_options(options: Any) -> dict[str, Any]:
         The checked values by field name. Integers in float fields are converted to floats.
 
     Raises:
-        TypeError, ValueError: a value has another type or is out of range; the message names the field.
+        TypeError, ValueError: a value has another type or is out of range. The message contains the name of the field.
     """
     kind: type = type(options)
     hints = _hints(kind)
@@ -58,7 +58,10 @@ def check_options(options: Any) -> dict[str, Any]:
 
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
-    """Return the types of a class's fields; empty for a class defined in a function, whose types cannot be resolved."""
+    """Return the types of a class's fields by name.
+
+    The mapping is empty for a class that is defined in a function, because its types cannot be resolved.
+    """
     try:
         return get_type_hints(kind, include_extras=True)
     except NameError:

@@ -11,13 +11,13 @@ __all__ = ["picture_array"]
 
 
 def picture_array(picture: Any, background: float | None, remedy: str) -> NDArray[np.uint8]:
-    """Convert a PIL picture to uint8 [H, W], if it is gray, or [H, W, 3].
+    """Convert a PIL picture to an array uint8, [H, W] if it is gray, and [H, W, 3] otherwise.
 
     Args:
         picture: the picture, in any mode with 8 bits per channel.
-        background: gray value in [0, 1] behind transparent pixels. None refuses pictures with such pixels, because the
-            colors that are stored under them are arbitrary and often constant.
-        remedy: what to do about transparent pixels, used in the error message.
+        background: gray value in [0, 1] behind transparent pixels. None refuses pictures with transparent pixels,
+            because the colors stored for these pixels are arbitrary and often constant.
+        remedy: advice on transparent pixels for the error message.
 
     Raises:
         ValueError: `background` is None and some pixels are transparent.

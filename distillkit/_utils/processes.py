@@ -11,9 +11,9 @@ __all__ = ["exit_with_parent", "worker_pool"]
 
 
 def exit_with_parent() -> None:
-    """End this worker process as soon as its parent ends. Call it first in a worker.
+    """End this worker process as soon as its parent process ends.
 
-    Use it as the initializer of a process pool, because the workers of a killed process otherwise wait forever:
+    Use it as the initializer of a process pool. Without it, the workers of a killed process wait forever:
     `ProcessPoolExecutor(n, mp_context=get_context("spawn"), initializer=exit_with_parent)`.
 
     Raises:
@@ -33,7 +33,7 @@ def exit_with_parent() -> None:
 def worker_pool(count: int) -> ProcessPoolExecutor:
     """Create a pool of worker processes that end with this process, even if it is killed.
 
-    A worker whose parent is killed during the worker's start ends after its imports, before any task.
+    If this process is killed while a worker starts, the worker ends after its imports, without running a task.
 
     Args:
         count: number of workers.

@@ -21,18 +21,18 @@ _turn = threading.Lock()
 
 
 class Bar(Protocol):
-    """Interface of a progress bar, with the methods of `tqdm` that components call."""
+    """Interface of a progress bar, with the methods of `tqdm` that this project calls."""
 
     def update(self, n: float = 1) -> object:
         """Advance the bar by `n` units."""
         ...
 
     def set_postfix_str(self, s: str, refresh: bool = True) -> object:
-        """Show a remark after the bar, such as the loss.
+        """Show a text after the bar, such as the loss.
 
         Args:
-            s: the remark.
-            refresh: whether to show it at once instead of with the next `update`.
+            s: the text.
+            refresh: whether to show the text immediately. Otherwise, it is shown with the next `update`.
         """
         ...
 
@@ -56,8 +56,9 @@ class _Silent:
 def bar(total: int, what: str, *, unit: str = "step", progress: bool = True, done: int = 0) -> Iterator[Bar]:
     """Show a progress bar during a `with` block around a long loop.
 
-    The bar appears after two seconds on a terminal or in a notebook and disappears at the end. Only the outermost bar
-    is shown. Nested calls, other threads, worker processes and output to a file stay silent.
+    The bar appears after two seconds, on a terminal or in a notebook, and disappears at the end. If calls are nested,
+    only the outermost bar is shown. No bar is shown in other threads, in worker processes, and if the output goes to a
+    file.
 
     Args:
         total: number of units.
@@ -81,7 +82,7 @@ def bar(total: int, what: str, *, unit: str = "step", progress: bool = True, don
 
 
 def _watched() -> bool:
-    """Return whether this is the main thread of the main process, on a terminal or in a notebook kernel."""
+    """Return whether a progress bar can be shown: in the main thread and process, on a terminal or in a notebook."""
     if multiprocessing.parent_process() is not None or threading.current_thread() is not threading.main_thread():
         return False
     return "ipykernel" in sys.modules or bool(getattr(sys.stderr, "isatty", bool)())

@@ -19,12 +19,12 @@ RUN_FORMAT = "distillkit.run/2"
 
 
 def provenance(generator: int | torch.Generator | None = None, **facts: Any) -> dict[str, Any]:
-    """Return the provenance that a created set keeps in its `info`: the seed, software versions and further facts.
+    """Return the provenance to store in the `info` of a new set: the seed, software versions and further facts.
 
     The commit is not included, because only a script in a checkout can determine it.
 
     Args:
-        generator: seed or generator of the caller; the seed is included if it is an integer.
+        generator: seed or generator that the user passed. It is included if it is an integer.
         facts: further JSON values.
     """
     given = {} if generator is None or isinstance(generator, torch.Generator) else {"generator": int(generator)}
@@ -32,12 +32,12 @@ def provenance(generator: int | torch.Generator | None = None, **facts: Any) -> 
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of distillkit, torch and Python that a run's results may depend on."""
+    """Return the versions of distillkit, PyTorch and Python, on which results may depend."""
     return {"distillkit": VERSION, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def git_commit(folder: Path | None = None) -> str | None:
-    """Return the commit of the working tree, with `+` if files were changed, or None outside a repository.
+    """Return the git commit of a folder, with `+` if files were changed, or None outside a repository.
 
     Args:
         folder: a folder in the repository. Default: the folder of this file.
@@ -52,7 +52,7 @@ def git_commit(folder: Path | None = None) -> str | None:
 
 
 def is_committed(path: Path) -> bool:
-    """Return whether a file is in a git repository, without uncommitted changes.
+    """Return whether a file is in a git repository and has no uncommitted changes.
 
     Args:
         path: path of the file.

@@ -14,14 +14,14 @@ __all__ = ["create_thread_pool", "thread_pool"]
 def create_thread_pool(workers: int, name: str, intra: int = 1) -> ThreadPoolExecutor:
     """Create a thread pool for tensor computations.
 
-    The number of intra-op threads affects rounding, so each pool uses a fixed number. The number of workers does not
-    affect results. New threads inherit the number that was set last in PyTorch, so this function first sets the
-    caller's number again.
+    The number of intra-op threads affects rounding, so each worker uses a fixed number. The number of workers does not
+    affect results. New threads inherit the number that was last set in PyTorch by any thread, so this function first
+    sets the calling thread's number again.
 
     Args:
         workers: number of threads.
         name: prefix of the thread names.
-        intra: number of intra-op threads of each worker.
+        intra: number of PyTorch's intra-op threads in each worker.
     """
     torch.set_num_threads(torch.get_num_threads())
     return ThreadPoolExecutor(workers, name, initializer=torch.set_num_threads, initargs=(intra,))
@@ -29,7 +29,7 @@ def create_thread_pool(workers: int, name: str, intra: int = 1) -> ThreadPoolExe
 
 @contextlib.contextmanager
 def thread_pool(workers: int, name: str) -> Iterator[ThreadPoolExecutor]:
-    """Provide a thread pool during a `with` block and restore the caller's thread count at its end.
+    """Provide a thread pool during a `with` block, and restore the caller's number of intra-op threads at its end.
 
     Args:
         workers: number of threads, each with one intra-op thread.

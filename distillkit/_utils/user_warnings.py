@@ -30,7 +30,7 @@ def warn(message: str) -> None:
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Silence `warn` in this thread during a `with` block, for callers that use unusual values on purpose."""
+    """Silence `warn` in this thread during a `with` block. Use it for code that uses unusual values on purpose."""
     token = _silent.set(True)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Random parameters of augmentations."""
+"""Source of random parameters of augmentations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ __all__ = ["Draws"]
 
 
 class Draws:
-    """Source of random parameters, one per image, or one per batch if Siamese. Integer parameters stay on the CPU."""
+    """Source of random parameters of an augmentation, drawn per image or, if Siamese, once per batch.
+
+    `count` is the number of parameters per draw: the number of images, or 1. Integer parameters stay on the CPU.
+    """
 
     def __init__(self, images: Tensor, generator: torch.Generator, count: int) -> None:
         self.images, self.generator, self.count = images, generator, count

@@ -29,27 +29,29 @@ class Augmentation(Protocol):
         Args:
             images: float [N, C, H, W].
             generator: source of all random draws.
-            siamese: whether to apply the same random transform to the whole batch. The transform must then depend only
-                on the generator's state, not on N, so that real and synthetic images can share it.
+            siamese: whether to apply the same random transform to all images of the batch. The transform must then
+                depend only on the generator's state, not on N, so that batches of real and of synthetic images can get
+                the same one.
 
         Returns:
-            Images of the same shape, dtype and device.
+            The transformed images, of the same shape, dtype and device.
         """
         ...
 
 
 def require_augmentation(augment: Any, normalization: Normalization | None = None, *, siamese: bool = True) -> None:
-    """Check an `augment` argument before any work is done.
+    """Check that an argument `augment` is None or an augmentation.
 
     Args:
         augment: None, or a callable `augment(images, generator, siamese=...)`.
         normalization: normalization of the images; None if it is not known yet.
-        siamese: whether `augment` is called with the argument `siamese`. Condensers and `Protocol` pass this argument;
-            the federated layer does not.
+        siamese: whether `augment` must accept the argument `siamese`. Condensers and `Protocol` pass this argument,
+            federated methods do not.
 
     Raises:
-        TypeError: True, a name, a class, a torchvision transform, or a function with other arguments.
-        ValueError: an augmentation for another normalization.
+        TypeError: the value is not callable (for example True or a name), is a class or a torchvision transform, or
+            accepts other arguments.
+        ValueError: the augmentation was created for another normalization.
     """
     check.boolean(siamese, "siamese")
     if normalization is not None:
@@ -78,20 +80,20 @@ def require_augmentation(augment: Any, normalization: Normalization | None = Non
 
 
 def apply_augmentation(augment: Any, images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
-    """Apply an augmentation and check that the result has the shape and dtype of the images.
+    """Apply an augmentation, and check that the result has the same shape and dtype as the images.
 
-    Components call this function at every step.
+    Condensers and training call this function in every step.
 
     Args:
-        augment: see `Augmentation`.
+        augment: the augmentation, a callable with the interface `Augmentation`.
         images: float [N, C, H, W].
-        generator, siamese: see `Augmentation`.
+        generator, siamese: arguments that are passed to the augmentation; see `Augmentation`.
 
     Returns:
         The transformed images, of the same shape and dtype.
 
     Raises:
-        TypeError, ValueError: invalid images, an invalid augmentation, or an invalid result.
+        TypeError, ValueError: the images, the augmentation or its result are invalid.
     """
     if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
         check.batch_of_images(images)
@@ -106,16 +108,16 @@ def apply_augmentation(augment: Any, images: Tensor, generator: torch.Generator,
 
 
 def require_normalization(augment: object, normalization: Normalization) -> None:
-    """Refuse an augmentation whose normalization differs from that of the images.
+    """Refuse an augmentation that was created for another normalization than that of the images.
 
-    `CropFlip` pads with black, whose value depends on the normalization.
+    For example, `CropFlip` pads with black, whose normalized value depends on the normalization.
 
     Args:
         augment: any augmentation. An augmentation without a normalization is always accepted.
         normalization: normalization of the images.
 
     Raises:
-        ValueError: the normalizations differ; the message explains how to build the augmentation for these images.
+        ValueError: the normalizations differ. The message explains how to create the augmentation for these images.
     """
     told = getattr(augment, "normalization", None)
     if isinstance(told, Normalization) and told != normalization:

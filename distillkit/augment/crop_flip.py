@@ -1,4 +1,4 @@
-"""Standard augmentation of small images: random crop with black padding, horizontal flip, cutout."""
+"""Standard augmentation of small images: random crop with black padding, horizontal flip and cutout."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ __all__ = ["CropFlip", "adapt_normalization"]
 
 @dataclass(frozen=True)
 class CropFlip:
-    """Standard training augmentation of small images: crop, flip and optional cutout, drawn for each image.
+    """Standard training augmentation of small images: random crop, horizontal flip and optional cutout.
 
     Pass it as `augment=`, or call it: `CropFlip(train.normalization)(images, generator)`.
 
-    It takes a random crop of the image's size after padding with `pad` black pixels, then a horizontal flip and an
-    optional cutout. The clients of VHL, FedCOG and the single-image method use this augmentation (torchvision's
-    `RandomCrop(32, padding=4)` and `RandomHorizontalFlip()` before normalization).
+    Each image is padded with `pad` black pixels, cropped at random to its original size, and flipped at random. Clients
+    use this augmentation in VHL, in FedCOG and in "Federated learning with a single shared image", as torchvision's
+    `RandomCrop(32, padding=4)` and `RandomHorizontalFlip()` before normalization.
 
-    Padding is black, as if the images were padded before normalization. The normalized value of black differs by
-    channel, so the normalization must be given. The cutout (DeVries and Taylor, 2017; `Cutout(16)` on CIFAR-100 in
-    VHL's code, data_preprocessing/utils/utils.py) comes last and sets a square to 0 in normalized space, the mean
-    color. The center can be any pixel, so part of the square may be outside.
+    Padding is black, as if the images were padded before normalization. The normalized value of black differs between
+    channels, so the normalization must be given. The cutout (DeVries and Taylor, 2017) comes last. It sets a square to
+    0 in the normalized space, which is the mean color. The center of the square can be any pixel, so part of the square
+    may be outside the image. VHL's code uses `Cutout(16)` on CIFAR-100 (data_preprocessing/utils/utils.py).
 
     Args:
-        normalization: normalization of the images; `IDENTITY` for pixels in [0, 1].
-        pad: number of pixels added on each side, less than the images' height and width.
-        flip: probability of the flip; use 0 for digits. The single-image method's code uses 0 for MedMNIST.
-        cutout: side of the square in pixels, even (the authors' code rounds odd sides down to even ones) and at most
-            the images' sides. 0 for no cutout.
+        normalization: normalization of the images. Pass `IDENTITY` for pixels in [0, 1].
+        pad: number of pixels that are added on each side. It must be less than the images' height and width.
+        flip: probability of the flip. Use 0 for digits. The code of "Federated learning with a single shared image"
+            uses 0 for MedMNIST.
+        cutout: side of the square in pixels; 0 for no cutout. It must be even, and at most the images' height and
+            width. The authors' code rounds odd sides down to even ones.
 
-    The result is differentiable in the images to any order. Whitened images (ZCA) are padded as pixels and whitened
-    again.
+    The result is differentiable with respect to the images to any order. ZCA-whitened images are converted to pixels,
+    padded, and whitened again.
 
     Raises:
-        TypeError, ValueError: an option out of range; in a call, images that are too small or have another number of
-            channels.
+        TypeError, ValueError: an option is out of range. A call raises them for images that are too small or have
+            another number of channels than the normalization.
     """
 
     normalization: Normalization
@@ -61,16 +62,17 @@ class CropFlip:
             raise ValueError(f"cutout must be even, got {self.cutout}")
 
     def __call__(self, images: Tensor, generator: int | torch.Generator, *, siamese: bool = False) -> Tensor:
-        """Augment a batch.
+        """Augment a batch of images.
 
         Args:
-            images: float [N, C, H, W] with this `normalization`, larger than `pad` and `cutout`.
-            generator: source of all random draws. The draws depend on N (unless Siamese), H and W, never on pixel
-                values.
-            siamese: whether to draw one crop, flip and cutout for the whole batch, as in `DSA`.
+            images: float [N, C, H, W] in the given `normalization`. H and W must be larger than `pad` and at least
+                `cutout`.
+            generator: int seed, or generator for all random draws. The draws depend on H, W and (if `siamese` is False)
+                N, but not on pixel values.
+            siamese: whether to draw the crop, flip and cutout once for the whole batch, as in `DSA`.
 
         Returns:
-            Augmented images, float [N, C, H, W], same dtype and device.
+            The augmented images, float [N, C, H, W], with the same dtype and device.
         """
         if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
             check.batch_of_images(images)
@@ -99,16 +101,17 @@ class CropFlip:
 
 
 def adapt_normalization(augment: Augment, normalization: Normalization) -> Augment:
-    """Return the augmentation for another normalization. Only a `CropFlip` changes, because it pads with black.
+    """Return a version of an augmentation for another normalization.
 
-    Use this function to apply one augmentation to images with different normalizations.
+    A `CropFlip` is copied with the new normalization, because it pads with black. Any other augmentation is returned
+    unchanged. Use this function to apply the same augmentation to sets with different normalizations.
 
     Args:
         augment: any augmentation.
         normalization: normalization of the images to augment.
 
     Raises:
-        TypeError: not an augmentation, or not a normalization.
+        TypeError: `augment` is not an augmentation, or `normalization` is not a `Normalization`.
     """
     Normalization.require(normalization)
     if not callable(augment) or isinstance(augment, type):
@@ -118,7 +121,7 @@ def adapt_normalization(augment: Augment, normalization: Normalization) -> Augme
 
 
 def _shifted(x: Tensor, down: Tensor, right: Tensor, fill: Tensor) -> Tensor:
-    """Shift each image: output pixel (i, j) is input pixel (i + down, j + right), or `fill` outside the image."""
+    """Shift each image: output pixel (i, j) is input pixel (i + down, j + right), or `fill` outside of the image."""
     h, w = x.shape[2:]
     rows = (down.view(-1, 1, 1, 1) + torch.arange(h).view(h, 1)).to(x.device)
     columns = (right.view(-1, 1, 1, 1) + torch.arange(w)).to(x.device)
@@ -129,6 +132,9 @@ def _shifted(x: Tensor, down: Tensor, right: Tensor, fill: Tensor) -> Tensor:
 
 
 def _near(center: Tensor, reach: int, side: int) -> Tensor:
-    """Return whether each position in [0, side) is in [center - reach, center + reach), as bool [N, side]."""
+    """Return whether each position in [0, side) is in [center - reach, center + reach), as bool [N, side].
+
+    Each of the N images has its own `center`.
+    """
     at = torch.arange(side)
     return (at >= center.view(-1, 1) - reach) & (at < center.view(-1, 1) + reach)

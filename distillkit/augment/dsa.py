@@ -36,30 +36,32 @@ class DSA:
     Paper: Zhao and Bilen, "Dataset condensation with differentiable Siamese augmentation" (ICML 2021), section 3.2.
 
     Args:
-        strategy: names of the families, joined by `_`, in the order in which mode `"M"` applies them, such as `NATURAL`
-            or `DIGITS`.
-        mode: `"S"` to draw one family per call, `"M"` to apply all.
-        brightness: width of the range of the added offset, which is uniform in +-brightness/2, in units of the images.
-        saturation: upper limit of the factor, uniform in [0, saturation], that multiplies the distance to the mean over
-            channels.
-        contrast: lower limit of the factor, uniform in [contrast, contrast + 1], that multiplies the distance to the
-            mean of the image.
-        crop: largest shift as a fraction of the side; uncovered pixels are zero.
+        strategy: names of the families of transforms, joined by `_`, such as the constants `NATURAL` and `DIGITS`. Mode
+            `"M"` applies them in this order.
+        mode: `"S"` to apply one random family per call, or `"M"` to apply all families.
+        brightness: strength of the brightness change. An offset that is uniform in [-brightness/2, brightness/2], in
+            units of the images, is added.
+        saturation: strength of the saturation change. The difference of each pixel from its mean over channels is
+            multiplied by a factor that is uniform in [0, saturation].
+        contrast: strength of the contrast change. The difference of each pixel from the mean of the image is multiplied
+            by a factor that is uniform in [contrast, contrast + 1].
+        crop: largest shift, as a fraction of the side. Uncovered pixels are set to zero.
         cutout: side of the square that is set to zero, as a fraction of the side.
         flip: probability of a horizontal flip.
-        scale: largest scale; each axis is scaled independently by a uniform factor in [1/scale, scale].
+        scale: largest scale. Each axis is scaled independently, by a factor that is uniform in [1/scale, scale].
         rotate: largest rotation in degrees.
 
-    The color family is brightness, saturation and contrast, in this order. The means in these transforms are over all
-    channels. Saturation therefore has no effect on images with one channel. Uncovered and cut-out pixels are zero in
-    the images' space: the mean color for a normalized set, black for pixels.
+    The family `color` consists of brightness, saturation and contrast, in this order. Saturation has no effect on
+    images with one channel. The value zero of uncovered and cut-out pixels is the mean color for normalized images, and
+    black for pixels in [0, 1].
 
-    Scaling and rotation sample bilinearly with `align_corners=False` and zeros outside; the authors' code used
-    PyTorch's default, which differs between versions. Deviations: every draw comes from `generator` (the authors' code
-    reseeds the global generator from the clock), and rotation preserves shapes on images that are not square.
+    Scaling and rotation sample bilinearly, with `align_corners=False` and zeros outside the image. The authors' code
+    uses PyTorch's default for `align_corners`, which differs between versions. Deviations: all random numbers come from
+    `generator`, while the authors' code reseeds the global generator from the clock. Rotation preserves shapes in
+    images that are not square.
 
     Raises:
-        TypeError, ValueError: an unknown or repeated family, an unknown mode, or an option out of range.
+        TypeError, ValueError: a family is unknown or repeated, the mode is unknown, or an option is out of range.
     """
 
     strategy: str = NATURAL
@@ -85,24 +87,24 @@ class DSA:
 
     @property
     def families(self) -> tuple[str, ...]:
-        """Families of the strategy in the order in which mode "M" applies them."""
+        """Names of the strategy's families, in the order in which mode "M" applies them."""
         return tuple(self.strategy.split("_"))
 
     def __call__(self, images: Tensor, generator: int | torch.Generator, *, siamese: bool = False) -> Tensor:
-        """Augment a batch.
+        """Augment a batch of images.
 
         Args:
-            images: float [N, C, H, W], with any number of channels and any size. The result is twice differentiable in
-                the images.
-            generator: source of all random draws. The draws depend on N (unless Siamese), H and W, never on pixel
-                values.
-            siamese: whether to draw each parameter once for the whole batch. The draws then do not depend on N: calls
-                with equal generator states apply the same transform to batches of any length. This is how real and
-                synthetic images share a draw: `DSA()(real, generator.clone_state(), siamese=True)` and then
-                `DSA()(synthetic, generator, siamese=True)`.
+            images: float [N, C, H, W], with any number of channels and any size. The result is twice differentiable
+                with respect to them.
+            generator: int seed, or generator for all random draws. The draws depend on H, W and (if `siamese` is False)
+                N, but not on pixel values.
+            siamese: whether to draw each parameter once for the whole batch. Calls with equal generator states then
+                apply the same transform to batches of any length. For example, `DSA()(real, generator.clone_state(),
+                siamese=True)` and `DSA()(synthetic, generator, siamese=True)` transform real and synthetic images
+                equally.
 
         Returns:
-            Augmented images, float [N, C, H, W], same dtype and device.
+            The augmented images, float [N, C, H, W], with the same dtype and device.
         """
         if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
             check.batch_of_images(images)
@@ -159,7 +161,11 @@ class DSA:
 
 
 def _warp(x: Tensor, matrix: list[Tensor]) -> Tensor:
-    """Sample `x` at `matrix @ (column, row)`, with coordinates in [-1, 1] from edge to edge of the image."""
+    """Transform each image by a linear map of coordinates: output pixel p is input pixel matrix @ p.
+
+    A coordinate is a pair (column, row), with values from -1 to 1 between the edges of the image. `matrix` has the
+    entries xx, xy, yx and yy, each with one value per image or one for the batch.
+    """
     xx, xy, yx, yy = (entry.view(-1, 1) for entry in matrix)
     zero = torch.zeros_like(xx)
     theta = torch.stack([torch.cat([xx, xy, zero], 1), torch.cat([yx, yy, zero], 1)], 1)

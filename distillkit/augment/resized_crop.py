@@ -1,4 +1,4 @@
-"""Random crop of a random size, resized to the size of the image, and horizontal flip."""
+"""Random crop of random area and aspect ratio, resized to the size of the image, with horizontal flip."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ _RATIO = (3 / 4, 4 / 3)
 
 @dataclass(frozen=True)
 class ResizedCrop:
-    """Random crop of random area and aspect ratio, enlarged to the size of the image, and horizontal flip.
+    """Random crop of random area and aspect ratio, enlarged to the size of the image, with horizontal flip.
 
-    Pass it as `augment=`, or call it: `ResizedCrop()(images, generator)`. This is the training augmentation of ImageNet
-    (torchvision's `RandomResizedCrop` and `RandomHorizontalFlip`), with which SRe2L and RDED train. Each image has its
-    own crop.
+    Pass it as `augment=`, or call it: `ResizedCrop()(images, generator)`. This is the usual training augmentation for
+    ImageNet (torchvision's `RandomResizedCrop` and `RandomHorizontalFlip`), which SRe2L and RDED use. Each image has
+    its own crop.
 
-    The area is uniform in `scale`, as a fraction of the image, and the aspect ratio is log-uniform in [3/4, 4/3]. As in
-    torchvision, ten crops are drawn and the first that fits is taken; the whole image, if none fits. The crop is
-    enlarged bilinearly.
+    The area of a crop, as a fraction of the image's area, is uniform in [min_scale, 1], and the aspect ratio is
+    log-uniform in [3/4, 4/3]. As in torchvision, ten crops are drawn, and the first one that fits into the image is
+    used. If none fits, the whole image is used. The crop is enlarged bilinearly.
 
     Args:
-        min_scale: smallest area of a crop, as a fraction of the image's. 1 keeps the whole image.
-        flip: probability of the flip; use 0 for digits.
+        min_scale: smallest area of a crop, as a fraction of the image's area. 1 keeps the whole image.
+        flip: probability of the flip. Use 0 for digits.
 
-    Deviation: pixels next to the crop contribute to the interpolation at its border.
+    Deviation from torchvision: pixels of the image next to the crop contribute to the interpolation at the crop's
+    border.
     """
 
     min_scale: Fraction = 0.08
@@ -46,16 +47,16 @@ class ResizedCrop:
         check_options(self)
 
     def __call__(self, images: Tensor, generator: int | torch.Generator, *, siamese: bool = False) -> Tensor:
-        """Augment a batch.
+        """Augment a batch of images.
 
         Args:
             images: float [N, C, H, W].
-            generator: source of all random draws. The draws depend on N (unless Siamese), H and W, never on pixel
-                values.
-            siamese: whether to draw one crop and flip for the whole batch.
+            generator: int seed, or generator for all random draws. The draws depend on H, W and (if `siamese` is False)
+                N, but not on pixel values.
+            siamese: whether to draw the crop and the flip once for the whole batch.
 
         Returns:
-            Augmented images, float [N, C, H, W], same dtype and device.
+            The augmented images, float [N, C, H, W], with the same dtype and device.
         """
         if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
             check.batch_of_images(images)
@@ -67,7 +68,7 @@ class ResizedCrop:
         return torch.where(mirrored, images.flip(3), images)
 
     def _boxes(self, count: int, h: int, w: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Draw top, left, height and width of the crop of each image, in pixels."""
+        """Draw the top, left, height and width of `count` crops of an image with `h` x `w` pixels, in pixels."""
         area, ratio, down, right = torch.rand(4, count, _TRIALS, generator=generator, dtype=torch.float64)
         area = (self.min_scale + (1 - self.min_scale) * area) * h * w
         ratio = (math.log(_RATIO[0]) + math.log(_RATIO[1] / _RATIO[0]) * ratio).exp()

@@ -1,4 +1,4 @@
-"""Random order of the patches of an image."""
+"""Augmentation that shuffles the patches of an image."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ __all__ = ["ShufflePatches"]
 
 @dataclass(frozen=True)
 class ShufflePatches:
-    """Random order of the columns and rows of patches, for images that `condense.stitch` made of several crops.
+    """Augmentation that shuffles the patches of images that `condense.stitch` made of several crops.
 
-    Pass it as `augment=`, or call it: `ShufflePatches(2)(images, generator)`. RDED trains on such views, so that a crop
-    does not depend on its place in the mosaic. Each image has its own order.
+    Pass it as `augment=`, or call it: `ShufflePatches(2)(images, generator)`. RDED uses it for training, so that
+    networks do not depend on the position of a crop in the image. Each image has its own random order.
 
-    The image is divided into `factor` x `factor` patches. The columns of patches are permuted, then the rows. Where
-    `factor` does not divide a side, the first patches are one pixel larger, as in `stitch`.
+    The image is divided into `factor` x `factor` patches. The columns of patches are permuted, and then the rows of
+    patches. If `factor` does not divide a side, the first patches are one pixel larger, as in `stitch`.
 
     Args:
-        factor: number of patches along each side, as in the set. 1 changes nothing and draws nothing.
-        augment: augmentation of the shuffled images, or None. RDED uses `ResizedCrop(min_scale=1 / factor)`.
+        factor: number of patches along each side, equal to the `factor` of `stitch`. With 1, images are not shuffled,
+            and no random numbers are drawn.
+        augment: augmentation that is applied to the shuffled images, or None. RDED uses `ResizedCrop(min_scale=1 /
+            factor)`.
 
-    Deviation: where `factor` does not divide a side, the authors' code drops the last pixels.
+    Deviation: if `factor` does not divide a side, the authors' code drops the last pixels.
     """
 
     factor: PositiveInt = 2
@@ -40,15 +42,15 @@ class ShufflePatches:
         require_augmentation(self.augment)
 
     def __call__(self, images: Tensor, generator: int | torch.Generator, *, siamese: bool = False) -> Tensor:
-        """Augment a batch.
+        """Shuffle the patches of a batch of images, and augment the result.
 
         Args:
             images: float [N, C, H, W].
-            generator: source of all random draws.
-            siamese: whether to draw one order for the whole batch.
+            generator: int seed, or generator for all random draws.
+            siamese: whether to draw one order of patches for the whole batch.
 
         Returns:
-            Augmented images, float [N, C, H, W], same dtype and device.
+            The augmented images, float [N, C, H, W], with the same dtype and device.
         """
         if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
             check.batch_of_images(images)
@@ -65,7 +67,7 @@ class ShufflePatches:
         return images if self.augment is None else apply_augmentation(self.augment, images, generator, siamese=siamese)
 
     def _order(self, side: int, count: int, generator: torch.Generator) -> Tensor:
-        """Return the positions of a side in the order of the shuffled patches, int64 [count, side]."""
+        """Draw random orders of the patches along a side, and return the orders of the pixels, int64 [count, side]."""
         sizes = torch.tensor([side // self.factor + (k < side % self.factor) for k in range(self.factor)])
         patch = torch.arange(self.factor).repeat_interleave(sizes)
         place = torch.rand(count, self.factor, generator=generator, dtype=torch.float64).argsort(1)

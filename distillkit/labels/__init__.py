@@ -1,4 +1,4 @@
-"""Soft labels: one row for each image, or a teacher's row for each augmented and mixed view, computed or stored."""
+"""Soft labels from a teacher network, either one per image or one per augmented and mixed view of an image."""
 
 from distillkit.labels.mixing import CutMix, Mixed, Mixup
 from distillkit.labels.relabel import Relabel

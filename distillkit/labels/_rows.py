@@ -1,4 +1,4 @@
-"""Logits in half precision, and the rows of probabilities that they give."""
+"""Conversion of logits to half precision for storage, and of stored logits to soft labels."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ _LEAST = -60000.0  # half precision ends at -65504
 
 
 def stored_logits(logits: Tensor, top_k: int | None) -> tuple[Tensor, Tensor | None]:
-    """Return logits minus the largest of each row in half precision, and the classes that they belong to.
+    """Convert logits to half precision, after subtracting the largest logit of each row.
 
     Args:
         logits: float [N, K].
-        top_k: number of largest logits to keep; None for all, whose classes need no index.
+        top_k: number of largest logits to keep in each row; None keeps all.
+
+    Returns:
+        The kept logits, [N, k], and the class index of each, int64 [N, k]. The indices are None if all logits are kept,
+        in the order of the classes.
     """
     values = (logits - logits.amax(1, keepdim=True)).clamp_min(_LEAST)
     if top_k is None or top_k >= logits.shape[1]:
@@ -25,14 +29,14 @@ def stored_logits(logits: Tensor, top_k: int | None) -> tuple[Tensor, Tensor | N
 
 
 def label_rows(values: Tensor, index: Tensor | None, classes: int, temperature: float, dtype: torch.dtype) -> Tensor:
-    """Return rows of probabilities, float [N, K], from what `stored_logits` kept.
+    """Return the soft labels, float [N, K], of logits that `stored_logits` returned. Other classes get probability 0.
 
     Args:
         values: logits in half precision, [N, k].
-        index: their classes, int64 [N, k], or None if all classes are kept in order.
+        index: class index of each logit, int64 [N, k], or None if all logits were kept, in the order of the classes.
         classes: number of classes, K.
         temperature: temperature of the softmax.
-        dtype: dtype of the rows.
+        dtype: dtype of the soft labels.
     """
     rows = (values.to(dtype) / temperature).softmax(1)
     return rows if index is None else rows.new_zeros(len(rows), classes).scatter_(1, index, rows)

@@ -1,4 +1,4 @@
-"""Trial of a teacher on labeled images, before it labels others."""
+"""Validation of a teacher network: a test on labeled images before it labels other images."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ def require_teacher(teacher: object, images: Tensor, classes: int, role: str = "
 
     Args:
         teacher: the value to check.
-        images: the images that the teacher is to label, [N, C, H, W].
+        images: images that the teacher must accept, [N, C, H, W].
         classes: number of classes, K.
         role: name of the argument in messages.
 
     Raises:
-        TypeError, ValueError: not a network, or a network for other images or classes.
+        TypeError, ValueError: the value is not a network, or the network does not accept the images or returns another
+            number of logits.
     """
     if not isinstance(teacher, nn.Module):
         came = f"the class {teacher.__name__}" if isinstance(teacher, type) else type(teacher).__name__
@@ -46,7 +47,7 @@ def require_teacher(teacher: object, images: Tensor, classes: int, role: str = "
 
 
 def teacher_logits(teacher: nn.Module, images: Tensor, chunk: int | None = None) -> Tensor:
-    """Return a teacher's logits [N, K] in eval mode, without gradients.
+    """Compute a teacher's logits [N, K] for images, in eval mode and without gradients.
 
     Args:
         teacher: the network.
@@ -58,19 +59,20 @@ def teacher_logits(teacher: nn.Module, images: Tensor, chunk: int | None = None)
 
 
 def try_teacher(teacher: nn.Module, pool: LabeledImages | StoredImages, name: str, role: str = "teacher") -> float:
-    """Refuse a teacher that is not clearly better than chance on labeled images, and return its accuracy.
+    """Refuse a teacher whose accuracy on labeled images is not clearly above chance, and return the accuracy.
 
-    At most 2,000 images are tried, evenly spaced. The teacher must be right more often than guessing is with
-    probability 0.99. With fewer than 50 images, a warning takes the place of the error.
+    The teacher classifies at most 2,000 images, which are evenly spaced in the set. It must classify more images
+    correctly than random guessing would with probability 0.99. If there are fewer than 50 images, a warning is given
+    instead of an error.
 
     Args:
         teacher: the network.
-        pool: labeled images, best the real training images.
-        name: name of the pool in messages.
-        role: name of the teacher's argument in messages.
+        pool: labeled images, preferably the real training images.
+        name: name of the argument `pool` in messages.
+        role: name of the argument `teacher` in messages.
 
     Raises:
-        TypeError, ValueError: not a network for these images; or a teacher at the level of chance.
+        TypeError, ValueError: the teacher does not accept the images, or its accuracy is not clearly above chance.
     """
     if not len(pool):
         raise ValueError(f"{name} must hold at least one image to try the {role} on, got an empty set")
@@ -94,7 +96,7 @@ def try_teacher(teacher: nn.Module, pool: LabeledImages | StoredImages, name: st
 
 
 def describe_teacher(teacher: nn.Module) -> dict[str, str]:
-    """Return a teacher's class, and the fingerprint of its parameters and buffers, as JSON values.
+    """Return the name of a teacher's class, and a fingerprint of its parameters and buffers, as JSON values.
 
     Args:
         teacher: the network.
@@ -121,7 +123,7 @@ def _cause(guesses: Tensor, labels: Tensor, classes: int, name: str, role: str) 
 
 
 def _tail(hits: int, count: int, p: float) -> float:
-    """Return the probability of at least `hits` successes in `count` trials with probability p each."""
+    """Return the probability of at least `hits` successes in `count` trials with success probability `p`."""
     return math.fsum(
         math.exp(
             math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)

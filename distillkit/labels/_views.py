@@ -1,4 +1,4 @@
-"""Augmented and mixed views of a set's images, as a pure function of a seed, an epoch and a batch."""
+"""Augmented and mixed views of images, which are reproducible from a seed, an epoch and a batch number."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ Mixing = CutMix | Mixup
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """Options that determine the views of every epoch, besides the seed.
+    """Options that, together with a seed, determine the augmented and mixed views of every epoch.
 
     Attributes:
         batch: number of images per batch.
-        augment, mix: augmentation, and mixing after the augmentation.
+        augment: augmentation of each image, or None.
+        mix: mixing of the augmented images (`CutMix` or `Mixup`), or None.
     """
 
     batch: int
@@ -33,13 +34,13 @@ class ViewOptions:
 
 
 class View(NamedTuple):
-    """Batch of views.
+    """Batch of views, each of which is an augmented image that may be mixed with another one.
 
     Attributes:
         images: the views, float [B, C, H, W].
-        rows: rows of the set, int64 [B], on the CPU.
-        partner: position in the batch of the image that each image is mixed with, int64 [B].
-        share: share of a view that belongs to the image itself.
+        rows: index in the set of the image of each view, int64 [B], on the CPU.
+        partner: position in the batch of the image with which each image is mixed, int64 [B].
+        share: share of a view that comes from its own image. The rest comes from the partner.
     """
 
     images: Tensor
@@ -49,12 +50,12 @@ class View(NamedTuple):
 
 
 def views(images: Tensor, options: ViewOptions, seed: int, epoch: int) -> Iterator[View]:
-    """Yield the batches of one epoch. Every image occurs once.
+    """Yield the batches of views of one epoch. Every image is used once.
 
     Args:
         images: the images of the set, float [N, C, H, W].
-        options: see `ViewOptions`.
-        seed, epoch: the views are a pure function of these, the images and the options.
+        options: batch size, augmentation and mixing.
+        seed, epoch: seed, and number of the epoch. The views depend on these two, the images and the options only.
     """
     order = torch.randperm(len(images), generator=derive(seed, epoch, "order"))
     for number, index in enumerate(order.split(options.batch)):
@@ -72,12 +73,12 @@ def views(images: Tensor, options: ViewOptions, seed: int, epoch: int) -> Iterat
 def mixed_batches(
     images: Tensor, rows: Tensor, options: ViewOptions, seed: int, epoch: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the views of one epoch with their labels: rows of the set, averaged by the shares of the two images.
+    """Yield the views of one epoch and their labels, averaged over the two images of a view by their shares.
 
     Args:
         images: the images of the set, float [N, C, H, W].
-        rows: their labels, float [N, K].
-        options, seed, epoch: see `views`.
+        rows: label rows of the images, float [N, K].
+        options, seed, epoch: as in `views`.
     """
     for view in views(images, options, seed, epoch):
         own = rows[view.rows.to(rows.device)]
@@ -91,7 +92,7 @@ def require_mixing(mix: object) -> None:
         mix: the argument.
 
     Raises:
-        TypeError: another value.
+        TypeError: the argument is any other value.
     """
     if mix is not None and not isinstance(mix, Mixing):
         came = f"the class {mix.__name__}" if isinstance(mix, type) else type(mix).__name__

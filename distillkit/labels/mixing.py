@@ -1,4 +1,4 @@
-"""CutMix and Mixup, which mix the images of a batch in pairs."""
+"""CutMix and Mixup, which mix each image of a batch with another image of the batch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["CutMix", "Mixed", "Mixup"]
 
 
 class Mixed(NamedTuple):
-    """Result of mixing a batch in pairs.
+    """Result of mixing each image of a batch with another image of the batch, its partner.
 
     Attributes:
         images: mixed images, float [N, C, H, W].
-        partner: index of the image that each image is mixed with, int64 [N].
-        share: share of an image that is its own, in [0, 1]; the rest is the partner's.
+        partner: index in the batch of the partner of each image, int64 [N].
+        share: share of a mixed image that comes from the original image, in [0, 1]. The rest comes from the partner.
     """
 
     images: Tensor
@@ -32,15 +32,16 @@ class Mixed(NamedTuple):
 
 @dataclass(frozen=True)
 class CutMix:
-    """Replace one box of every image by the same box of another image of the batch.
+    """CutMix: replacement of a box in every image by the same box of another image of the batch.
 
     Pass it as `mix=` to `Relabel` or `Protocol`, or call it: `CutMix()(images, generator)`.
 
-    The kept share of the area is drawn from Beta(alpha, alpha). The box has a uniform center and is clipped at the
-    border, so the true share, which is returned, can be larger. One box is drawn for the whole batch.
+    One box is drawn for the whole batch. The share of the area that an image keeps is drawn from Beta(alpha, alpha),
+    and the center of the box is uniform. The box is clipped at the border, so an image may keep more than the drawn
+    share. The actual share is returned.
 
-    Paper: Yun et al., "CutMix" (ICCV 2019), section 3.1. Like the code of SRe2L, RDED and IDC, both sides of the box
-    are rounded down, and the box reaches from `center - side // 2` to `center + side // 2`.
+    Paper: Yun et al., "CutMix" (ICCV 2019), section 3.1. As in the code of SRe2L, RDED and IDC, both sides of the box
+    are rounded down, and the box extends from `center - side // 2` to `center + side // 2`.
 
     Args:
         alpha: parameter of the beta distribution. All published protocols use 1, the uniform distribution.
@@ -54,11 +55,12 @@ class CutMix:
         check_options(self)
 
     def __call__(self, images: Tensor, generator: int | torch.Generator) -> Mixed:
-        """Mix a batch.
+        """Mix the images of a batch, and return them with their partners and shares.
 
         Args:
             images: float [N, C, H, W].
-            generator: source of all random draws, whose number does not depend on the images.
+            generator: int seed, or generator for all random draws. The number of draws does not depend on the pixel
+                values.
         """
         kept, partner = _draw(images, generator := as_generator(generator), self.alpha, self.probability)
         h, w = images.shape[2:]
@@ -74,16 +76,16 @@ class CutMix:
 
 @dataclass(frozen=True)
 class Mixup:
-    """Average every image with another image of the batch.
+    """Mixup: weighted average of every image with another image of the batch.
 
     Pass it as `mix=` to `Relabel` or `Protocol`, or call it: `Mixup()(images, generator)`.
 
-    The share of the image itself is drawn from Beta(alpha, alpha), once for the whole batch.
+    The weight of the image itself is drawn from Beta(alpha, alpha), once for the whole batch.
 
     Paper: Zhang et al., "mixup" (ICLR 2018), section 2.
 
     Args:
-        alpha: parameter of the beta distribution; 0.8 in the code of SRe2L and RDED.
+        alpha: parameter of the beta distribution. The code of SRe2L and RDED uses 0.8.
         probability: probability that a batch is mixed.
     """
 
@@ -94,11 +96,12 @@ class Mixup:
         check_options(self)
 
     def __call__(self, images: Tensor, generator: int | torch.Generator) -> Mixed:
-        """Mix a batch.
+        """Mix the images of a batch, and return them with their partners and shares.
 
         Args:
             images: float [N, C, H, W].
-            generator: source of all random draws, whose number does not depend on the images.
+            generator: int seed, or generator for all random draws. The number of draws does not depend on the pixel
+                values.
         """
         kept, partner = _draw(images, as_generator(generator), self.alpha, self.probability)
         if kept == 1:
@@ -107,7 +110,10 @@ class Mixup:
 
 
 def _draw(images: Tensor, generator: torch.Generator, alpha: float, probability: float) -> tuple[float, Tensor]:
-    """Draw the share that an image keeps, which is 1 if the batch is not mixed, and the partners."""
+    """Draw the share that each image keeps, and the partner of each image, int64 [N].
+
+    The share is 1 with probability 1 - `probability`; the batch is then not mixed.
+    """
     if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
         check.batch_of_images(images)
     a, b = torch._standard_gamma(torch.full((2,), alpha, dtype=torch.float64), generator=generator).tolist()

@@ -1,4 +1,4 @@
-"""Labels of every view by a teacher."""
+"""Soft labels from a teacher for every augmented view."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ __all__ = ["Relabel"]
 
 @dataclass(frozen=True)
 class Relabel:
-    """Labels from a teacher for every augmented and mixed view, as in SRe2L and RDED.
+    """Soft labels from a teacher for every augmented and mixed view of an image, as in SRe2L and RDED.
 
-    Use it as `Protocol(relabel=Relabel(teacher, temperature=20, mix=CutMix()))`. The labels of the set are then not
-    used. In every batch, the loss is KL(teacher || student) of the softmax outputs at the temperature, averaged over
+    Use it as `Protocol(relabel=Relabel(teacher, temperature=20, mix=CutMix()))`. The labels of the set are then
+    ignored. The loss of a batch is KL(teacher || student) between the softmax outputs at the temperature, averaged over
     the batch.
 
-    The teacher's logits, minus the largest of each view, are rounded to half precision. `stored_soft_labels` stores
-    exactly these numbers, so that a replay without the teacher gives the same training to the last bit.
+    The largest logit of each view is subtracted from the teacher's logits, which are then rounded to half precision.
+    `stored_soft_labels` stores exactly these numbers, so training with stored labels gives bit-identical results.
 
     Args:
-        teacher: trained network in the data's classes and normalization. It runs in eval mode and is not changed. None
-            in `PROTOCOLS`, where `Protocol.with_teacher` fills it in.
+        teacher: network that was trained on the same classes, with the same normalization. It runs in eval mode and is
+            not changed. It is None in `PROTOCOLS`; use `Protocol.with_teacher` to set it.
         temperature: temperature T > 0 of the teacher and the student. RDED uses 20 with CutMix and 4 with Mixup.
         mix: mixing of every batch, `CutMix()`, `Mixup()` or None. The teacher labels the mixed images.
-        top_k: number of largest logits that are kept; the other classes get probability 0. Default: all.
-        scale_loss: whether the loss is multiplied by T^2 (Hinton et al., 2015). The papers omit the factor, which makes
-            gradients about T^2 times smaller: AdamW does not depend on it, SGD does.
-        path: file that the teacher was loaded from. It is only written to records, beside a fingerprint.
+        top_k: number of largest logits that are used. All other classes get probability 0. Default: all logits are
+            used.
+        scale_loss: whether to multiply the loss by T^2 (Hinton et al., 2015). The papers omit this factor, so their
+            gradients are about T^2 times smaller. This affects SGD, but not AdamW.
+        path: file from which the teacher was loaded. It is only written to records, together with a fingerprint of the
+            teacher.
 
     Papers: Yin et al., "Squeeze, Recover and Relabel" (NeurIPS 2023), section 3.3; Sun et al., "On the Diversity and
     Realism of Distilled Dataset" (CVPR 2024), section 4.
@@ -61,22 +63,22 @@ class Relabel:
         Args:
             images: images of the set, float [N, C, H, W].
             classes: number of classes, K.
-            options: options of the views.
+            options: batch size, augmentation and mixing of the views.
 
         Raises:
-            TypeError, ValueError: no teacher, or a teacher for other images or classes.
+            TypeError, ValueError: `teacher` is None, or does not fit the images or the number of classes.
         """
         if self.teacher is None:
             raise ValueError("protocol must have a teacher to relabel: use PROTOCOLS[...].with_teacher(teacher)")
         require_teacher(self.teacher, images, classes)
 
     def batches(self, images: Tensor, options: ViewOptions, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the views of one epoch with the teacher's rows.
+        """Yield the batches of views of one epoch, and the teacher's soft labels for them.
 
         Args:
             images: images of the set, float [N, C, H, W].
-            options: options of the views.
-            seed, epoch: the views are a pure function of these.
+            options: batch size, augmentation and mixing of the views.
+            seed, epoch: seed, and number of the epoch, which determine the views.
         """
         assert self.teacher is not None
         for view in views(images, options, seed, epoch):
@@ -84,7 +86,9 @@ class Relabel:
             yield view.images, label_rows(values, index, classes, self.temperature, images.dtype)
 
     def logits(self, images: Tensor) -> tuple[Tensor, Tensor | None, int]:
-        """Return what is kept of the teacher's logits for a batch: values, their classes, and the number of classes.
+        """Return the teacher's logits for a batch in half precision, their class indices, and the number of classes.
+
+        The class indices are None if all logits are kept; see `stored_logits`.
 
         Args:
             images: float [N, C, H, W].

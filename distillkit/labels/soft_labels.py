@@ -1,4 +1,4 @@
-"""One soft row for each image."""
+"""Soft labels from a teacher, one for each image."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ def soft_labels(
     pool: Images | None = None,
     guarantee: Guarantee | None = None,
 ) -> LabeledImages:
-    """Label every image of a set with one row of probabilities from a teacher.
+    """Label every image of a set with the probabilities that a teacher predicts for it.
 
-    The set is then trained on as it is: `train` and `evaluate` use the cross-entropy of the rows. Use `Relabel` instead
-    for new labels of every augmented view.
+    You can pass the result to `train` and `evaluate`, which use the cross-entropy with soft labels. To get new labels
+    for every augmented view, use `Relabel` instead.
 
     Args:
         small: the set to label.
-        teacher: trained network in the set's classes and normalization.
+        teacher: network that was trained on the same classes, with the same normalization.
         temperature: temperature T > 0 of the softmax.
-        pool: labeled images on which the teacher is tried first, best the real training images. Default: the set
-            itself, with its present labels. The result publishes the accuracy, so no pool is accepted with a
-            `guarantee`.
-        guarantee: guarantee of differential privacy for the images and the teacher together, for a private set: train
-            the teacher with the ledger that the condensation charged, and pass `ledger.guarantee()`. Default: no
-            guarantee covers the teacher, so the result has none either.
+        pool: labeled images on which the teacher's accuracy is checked first, preferably the real training images.
+            Default: the set `small` with its current labels. The result publishes the accuracy, so no pool is accepted
+            with a `guarantee`.
+        guarantee: guarantee of differential privacy that covers both the images and the teacher, for a private set.
+            Train the teacher with the ledger to which the condensation was charged, and pass `ledger.guarantee()`.
+            Default: no guarantee covers the teacher, so the result has none.
 
     Returns:
-        The set with rows of probabilities as labels. Its columns `logits` [N, K] and `class` [N] hold the teacher's
-        logits and the former labels; `info["soft_labels"]` names the teacher by class and fingerprint. If the images
-        are private, `info["epsilon"]` is that of `guarantee`, or None with the reason.
+        The set with soft labels, float [N, K]. Its columns `logits` [N, K] and `class` [N] contain the teacher's logits
+        and the previous labels. `info["soft_labels"]` records the teacher's class and fingerprint. If the images are
+        private, `info["epsilon"]` is that of `guarantee`, or None with the reason.
 
     Raises:
-        TypeError, ValueError: an argument is invalid, the teacher is not clearly better than chance on the pool, or a
-            guarantee is given with a pool or for images that have none.
+        TypeError, ValueError: an argument is invalid, the teacher's accuracy on the pool is not clearly above chance, or
+            a guarantee is given together with a pool, or for images that have no guarantee.
 
     Papers: Qin et al., "A Label is Worth a Thousand Images in Dataset Distillation" (NeurIPS 2024); Guo et al., DATM
-    (ICLR 2024), which learns such rows as logits.
+    (ICLR 2024), which learns soft labels as logits.
     """
     small = as_set(small, name="small")
     temperature = check.real_number(temperature, "temperature", above=0)

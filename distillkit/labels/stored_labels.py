@@ -1,4 +1,4 @@
-"""Labels of views that a teacher gave once, stored in half precision and replayed without the teacher."""
+"""A teacher's soft labels for augmented views, which are stored so that training needs no teacher."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _FORMAT = "distillkit.StoredLabels/1"
 
 
 class _TrainingViews(Protocol):
-    """The part of `distillkit.training.Protocol` that determines the views, which imports this module."""
+    """Interface of the attributes of `distillkit.training.Protocol` that determine the views.
+
+    This module cannot import `Protocol`, because the module of `Protocol` imports this one.
+    """
 
     @property
     def relabel(self) -> object: ...
@@ -42,22 +45,24 @@ class _TrainingViews(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class StoredLabels:
-    """A teacher's labels for the views of some epochs, made by `stored_soft_labels`.
+    """A teacher's soft labels for the views of some epochs, which `stored_soft_labels` computes.
 
-    Use it as `relabel=` of the protocol that it was made with. An epoch of training whose number is stored is replayed
-    as it was; any other epoch replays a stored one, drawn from the seed. The views depend on the stored seed only, so
-    all networks see the same views.
+    Pass it as `relabel=` to the protocol with which it was computed. An epoch of training uses the stored views and
+    labels of the same epoch number. If this number is not stored, it uses a stored epoch that is drawn at random from
+    the seed. The views depend only on the stored seed, so all networks are trained on the same views.
 
     Attributes:
-        logits: half precision [E, N, k], minus the largest of each view.
-        classes: class of each logit, integer [E, N, k], or None if all K classes are stored in order.
+        logits: the teacher's logits in half precision, [E, N, k], for E epochs and N images. The largest logit of each
+            view is subtracted.
+        classes: class index of each logit, integer [E, N, k], or None if the logits of all K classes are stored, in
+            order.
         epochs: numbers of the stored epochs, ascending.
         num_classes: number of classes, K.
         mix: mixing of the views.
-        temperature, scale_loss: see `Relabel`; they can be changed with `dataclasses.replace`.
+        temperature, scale_loss: as in `Relabel`. You can change them with `dataclasses.replace`.
         seed: seed of the views.
-        made_with: the options of the views, the images' fingerprint and the teacher, as JSON values. Training with
-            other images or options is refused.
+        made_with: the options of the views, a fingerprint of the images and a description of the teacher, as JSON
+            values. Training with other images or options is refused.
     """
 
     logits: Tensor
@@ -79,7 +84,7 @@ class StoredLabels:
         """Save the labels to a safetensors file.
 
         Args:
-            path: the file.
+            path: path of the file.
         """
         tensors = {"logits": self.logits} | ({} if self.classes is None else {"classes": self.classes})
         facts = {
@@ -91,13 +96,13 @@ class StoredLabels:
 
     @staticmethod
     def load(path: str | Path) -> StoredLabels:
-        """Load labels that `save` wrote.
+        """Load stored labels from a file that `save` wrote.
 
         Args:
-            path: the file.
+            path: path of the file.
 
         Raises:
-            ValueError: another kind of file.
+            ValueError: the file does not contain stored labels.
         """
         tensors, metadata = read_tensors(path, kind=_FORMAT, what="stored labels")
         facts = json.loads(metadata["facts"])
@@ -108,15 +113,15 @@ class StoredLabels:
         return StoredLabels(tensors["logits"], tensors.get("classes"), **facts)
 
     def require(self, images: Tensor, classes: int, options: ViewOptions) -> None:
-        """Check before training that these are the labels of these images' views.
+        """Check before training that the labels belong to these images and options.
 
         Args:
             images: images of the set, float [N, C, H, W].
             classes: number of classes, K.
-            options: options of the views.
+            options: batch size, augmentation and mixing of the views.
 
         Raises:
-            ValueError: other images, classes or options.
+            ValueError: the labels were computed with other images, another number of classes or other options.
         """
         now = _describe(images, options)
         for key, was in self.made_with.items():
@@ -128,12 +133,12 @@ class StoredLabels:
             raise ValueError(f"protocol has stored labels of {self.num_classes} classes, but the data has {classes}")
 
     def batches(self, images: Tensor, options: ViewOptions, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the views of one epoch with their stored rows.
+        """Yield the batches of views of one epoch, and their stored soft labels.
 
         Args:
             images: images of the set, float [N, C, H, W].
-            options: options of the views.
-            seed: not used, because views have the stored seed.
+            options: batch size, augmentation and mixing of the views.
+            seed: ignored, because the stored seed determines the views.
             epoch: number of the epoch.
         """
         at = self._position(epoch)
@@ -149,7 +154,7 @@ class StoredLabels:
         return int(torch.randint(len(self.epochs), (), generator=derive(self.seed, epoch, "stored epoch")))
 
     def record(self) -> dict[str, Any]:
-        """Return the options as JSON values; epochs and logits are given by their number and a fingerprint."""
+        """Return the options as JSON values, with the number of epochs, and a fingerprint instead of the logits."""
         tensors = [t for t in (self.logits, self.classes) if t is not None]
         return {
             "stored": tensor_fingerprint(tensors), "epochs": len(self.epochs), "top_k": self.logits.shape[2],
@@ -171,26 +176,26 @@ def stored_soft_labels(
     generator: int | torch.Generator = 0,
     progress: bool = True,
 ) -> StoredLabels:
-    """Store a teacher's labels for the views of some epochs, so that others can train without the teacher.
+    """Compute a teacher's soft labels for the views of some epochs, so that others can train without the teacher.
 
-    Only logits are stored: `Relabel(top_k=...)` of them for each view, in half precision. The views themselves are a
-    pure function of the seed, the epoch and the batch.
+    For each view, the result contains the `top_k` largest logits of `Relabel` in half precision. It does not contain
+    the views, which are recomputed from the seed, the epoch and the batch number.
 
         labels = stored_soft_labels(small, protocol, epochs=range(0, 300, 10))
         evaluate(small, test, convnet, protocol=replace(protocol, relabel=labels))
 
     Args:
-        small: the set.
+        small: the set to label.
         protocol: a `distillkit.training.Protocol` whose `relabel` is a `Relabel` with a teacher.
-        epochs: numbers of the epochs whose labels are stored, from 0. Default: all epochs of the protocol. With all of
-            them, `train` with the same generator gives the same network as with the teacher, bit for bit.
-        pool: labeled images on which the teacher is tried first; see `soft_labels`.
-        generator: an int seed, or a CPU generator from which one seed is drawn, as by `train`.
+        epochs: numbers of the epochs whose labels are stored, counted from 0. Default: all epochs of the protocol.
+            `train` with the same generator then gives a network that is bit-identical to one trained with the teacher.
+        pool: labeled images on which the teacher's accuracy is checked first; see `soft_labels`.
+        generator: an int seed, or a CPU generator from which one seed is drawn in the same way as in `train`.
         progress: whether to show a progress bar.
 
     Raises:
-        TypeError, ValueError: an invalid argument, a protocol without a teacher, or a teacher that is not clearly
-            better than chance on the pool.
+        TypeError, ValueError: an argument is invalid, the protocol has no teacher, or the teacher's accuracy on the
+            pool is not clearly above chance.
     """
     small = as_set(small, name="small", progress=progress)
     relabel = getattr(protocol, "relabel", None)

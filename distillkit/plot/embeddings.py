@@ -27,27 +27,29 @@ def tsne(
     generator: int | torch.Generator = 0,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw the embeddings of several clients in one t-SNE map, with one marker per client and one color per class.
+    """Draw the embeddings of several clients in a t-SNE map, with one marker per client and one color per class.
 
-    FedLGD's Fig. 1 is such a map.
+    FedLGD's figure 1 is an example.
 
     Args:
-        embeddings: mapping from client name to float [N_i, d]; at least 5 rows in all.
-        labels: mapping from the same names to class indices int [N_i].
-        perplexity: t-SNE's neighborhood size, at most a third of the number of rows.
+        embeddings: mapping from client names to embeddings, float [N_i, d], with at least 5 rows in total.
+        labels: mapping from the same client names to class indices, int [N_i].
+        perplexity: perplexity of t-SNE, roughly the number of neighbors of a point. It is at most a third of the number
+            of rows.
         classes: class names; default: the class indices.
         generator: seed or random generator for t-SNE.
         ax: the axes to draw into; default: the axes of a new figure.
 
     Returns:
-        The matplotlib figure. The axes have no unit, and two maps have no common scale: compare how much the clients
-        overlap, not their positions.
+        The matplotlib figure. The axes have no unit, and positions in two maps are not comparable. Compare how much the
+        clients overlap.
 
     Raises:
-        TypeError, ValueError: different names or widths, invalid rows or labels, too few rows, or a wrong number of
-            class names.
+        TypeError, ValueError: `embeddings` and `labels` have different client names, the embeddings differ in d, an
+            array is invalid, there are too few rows, or the number of class names is wrong.
 
-    Source: van der Maaten & Hinton, "Visualizing data using t-SNE" (2008), in scikit-learn's Barnes-Hut form.
+    Source: van der Maaten and Hinton, "Visualizing data using t-SNE" (2008). The map is computed by scikit-learn's
+    Barnes-Hut implementation.
     """
     from matplotlib.lines import Line2D
 
@@ -81,18 +83,17 @@ def tsne(
 
 
 def pairwise_mmd(embeddings: Mapping[str, Tensor], *, unbiased: bool = True) -> Tensor:
-    """Return the squared RBF MMD between all pairs of clients, float64 [n, n], symmetric with zero diagonal.
+    """Return the squared RBF MMD between all pairs of n clients, as a symmetric matrix float64 [n, n].
 
-    The bandwidths are those of `distillkit.losses.rbf_mmd` for each pair of clients.
+    Each pair of clients has its own kernel bandwidths, the defaults of `distillkit.losses.rbf_mmd`.
 
     Args:
-        embeddings: mapping from client name to float [N_i, d].
-        unbiased: whether to use the unbiased estimate. It may be negative, and its expectation does not depend on the
-            set sizes N_i. The biased estimate (FedLGD's) grows as the sets shrink, so small distilled sets appear
-            further apart than real sets.
+        embeddings: mapping from client names to embeddings, float [N_i, d].
+        unbiased: whether to use the unbiased estimate, which may be negative. The biased estimate, which FedLGD uses,
+            is larger for smaller sets, so small distilled sets appear further apart than real sets.
 
     Raises:
-        TypeError, ValueError: fewer than two clients, invalid rows, or different widths.
+        TypeError, ValueError: there are fewer than two clients, an array is invalid, or the embeddings differ in d.
     """
     from distillkit.losses.matching import rbf_mmd
 
@@ -115,20 +116,22 @@ def mmd_table(
     unbiased: bool = True,
     axes: Sequence[Axes] | Axes | None = None,
 ) -> Figure:
-    """Draw the squared RBF MMD between all pairs of clients, before and optionally after distillation.
+    """Draw tables of the squared RBF MMD between all pairs of clients, before and optionally after distillation.
 
     Args:
-        before: mapping from client name to embeddings float [N_i, d], in drawing order.
-        after: mapping from the same names to embeddings of the distilled sets, computed by the same network.
-        unbiased: see `pairwise_mmd`.
-        axes: one axes, or two if `after` is given; default: the axes of a new figure.
+        before: mapping from client names to embeddings, float [N_i, d]. Clients are drawn in this order.
+        after: mapping from the same client names to embeddings of the distilled sets, computed by the same network; or
+            None.
+        unbiased: whether to use the unbiased estimate; see `pairwise_mmd`.
+        axes: the axes to draw into, two if `after` is given; default: the axes of a new figure.
 
     Returns:
-        The matplotlib figure. Both tables share color scale and number format; the titles have the means over all
-        pairs and the relative change.
+        The matplotlib figure. Both tables have the same color scale and number format. The titles state the mean over
+        all pairs and the relative change.
 
     Raises:
-        TypeError, ValueError: see `pairwise_mmd`; also different clients in `after`.
+        TypeError, ValueError: for the same reasons as in `pairwise_mmd`, or `after` has other client names than
+            `before`.
     """
     for name, one in (("before", before), ("after", after)):
         if one is not None or name == "before":
@@ -164,7 +167,10 @@ def mmd_table(
 
 
 def _number_format(most: float) -> tuple[int, int]:
-    """Return the exponent of ten (0 if none is needed) and the number of decimals that show two digits of `most`."""
+    """Return the power of ten by which numbers up to `most` are divided, and the number of decimals to show.
+
+    Two significant digits of `most` are shown. The power is 0 if `most` is neither very small nor very large.
+    """
     exponent = math.floor(math.log10(most)) if most > 0 else 0
     power = 0 if -3 <= exponent <= 3 else exponent
     return power, max(0, 1 - exponent + power)

@@ -23,11 +23,11 @@ Run = Sequence[Mapping[str, Any]]
 
 
 class HasRows(Protocol):
-    """Interface of runs that `curves` accepts, with the history's rows as an attribute (`fl.Run`)."""
+    """Interface of objects with an attribute `rows`, such as `fl.Run`, which `curves` accepts as runs."""
 
     @property
     def rows(self) -> Run:
-        """The history: one mapping from column to value per round."""
+        """History of the run: for each round, a mapping from column names to values."""
         ...
 
 
@@ -49,21 +49,23 @@ def partition(
     classes: Sequence[str] | None = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw the number of images of each client and class as bubbles, with one column per client and one row per class.
+    """Draw the number of images of each client and class as bubbles, with a column per client and a row per class.
 
     Args:
-        labels: class indices int [N] of the whole dataset; a tensor, an array or a list.
-        parts: for each client the indices of its images, as the partitioners return them.
+        labels: class indices of the whole dataset, int [N], as a tensor, an array or a list.
+        parts: indices of the images of each client, as the functions of `distillkit.data.partition` return them.
         num_classes: number of classes K; default: the largest label + 1.
         classes: class names; default: the class indices.
         ax: the axes to draw into; default: the axes of a new figure.
 
     Returns:
-        The matplotlib figure. The area of a bubble is the number of images, also printed inside if it fits. Each
-        client's total is above its column; the title has the number of images that belong to no client.
+        The matplotlib figure. The area of a bubble is proportional to the number of images, which is also printed in
+        the bubble if it fits. The total of each client is above its column. The title states the number of images that
+        belong to no client.
 
     Raises:
-        TypeError, ValueError: no clients, indices or labels out of range, or a wrong number of class names.
+        TypeError, ValueError: there are no clients, an index or label is out of range, or the number of class names is
+            wrong.
     """
     marks = check.class_labels(as_tensor(labels, "labels", lists=True), None, num_classes).cpu()
     if not len(check.sequence(parts, "parts", "index tensors, one per client")):
@@ -108,27 +110,28 @@ def _indices(part: Any, count: int, name: str) -> Tensor:
 def curves(
     histories: Mapping[str, Any] | Run | HasRows, *, x: str = "round", y: str = "accuracy", ax: Axes | None = None
 ) -> Figure:
-    """Draw the mean learning curve over the runs of each name, with a band of one standard deviation.
+    """Draw learning curves of several methods, each averaged over runs, with a band of one standard deviation.
 
     Args:
-        histories: mapping from names to runs (one per seed), or a single run. A run is a list of rows, one per round;
-            each row is a mapping with `round`, `y` and `x`. An object with such `rows` (`fl.Run`) is a run, too. For a
-            method without rounds, pass a list of values, one per run; they are drawn as a dashed horizontal line.
-        x: quantity on the x axis: "round", or a cost that is accumulated over the rounds: "bytes" (the column `bytes`,
-            or else `bytes_up + bytes_down`), "bytes_up", "bytes_down" (all in MB of 10^6), "client_seconds", "seconds",
-            or any other column.
-        y: name of the column to draw. If it begins with "accuracy", the values are fractions and drawn in per cent.
-            Rounds without `y` are skipped, but their cost is counted.
+        histories: mapping from the names of methods to their runs, for example one run per seed; or a single run. A run
+            is a list of rows, one per round, or an object with an attribute `rows`, such as `fl.Run`. Each row is a
+            mapping with the keys `round`, `y` and `x`. For a method without rounds, pass a list with one value per run,
+            whose mean is drawn as a dashed horizontal line.
+        x: quantity on the x axis: "round", or a column with a cost, which is accumulated over the rounds. "bytes",
+            "bytes_up" and "bytes_down" are drawn in MB (10^6 bytes). If rows have no column `bytes`, it is `bytes_up +
+            bytes_down`. Other examples are "client_seconds" and "seconds".
+        y: name of the column on the y axis. If it begins with "accuracy", the values are fractions, which are drawn in
+            per cent. Rounds without this column are not drawn, but their cost is counted.
         ax: the axes to draw into; default: the axes of a new figure.
 
     Returns:
-        The matplotlib figure. A point is the mean of x and of y over the runs at one round; only rounds that all runs
-        of a name have are drawn. The band is the sample standard deviation, omitted for a single run.
+        The matplotlib figure. Each point is the mean of x and the mean of y over the runs, for a round that all runs of
+        the method have. The band is the sample standard deviation of y. A single run has no band.
 
     Raises:
         TypeError: `histories` does not contain runs.
-        ValueError: there are no histories, a name has no runs, no name has rounds, a row has no `round` or `x`, or the
-            runs have no common round with `y`.
+        ValueError: `histories` is empty, a method has no runs, no method has rounds, a row has no `round` or `x`, or
+            the runs of a method have no common round with `y`.
     """
     named = histories if isinstance(histories, Mapping) else {"": histories}
     levels: dict[str, Tensor] = {name: _level(given, y) for name, given in named.items() if _is_level(given)}
@@ -172,18 +175,18 @@ def curves(
 
 
 def _is_level(given: Any) -> bool:
-    """Return whether `given` is a list of single values, one for each run of a method without rounds."""
+    """Return whether `given` is a list of numbers, one for each run of a method without rounds."""
     several = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
     return several and all(isinstance(v, Real) and not isinstance(v, bool) for v in given)
 
 
 def _level(given: Any, y: str) -> Tensor:
-    """Return the values of the runs, [runs], in the unit of the y axis."""
+    """Convert the numbers of a method without rounds to a tensor [runs], in the unit of the y axis."""
     return torch.tensor(given, dtype=torch.float64) * (100.0 if y.startswith("accuracy") else 1.0)
 
 
 def _runs(name: str, given: Any) -> list[Run]:
-    """Return a list with the rows of each run, given one run or several."""
+    """Return a list of the runs in `given`, which is one run or a sequence of runs. Each run is a list of rows."""
     given = getattr(given, "rows", given)
     if not isinstance(given, Sequence) or isinstance(given, str):
         of_name = f" of {name!r}" if name else ""
@@ -198,7 +201,7 @@ def _runs(name: str, given: Any) -> list[Run]:
 
 
 def _points(name: str, runs: Sequence[Run], x: str, y: str) -> Tensor:
-    """Return (x, y) at the rounds that all runs have, float64 [runs, rounds, 2]."""
+    """Return the pair (x, y) of each run, at each round that all runs have, as float64 [runs, rounds, 2]."""
     by_round: list[dict[int, tuple[float, float]]] = []
     for run in runs:
         spent, found = 0.0, {}

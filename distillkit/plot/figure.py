@@ -1,4 +1,4 @@
-"""Common parts of all plots: figures without global state, and colors for color-blind readers."""
+"""Helpers of all plots: figures without pyplot's global state, and colors for color-blind readers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ MARKERS = ("o", "X", "^", "s", "D", "v", "P", "*", "<", ">")
 
 @functools.cache
 def _notebook_figure() -> type[Figure]:
-    """Return a figure class that notebooks display without pyplot."""
+    """Return a subclass of matplotlib's `Figure` that notebooks display without pyplot."""
     from matplotlib.figure import Figure
 
     class NotebookFigure(Figure):
-        """Matplotlib figure with IPython's PNG representation."""
+        """Matplotlib figure that IPython displays as a PNG picture."""
 
         def _repr_png_(self) -> bytes:
             buffer = io.BytesIO()
@@ -40,13 +40,13 @@ def _notebook_figure() -> type[Figure]:
 
 
 def subplots(axes: Any, count: int, width: float, height: float, columns: int = 4) -> tuple[Figure, list[Axes]]:
-    """Return a figure and `count` axes: the given axes, or the axes of a new figure without window and pyplot state.
+    """Return a figure and `count` axes: the given axes, or those of a new figure, which opens no window.
 
     Args:
-        axes: one axes or a list of axes; None for a new figure.
+        axes: the axes to draw into, as a single axes or a list; None for a new figure.
         count: number of axes.
-        width, height: size of each axes, in inches.
-        columns: largest number of axes per row.
+        width, height: size of each axes of a new figure, in inches.
+        columns: largest number of axes per row of a new figure.
 
     Raises:
         ValueError: the number of `axes` is not `count`.
@@ -69,7 +69,7 @@ def subplots(axes: Any, count: int, width: float, height: float, columns: int = 
 
 
 def class_colours(count: int) -> list[Any]:
-    """Return one color per class: distinct colors for up to ten classes, or else a perceptually uniform scale.
+    """Return one color per class: distinct colors for up to ten classes, and a uniform color scale for more.
 
     Args:
         count: number of classes.
@@ -82,12 +82,12 @@ def class_colours(count: int) -> list[Any]:
 
 
 def class_names(classes: Sequence[str] | None, count: int, own: Sequence[str] = ()) -> list[str]:
-    """Return the given class names, or the set's own, or the class indices as text.
+    """Return the class names for a plot: those given, those of the set, or the class indices as text.
 
     Args:
-        classes: class names, or None.
+        classes: class names that the user passed, or None.
         count: number of classes.
-        own: class names of the set to draw, if it has any.
+        own: class names of the set, or an empty sequence.
 
     Raises:
         ValueError: the number of names is not `count`.

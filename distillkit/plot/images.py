@@ -1,4 +1,4 @@
-"""Figures of images by class, of real and synthetic or selected and rejected images, and of pixel values."""
+"""Figures of images by class, comparisons of two groups of images, and histograms of pixel values."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ def grid(
     classes: Sequence[str] | None = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw the first images of each class, one row per class, in pixel units.
+    """Draw the first images of each class, with one row per class.
 
     Args:
-        images, labels: float [N, C, H, W] in [0, 1] and labels, or a `LabeledImages` alone (in any normalization).
-            One channel is drawn in gray, three channels as RGB, any other number as the gray mean of the channels. For
-            label rows (soft, multi-label), the class is the largest entry.
+        images, labels: a `LabeledImages` without labels, or images float [N, C, H, W] in [0, 1] with their labels. One
+            channel is drawn in gray, and three channels as RGB. For any other number of channels, their mean is drawn
+            in gray. For label rows (soft or multi-label), the class is the largest entry.
         per_class: largest number of images per row.
         classes: class names; default: those of the set, or the class indices.
         ax: the axes to draw into; default: the axes of a new figure.
 
     Returns:
-        The matplotlib figure (`figure.savefig("grid.png")`).
+        The matplotlib figure, which you can save with `figure.savefig("grid.png")`.
 
     Raises:
-        TypeError, ValueError: invalid images or labels, an empty set, or a wrong number of class names.
+        TypeError, ValueError: the images or labels are invalid, the set is empty, or the number of class names is
+            wrong.
     """
     data = as_set(images, labels)
     check.positive_int(per_class, "per_class")
@@ -60,18 +61,19 @@ def real_and_synthetic(
     classes: Sequence[str] | None = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw the first real images of each class beside the first synthetic ones, one row per class, in pixel units.
+    """Draw the first real images of each class beside its first synthetic images, with one row per class.
 
     Args:
-        real, synthetic: sets with the same image shape and number of classes; their normalizations may differ.
+        real, synthetic: sets with the same image shape and number of classes. Their normalizations may differ.
         per_class: largest number of images per row on each side.
-        classes, ax: see `grid`.
+        classes, ax: as in `grid`.
 
     Returns:
         The matplotlib figure.
 
     Raises:
-        ValueError: different shapes or class counts, an empty set, or a wrong number of class names.
+        ValueError: the sets differ in image shape or number of classes, a set is empty, or the number of class names is
+            wrong.
     """
     check.positive_int(per_class, "per_class")
     real, synthetic = as_set(real, name="real"), as_set(synthetic, name="synthetic")
@@ -95,16 +97,16 @@ def selection(
 
     Args:
         images: float [N, C, H, W] in [0, 1], or a `LabeledImages`.
-        selected: indices int [M] into `images`, as `distillkit.select` returns them.
-        rows, columns: size of each sample, if there are enough images.
+        selected: indices of the selected images, int [M], as the functions of `distillkit.select` return them.
+        rows, columns: number of rows and columns of images in each sample, if there are enough images.
         generator: seed or random generator for the samples.
         ax: the axes to draw into; default: the axes of a new figure.
 
     Returns:
-        The matplotlib figure, with the number of selected and rejected images.
+        The matplotlib figure, which states the number of selected and of rejected images.
 
     Raises:
-        TypeError, ValueError: invalid images, or indices out of range or repeated.
+        TypeError, ValueError: the images are invalid, or an index is out of range or repeated.
     """
     generator = as_generator(generator)
     check.positive_int(rows, "rows")
@@ -130,20 +132,21 @@ def selection(
 def pixel_histogram(
     sets: Mapping[str, LabeledImages], *, bins: int = 64, axes: Sequence[Axes] | Axes | None = None
 ) -> Figure:
-    """Draw histograms of the pixel values to compare the colors of sets, as in FedLGD's Fig. 18-20.
+    """Draw histograms of pixel values, to compare the colors of several sets, as in FedLGD's figures 18 to 20.
 
-    Each set has separate axes, and each channel is a line.
+    Each set has its own axes, with one line per channel.
 
     Args:
-        sets: mapping from names to sets, for example one set per client; drawn in pixel units.
-        bins: number of equal bins of [0, 1]. Values outside [0, 1] are omitted, and their share is in the title.
-        axes: one axes per set; default: the axes of a new figure.
+        sets: mapping from names to sets, for example one set per client. Values are drawn in pixel units, not
+            normalized.
+        bins: number of equal bins of [0, 1]. Values outside [0, 1] are not drawn, and the title states their share.
+        axes: the axes to draw into, one per set; default: the axes of a new figure.
 
     Returns:
-        The matplotlib figure; the vertical axis is logarithmic, in per cent of a channel's pixels.
+        The matplotlib figure. The vertical axis is logarithmic, in per cent of a channel's pixels.
 
     Raises:
-        ValueError: no sets, an empty set, or another number of axes.
+        ValueError: there are no sets, a set is empty, or the number of axes differs from the number of sets.
     """
     from matplotlib.ticker import LogFormatter
 
@@ -214,7 +217,13 @@ def _rows_of_classes(
 
 
 def _draw(ax: Any, blocks: list[tuple[str, list[Tensor]]], columns: int) -> None:
-    """Draw blocks of rows of images [n, H, W, 3] side by side, each with its title; short rows end in white."""
+    """Draw blocks of images side by side.
+
+    Args:
+        ax: the axes to draw into.
+        blocks: title and rows of each block. A row is a tensor of images [n, H, W, 3].
+        columns: number of images for which a row has space. Shorter rows are filled with white.
+    """
     _, height, width, _ = blocks[0][1][0].shape
     gap = 2
     block = columns * (width + gap)
