@@ -17,7 +17,7 @@ class Configurable:
     may call it.
     """
 
-    __slots__ = ("_init_arguments",)  # not in `vars`, from which a class may take its options
+    __slots__ = ("_init_arguments",)  # kept out of `vars(self)`, which subclasses may use to list their options
     _init_arguments: tuple[Sequence[Any], Mapping[str, Any]]
 
     def __new__(cls, *args: Any, **options: Any) -> Self:

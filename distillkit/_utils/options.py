@@ -33,7 +33,7 @@ def _rounds(rounds: Any, name: str) -> tuple[int, ...]:
 
 
 Options = Annotated[Mapping[str, Any], check.mapping]
-"""Options of another component, by name."""
+"""Options of another object, by name."""
 Rounds = Annotated[tuple[int, ...], _rounds]
 
 

@@ -15,7 +15,7 @@ from distillkit._utils import check
 __all__ = ["Bar", "bar"]
 
 DELAY = 2.0
-"""Seconds before a bar appears, so that quick calls stay silent."""
+"""Number of seconds before a bar appears, so that quick calls show none."""
 
 _turn = threading.Lock()
 

@@ -15,7 +15,7 @@ VERSION = "0.1.0"
 """Version of this distribution."""
 
 RUN_FORMAT = "distillkit.run/2"
-"""Format of a run's `config.json`. The first format had no name and did not describe the run's method."""
+"""Name of the format of a run's `config.json`. Files without a name do not describe the run's method."""
 
 
 def provenance(generator: int | torch.Generator | None = None, **facts: Any) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from distillkit.normalization import Normalization
 __all__ = ["Augment", "Augmentation", "apply_augmentation", "require_augmentation", "require_normalization"]
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
-"""Augmentation as the federated layer calls it, image by image; components that work class by class also pass
-`siamese=`.
+"""Augmentation as federated methods call it: every image gets its own transform. Condensers also pass `siamese=`, see
+`Augmentation`.
 """
 
 

@@ -1,4 +1,4 @@
-"""Base class of distribution and gradient matching: samples real images and networks, and builds the result."""
+"""Base class of distribution and gradient matching, which samples real images and networks and builds the result."""
 
 from __future__ import annotations
 

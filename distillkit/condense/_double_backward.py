@@ -69,7 +69,7 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> Any:
         output, (maps, weight) = outputs[0], ctx.saved_tensors
-        if not torch.is_grad_enabled():  # the second pass, towards the images only
+        if not torch.is_grad_enabled():  # second backward pass: only the gradient of the images is needed
             return ctx.setting.in_maps(output, maps, weight), None, None, None
         found = _Gradients.apply(output, maps, weight, ctx.setting)
         return *found, output.sum((0, 2, 3)) if ctx.biased else None, None

@@ -87,7 +87,9 @@ class TrainedNetwork:
         self.network, self.parameters, self.chunk = cast(Network, copied), list(copied.parameters()), chunk
         self.norms = [norm for norm in norms if uses_batch_statistics(norm)]
         for norm in self.norms:
-            if norm.running_mean is None:  # else it uses batch statistics in eval mode too
+            if (
+                norm.running_mean is None
+            ):  # a layer without running statistics would use batch statistics even in eval mode
                 like = self.parameters[0]
                 norm.track_running_stats, norm.num_batches_tracked = True, torch.tensor(0, device=like.device)
                 norm.running_mean, norm.running_var = (
@@ -100,7 +102,7 @@ class TrainedNetwork:
         """Set the running statistics of the layers in `norms` to those of `images`, and put them in eval mode."""
         for norm in self.norms:
             norm.reset_running_stats()
-            norm.momentum = None  # cumulative average: for one batch, its statistics
+            norm.momentum = None  # cumulative average, which for a single batch equals its statistics
             norm.train()
         self.network(images)
         for norm in self.norms:

@@ -1,4 +1,4 @@
-"""The two parts of a distribution-matching step: mean embeddings of real images, and gradient of synthetic images."""
+"""Parts of a distribution-matching step: mean embeddings of real images, and loss gradient of synthetic images."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def distance_to_means(
     augment: Callable[[Tensor, int], Tensor] | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the distance between the class means of synthetic and real images, and its gradient.
+    """Return the distance between the mean embeddings of synthetic and real images, and its gradient.
 
     To write your own loop, call `embedding_means` on real images, call this function, and take an optimizer step with
     the gradient.

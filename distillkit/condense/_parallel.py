@@ -26,7 +26,7 @@ class ParallelMap:
 
     Args:
         pool: pool of threads, each of which runs PyTorch operations with one intra-op thread. None processes the parts
-            one after the other. The result is the same.
+            one after the other, with the same result.
         workers: number of threads in the pool.
     """
 

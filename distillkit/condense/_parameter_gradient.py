@@ -105,7 +105,8 @@ def distance_to_target(
 ) -> tuple[Tensor, Tensor]:
     """Return the distance between the parameter gradient and a target, and its gradient with respect to the images.
 
-    The function uses a double backward pass, because forward-mode differentiation gives wrong results for some
+    The parameter gradient is the gradient of the mean cross-entropy of `images` with respect to `parameters`. The
+    function uses a double backward pass, because forward-mode differentiation gives wrong results for some
     normalization layers. If the images do not fit into one chunk, it processes them twice. The first pass computes the
     parameter gradient g, and the derivative v of the distance with respect to g. The second pass computes, chunk by
     chunk, the derivative of <g, v> with respect to the images. By the chain rule, this equals the gradient without

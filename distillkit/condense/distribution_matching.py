@@ -174,7 +174,7 @@ class _ClassMatching:
     chunk: int | None
 
     def own_distance(self, network: Network, step: int, limit: int, loss: Match) -> tuple[Tensor, Tensor]:
-        """Return the sum over classes of the user's `loss`, and its gradient.
+        """Return the sum over classes of the user's `loss`, and its gradient with respect to the synthetic images.
 
         Each class uses at most `limit` real images.
         """
@@ -212,7 +212,10 @@ class _ClassMatching:
         return torch.cat(self.parallel(group_means, groups))
 
     def distance(self, network: Network, step: int, means: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the distance between the class means of synthetic images and the real `means`, and its gradient."""
+        """Return the distance of the mean embeddings of synthetic images from the `means` of real images.
+
+        Also return its gradient with respect to the synthetic images.
+        """
         run, classes, images = self.run, list(self.run.rows), self.run.synthetic().split(self.run.counts)
 
         def group_distance(network: Network, group: slice) -> tuple[Tensor, Tensor]:

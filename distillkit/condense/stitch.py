@@ -25,7 +25,7 @@ from distillkit.sets._class_index import class_rows
 __all__ = ["stitch"]
 
 _SMALL = 96
-"""Side in pixels below which mosaics are not made by default."""
+"""By default, images with a shorter side below this number of pixels are not divided into several crops."""
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ Seed = int | torch.Generator
 
 
 def class_groups(labels: Tensor, clients: int, name: str = "labels") -> list[Tensor]:
-    """Return one tensor of image indices, on the CPU, for each class that occurs in `labels`."""
+    """Check `labels` and `clients`, and return the image indices of each class that occurs, as tensors on the CPU."""
     clients = check.positive_int(clients, "clients")
     labels = check.class_labels(labels, None, None, name).cpu()
     if not len(labels):

@@ -44,7 +44,7 @@ Shape = tuple[int, int, int]
 Fill: TypeAlias = "Callable[[CacheWriter, Callable[[int], object]], None]"
 
 BLOCK = 32
-"""Number of pictures processed at a time."""
+"""Number of pictures that are processed at a time."""
 
 _FORMAT = "distillkit.pixels/1"
 _ROUNDING = "bilinear antialiased float32, luma 601, rounded to uint8"
@@ -103,7 +103,7 @@ def files_key(files: Iterable[tuple[str, os.stat_result]]) -> str:
 def open_cache(
     source: Path, key: str, count: int, shape: Shape, fill: Fill, options: str, folder: AnyPath | None, progress: bool
 ) -> Cache:
-    """Open the cache of a file or folder of pictures. If the cache is missing or outdated, write it first.
+    """Open the cache of a file or folder of pictures, which is written first if it is missing or outdated.
 
     Args:
         source: file or folder with the pictures. It is only read.
@@ -234,7 +234,7 @@ class CacheWriter:
 
 
 def fill_in_threads(picture: Callable[[int], Tensor], workers: int | None) -> Fill:
-    """Return a function that writes the missing pictures of a cache in several threads. It fits `open_cache(fill=...)`.
+    """Return a function that writes the missing pictures of a cache in several threads, as `fill` of `open_cache`.
 
     Args:
         picture: function that returns the picture with a given index as uint8 [C, H, W]. The indices come in any order.

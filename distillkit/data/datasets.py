@@ -171,10 +171,10 @@ DATASETS: dict[str, Dataset] = {
         load_flair, (3, 256, 256), (345_879, 43_960, 39_239), "flair", folder="flair", open=open_flair
     ),
 }  # fmt: skip
-"""The datasets that `load` knows, by name."""
+"""All datasets that `load` can load, by name."""
 
 NAMES = tuple(DATASETS)
-"""The names that `load` knows."""
+"""All names that `load` accepts."""
 
 
 def load(

@@ -162,7 +162,7 @@ def _folder_sources(folder: Path) -> dict[str, Path]:
 
 
 def _paths(sources: Mapping[str, AnyPath | Split]) -> dict[str, Path]:
-    """Return the path of each source that is a file or folder, and check that it exists."""
+    """Return the path of each source that is given as a file or folder, and check that it exists."""
     paths = {}
     for name, source in check.mapping(sources, "sources").items():
         if not isinstance(source, str | os.PathLike | Split):
@@ -182,7 +182,7 @@ def _distinct(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _order(name: str, own: Sequence[str], classes: Sequence[str], may_lack: bool) -> Tensor:
-    """Return the index in `classes` of each of a source's own classes, as int64 [len(own)]."""
+    """Return the position in `classes` of each name in `own`, int64 [len(own)], and refuse other names."""
     problems = []
     if lacking := [c for c in classes if c not in own]:
         problems += [] if may_lack else [f"lacks {', '.join(lacking[:5])}"]

@@ -21,7 +21,7 @@ from distillkit.rng import as_generator
 
 __all__ = ["mnist_m_like", "synth_digits_like"]
 
-_FONTS = (  # the faces inside matplotlib that have the ten digits
+_FONTS = (  # the font faces in matplotlib that contain all ten digits
     *(f"DejaVuSans{kind}" for kind in ("", "-Bold", "-Oblique", "-BoldOblique")),
     *(f"DejaVuSansMono{kind}" for kind in ("", "-Bold", "-Oblique", "-BoldOblique")),
     *(f"DejaVuSerif{kind}" for kind in ("", "-Bold", "-Italic", "-BoldItalic")),

@@ -184,7 +184,7 @@ def by_domain(domains: Tensor, clients: int | None = None, *, generator: Seed = 
     if rest:
         raise ValueError(f"clients must be a multiple of the number of domains, {len(groups)}, got {clients}")
     rng, owners = as_generator(generator), torch.ones(each, 1, dtype=torch.bool)
-    # Per domain, because a table [clients, domains] is large for many users.
+    # Each domain is allocated separately: a table [clients, domains] would be large for many users.
     shares = [allocate_evenly([group], owners, domains, rng, "domain") for group in groups]
     return [own[turn] for turn in range(each) for own in shares]
 

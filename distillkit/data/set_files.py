@@ -22,10 +22,10 @@ from distillkit.sets import LabeledImages
 __all__ = ["load_set", "set_cards"]
 
 _INDEX_FORMAT = "distillkit.ImageIndex/1"
-"""Format of files that name rows of a dataset, instead of copying real images."""
+"""Format of files that contain indices of images in a dataset, instead of copies of the images."""
 
 _FOLDERS = (Path(__file__).with_name("shipped"), Path(__file__).parents[2] / "sets")
-"""Folders of shipped sets: in the package, and, for larger ones, in a checkout of the repository."""
+"""Folders with shipped sets: one in the package and, for larger sets, one in a checkout of the repository."""
 _SHARE = 1e-2
 _TOLERANCE = 1e-5
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 __all__ = ["label_rows", "stored_logits"]
 
-_LEAST = -60000.0  # half precision ends at -65504
+_LEAST = -60000.0  # above -65504, the smallest number in half precision
 
 
 def stored_logits(logits: Tensor, top_k: int | None) -> tuple[Tensor, Tensor | None]:

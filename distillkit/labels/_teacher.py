@@ -19,10 +19,10 @@ __all__ = ["describe_teacher", "require_teacher", "teacher_logits", "try_teacher
 
 _MAX_IMAGES = 2000
 _FEW = 50
-"""Number of images below which a trial only warns."""
+"""Below this number of images, a teacher at the level of chance causes a warning instead of an error."""
 
 _LEVEL = 0.01
-"""Probability with which guessing may reach a teacher's accuracy."""
+"""Largest accepted probability that random guessing reaches the teacher's accuracy."""
 
 
 def require_teacher(teacher: object, images: Tensor, classes: int, role: str = "teacher") -> nn.Module:

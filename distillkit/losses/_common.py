@@ -38,6 +38,8 @@ def require_float(value: Tensor, name: str, shape: str) -> Tensor:
 def require_same_shape(first: Tensor, second: Tensor, names: tuple[str, str], shape: str) -> None:
     """Check that two tensors are valid inputs of a loss (see `require_float`) and have the same shape.
 
+    `names` are the names of the two arguments in error messages, and `shape` describes the dimensions as text.
+
     Raises:
         TypeError, ValueError: a tensor is invalid, or the shapes differ.
     """
@@ -53,6 +55,8 @@ def pair_tensors(
     first: Iterable[Tensor], second: Iterable[Tensor], names: tuple[str, str]
 ) -> list[tuple[Tensor, Tensor]]:
     """Check two sequences with one tensor per network parameter, and return a list of pairs.
+
+    `names` are the names of the two arguments in error messages.
 
     Raises:
         TypeError: a value is not a floating-point tensor, such as the gradient None of an unused parameter.

@@ -139,7 +139,7 @@ def rbf_mmd(
 
     n, m = len(x), len(y)
     both = at_least_float32(torch.cat([x, y]))
-    both = both - both.mean(0).detach()  # same distances, less cancellation in the next line
+    both = both - both.mean(0).detach()  # keeps all distances, and reduces cancellation in the next line
     squares = both.square().sum(1)
     distances = (squares.unsqueeze(1) + squares - 2 * both @ both.T).clamp(min=0)
     distances = distances.masked_fill(torch.eye(n + m, dtype=torch.bool, device=both.device), 0)

@@ -72,7 +72,7 @@ class SplitNetwork(Configurable, nn.Module):
             images: float [N, C, H, W].
 
         Raises:
-            ValueError: the classifier module runs not once, but never or several times in the forward pass.
+            ValueError: the forward pass does not call the classifier module, or calls it more than once.
         """
         seen: list[Tensor] = []
 

@@ -1,4 +1,4 @@
-"""Dropout layers that draw from a given generator."""
+"""Seeding of dropout layers, which then draw from a given generator instead of the global random state."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def seeded_global_rng(seed: int) -> Iterator[None]:
 
 
 def draw_seed(generator: torch.Generator) -> int:
-    """Draw a seed from a generator."""
+    """Draw an int seed from a generator, whose state advances."""
     return int(torch.randint(2**62, (), generator=generator))
 
 

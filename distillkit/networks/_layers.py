@@ -47,10 +47,7 @@ class InstanceNorm(nn.GroupNorm):
 
 
 def _small_and_channels_last(maps: Tensor) -> bool:
-    """Return whether maps on a CPU are small and in channels_last format.
-
-    `InstanceNorm` then computes the formula itself.
-    """
+    """Return whether maps are small, on a CPU and in channels_last format, so that PyTorch's group norm is slow."""
     plain = maps.device.type == "cpu" and maps.ndim == 4 and not torch.is_autocast_enabled("cpu")
     return plain and maps.stride(1) == 1 and not maps.is_contiguous() and maps.shape[2] * maps.shape[3] < 1024
 
@@ -77,9 +74,9 @@ class AveragePool(nn.AvgPool2d):
 
 
 def _even_and_narrow(maps: Tensor) -> bool:
-    """Return whether maps on a CPU have even sizes and at most 64 columns.
+    """Return whether maps are on a CPU and have even sizes and at most 64 columns.
 
-    `AveragePool` then uses a matrix product, which is faster and gives the same result.
+    For such maps, `AveragePool` uses a matrix product, which is faster and gives the same result.
     """
     rows, columns = maps.shape[-2:]
     plain = maps.device.type == "cpu" and maps.dtype in (torch.float32, torch.float64) and maps.is_contiguous()

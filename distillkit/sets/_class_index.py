@@ -93,7 +93,7 @@ def class_labels(data: LabeledImages) -> Tensor:
 
 
 def with_class_labels(data: LabeledImages) -> LabeledImages:
-    """Return the set with class indices as labels, which are those of `class_labels`.
+    """Return the set with the class indices of `class_labels` as labels.
 
     Args:
         data: a set with class indices or soft labels as labels. With soft labels, the class is read from the column

@@ -27,7 +27,7 @@ __all__ = ["read_npz", "read_picture_folder", "write_npz", "write_picture_folder
 _FORMAT = "distillkit.LabeledImages.export/1"
 _STEP = 1 / 255
 _FOR_READERS = ("mean", "std", "class_names")
-"""Facts that an `.npz` has as arrays of their own in addition, for programs that do not know `set`."""
+"""JSON values that an `.npz` also contains as separate arrays, for programs that do not know the array `set`."""
 
 Tensors = dict[str, Tensor]
 

@@ -42,14 +42,14 @@ __all__ = [
 ]
 
 Labels: TypeAlias = Tensor | NDArray[Any] | Sequence[int]
-"""Class indices [N] or rows [N, K]."""
+"""Class indices [N] or label rows [N, K]."""
 
 _FORMAT = "distillkit.LabeledImages/1"
 _ARGUMENTS = ("images", "labels", "num_classes", "normalization", "columns", "info", "classes_given", "class_names")
 _REPR_KEYS = ("dataset", "split", "client", "method", "publishes", "init", "ipc", "steps", "iterations", "epsilon")
 
 PARAMETRIZATIONS: dict[str, Callable[..., LabeledImages]] = {}
-"""Functions that decode stored images, by the name of the fact in a file that calls for them; see `sets.tiles`."""
+"""Functions that decode stored images. The key is the name of the JSON value that marks them in a file."""
 
 
 class LabeledImages:

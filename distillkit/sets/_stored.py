@@ -30,7 +30,7 @@ __all__ = ["PixelFile", "StoredImages"]
 
 _ARGUMENTS = ("labels", "num_classes", "normalization", "columns", "info", "classes_given", "class_names")
 _READ = 1 << 24
-"""Bytes of pixels that are converted to floats at a time."""
+"""Number of bytes of pixels that are converted to floats at a time."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from distillkit.sets._labeled import (
 __all__ = ["Images", "as_set"]
 
 Images: TypeAlias = LabeledImages | Tensor | NDArray[Any] | Dataset[Any] | DataLoader[Any] | tuple[Any, Any] | list[Any]
-"""Images in any form that components accept: see `as_set`."""
+"""Images in any form that `as_set` accepts."""
 
 
 def as_set(
@@ -75,7 +75,10 @@ def as_set(
 
 
 def _hint(images: Any, name: str) -> str:
-    """Return the end of an error message, which says how to correct a common mistake. It is empty for other values."""
+    """Return the end of an error message about an unsupported value.
+
+    For common mistakes, such as passing a path, it says what to pass instead. For other values, it is empty.
+    """
     if isinstance(images, str | Path):
         return f"; read a folder of pictures first: load_folder({str(images)!r}).train"
     if isinstance(getattr(images, "train", None), LabeledImages):

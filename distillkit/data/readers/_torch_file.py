@@ -83,7 +83,7 @@ def read_torch_file(path: Path, run: int | None) -> ReleasedTensors:
 def _load(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; it should hold a released set")
-    scalar = np.float64(0).__reduce__()[0]  # accuracies beside the images are often NumPy numbers
+    scalar = np.float64(0).__reduce__()[0]  # allows NumPy numbers, which often store accuracies beside the images
     known: list[Any] = [
         scalar,
         (scalar, "numpy.core.multiarray.scalar"),
@@ -103,7 +103,7 @@ def _load(path: Path) -> Any:
 
 
 def _is_pair(value: Any) -> bool:
-    """Return whether a value is [images, labels], perhaps followed by a learning rate."""
+    """Return whether a value is a list [images, labels], optionally followed by a learning rate."""
     if not isinstance(value, list | tuple) or not 2 <= len(value) <= 3:
         return False
     return isinstance(value[0], Tensor) and value[0].ndim == 4 and isinstance(value[1], Tensor)

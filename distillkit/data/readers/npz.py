@@ -182,7 +182,10 @@ def _part_names(path: Path, keys: Sequence[str]) -> dict[str, str]:
 def _class_names(
     path: Path, labels: Mapping[str, Tensor], classes: tuple[str, ...] | None
 ) -> tuple[tuple[str, ...], bool]:
-    """Return the class names, and whether they are known independently of the labels."""
+    """Return the class names, and whether the number of classes is known independently of the class indices.
+
+    If `classes` is None, the names are "0", "1", and so on.
+    """
     if len({own.ndim for own in labels.values()}) > 1:
         raise ValueError(
             f"the splits of {path} have labels of different kinds: class indices and rows; store all as one of them"
