@@ -87,9 +87,7 @@ class TrainedNetwork:
         self.network, self.parameters, self.chunk = cast(Network, copied), list(copied.parameters()), chunk
         self.norms = [norm for norm in norms if uses_batch_statistics(norm)]
         for norm in self.norms:
-            if (
-                norm.running_mean is None
-            ):  # a layer without running statistics would use batch statistics even in eval mode
+            if norm.running_mean is None:  # without them, eval mode would use batch statistics, too
                 like = self.parameters[0]
                 norm.track_running_stats, norm.num_batches_tracked = True, torch.tensor(0, device=like.device)
                 norm.running_mean, norm.running_var = (

@@ -52,8 +52,8 @@ def soft_labels(
         private, `info["epsilon"]` is that of `guarantee`, or None with the reason.
 
     Raises:
-        TypeError, ValueError: an argument is invalid, the teacher's accuracy on the pool is not clearly above chance, or
-            a guarantee is given together with a pool, or for images that have no guarantee.
+        TypeError, ValueError: an argument is invalid, the teacher's accuracy on the pool is not clearly above chance,
+            or `guarantee` is given together with `pool` or for images that have no guarantee.
 
     Papers: Qin et al., "A Label is Worth a Thousand Images in Dataset Distillation" (NeurIPS 2024); Guo et al., DATM
     (ICLR 2024), which learns soft labels as logits.
