@@ -13,18 +13,18 @@ __all__ = ["Claim"]
 
 @dataclass(frozen=True)
 class Claim:
-    """Comparison of two candidates.
+    """Claim of a paper, tested by a comparison of two candidates.
 
     Attributes:
         text: the claim as a sentence.
-        tasks: tasks of the runs. The claim is tested on the first; the others are described.
-        candidates: baseline and candidate; the claim is that the candidate is more accurate.
+        tasks: tasks of the runs. The claim is tested on the first task; results on the other tasks are only described.
+        candidates: baseline and candidate. The claim is that the candidate is more accurate than the baseline.
         rounds: number of last rounds over which the accuracy is averaged.
-        effect: difference in accuracy that the runs should find: that of the paper, as a fraction.
-        pilot: settings of the pilot's runs, by candidate, which are not searched.
+        effect: difference in accuracy that the test should detect: the difference in the paper, as a fraction.
+        pilot: settings of each candidate in the pilot runs, which have no search.
         describe: function of the records that returns a further table.
-        measured: the candidates with additional measurements in the history, for `--inside`.
-        measured_task: task of the measurements; None: the first task.
+        measured: the same candidates with additional measurements in the history, for the option `--inside`.
+        measured_task: task of the runs with measurements; None for the first task.
     """
 
     text: str

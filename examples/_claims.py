@@ -1,4 +1,4 @@
-"""Claims about real images that `claims.py` tests: tasks, candidates, metric, and the paper's difference."""
+"""Claims that `claims.py` tests with runs on real images: tasks, candidates, metric, and the paper's difference."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def clusters(o: argparse.Namespace, dataset: str) -> Task:
-    """Return ten clients with two classes each, FedCOG's division NIID-2."""
+    """Return a task of ten clients with two classes each, as in FedCOG's partition NIID-2."""
     name, sizes = ("digits" if o.preset == "smoke" else dataset), SIZES[o.preset]
     data = partial(load_subset, name, None, sizes["records"], 16 if name == "digits" else None, SPACES.get(name))
     assign = partial(partition.class_clusters, clients=10, k=2)
@@ -45,7 +45,7 @@ def clusters(o: argparse.Namespace, dataset: str) -> Task:
 
 
 def fedcog(o: argparse.Namespace) -> Claim:
-    """FedCOG on CIFAR-10, two classes per client, with FedAvg's selected rate."""
+    """Return the claim for FedCOG on CIFAR-10 with two classes per client, at the learning rate selected for FedAvg."""
     sizes = SIZES[o.preset] | {"batch": 32, "augment": False}
     text = (
         "On CIFAR-10 with two classes per client, FedCOG is more accurate than FedAvg, on average from FedCOG's first "
@@ -70,7 +70,7 @@ def drifting(sizes: Mapping[str, Any], virtual: bool, factory: Any, lr: float) -
 
 
 def vhl(o: argparse.Namespace) -> Claim:
-    """VHL on FashionMNIST, two classes per client; both candidates search the same rates."""
+    """Return the claim for VHL on FashionMNIST with two classes per client. Both candidates search the same rates."""
     sizes, task = SIZES[o.preset], clusters(o, "fashionmnist")
     names = {"FedAvg": False, "FedAvg + VHL": True}
     found = {
@@ -88,7 +88,7 @@ def vhl(o: argparse.Namespace) -> Claim:
 
 
 def single_image(o: argparse.Namespace) -> Claim:
-    """Selected crops against fixed crops, with all clients and weights in every round."""
+    """Return the claim that selected crops beat fixed crops. In every round, all clients take part and send weights."""
     sizes, small = SIZES[o.preset], o.preset == "smoke"
     name = "digits" if small else "cifar10"
     preset = sizes | {"epochs": 1 if small else 5, "batch": 64, "steps": 2 if small else 60, "augment": False}
@@ -108,7 +108,7 @@ def single_image(o: argparse.Namespace) -> Claim:
 
 
 def vhl_cifar10(o: argparse.Namespace) -> Claim:
-    """VHL on CIFAR-10, clients with about 500 images of two classes; both candidates search the same rates."""
+    """Return the claim for VHL on CIFAR-10, whose clients have about 500 images of two classes. Both search equally."""
     small, noise = o.preset == "smoke", {"per_class": SIZES[o.preset]["noise"], "options": {"width": 16}}
     name, rounds = ("digits", 3) if small else ("cifar10", 60)
     data = partial(images, name, None, 16, None, 500 if small else 5000, 2000)

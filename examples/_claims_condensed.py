@@ -63,7 +63,7 @@ def measured(candidates: Mapping[str, Candidate], qualities: Mapping[str, SetQua
 
 
 def fedlgd(o: argparse.Namespace) -> Claim:
-    """FedLGD with anchors that are images, against FedAvg on sets of as many condensing steps."""
+    """Return the claim for FedLGD with anchors that resemble images. FedAvg trains on sets with as many steps."""
     s = DIGITS_SIZES[o.preset]
     small, augment = o.preset == "smoke", DSA(DIGITS)
     shared: dict[str, Any] = {"ipc": s["ipc"], "batch_real": s["batch_real"], "augment": augment}
@@ -100,7 +100,7 @@ def fedlgd(o: argparse.Namespace) -> Claim:
 
 
 def feddm(o: argparse.Namespace) -> Claim:
-    """FedDM on the paper's divisions of CIFAR-10; tested on Dirichlet 0.1."""
+    """Return the claim for FedDM on the paper's partitions of CIFAR-10. It is tested on Dirichlet(0.1)."""
     small = o.preset == "smoke"
     p = PRESETS[o.preset] | {"few": None}
     name = "digits" if small else "cifar10"

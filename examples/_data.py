@@ -130,13 +130,13 @@ def load_subset(
 
 
 def own_task(o: argparse.Namespace, **options: Any) -> Task:
-    """Return the pictures of `--data` as a task. One folder is split by `partition`; of several, each is a client.
+    """Return the pictures of `--data` as a task. Several folders are one client each; one folder is partitioned.
 
     Gray pictures become RGB.
 
     Args:
         o: result of `parse_arguments`, with `pictures` and `size`.
-        options: options of the `Task`; `partition` is only used for one folder.
+        options: options of the `Task`. `partition` divides a single folder among clients; otherwise it is not used.
     """
     paths = [path.resolve() for path in o.pictures]
     stems = [re.sub(r"[^\w.-]+", "-", path.stem, flags=re.ASCII) for path in paths]

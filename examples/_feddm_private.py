@@ -1,9 +1,9 @@
 """Private candidates of `feddm.py`: FedDM with noise on the clients, and weight averaging under DP-SGD.
 
-Every row with an epsilon protects one record of one client over the whole run. The epsilon is that of the run's ledger.
-Every row searches six configurations, at its own epsilon, on other images (USPS, as many as the digits, Dirichlet). The
-images of the table are not used for the search. Noise comes from the operating system, so a repeated run differs in its
-noise. The preset `smoke` has one configuration.
+In every row with an epsilon, the guarantee protects one record of one client over the whole run. The epsilon is
+computed from the run's ledger. Every row searches six configurations at its own epsilon. The search uses other images
+than the table: as many images of USPS as there are digits, in a Dirichlet partition. Noise comes from the operating
+system, so a repeated run has other noise. The preset `smoke` has one configuration.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def _grids(sets: Mapping[str, LabeledImages], across: int, path: Path) -> None:
 
 
 def _condensed(folder: Path, client: int) -> LabeledImages:
-    """Return the set on which a client trained in its last round, from the client's memory."""
+    """Return the set on which a client trained in its last round, from the state that the client keeps."""
     path = max((Store(folder).memories / str(client)).glob("*.safetensors"), key=lambda p: int(p.stem.split("-")[0]))
     return read_message(path)[0][Condensed.own]
 

@@ -1,4 +1,4 @@
-"""Judge of synthetic images: the share of FedLGD's anchors that a network trained on real images names correctly."""
+"""Judge of FedLGD's synthetic anchors: a network trained on real images, and the share that it classifies correctly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["judge_anchors"]
 
 
 def judge_anchors(records: Records, images: Split, *, width: int = 32, epochs: int = 10) -> Table:
-    """Return a table of the share of anchors that the judge names correctly after the last round.
+    """Return a table of the share of anchors that the judge classifies correctly after the last round.
 
     Args:
         records: records of the study. Runs without anchors are skipped; the results are cached in each run's folder

@@ -1,4 +1,4 @@
-"""Leaks of the sets that a study made."""
+"""Measurement of how much the condensed sets of a study reveal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COLUMNS = {"copies": "copies %", "within_25_db": "within 25 dB %", "within_25_d
 
 
 def measure_leaks(records: Records, images: Split) -> Table:
-    """Return a table of what the studies' sets reveal of their training records; see `attacks.leaks`.
+    """Return a table of how much the sets of a study reveal about their training records, by `attacks.leaks`.
 
     Args:
         records: records of runs that made sets. Results are cached in each run's folder (`leaks.json`).

@@ -29,7 +29,7 @@ def run_study(
     ends: bool = True,
     also: Sequence[Record] = (),
 ) -> Records:
-    """Run a study as the command line asks, write its tables, curves and pictures, and print the tables.
+    """Run a study with the options of the command line, write its tables, curves and pictures, and print the tables.
 
     Args:
         study: the study to run.

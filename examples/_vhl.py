@@ -54,9 +54,9 @@ def parse_split(text: str) -> str:
 
 
 def split_of(name: str) -> Callable[..., list[Tensor]]:
-    """Return the partition into ten clients that `--split` names.
+    """Return the function that divides images among ten clients, for a value of `--split`.
 
-    Clients have two random classes each ("two-classes"), or pairs of clients share two classes ("clusters").
+    With "two-classes", every client has two random classes. With "clusters", pairs of clients share two classes.
     """
     if name == "two-classes":
         return partial(partition.classes_per_client, clients=10, k=2)

@@ -4,10 +4,11 @@
     python examples/claims.py fedcog --register PILOT                  # write the design; then commit it
     python examples/claims.py fedcog --data DATA                       # the registered runs, and the verdict
 
-A claim compares two candidates on one task. Both search equally many configurations, by the mean validation accuracy of
-the late rounds over two seeds. If the best rate lies at the edge, both get further rates. The pilot has fixed settings.
-It estimates the spread between seeds, from which `--register` computes the number of seeds. `docs/results/designs`
-holds the designs. `_claims.py` and `_claims_condensed.py` hold the claims, with the papers' differences.
+A claim compares two candidates on one task. Both try equally many configurations, which are compared by the mean
+validation accuracy over the late rounds and two seeds. If the best learning rate is the smallest or largest one, both
+candidates get further rates. The pilot runs use fixed settings. They show how much results vary between seeds, and
+`--register` computes from them how many seeds the test needs. `docs/results/designs` contains the registered designs.
+`_claims.py` and `_claims_condensed.py` contain the claims, with the differences that the papers report.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main(words: list[str] | None = None) -> None:
     parser = command_line(__doc__, out="runs/claim", presets=("smoke", "cpu"))
     parser.add_argument("claim", choices=CLAIMS, help="claim to test")
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--pilot", action="store_true", help="run the pairs that estimate the spread between seeds")
+    kind.add_argument("--pilot", action="store_true", help="run the pairs that show how results vary by seed")
     kind.add_argument("--inside", action="store_true", help="run pairs of the pilot again, with more measurements")
     kind.add_argument("--register", type=Path, metavar="PILOT", help="write the design, from this folder of the pilot")
     o = parse_arguments(parser, words)

@@ -4,9 +4,9 @@
     python examples/condense.py --dataset path/to/pictures --size 32 --methods random herding dsa
 
 Each method makes a set of `ipc` images per class. Networks are trained from scratch only on this set, and tested after
-the last step. The preset `smoke` takes seconds. `cpu` takes hours, with a search over the step size on the pixels, or
-over comparing pixels or embeddings in herding and k-center. `paper` takes days on a GPU, with published settings and no
-search. The folder of each run holds set.safetensors and grid.png.
+the last step. The preset `smoke` takes seconds. `cpu` takes hours, with a search over the learning rate of the pixels;
+herding and k-center search over comparing pixels or embeddings. `paper` takes days on a GPU, with published settings
+and no search. The folder of each run contains set.safetensors and grid.png.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     add("--dataset", help=f"one of {', '.join(data.NAMES)}; or a folder of pictures (class/picture.png), or an .npz")
     add("--methods", nargs="+", choices=["random", *SEARCH], default=["random", *SEARCH])
     add("--network", default="convnet", help="network to train on the set, and to draw in DM, DC and DSA")
-    add("--loops", type=number(1), nargs=2, metavar=("OUTER", "INNER"), help="DC and DSA; default: published for ipc")
+    add("--loops", type=number(1), nargs=2, metavar=("OUTER", "INNER"), help="of DC and DSA; default: as published")
     add("--longer", type=number(1), nargs=2, action="append", default=[], metavar=("EPOCHS", "BATCH"),
-        help="further sets with the same settings, each tested with one network that is trained like this")  # fmt: skip
-    add("--no-augment", action="store_true", help="train the networks that are tested without augmentation")
+        help="make further sets with the same settings, each tested with one network trained in this way")  # fmt: skip
+    add("--no-augment", action="store_true", help="train the tested networks without augmentation")
     add("--channels", type=int, choices=(1, 3))
     for name, text in WHOLE.items():
         add(f"--{name}", type=number(1), help=text)

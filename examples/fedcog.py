@@ -5,10 +5,10 @@
     python examples/fedcog.py --data north south west
     python examples/fedcog.py --preset paper --data DATA --rounds 1 --steps 10 --out runs/fedcog-one-round
 
-Before its first round, FedCOG equals the method that it extends, bit by bit. From then on, each client also generates
-images from the global model, for the classes that the client lacks, and distils the model on them. `_fedcog.py` has the
-candidates and the paper's numbers. The generated images never leave a client: `generated.png` shows images that anybody
-can generate from the last global model.
+FedCOG starts after some rounds. Until then, it gives the same bits as the method that it extends. Each client then also
+generates images from the global model, for the classes that the client lacks, and distils the model on them.
+`_fedcog.py` has the candidates and the paper's numbers. The generated images never leave a client: `generated.png`
+shows images that anybody can generate from the last global model.
 """
 
 from __future__ import annotations

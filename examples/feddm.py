@@ -6,8 +6,8 @@
     python examples/feddm.py --data north south west              # folders of pictures, one per client
     python examples/feddm.py --dp class_means sums shares --epsilon 8 2 --split iid --dataset digits
 
-Each dataset has two studies: the main claim with an equal search for both methods; then other methods, splits and
-options on one seed, with the settings found before. --dp makes clients private (`_feddm_private.py`; `none`: not).
+Each dataset has two studies. The first tests the main claim, with an equal search for both methods. The second compares
+other methods, splits and options on one seed, with the settings of the first. --dp runs private clients instead.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ def arguments(words: list[str] | None) -> Any:
     parser = command_line(__doc__, out="runs/feddm", pictures=True)
     add = parser.add_argument
     add("--dataset", nargs="+", choices=["digits", "mnist", "fashionmnist", "cifar10"], help="default: the preset's")
-    add("--split", type=parse_split, nargs="+", help="iid, or a Dirichlet alpha (dirichlet: 0.1); the claim's first")
+    add("--split", type=parse_split, nargs="+", help="iid, or a Dirichlet alpha; the claim uses the first")
     add("--only", choices=["claim"], help="run only the first study of each dataset")
-    add("--tries", type=number(1), help="largest search of each candidate; default: the preset's")
+    add("--tries", type=number(1), help="most configurations per candidate; default: the preset's")
     add("--rounds", type=number(1), help="rounds of a run; default: the preset's")
     add("--steps", type=number(1), help="limit on the steps of each phase and on the server's epochs")
-    add("--dp", nargs="+", choices=["none", *TITLES], help="run the private study with these mechanisms")
+    add("--dp", nargs="+", choices=["none", *TITLES], help="run the private study with these methods")
     add("--epsilon", type=float, nargs="+", default=[8.0], help="with --dp: epsilon of the whole run")
     o = parse_arguments(parser, words)
     refuse_unused(parser, words, "without --dp", "--epsilon", unless=o.dp)

@@ -1,6 +1,6 @@
 """FedLGD: one client for each kind of digits, all trained on condensed data, with anchors that the server distils.
 
-    python examples/fedlgd.py --preset smoke               # 8x8 digits, the same over photographs, digits of fonts
+    python examples/fedlgd.py --preset smoke               # 8x8 digits, also over photos, and digits of fonts
     python examples/fedlgd.py --data ROOT                  # MNIST, USPS, MNIST-M, digits of fonts: hours
     python examples/fedlgd.py --preset paper --data ROOT   # Table 1 of the paper, on a GPU
     python examples/fedlgd.py --data north south west      # your own pictures, one folder per client

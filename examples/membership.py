@@ -4,8 +4,8 @@
     python examples/membership.py --rows raw dm          # some rows; a later call adds rows or shadows
     python examples/membership.py --rows transcript      # records visible in the messages of the quickstart's FedDM
 
-Every pipeline runs, from the records to the published result, on random halves of the digits. Each run is the target in
-turn; thresholds and shadow models come from the other runs. The tables show all attacks with simultaneous intervals,
+Every pipeline runs, from the records to the published result, on random halves of the digits. Each run is attacked
+once, with thresholds and shadow models from the other runs. The tables show all attacks with simultaneous intervals,
 and not only the best attack. docs/results/attacks.md is generated from `records.jsonl`.
 """
 

@@ -3,7 +3,7 @@
 Run `python examples/methods.py --help`. Each client keeps a fifth of its digits for its own tests. A seventh of the
 training images stays with the server, for the methods that need images there. Every candidate searches four
 configurations on held-out images; `_methods.py` lists them. The search evaluates the global model. For personal
-methods, and for a second FedAvg as their baseline, it evaluates the clients on their own tests.
+methods and their baseline, a second FedAvg, it evaluates the clients on their own test images.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def tables(records: Records) -> list[Table]:
 
 
 def kind(name: str) -> tuple[bool, bool]:
-    """Return the group of a candidate. Only candidates of the same group are compared: same models, same rounds."""
+    """Return the group of a candidate by its models and rounds. Only candidates of the same group are compared."""
     return name.startswith(PERSONAL), name.endswith("30 rounds")
 
 

@@ -1,12 +1,12 @@
-"""Run single cells of the papers' tables at the papers' size, in order of worth, in pieces of a few minutes.
+"""Run single cells of the papers' tables at the papers' size in pieces of a few minutes, the most useful cells first.
 
     python examples/paper_cells.py --data DATA               # all cells; `make gpu` calls this
     python examples/paper_cells.py --data DATA --cells vhl-cifar10-two-classes
     python examples/paper_cells.py --smoke                   # each script to its end on a CPU, with tiny settings
 
-A cell stops by itself after `--seconds` and is continued, until it is finished, with the same result as without stops.
-Run the same command again after an interruption. FedLGD's cell uses digits drawn from fonts in place of SynthDigits and
-has no SVHN. `seconds.json` counts the seconds of each cell.
+Every cell runs in pieces of at most `--seconds`, with the same result as without interruptions. If the script itself is
+interrupted, run the same command again. FedLGD's cell uses digits drawn from fonts in place of SynthDigits, and no
+SVHN. `seconds.json` records the seconds that each cell took.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Cell:
     """Cell of a paper's table.
 
     Attributes:
-        script: example that runs it.
-        always: options of the script.
+        script: example that runs the cell.
+        always: options of the script at any size.
         paper: further options at the paper's size.
         gain: gain in accuracy points that the paper reports.
         minutes: estimated minutes per seed on one H200 GPU, derived from counted operations, not measured.
@@ -67,7 +67,7 @@ def main(words: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("--data", help="root of the datasets; default: $DISTILLKIT_DATA")
     add("--cells", nargs="+", choices=CELLS, default=list(CELLS), help="cells to run; default: all")
-    add("--seconds", type=int, default=480, help="longest time of a piece")
+    add("--seconds", type=int, default=480, help="largest number of seconds of a piece")
     add("--pieces", type=int, default=None, help="stop after this number of pieces; default: when all are finished")
     add("--seeds", nargs="+", default=["0"], help="seeds; default: 0")
     add("--device", default="auto", help="where to compute")

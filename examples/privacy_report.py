@@ -1,12 +1,12 @@
 """Privacy report of a small run that this script makes, or of a run of one of your studies.
 
     python examples/privacy_report.py                    # ten clients with digits, FedDM; report in the run's folder
-    python examples/privacy_report.py --init noise       # images that start from noise
+    python examples/privacy_report.py --init noise       # images initialized with noise
     python examples/privacy_report.py --method FedAvg    # sixty clients send weights; an update is inverted
     python examples/privacy_report.py --method private   # FedDM whose clients send noised class means
     python examples/privacy_report.py --run runs/quickstart-look/dirichlet-0.01-feddm-0    # one run of `make demo`
 
-The report is one HTML file. Without shadows it takes seconds; each shadow takes as long as the run.
+The report is one HTML file. Without shadow models it takes seconds; each shadow model takes as long as the run.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python examples/private_sets.py --preset smoke
     python examples/private_sets.py --dataset mnist28 --methods class_means larger random --epsilons 1 10 --seeds 0
 
-Networks trained from scratch on each set are tested. Epsilon is the ledger's, for one set; the noise differs between
-runs. At 16x16 every method searches four configurations on public images; at 28x28 there is one
-(docs/results/privacy.md).
+The results are accuracies of networks that are trained from scratch on each set. Epsilon is computed from the ledger
+and holds for one set; the noise differs between runs. At 16x16 every method searches four configurations on public
+images; at 28x28 every method has one configuration (docs/results/privacy.md).
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def main(words: list[str] | None = None) -> None:
     parser = command_line(__doc__, out="runs/private-sets")
     add = parser.add_argument
     add("--dataset", choices=("digits", "mnist", "usps", "fashionmnist", "mnist28", "fashionmnist28"), default="digits")
-    add("--methods", nargs="+", choices=METHODS, default=METHODS, help="at 16x16 all but class_means need class_means")
+    add("--methods", nargs="+", choices=METHODS, default=METHODS, help="at 16x16, always include class_means")
     add("--epsilons", type=float, nargs="+", default=[8.0, 4.0, 1.0], help="epsilons of class means")
     parser.set_defaults(ipc=10, nets=None, epochs=None, records=None, small={})
     parser.set_defaults(**PRESETS[parser.parse_known_args(words)[0].preset])

@@ -1,4 +1,4 @@
-"""Attack a condensed set: which records was it made from?"""
+"""Attack a condensed set to find out from which records it was made."""
 
 import torch
 from torch import nn
