@@ -3,7 +3,7 @@
 from distillkit.generate._crop import CropParameters
 from distillkit.generate.cnn_noise import NoiseDecoder, cnn_noise, decorrelation
 from distillkit.generate.complement import complement_targets
-from distillkit.generate.decoder import SmallDecoder
+from distillkit.generate.decoder import LatentDecoder, SmallDecoder
 from distillkit.generate.invert import invert
 from distillkit.generate.patches import Patches
 from distillkit.generate.separability import Separability, separability
@@ -12,6 +12,7 @@ from distillkit.generate.stylegan_noise import stylegan_noise, upsampled_gaussia
 
 __all__ = [
     "CropParameters",
+    "LatentDecoder",
     "NoiseDecoder",
     "Patches",
     "Separability",

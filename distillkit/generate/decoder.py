@@ -1,15 +1,39 @@
-"""Small generator network, which can be used as the `decoder` of `invert`."""
+"""Parametrization of inverted images by a generator network, and a small generator."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distillkit._utils import check
+from distillkit._utils.options import PositiveInt, check_options
+from distillkit.networks._factory import NetworkFactory, require_factory
 
-__all__ = ["SmallDecoder"]
+__all__ = ["LatentDecoder", "SmallDecoder"]
+
+
+@dataclass(frozen=True)
+class LatentDecoder:
+    """Parametrization of images by latent vectors and a generator network, for `invert(..., parametrize=...)`.
+
+    Each batch of images gets a new generator, which is trained together with the latents. Its pixels are normalized
+    before they are passed to the networks.
+
+    Args:
+        factory: function that builds a generator, which maps latents [B, latent] to pixels [B, C, H, W] in [0, 1]; for
+            example `lambda: SmallDecoder(shape)`.
+        latent: length of the latent vectors.
+    """
+
+    factory: NetworkFactory
+    latent: PositiveInt = 256
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        require_factory(self.factory, wanted="lambda: SmallDecoder(shape)")
 
 
 class SmallDecoder(nn.Module):

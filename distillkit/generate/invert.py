@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +14,12 @@ from distillkit._utils.progress import Bar, bar
 from distillkit._utils.provenance import provenance
 from distillkit.chunking import chunk_size
 from distillkit.generate._inversion_loss import Divergence, InversionLoss, frozen_eval_copy
+from distillkit.generate.decoder import LatentDecoder
 from distillkit.losses import BatchNormPrior
-from distillkit.networks._factory import NetworkFactory, build
+from distillkit.networks._factory import build
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.rng import as_generator
-from distillkit.sets import LabeledImages
+from distillkit.sets import LabeledImages, TiledImages, Tiles
 
 __all__ = ["invert"]
 
@@ -40,8 +42,7 @@ def invert(
     first_bn_multiplier: float = 10.0,
     disagreement: float = 0.1,
     divergence: Divergence = "clamped",
-    decoder: NetworkFactory | None = None,
-    latent: int = 256,
+    parametrize: Tiles | LatentDecoder | None = None,
     normalization: Normalization = IDENTITY,
     batch: int | None = None,
     generator: int | torch.Generator = 0,
@@ -69,7 +70,7 @@ def invert(
             copy in eval mode is used. None omits the disagreement term.
         steps: number of Adam steps. FedCOG's paper uses 100, because more steps do not help (Table 10); its code uses
             500.
-        lr: learning rate of Adam. Without a decoder, its unit is that of normalized pixels.
+        lr: learning rate of Adam. Without a `LatentDecoder`, its unit is that of normalized pixels.
         betas: betas of Adam.
         cross_entropy, total_variation, image_l2, batch_norm, disagreement: weights of the terms, at least 0. The
             defaults are those of FedCOG. DeepInversion also uses the terms whose default is 0. TV and the norm |x|_2
@@ -78,22 +79,21 @@ def invert(
         divergence: the divergence D. "clamped" is the Jensen-Shannon divergence with clamped values, as in the code of
             DeepInversion and FedCOG. "jensen_shannon" is the exact divergence. Its gradient does not vanish where the
             networks disagree most (see `losses.clamped_disagreement`).
-        decoder: function that builds a generator network, such as `lambda: SmallDecoder(shape)`. The generator maps
-            latents [B, latent] to pixels [B, C, H, W] in [0, 1]. Each batch of images gets a new generator, which is
-            trained together with the latents. Default: no generator; the pixels are optimized.
-        latent: length of the generator's latent vectors.
+        parametrize: parametrization of the images. Default: the pixels are optimized. With `sets.Tiles(2)`, N stored
+            images are optimized. Each one is decoded to `factor ** 2` images with its target, and the result is a
+            `TiledImages`. With a `LatentDecoder`, the latents and weights of a generator network are optimized.
         normalization: normalization that the networks expect.
-        batch: number of images that are optimized together. A smaller number needs less memory. If the images share
+        batch: number of (decoded) images that are optimized together. A smaller number needs less memory. If they share
             BatchNorm statistics or a generator network, the default is 256. Otherwise the default depends on the
             device, and does not affect the result.
         generator: seed or random generator. It is used to draw the initial images from N(0, 1) in the normalized space
-            or, with a `decoder`, the latents and the weights of the generator network.
+            or, with a `LatentDecoder`, the latents and the weights of the generator network.
         progress: whether to show a progress bar.
 
     Returns:
-        A set on the teacher's device, labeled with the targets. Each image is its iterate with the lowest loss, and the
-        column `"logits"` contains the teacher's logits for it. Without a decoder, pixels may be outside [0, 1]. The
-        `info` of the set contains the mean `loss` and `target_accuracy`, the share of images for which the teacher
+        A set on the teacher's device, labeled with the targets. Each (stored) image is its iterate with the lowest loss,
+        and the column `"logits"` contains the teacher's logits for it. Without a `LatentDecoder`, pixels may be outside
+        [0, 1]. The `info` of the set contains the mean `loss` and `target_accuracy`, the share of images for which the teacher
         predicts the target. For multi-label targets, it is the share of labels.
 
     Raises:
@@ -112,8 +112,9 @@ def invert(
     steps = check.positive_int(steps, "steps", least=0)
     lr = check.real_number(lr, "lr", above=0.0)
     first_bn_multiplier = check.real_number(first_bn_multiplier, "first_bn_multiplier", least=0.0)
-    latent = check.positive_int(latent, "latent")
+    tiles = _check_parametrization(parametrize)
     shape = tuple(check.positive_int(s, "shape") for s in check.sequence(shape, "shape", "numbers (C, H, W)", 3))
+    tiles.require_shape(shape)
     first, second = check.sequence(betas, "betas", "numbers in [0, 1)", 2)
     betas = tuple(check.real_number(b, "betas", least=0.0, below=1.0) for b in (first, second))  # type: ignore[assignment]
     given, generator = generator, as_generator(generator)
@@ -132,37 +133,49 @@ def invert(
     targets = _check_targets(targets, num_classes)
     targets = targets.to(like if targets.is_floating_point() else like.device)
 
-    n = len(targets)
-    start = torch.randn(n, *(shape if decoder is None else (latent,)), generator=generator).to(like)
+    n, latent = len(targets), parametrize.latent if isinstance(parametrize, LatentDecoder) else None
+    start = torch.randn(n, *(shape if latent is None else (latent,)), generator=generator).to(like)
     if batch is not None:
         batch = check.positive_int(batch, "batch")
-    elif objective.depends_on_batch or decoder is not None:
+    elif objective.depends_on_batch or latent is not None:
         batch = _COUPLED_BATCH
-    images, logits = like.new_empty(n, *shape), like.new_empty(n, num_classes)
-    total = 0.0
+    stored, logits = like.new_empty(n, *shape), like.new_empty(n * tiles.count, num_classes)
+    labels, total = targets.repeat_interleave(tiles.count, 0), 0.0
+    decode = tiles.decode if isinstance(parametrize, Tiles) else lambda images: images
     with ExitStack() as stack:
         if batch_norm:
             prior = BatchNormPrior(objective.teacher, first_multiplier=first_bn_multiplier)
             objective.prior = stack.enter_context(prior)
-        size = chunk_size(images, batch)
+        size = max(1, chunk_size(stored, batch) // tiles.count)
         shown = stack.enter_context(bar(-(-n // size) * (steps + 1), "invert", progress=progress))
         for first in range(0, n, size):
             piece = slice(first, first + size)
-            free, draw = _trainable_parameters(start[piece], decoder, normalization, generator)
-            best, loss = _best_iterates(objective, targets[piece], free, draw, steps, lr, betas, shown)
+            decoded = slice(first * tiles.count, (first + size) * tiles.count)
+            free, draw = _trainable_parameters(start[piece], parametrize, normalization, generator)
+            best, loss = _best_iterates(objective, labels[decoded], free, draw, decode, steps, lr, betas, shown)
             if best.shape[1:] != shape:
-                raise ValueError(f"decoder must give images of shape={shape}, got {tuple(best.shape[1:])}")
-            images[piece], total = best, total + loss
+                raise ValueError(f"parametrize must give images of shape={shape}, got {tuple(best.shape[1:])}")
+            stored[piece], total = best, total + loss
             with torch.no_grad():
-                logits[piece] = objective.teacher(best)
+                logits[decoded] = objective.teacher(decode(best))
 
-    right = logits.argmax(1) == targets if targets.ndim == 1 else (logits > 0) == (targets > 0.5)
+    right = logits.argmax(1) == labels if labels.ndim == 1 else (logits > 0) == (labels > 0.5)
     info = {"method": "invert", "steps": steps, **provenance(given)}
     if n:
-        info |= {"target_accuracy": float(right.double().mean()), "loss": total / n}
-    return LabeledImages(
-        images, targets, num_classes=num_classes, normalization=normalization, columns={"logits": logits}, info=info
-    )
+        info |= {"target_accuracy": float(right.double().mean()), "loss": total / len(labels)}
+    facts: dict[str, Any] = {"num_classes": num_classes, "normalization": normalization, "columns": {"logits": logits}}
+    if isinstance(parametrize, Tiles) and n:
+        return TiledImages(stored, labels, tiles=parametrize, info={**info, "parametrize": repr(tiles)}, **facts)
+    return LabeledImages(stored, labels, info=info, **facts)
+
+
+def _check_parametrization(parametrize: Tiles | LatentDecoder | None) -> Tiles:
+    if parametrize is not None and not isinstance(parametrize, Tiles | LatentDecoder):
+        raise TypeError(
+            "parametrize must be a Tiles, such as Tiles(2), a LatentDecoder(lambda: SmallDecoder(shape)), or None, got "
+            f"{parametrize!r}"
+        )
+    return parametrize if isinstance(parametrize, Tiles) else Tiles(1)
 
 
 def _check_targets(targets: Tensor, num_classes: int) -> Tensor:
@@ -177,13 +190,13 @@ def _check_targets(targets: Tensor, num_classes: int) -> Tensor:
 
 
 def _trainable_parameters(
-    start: Tensor, decoder: NetworkFactory | None, normalization: Normalization, generator: torch.Generator
+    start: Tensor, parametrize: Tiles | LatentDecoder | None, normalization: Normalization, generator: torch.Generator
 ) -> tuple[list[Tensor], Callable[[], Tensor]]:
     """Return the tensors that Adam optimizes, and a function that computes the images from these tensors."""
     start = start.clone().requires_grad_()
-    if decoder is None:
+    if not isinstance(parametrize, LatentDecoder):
         return [start], lambda: start
-    network = build(decoder, generator).to(start).train()
+    network = build(parametrize.factory, generator).to(start).train()
     return [start, *network.parameters()], lambda: normalization.encode(network(start))
 
 
@@ -192,6 +205,7 @@ def _best_iterates(
     targets: Tensor,
     free: list[Tensor],
     draw: Callable[[], Tensor],
+    decode: Callable[[Tensor], Tensor],
     steps: int,
     lr: float,
     betas: tuple[float, float],
@@ -199,16 +213,19 @@ def _best_iterates(
 ) -> tuple[Tensor, float]:
     """Minimize the loss of a batch of images with Adam, and return the iterate of each image with the lowest loss.
 
+    If images are decoded, the loss of a stored image is the sum over the images that it is decoded to.
+
     Args:
         objective: the loss.
-        targets: target of each image.
+        targets: target of each decoded image.
         free: the tensors to optimize.
-        draw: function that computes the images from `free`.
+        draw: function that computes the (stored) images from `free`.
+        decode: function that decodes these images.
         steps, lr, betas: number of steps, and options of Adam.
         shown: progress bar, which is advanced by one for each computation of the loss.
 
     Returns:
-        The images, and the sum of their losses.
+        The (stored) images, and the sum of their losses.
 
     Raises:
         ValueError: the loss of an image was never finite.
@@ -218,7 +235,7 @@ def _best_iterates(
     least = best.new_full((len(best),), torch.inf)
     for step in range(steps + 1):
         images = draw()
-        values = objective(images, targets)
+        values = objective(decode(images), targets).unflatten(0, (len(images), -1)).sum(1)
         better = values.detach() < least
         best = torch.where(better.view(-1, 1, 1, 1), images.detach(), best)
         least = torch.where(better, values.detach(), least)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distillkit._utils.options import NonNegative, NonNegativeInt, Positive, PositiveInt
-from distillkit.generate import invert
+from distillkit.generate import LatentDecoder, invert
 from distillkit.generate._inversion_loss import Divergence
 from distillkit.sets import LabeledImages
 from fl.averaging import AddOn, AveragingServer, Local, Settings, Step
@@ -152,8 +152,8 @@ class FedCOG(AddOn):
     def _generated(self, local: Local, targets: Tensor, student: nn.Module | None, purpose: str) -> LabeledImages:
         shape, options = local.data.shape, dict[str, Any]()
         if self.decoder is not None:
-            decoder = partial(self.decoder, shape, self.latent)
-            options = {"decoder": decoder, "latent": self.latent, "betas": (0.5, 0.999)}
+            decoder = LatentDecoder(partial(self.decoder, shape, self.latent), self.latent)
+            options = {"parametrize": decoder, "betas": (0.5, 0.999)}
         return invert(
             local.at(local.start), targets, shape=shape, student=student, steps=self.steps, lr=self.lr,
             disagreement=self.disagreement, divergence=self.divergence, normalization=local.data.normalization,

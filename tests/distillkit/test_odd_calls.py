@@ -93,6 +93,7 @@ from distillkit.data import clients, load, split_by
 from distillkit.data import partition as pa
 from distillkit.evaluate import evaluate
 from distillkit.generate import (
+    LatentDecoder,
     NoiseDecoder,
     Patches,
     SmallDecoder,
@@ -457,6 +458,15 @@ CALLS: dict[str, Call] = {
     "cnn_noise": C(cnn_noise, latent=4, width=4, decorrelation_steps=1, **SMALL),
     "invert": C(
         invert, teacher=made, targets=torch.tensor([0, 1]), shape=(1, 8, 8), student=made, steps=1, normalization=HALF
+    ),
+    "invert tiled": C(
+        invert, teacher=made, targets=torch.tensor([0, 1]), shape=(1, 8, 8), steps=1, parametrize=Tiles(2)
+    ),
+    "LatentDecoder": C(
+        LatentDecoder,
+        lambda d: finite(invert(made(), LABELS[:2], shape=(1, 8, 8), steps=1, parametrize=d).images),
+        factory=lambda: lambda: SmallDecoder((1, 8, 8), 4, 4),
+        latent=4,
     ),
     "separability": C(
         separability,
@@ -887,7 +897,7 @@ ACCEPTED: Listed = {
     ("class_counts", "predictions", "one dimension less"): "one prediction, averaged already",
     ("apply_augmentation", "images", "empty"): "no images, none augmented",
     ("decorrelation", "images", "empty"): "no images: 0",
-    ("invert", "targets", "empty"): NONE_DUE,
+    ("invert*", "targets", "empty"): NONE_DUE,
     ("selection", "selected", "empty"): "all are rejected",
     ("initial_images given", "real", "empty"): "the set to start from decides",
     ("*", "*steps", "zero"): NONE_DUE,

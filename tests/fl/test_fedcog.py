@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from distillkit import LabeledImages
-from distillkit.generate import SmallDecoder, invert
+from distillkit.generate import LatentDecoder, SmallDecoder, invert
 from distillkit.rng import derive
 from fl import FedAvg, MultiLabel, simulate
 from fl.addons import MOON, SCAFFOLD, VHL, FedAvgM, FedCOG, FedProx
@@ -154,7 +154,7 @@ def test_the_releases_variants_follow_the_release(multi: bool, options: dict[str
         def generate(student: Any, purpose: str, k: int = k) -> LabeledImages:
             more: dict[str, Any] = {}
             if "decoder" in options:
-                more = {"decoder": lambda: SmallDecoder((1, 2, 2), 5), "latent": 5, "betas": (0.5, 0.999)}
+                more = {"parametrize": LatentDecoder(lambda: SmallDecoder((1, 2, 2), 5), 5), "betas": (0.5, 0.999)}
             return invert(
                 teacher, targets[k], shape=(1, 2, 2), student=student, steps=how["steps"], lr=0.1, disagreement=20.0,
                 divergence="jensen_shannon", generator=derive(0, 2, k, "FedCOG", purpose), **more,

@@ -17,6 +17,7 @@ from distillkit.chunking import chunk_size
 from distillkit.privacy.condensation.public_embedders import PublicEmbedders
 from distillkit.privacy.errors import PrivacyError
 from distillkit.privacy.ledger import Account, Ledger
+from distillkit.sets import Tiles
 
 __all__ = ["class_means_gradient", "class_sums", "fit_to_means", "release"]
 
@@ -96,7 +97,13 @@ def release(sums: Tensor, *, sigma: float, sensitivity: float, ledger: Ledger | 
 
 
 def class_means_gradient(
-    images: Tensor, embedders: PublicEmbedders, k: int, target: Tensor, *, chunk: int | None = None
+    images: Tensor,
+    embedders: PublicEmbedders,
+    k: int,
+    target: Tensor,
+    *,
+    parametrize: Tiles | None = None,
+    chunk: int | None = None,
 ) -> Tensor:
     """Compute the gradient of the distribution-matching loss with respect to the synthetic images, for one embedder.
 
@@ -108,17 +115,20 @@ def class_means_gradient(
         images: the synthetic images, float [classes, ipc, C, H, W].
         embedders, k: the embedders of the release, and the index of the embedder to which `target` belongs.
         target: noised class means, float [classes, F].
+        parametrize: parametrization of the images, such as `sets.Tiles(2)`, or None. `images` then are the stored
+            images. The embedded images s are decoded from them.
         chunk: number of images per backward pass; the default depends on device and image size. A class is never split.
 
     Returns:
         Gradient with the shape of `images`.
     """
-    embed, ipc = embedders[k], images.shape[1]
-    group = max(1, chunk_size(images[0], chunk) // ipc)
+    embed, tiles = embedders[k], Tiles.require(parametrize) or Tiles(1)
+    group = max(1, chunk_size(images[0], chunk) // (images.shape[1] * tiles.count))
     parts = []
     for own, want in zip(images.split(group), target.to(images).split(group)):
         leaf = own.detach().requires_grad_()
-        means = embed(leaf.flatten(0, 1)).unflatten(0, (-1, ipc)).mean(1)
+        inputs = leaf.flatten(0, 1) if parametrize is None else tiles.decode(leaf.flatten(0, 1))
+        means = embed(inputs).unflatten(0, (len(own), -1)).mean(1)
         parts.append(torch.autograd.grad((want - means).square().sum(), leaf)[0])
     return torch.cat(parts)
 
@@ -131,6 +141,7 @@ def fit_to_means(
     steps: int = 300,
     lr: float = 200.0,
     momentum: float = 0.5,
+    parametrize: Tiles | None = None,
     chunk: int | None = None,
     progress: bool = True,
 ) -> Tensor:
@@ -146,6 +157,8 @@ def fit_to_means(
         steps: number of SGD steps; 0 returns `start`.
         lr: initial learning rate. The default is large because unit vectors of many dimensions have small gradients.
         momentum: momentum of SGD, in [0, 1).
+        parametrize: parametrization of the images, such as `sets.Tiles(2)`, or None. `start` and the result then are
+            stored images, and the images decoded from them are fitted to the means.
         chunk: number of images per backward pass; the default depends on device and image size.
         progress: whether to show a progress bar on a terminal.
 
@@ -166,7 +179,7 @@ def fit_to_means(
     with bar(steps, "fitting private images", progress=progress) as shown:
         for step in range(steps):
             k = step % len(embedders)
-            gradient = class_means_gradient(images, embedders, k, targets[k], chunk=chunk)
+            gradient = class_means_gradient(images, embedders, k, targets[k], parametrize=parametrize, chunk=chunk)
             velocity.mul_(momentum).add_(gradient)
             images.sub_(velocity, alpha=lr * 0.5 * (1 + math.cos(math.pi * step / steps)))
             shown.update()

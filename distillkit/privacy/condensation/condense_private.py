@@ -21,7 +21,7 @@ from distillkit.privacy.condensation.trained_networks import TrainedNetworks
 from distillkit.privacy.ledger import Account, Ledger
 from distillkit.privacy.validation._arguments import as_private_set, initial_images, open_account
 from distillkit.rng import as_generator, derive
-from distillkit.sets import LabeledImages
+from distillkit.sets import LabeledImages, TiledImages, Tiles
 
 __all__ = ["condense_private"]
 
@@ -42,6 +42,7 @@ def condense_private(
     clip: float | None = None,
     passes: Passes = _DEFAULT_PASSES,
     init: str | LabeledImages = "noise",
+    parametrize: Tiles | None = None,
     steps: int = 300,
     lr: float = 200.0,
     momentum: float = 0.5,
@@ -92,6 +93,10 @@ def condense_private(
             cover a clip that was tuned on the private data: record the tuning with `Ledger.add_remark`.
         passes: number of passes and split of the budget; see `Passes`.
         init: initial images: `"noise"`, or a public set with `ipc` images per class.
+        parametrize: parametrization of the images, such as `sets.Tiles(2)`, or None. The result then is a `TiledImages`
+            with `ipc` stored images per class, which are decoded to `ipc * factor ** 2` images. Only these synthetic
+            images are decoded, so the releases and epsilon are the same. A public set as `init` has the same tiles, or
+            `ipc * factor ** 2` images per class, which are shrunk.
         steps: number of fitting steps in each pass after the first.
         lr, momentum: learning rate and momentum of all fits (SGD, cosine schedule); the default learning rate suits
             unit vectors.
@@ -102,9 +107,9 @@ def condense_private(
         progress: whether to show progress bars on a terminal.
 
     Returns:
-        A set of K * ipc images, sorted by class. `info["epsilon"]`, which is saved with the set, is the epsilon that
-        the ledger guarantees for the client after this call. It is None if no guarantee holds; `info["reason"]` then
-        gives the reason.
+        A set of K * ipc (stored) images, sorted by class. `info["epsilon"]`, which is saved with the set, is the
+        epsilon that the ledger guarantees for the client after this call. It is None if no guarantee holds;
+        `info["reason"]` then gives the reason.
 
     Raises:
         PrivacyError: the guarantee cannot be given. The error is one of the subclasses BudgetExhausted,
@@ -131,8 +136,9 @@ def condense_private(
     first_share, train = passes.first_share, passes.train
     histogram_share = passes.histogram_share if sizes is None else 0.0
     seed, first_seed, *more = torch.randint(2**62, (passes.count,), generator=as_generator(generator)).tolist()
-    fitted, init_name = initial_images(init, real, ipc=ipc, generator=derive(seed, "start"))
-    classes = torch.arange(real.num_classes, device=real.labels.device).repeat_interleave(ipc)
+    fitted, init_name = initial_images(init, real, ipc=ipc, parametrize=parametrize, generator=derive(seed, "start"))
+    tiles = parametrize or Tiles(1)
+    classes = torch.arange(real.num_classes, device=real.labels.device).repeat_interleave(ipc * tiles.count)
     sampler = embedding.sampler_for(real)
     if train is not None and not isinstance(sampler, RandomNetworks):
         raise ValueError(
@@ -162,7 +168,8 @@ def condense_private(
         sizes = counts.clamp_min(max(1.0, 2 * sigma_sizes))
     denominators = sizes.view(1, -1, 1)
 
-    fit: dict[str, Any] = {"lr": lr, "momentum": momentum, "chunk": chunk, "progress": progress}
+    fit: dict[str, Any] = {"lr": lr, "momentum": momentum, "parametrize": parametrize}
+    fit |= {"chunk": chunk, "progress": progress}
 
     def release_and_fit(start: Tensor, embedders: PublicEmbedders, sigma: float, steps: int) -> Tensor:
         sums = class_sums(real.images, real.labels, embedders, num_classes=real.num_classes, chunk=chunk)
@@ -176,22 +183,22 @@ def condense_private(
     trained: NetworkSampler | None = None
     for number, own_seed in enumerate((seed, *more)):
         if first_share or number:
-            released = real.replace(images=fitted, labels=classes, columns={}, info={})
+            shown = fitted if parametrize is None else tiles.decode(fitted)
+            released = real.replace(images=shown, labels=classes, columns={}, info={})
             if train is not None and isinstance(sampler, RandomNetworks):
                 redraw = sampler.redraw
                 trained = TrainedNetworks(sampler.factory, released, train, redraw=redraw, progress=progress)
-            embedders = PublicEmbedders(trained or sampler, num_networks, seed=own_seed, centers=fitted, **options)
+            embedders = PublicEmbedders(trained or sampler, num_networks, seed=own_seed, centers=shown, **options)
         fitted = release_and_fit(fitted, embedders, sigma, steps)
     info = {"method": "class_means", **account.guarantee().info()}
     info |= {"size": None if isinstance(size, Tensor) else size, "sigma": sigma, "draws": num_networks}
     info |= {"first_share": first_share, "passes": passes.count, "trained": train is not None, "match": match}
     info |= {"ipc": ipc, "init": init_name, "steps": steps}
+    if parametrize is not None:
+        info |= {"parametrize": repr(tiles), "ipc_decoded": ipc * tiles.count}
     with without_warnings():  # noise may drive pixels far out of their range, which is no error here
-        return LabeledImages(
-            fitted,
-            classes,
-            num_classes=real.num_classes,
-            normalization=real.normalization,
-            info=info,
-            class_names=real.class_names,
-        )
+        facts: dict[str, Any] = {"num_classes": real.num_classes, "normalization": real.normalization}
+        facts |= {"info": info, "class_names": real.class_names}
+        if parametrize is not None:
+            return TiledImages(fitted, classes, tiles=tiles, **facts)
+        return LabeledImages(fitted, classes, **facts)

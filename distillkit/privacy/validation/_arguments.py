@@ -9,7 +9,7 @@ from distillkit._utils import check
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.privacy.errors import NotAccountable, PrivacyError, PrivateInitialization, PrivateStatistics
 from distillkit.privacy.ledger import Account, Ledger
-from distillkit.sets import LabeledImages, as_set
+from distillkit.sets import LabeledImages, TiledImages, Tiles, as_set
 
 __all__ = [
     "NEW_LEDGER_REMARK",
@@ -131,17 +131,24 @@ def open_account(ledger: Ledger | Account | None, delta: float) -> Account:
 
 
 def initial_images(
-    init: str | LabeledImages, real: LabeledImages, *, ipc: int, generator: torch.Generator
+    init: str | LabeledImages,
+    real: LabeledImages,
+    *,
+    ipc: int,
+    generator: torch.Generator,
+    parametrize: Tiles | None = None,
 ) -> tuple[Tensor, str]:
     """Return the initial images of a set that will be released, after checking that no image is private.
 
     Args:
         init: `"noise"`, which draws each value from N(0, 1); or a *public* set with the same image shape and
-            normalization and with `ipc` images per class.
+            normalization and with `ipc` images per class, or with tiles `ipc * factor ** 2` images.
         real: private set. Its images are compared with those of `init`, and are never copied. This is the only check
             that reads private images. Epsilon does not cover its error message, so do not publish the message.
         ipc: number of images per class.
         generator: generator of the noise.
+        parametrize: parametrization of the images. The result then are stored images: noise is drawn for them, a set
+            with the same tiles is used as it is, and other public images are shrunk.
 
     Returns:
         Images [K * ipc, C, H, W], sorted by class, and the name of the initialization for the set's `info`.
@@ -151,6 +158,8 @@ def initial_images(
             private image.
     """
     check.positive_int(ipc, "ipc")
+    tiles = Tiles.require(parametrize) or Tiles(1)
+    tiles.require_shape(real.shape)
     if isinstance(init, str):
         if init != "noise":
             raise PrivateInitialization(
@@ -162,13 +171,22 @@ def initial_images(
     if not isinstance(init, LabeledImages):
         raise TypeError(f"init must be 'noise' or a public LabeledImages, got {type(init).__name__}")
     real.require_compatible(init)
-    if init.labels.ndim != 1 or init.counts().tolist() != [ipc] * real.num_classes:
-        raise ValueError(f"init must hold {ipc} images of each of {real.num_classes} classes, and class indices")
+    if init.labels.ndim != 1 or init.counts().tolist() != [ipc * tiles.count] * real.num_classes:
+        count = ipc * tiles.count
+        raise ValueError(f"init must hold {count} images of each of {real.num_classes} classes, and class indices")
     start = init.images[init.labels.argsort(stable=True)].to(real.images)
-    for image in start:
+    stored = start
+    if isinstance(init, TiledImages) and init.tiles == parametrize:
+        groups = init.labels.view(-1, tiles.count)
+        if bool((groups != groups[:, :1]).any()):
+            raise ValueError("init must have images of a single class in each stored image, got mixed classes")
+        stored = init.stored[groups[:, 0].argsort(stable=True)].to(real.images)
+    elif parametrize is not None:
+        stored = tiles.encode(start)
+    for image in torch.cat([start, stored]):
         if bool((real.images == image).flatten(1).all(1).any()):
             raise PrivateInitialization("init holds an image of the private set; use init='noise', or a public set")
-    return start.clone(), "public set"
+    return stored.clone(), "public set"
 
 
 def refuse_half_precision(values: Tensor, what: str) -> None:

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from distillkit import losses
 from distillkit.generate.complement import complement_targets
-from distillkit.generate.decoder import SmallDecoder
+from distillkit.generate.decoder import LatentDecoder, SmallDecoder
 from distillkit.generate.invert import invert
 from distillkit.networks import build
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
+from distillkit.sets import TiledImages, Tiles
 
 SHAPE = (3, 8, 8)
 
@@ -123,8 +124,8 @@ def test_the_batch_size_does_not_change_the_result(batch: int) -> None:
 def test_equal_seeds_give_equal_bits_and_a_generator_is_advanced(global_rng_untouched: None) -> None:
     generator = as_generator(5)
     runs = [
-        invert(TEACHER, TARGETS, shape=SHAPE, steps=2, decoder=decoder, latent=8, generator=g)
-        for decoder in (None, lambda: SmallDecoder(SHAPE, 8, 4))
+        invert(TEACHER, TARGETS, shape=SHAPE, steps=2, parametrize=decoder, generator=g)
+        for decoder in (None, LatentDecoder(lambda: SmallDecoder(SHAPE, 8, 4), 8))
         for g in (5, 5, generator, generator)
     ]
     for a, b, c, d in (runs[:4], runs[4:]):
@@ -218,7 +219,7 @@ def test_a_decoder_gives_pixels_in_the_given_normalization() -> None:
     half = Normalization((0.5,) * 3, (0.25,) * 3)
     made = invert(
         *(TEACHER, TARGETS),
-        **{"shape": SHAPE, "steps": 40, "decoder": lambda: SmallDecoder(SHAPE, 16, 8), "latent": 16},
+        **{"shape": SHAPE, "steps": 40, "parametrize": LatentDecoder(lambda: SmallDecoder(SHAPE, 16, 8), 16)},
         normalization=half,
     )
     pixels = half.decode(made.images)
@@ -226,7 +227,7 @@ def test_a_decoder_gives_pixels_in_the_given_normalization() -> None:
     assert made.normalization == half
     start = invert(
         *(TEACHER, TARGETS),
-        **{"shape": SHAPE, "steps": 0, "decoder": lambda: SmallDecoder(SHAPE, 16, 8), "latent": 16},
+        **{"shape": SHAPE, "steps": 0, "parametrize": LatentDecoder(lambda: SmallDecoder(SHAPE, 16, 8), 16)},
         normalization=half,
     )
     assert made.info["loss"] < 0.8 * start.info["loss"]
@@ -287,17 +288,84 @@ def test_a_network_without_parameters() -> None:
         (ValueError, "steps", {"steps": -1}),
         (ValueError, "lr", {"lr": 0.0}),
         (ValueError, "batch", {"batch": 0}),
-        (ValueError, "latent", {"latent": 0}),
+        (TypeError, "parametrize must be a Tiles", {"parametrize": 2}),
+        (ValueError, "divisible by 3, got 8x8", {"parametrize": Tiles(3)}),
         (ValueError, "total_variation must be at least 0", {"total_variation": -1.0}),
         (ValueError, "divergence must be one of", {"divergence": "kl"}),
         (ValueError, "must have a BatchNorm layer", {"batch_norm": 1.0, "teacher": net(0, norm=False)}),
-        (ValueError, r"decoder must give images of shape=\(3, 8, 8\)", {"decoder": lambda: SmallDecoder((3, 4, 4))}),
+        (
+            ValueError,
+            r"parametrize must give images of shape=\(3, 8, 8\)",
+            {"parametrize": LatentDecoder(lambda: SmallDecoder((3, 4, 4)))},
+        ),
     ],
 )
 def test_invalid_arguments_are_named(error: type[Exception], match: str, options: dict[str, Any]) -> None:
     given_options = {"teacher": TEACHER, "targets": TARGETS, "shape": SHAPE, "steps": 1, **options}
     with pytest.raises(error, match=match):
         invert(**given_options)
+
+
+def test_latent_decoder_refuses_networks_and_lengths_that_are_not_positive() -> None:
+    with pytest.raises(TypeError, match="factory must be a function that returns a network"):
+        LatentDecoder(SmallDecoder(SHAPE))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="latent must be at least 1"):
+        LatentDecoder(lambda: SmallDecoder(SHAPE), 0)
+
+
+def test_tiles_are_optimized_as_autograd_through_decoding_does() -> None:
+    """The best iterate of each stored image, by the sum of the losses of its four images, written with torch's Adam."""
+    tiles, lr, steps, weight = Tiles(2), 1.5, 12, 0.3
+    teacher = net(0).double().eval()
+    made = invert(
+        teacher, TARGETS, shape=SHAPE, steps=steps, lr=lr, total_variation=weight, parametrize=tiles, generator=2
+    )
+    stored = torch.randn(5, *SHAPE, generator=as_generator(2)).double().requires_grad_()
+    adam = torch.optim.Adam([stored], lr=lr, betas=(0.5, 0.9))
+    best: list[tuple[float, int, Tensor]] = [(float("inf"), -1, torch.empty(0))] * 5
+    for step in range(steps + 1):
+        images = tiles.decode(stored)
+        logs = teacher(images).log_softmax(1)[torch.arange(20), TARGETS.repeat_interleave(4)]
+        variation = images.diff(dim=2).abs().flatten(1).sum(1) + images.diff(dim=3).abs().flatten(1).sum(1)
+        losses = (weight * variation - logs).view(5, 4).sum(1)
+        for i, loss in enumerate(losses.tolist()):
+            if loss < best[i][0]:
+                best[i] = (loss, step, stored[i].detach().clone())
+        adam.zero_grad()
+        losses.sum().backward()
+        adam.step()
+    assert isinstance(made, TiledImages)
+    assert torch.allclose(made.stored, torch.stack([b[2] for b in best]), atol=1e-9)
+    assert made.info["loss"] == pytest.approx(sum(b[0] for b in best) / 20)
+    assert len({b[1] for b in best}) > 1, "the case is worth something only if images are best at different steps"
+    assert made.info["parametrize"] == "Tiles(factor=2)"
+    assert torch.equal(made.labels, TARGETS.repeat_interleave(4))
+    assert torch.allclose(made.columns["logits"], teacher(made.images))
+    teacher.float()
+
+
+@pytest.mark.parametrize("batch_norm", [0.0, 1.0])
+def test_one_tile_gives_the_bits_of_no_tiles(batch_norm: float) -> None:
+    options: dict[str, Any] = {"shape": SHAPE, "student": STUDENT, "steps": 4, "batch_norm": batch_norm}
+    plain, one = (invert(TEACHER, TARGETS, parametrize=p, **options) for p in (None, Tiles(1)))
+    assert isinstance(one, TiledImages)
+    assert torch.equal(plain.images, one.images)
+    assert torch.equal(plain.columns["logits"], one.columns["logits"])
+    assert {k: v for k, v in one.info.items() if k != "parametrize"} == plain.info
+
+
+@given(st.integers(1, 20))
+def test_tiles_do_not_depend_on_the_batch_size(batch: int) -> None:
+    options: dict[str, Any] = {"shape": SHAPE, "student": STUDENT, "steps": 3, "parametrize": Tiles(2)}
+    whole, parts = (invert(TEACHER, TARGETS, batch=b, **options) for b in (20, batch))
+    assert torch.allclose(whole.images, parts.images, atol=1e-5)
+
+
+def test_tiles_take_rows_of_several_labels_and_no_targets() -> None:
+    rows = torch.tensor([[1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
+    made = invert(TEACHER, rows, shape=SHAPE, steps=1, parametrize=Tiles(2))
+    assert torch.equal(made.labels, rows.repeat_interleave(4, 0))
+    assert len(invert(TEACHER, TARGETS[:0], shape=SHAPE, steps=1, parametrize=Tiles(2))) == 0
 
 
 @pytest.mark.parametrize("arguments", [((3, 8), 4, 4), ((3, 8, 0), 4, 4), ((3, 8, 8), 0, 4), ((3, 8, 8), 4, 1)])

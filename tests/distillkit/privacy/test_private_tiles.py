@@ -1,0 +1,171 @@
+"""Private condensation with `parametrize=Tiles(f)`: gradients through decoding, unchanged releases, initial images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from distillkit.networks.samplers import RandomNetworks
+from distillkit.privacy import (
+    Account,
+    Ledger,
+    PrivateInitialization,
+    PublicEmbedders,
+    Secret,
+    class_means_gradient,
+    condense_private,
+    fit_to_means,
+)
+from distillkit.privacy.condensation import condense_private as module
+from distillkit.rng import derive
+from distillkit.sets import LabeledImages, TiledImages, Tiles
+
+Factory = Callable[[], nn.Module]
+TILES = Tiles(2)
+
+
+def noise(count: int, seed: int = 0) -> Tensor:
+    return torch.randn(count, 1, 4, 4, generator=derive(seed), dtype=torch.float64)
+
+
+def embedders_of(toy_set: LabeledImages, toy_network: Factory) -> PublicEmbedders:
+    return PublicEmbedders(RandomNetworks(toy_network), 2, like=toy_set)
+
+
+def condensed(toy_set: LabeledImages, toy_network: Factory, **options: Any) -> LabeledImages:
+    account = Account(Ledger(delta=1e-3), secret=Secret(seed=4))
+    given = {"epsilon": 1.0, "delta": 1e-3, "ipc": 2, "num_networks": 2, "steps": 3, "lr": 5.0, "ledger": account}
+    return condense_private(toy_set, networks=RandomNetworks(toy_network), progress=False, **given | options)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, None])
+def test_gradient_is_that_of_autograd_through_decoding(
+    toy_set: LabeledImages, toy_network: Factory, chunk: int | None
+) -> None:
+    embedders, target = embedders_of(toy_set, toy_network), torch.randn(3, 16, generator=derive(1)).double()
+    stored = noise(6).requires_grad_()
+    means = embedders[1](TILES.decode(stored)).view(3, 8, -1).mean(1)
+    wanted = torch.autograd.grad((target - means).square().sum(), stored)[0]
+    found = class_means_gradient(
+        stored.detach().unflatten(0, (3, 2)), embedders, 1, target, parametrize=TILES, chunk=chunk
+    )
+    assert torch.allclose(found.flatten(0, 1), wanted, rtol=0, atol=1e-12)
+
+
+def test_fit_equals_sgd_through_decoding(toy_set: LabeledImages, toy_network: Factory) -> None:
+    embedders, targets = embedders_of(toy_set, toy_network), torch.randn(2, 3, 16, generator=derive(2)).double()
+    found = fit_to_means(noise(3), embedders, targets, steps=4, lr=2.0, parametrize=TILES, progress=False)
+    stored = noise(3).requires_grad_()
+    optimizer = torch.optim.SGD([stored], lr=1.0, momentum=0.5)
+    for step in range(4):
+        optimizer.param_groups[0]["lr"] = 2.0 * 0.5 * (1 + math.cos(math.pi * step / 4))
+        optimizer.zero_grad()
+        means = embedders[step % 2](TILES.decode(stored)).view(3, 4, -1).mean(1)
+        (targets[step % 2] - means).square().sum().backward()
+        optimizer.step()
+    assert torch.allclose(found, stored.detach(), rtol=0, atol=1e-10)
+
+
+def test_one_tile_gives_the_bits_of_no_tiles(toy_set: LabeledImages, toy_network: Factory) -> None:
+    plain, one = (condensed(toy_set, toy_network, parametrize=p) for p in (None, Tiles(1)))
+    assert isinstance(one, TiledImages)
+    assert torch.equal(plain.images, one.images)
+    assert torch.equal(plain.labels, one.labels)
+    assert not isinstance(plain, TiledImages)
+
+
+def test_releases_and_epsilon_are_those_without_tiles_and_both_counts_are_reported(
+    toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """The first release is equal to the bit; the second has other centers, because other images were released."""
+    released: list[Tensor] = []
+    seen: list[Tensor] = []
+    release, sums = module.release, module.class_sums
+    monkeypatch.setattr(module, "release", lambda *a, **k: (released.append(release(*a, **k)), released[-1])[1])
+    monkeypatch.setattr(module, "class_sums", lambda images, *a, **k: (seen.append(images), sums(images, *a, **k))[1])
+    plain = condensed(toy_set, toy_network)
+    tiled = condensed(toy_set, toy_network, parametrize=TILES)
+    assert isinstance(tiled, TiledImages)
+    assert torch.equal(released[0], released[2])
+    assert all(torch.equal(images, toy_set.images) for images in seen)
+    names = ("epsilon", "delta", "sigma", "passes", "ipc")
+    assert [tiled.info[n] for n in names] == [plain.info[n] for n in names]
+    assert (tiled.info["ipc_decoded"], tiled.info["parametrize"]) == (8, "Tiles(factor=2)")
+    assert "parametrize" not in plain.info
+    assert tiled.stored.shape == plain.images.shape
+    assert tiled.counts().tolist() == [8, 8, 8]
+    assert "6 stored images hold 24 images" in repr(tiled)
+    again = LabeledImages.load(tiled.save(tmp_path / "a.safetensors"))
+    assert isinstance(again, TiledImages)
+    assert torch.equal(again.stored, tiled.stored)
+    assert again.info["epsilon"] == tiled.info["epsilon"]
+
+
+def test_later_passes_are_centered_on_the_decoded_images(
+    toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fits: list[tuple[Tensor, Tensor]] = []
+    centers: list[Any] = []
+
+    class Told(PublicEmbedders):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            centers.append(options.get("centers"))
+            super().__init__(*args, **options)
+
+    def told(start: Tensor, *args: Any, **options: Any) -> Tensor:
+        fits.append((start, fit_to_means(start, *args, **options)))
+        return fits[-1][1]
+
+    monkeypatch.setattr(module, "fit_to_means", told)
+    monkeypatch.setattr(module, "PublicEmbedders", Told)
+    made = condensed(toy_set, toy_network, parametrize=TILES)
+    assert torch.equal(centers[-1], TILES.decode(fits[0][1]))
+    assert torch.equal(fits[1][0], fits[0][1])
+    assert isinstance(made, TiledImages)
+    assert torch.equal(made.stored, fits[1][1])
+
+
+def test_public_images_are_shrunk_and_a_tiled_set_is_used_as_it_is(
+    toy_set: LabeledImages, toy_network: Factory
+) -> None:
+    labels = torch.arange(24) % 3
+    public = toy_set.replace(images=noise(24, 5), labels=labels)
+    options: dict[str, Any] = {"parametrize": TILES, "steps": 0, "passes": module.Passes(first_share=0.0)}
+    made = condensed(toy_set, toy_network, init=public, **options)
+    assert isinstance(made, TiledImages)
+    assert torch.equal(made.stored, TILES.encode(public.images[labels.argsort(stable=True)]))
+    again = condensed(toy_set, toy_network, init=made, **options)
+    assert isinstance(again, TiledImages)
+    assert torch.equal(again.stored, made.stored)
+    with pytest.raises(ValueError, match="init must hold 8 images of each of 3 classes"):
+        condensed(toy_set, toy_network, init=public[:6], **options)
+    with pytest.raises(ValueError, match="single class in each stored image"):
+        condensed(toy_set, toy_network, init=made.replace(labels=made.labels.roll(1)), **options)
+    copied = public.replace(images=torch.cat([public.images[:23], toy_set.images[3:4]]))
+    with pytest.raises(PrivateInitialization):
+        condensed(toy_set, toy_network, init=copied, **options)
+    hidden = TiledImages(
+        torch.cat([toy_set.images[:1], noise(5)]), made.labels, tiles=TILES, num_classes=3,
+        normalization=toy_set.normalization,
+    )  # fmt: skip
+    with pytest.raises(PrivateInitialization):
+        condensed(toy_set, toy_network, init=hidden, **options)
+
+
+def test_wrong_tiles_are_named(toy_set: LabeledImages, toy_network: Factory) -> None:
+    with pytest.raises(TypeError, match="parametrize must be a Tiles"):
+        condensed(toy_set, toy_network, parametrize=2)
+    with pytest.raises(ValueError, match="divisible by 3, got 4x4"):
+        condensed(toy_set, toy_network, parametrize=Tiles(3))
+    with pytest.raises(TypeError, match="parametrize must be a Tiles"):
+        fit_to_means(
+            noise(3),
+            embedders_of(toy_set, toy_network),
+            torch.zeros(2, 3, 16),
+            parametrize=2,  # type: ignore[arg-type]
+        )
