@@ -91,10 +91,10 @@ def invert(
         progress: whether to show a progress bar.
 
     Returns:
-        A set on the teacher's device, labeled with the targets. Each (stored) image is its iterate with the lowest loss,
-        and the column `"logits"` contains the teacher's logits for it. Without a `LatentDecoder`, pixels may be outside
-        [0, 1]. The `info` of the set contains the mean `loss` and `target_accuracy`, the share of images for which the teacher
-        predicts the target. For multi-label targets, it is the share of labels.
+        A set on the teacher's device, labeled with the targets. Each (stored) image is its iterate with the lowest
+        loss, and the column `"logits"` contains the teacher's logits for it. Without a `LatentDecoder`, pixels may be
+        outside [0, 1]. The `info` of the set contains the mean `loss` and `target_accuracy`, the share of images for
+        which the teacher predicts the target. For multi-label targets, it is the share of labels.
 
     Raises:
         TypeError, ValueError: an argument is invalid, `batch_norm` is set for a network without BatchNorm, or the loss
