@@ -81,7 +81,7 @@ def class_labels(labels: Tensor, count: int | None, num_classes: int | None, nam
     if labels.ndim != 1:
         raise ValueError(f"{name} must have one dimension [N], got shape {list(labels.shape)}")
     if count is not None and len(labels) != count:
-        raise ValueError(f"{name} must have one entry an image: got {len(labels)} for {count} images")
+        raise ValueError(f"{name} must have one entry per image: got {len(labels)} for {count} images")
     if num_classes is not None:
         num_classes = positive_int(num_classes, "num_classes", least=0)
     labels = labels.long()

@@ -198,7 +198,7 @@ def _checked_counts(network: Network, images: Tensor, counts: Sequence[int], mat
         raise TypeError(f"network must have features and classifier (networks.split), got {type(network).__name__}")
     if not isinstance(images, Tensor) or not images.is_floating_point() or images.ndim != 4:
         check.batch_of_images(images)
-    found = [check.positive_int(n, "counts") for n in check.sequence(counts, "counts", "image counts, one a class")]
+    found = [check.positive_int(n, "counts") for n in check.sequence(counts, "counts", "image counts, one per class")]
     if not found or sum(found) != len(images):
         raise ValueError(f"counts must add up to the number of images, {len(images)}, got {found}")
     return found

@@ -100,7 +100,7 @@ def _match_targets(
     """Check `target`, and return the parameters that it contains and their target gradients."""
     named = dict(network.named_parameters())
     if not isinstance(target, Mapping):
-        target = check.sequence(target, "target", "tensors, one a parameter, if not a mapping")
+        target = check.sequence(target, "target", "tensors, one per parameter, if not a mapping")
     if not len(target):
         raise ValueError("target must hold at least one tensor, got none")
     if not isinstance(target, Mapping):

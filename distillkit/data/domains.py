@@ -53,7 +53,7 @@ def load_domains(
         classes: class names in label order. Default: the classes of the first source, which all other sources must also
             have. If you pass the names, a source may lack some of the classes.
         size: height and width in pixels; see `load_folder`. Required if the sources differ in size.
-        channels: 1 or 3; see `load_folder`. Required if only some sources are gray.
+        channels: number of channels, 1 or 3; see `load_folder`. Required if only some sources are gray.
         normalization: normalization of all sources. Default: mean and standard deviation measured on the joined
             training set.
         test_fraction: share of each class that becomes the test set of a folder without a `test` folder; see

@@ -91,7 +91,7 @@ def synth_digits_like(
     """Draw color images of one to three digits in various fonts, like SynthDigits. The label is the middle digit.
 
     Use it if you do not have SynthDigits, the fourth domain of the benchmark DIGITS. Ganin and Lempitsky (ICML 2015)
-    drew half a million digits from the fonts of Windows and varied the text, its position and rotation, the colors of
+    drew half a million digits with the fonts of Windows, and varied the text, its position and rotation, the colors of
     stroke and background, and the blur. This function does the same with the 21 font faces that matplotlib contains.
 
     Args:

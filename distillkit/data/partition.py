@@ -130,16 +130,16 @@ def class_clusters(labels: Tensor, clients: int, k: int = 2, *, generator: Seed 
 def dominant_class(labels: Tensor, clients: int, share: float = 0.99, *, generator: Seed = 0) -> list[Tensor]:
     """Give every client one dominant class: client i gets the fraction `share` of class i mod K, for K classes.
 
-    The other images of a class are distributed evenly among the other clients. This is the partition "subset" of VHL
-    (Tang et al., ICML 2022; "long-tail" in its code). On CIFAR-10 with 10 clients, each client gets 4,950 images of its
-    dominant class, and 5 or 6 images of each other class.
+    If several clients have the same dominant class, they divide its fraction evenly. The other images of a class are
+    distributed evenly among the other clients. This is the partition "subset" of VHL (Tang et al., ICML 2022;
+    "long-tail" in its code). On CIFAR-10 with 10 clients, each client gets 4,950 images of its dominant class, and 5 or
+    6 images of each other class.
 
-    Deviation: clients with the same dominant class divide its fraction `share` evenly. In the authors' code, the
-    fractions that the clients get of a class may add up to more than 1, such as 1.89 for 100 clients, and are
-    truncated.
+    Deviation: in the authors' code, the fractions that clients get of a class may add up to more than 1, such as 1.89
+    for 100 clients, and are truncated.
 
     Args:
-        labels: int [N].
+        labels: class indices int [N].
         clients: number of clients, a multiple of the number of classes.
         share: fraction of a class that goes to the clients for which it is dominant, in (0, 1].
         generator: seed or random generator.
@@ -204,7 +204,7 @@ def cap_size(
     images of each class, like the two shards of McMahan et al. (AISTATS 2017). VHL's code has no such limit.
 
     Args:
-        labels: int [N].
+        labels: class indices int [N].
         partition: one index tensor per client.
         size: largest number of images per client. Smaller clients keep all their images.
         keep: "shares" keeps the client's class proportions, up to one image per class. "even" keeps the same number of
@@ -252,7 +252,7 @@ def summary(labels: Tensor, partition: Sequence[Tensor], num_classes: int | None
     """Count the images of each client and class, and return the table int64 [clients, K].
 
     Args:
-        labels: int [N].
+        labels: class indices int [N].
         partition: one index tensor per client.
         num_classes: number of classes K. Default: the largest label + 1.
 

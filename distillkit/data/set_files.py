@@ -106,7 +106,7 @@ def _load_shipped(path: Path, root: AnyPath | None) -> LabeledImages:
     chosen = train[tensors["indices"]]
     if abs(_checksum(chosen) - facts["checksum"]) > _TOLERANCE or not torch.equal(chosen.labels, tensors["labels"]):
         raise ValueError(
-            f"the rows of {facts['dataset']} that {path.stem} names hold other images than when it was made; check the "
+            f"the images of {facts['dataset']} to which {path.stem} refers have changed since it was made; check the "
             "files below root"
         )
     return chosen.replace(info=facts["info"])

@@ -63,7 +63,7 @@ class StoredSplit:
 
 
 def split_by(data: Images, column: str, test_fraction: float = 0.2, *, classes: Sequence[str] | None = None) -> Split:
-    """Split a set into training and test sets that share no value of a column, such as a patient or a writer.
+    """Split a set into training and test sets with different values of a column, such as different patients.
 
     Use it for sets in which several images belong together, such as the corruptions of one image or the slices of one
     patient. Both sets store the name of the column in `info["apart"]`. A study that divides the training set further

@@ -48,7 +48,7 @@ def separability(
     """Measure how well two classifiers, trained on one half of a set, distinguish the classes of the other half.
 
     The classifiers are a logistic regression and a small network. The theory of VHL (Tang et al., ICML 2022) requires
-    virtual data whose classes are separable, but the paper does not measure it.
+    virtual data whose classes are separable, but the paper does not measure the separability.
 
     Args:
         images, labels: a set, or images, float [N, C, H, W], and class indices [N]. Each class needs at least two

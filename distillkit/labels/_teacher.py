@@ -89,7 +89,7 @@ def try_teacher(teacher: nn.Module, pool: LabeledImages | StoredImages, name: st
             f"({count / classes:.0f})"
         )
         if count < _FEW:
-            warn(f"{words}; so few images do not tell: pass real training images to try the {role} on")
+            warn(f"{words}; there are too few images to decide; pass real training images to try the {role} on")
         else:
             raise ValueError(f"{words}. {_cause(guesses, labels, classes, name, role)}")
     return hits / count

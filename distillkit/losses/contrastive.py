@@ -27,8 +27,8 @@ def supervised_contrastive(
 ) -> Tensor:
     """Compute the supervised contrastive loss, which is small if embeddings are similar only within a class.
 
-    Let z_i be the embeddings, scaled to norm 1, and y_i their labels. For an anchor i, let A(i) be all other rows, and
-    let the positives P(i) be the other rows with the same label. The loss of the anchor is
+    Let z_i be the embeddings, scaled to norm 1, and y_i their labels. For an anchor i, let A(i) be all other
+    embeddings, and let the positives P(i) be the embeddings in A(i) with the same label. The loss of the anchor is
 
         loss_i = -1/|P(i)| sum_{p in P(i)} [z_i.z_p / t - log sum_{a in A(i)} exp(z_i.z_a / t)].
 

@@ -37,7 +37,7 @@ def class_rows(real: LabeledImages | StoredImages, classes: Sequence[int] | None
     wanted = owned if classes is None else class_indices(classes, real.num_classes)
     absent = sorted(set(wanted) - set(owned))
     if absent:
-        raise ValueError(f"classes must own at least one image, but {absent} have none; the data has {owned}")
+        raise ValueError(f"classes must have at least one image each, but {absent} have none; the data has {owned}")
     return {c: rows[c] for c in wanted}
 
 

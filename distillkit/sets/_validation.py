@@ -59,10 +59,10 @@ def checked_class_names(names: Any, num_classes: int | None = None) -> tuple[str
         TypeError, ValueError: `names` is not a sequence of non-empty strings, or has a wrong length.
     """
     if not isinstance(names, Sequence) or isinstance(names, str) or not all(isinstance(n, str) for n in names):
-        raise TypeError(f"class_names must be a sequence of strings, one a class, got {names!r:.80}")
+        raise TypeError(f"class_names must be a sequence of strings, one per class, got {names!r:.80}")
     if names and (not all(names) or num_classes not in (None, len(names))):
         wanted = "" if num_classes is None else f"{num_classes} "
-        raise ValueError(f"class_names must be {wanted}names, one a class and none empty, got {list(names)!r:.80}")
+        raise ValueError(f"class_names must be {wanted}names, one per class and none empty, got {list(names)!r:.80}")
     return tuple(names)
 
 
@@ -83,7 +83,7 @@ def checked_labels(labels: Any, n: int, num_classes: int | None) -> tuple[Tensor
     """
     if isinstance(labels, Tensor) and labels.ndim == 2 and labels.is_floating_point():
         if len(labels) != n or not bool(torch.isfinite(labels).all()):
-            raise ValueError(f"labels must be {n} finite rows, one an image, got shape {list(labels.shape)}")
+            raise ValueError(f"labels must be {n} finite rows, one per image, got shape {list(labels.shape)}")
         if num_classes is not None and labels.shape[1] != num_classes:
             raise ValueError(
                 f"labels have {labels.shape[1]} columns, but num_classes={num_classes}; leave num_classes out"
@@ -156,7 +156,7 @@ def checked_columns(columns: Mapping[str, Any], n: int) -> dict[str, Tensor]:
         if not isinstance(column, Tensor):
             raise TypeError(f"column {name!r} must be a torch.Tensor, got {type(column).__name__}")
         if column.ndim == 0 or len(column) != n:
-            raise ValueError(f"column {name!r} must have {n} rows, one an image, got shape {list(column.shape)}")
+            raise ValueError(f"column {name!r} must have {n} rows, one per image, got shape {list(column.shape)}")
     return found
 
 

@@ -46,7 +46,7 @@ def read_users(
         for file in found:
             for user, data in _read_file(file, convert, expected, source).items():
                 if user in read[part]:
-                    raise ValueError(f"{file} has user {user!r}, whom another file of {part} has too; keep one")
+                    raise ValueError(f"{file} has user {user!r}, but so does another file of {part}; keep one of them")
                 read[part][user] = data
         if not any(len(data.y) for data in read[part].values()):
             raise ValueError(f"{folder / part} has no pictures; make it again with {source}")

@@ -86,8 +86,8 @@ def open_folder(
         path, size, channels, normalization, test_fraction, background, progress: as in `load_folder`.
         cache: folder for the cache, which takes N x C x H x W bytes, for example 3 GB for 20,000 RGB pictures of
             224x224. Default: the folder in the environment variable `DISTILLKIT_CACHE` or, if it is not set, the folder
-            `<path>.cache` beside the pictures; a warning is given when the latter is written. The folder of the
-            pictures and a complete cache may be read-only.
+            `<path>.cache` beside the pictures; a warning is given when this default folder is written. The folder of
+            the pictures and a complete cache may be read-only.
         workers: number of decoding threads. Default: the number of cores of this process.
 
     Raises:

@@ -163,7 +163,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: DefendedMessage(SENT, Clip), "defences must be Defences"),  # type: ignore[arg-type]
     (lambda: compare_messages({}, pictures(), LABELS), "messages must hold at least one message"),
     (lambda: compare_messages({"a": SENT}, pictures(), LABELS, count=2), "options must not include count"),
-    (lambda: compare_messages({"a": SENT}, pictures(), LABELS[:1]), "labels must have one entry an image"),
+    (lambda: compare_messages({"a": SENT}, pictures(), LABELS[:1]), "labels must have one entry per image"),
 ]
 
 

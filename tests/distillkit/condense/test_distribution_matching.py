@@ -388,7 +388,7 @@ def test_absent_and_short_classes_are_reported() -> None:
     assert bool(torch.isfinite(made.images).all())
     chosen = distribution_matching(real, networks=RandomNetworks(convnet), ipc=1, steps=1, classes=[2], lr=0.1)
     assert chosen.labels.tolist() == [2]
-    with pytest.raises(ValueError, match=r"classes must own at least one image, but \[1\] have none"):
+    with pytest.raises(ValueError, match=r"classes must have at least one image each, but \[1\] have none"):
         distribution_matching(real, networks=RandomNetworks(convnet), classes=[0, 1])
 
 

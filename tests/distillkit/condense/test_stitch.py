@@ -63,7 +63,7 @@ def test_the_darkest_crops_of_each_image_are_chosen() -> None:
     images[0, 0, :2, :2] = -1.0
     images[2] = -0.5
     data = LabeledImages(images, torch.zeros(3, dtype=torch.int64), num_classes=2)
-    with pytest.warns(UserWarning, match="so few images do not tell: pass real training images to try the observer"):
+    with pytest.warns(UserWarning, match="too few images to decide; pass real training images to try the observer"):
         made = stitch(data, observer=Dark(), ipc=2, crops=200, min_scale=0.2)
     assert torch.equal(made.images[0], torch.full((1, 4, 4), -1.0))
     assert torch.equal(made.images[1], torch.full((1, 4, 4), -0.5))

@@ -166,7 +166,7 @@ def test_damaged_repeated_and_empty_files_are_refused_by_name(tmp_path: Path) ->
         with pytest.raises(ValueError, match=rf"{file.name} is damaged or not of LEAF's layout"):
             load_femnist(tmp_path)
     file.write_text(json.dumps(shard({"f0001_41": 1}, "train")), encoding="utf-8")
-    with pytest.raises(ValueError, match=rf"{file.name} has user 'f0001_41', whom another file of train has too"):
+    with pytest.raises(ValueError, match=rf"{file.name} has user 'f0001_41', but so does another file of train"):
         load_femnist(tmp_path)
     for other in (tmp_path / "test").iterdir():
         other.write_text(json.dumps({"users": [], "num_samples": [], "user_data": {}}), encoding="utf-8")

@@ -442,7 +442,7 @@ def test_impossible_splits_of_domains_are_refused(options: dict[str, Any], words
     labels, domains = torch.arange(80) % 2, torch.arange(80) // 40
     with pytest.raises(ValueError, match=words):
         partition.domains_by_dirichlet(labels, domains, **{"parts": 2, "alpha": 2.0, "min_each": 1, **options})
-    with pytest.raises(ValueError, match="one entry an image"):
+    with pytest.raises(ValueError, match="one entry per image"):
         partition.domains_by_dirichlet(labels[:9], domains, 2)
     absent = torch.arange(80) // 40 + domains  # class 0 in domain 0 alone
     with pytest.raises(ValueError, match="domain 0 has 0 images of class 2"):

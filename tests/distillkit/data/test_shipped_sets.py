@@ -86,7 +86,7 @@ def test_rows_of_other_images_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
         text = {"format": "distillkit.ImageIndex/1", "set": json.dumps(facts)}
         write_tensors(tmp_path / f"moved-{shift}.safetensors", {**tensors, "indices": rows}, text)
     assert isinstance(load_set("moved-0"), LabeledImages)
-    with pytest.raises(ValueError, match="rows of digits that moved-1 names hold other images than when it was made"):
+    with pytest.raises(ValueError, match="images of digits to which moved-1 refers have changed since it was made"):
         load_set("moved-1")
 
 

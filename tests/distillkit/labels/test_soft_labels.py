@@ -110,7 +110,7 @@ def test_wrong_class_order_is_named_as_the_cause() -> None:
 
 
 def test_few_images_only_warn() -> None:
-    with pytest.warns(UserWarning, match="so few images do not tell"):
+    with pytest.warns(UserWarning, match="there are too few images to decide"):
         assert try_teacher(Guess(0), pool(49), "pool") == 0
     with pytest.raises(ValueError, match="not clearly better"):
         try_teacher(Guess(0), pool(50), "pool")

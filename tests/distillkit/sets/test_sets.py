@@ -351,7 +351,7 @@ X, Y = torch.zeros(2, 1, 3, 3), torch.tensor([0, 1])
         ((X.long(), Y), {}, TypeError, "images must be floating point"),
         ((X[0], Y), {}, ValueError, "images must have 4 dimensions"),
         ((X / 0, Y), {}, ValueError, "images must be finite"),
-        ((X, Y[:1]), {}, ValueError, "labels must have one entry an image"),
+        ((X, Y[:1]), {}, ValueError, "labels must have one entry per image"),
         ((X, Y.float()), {}, TypeError, "labels must be class indices"),
         ((X, Y - 1), {}, ValueError, "labels must be at least 0"),
         ((X, Y), {"num_classes": 1}, ValueError, "labels must be below num_classes=1"),
