@@ -1,4 +1,7 @@
-"""Ends of Clopper-Pearson intervals for arrays of counts; `statistics.clopper_pearson` is the public function."""
+"""One-sided Clopper-Pearson bounds on a probability, for arrays of counts.
+
+`attacks.statistics.clopper_pearson` is the public function for a single two-sided interval.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ __all__ = ["lower", "upper"]
 
 
 def lower(hits: Any, trials: int, error: float) -> Any:
-    """Return the lower end. The true share is below it with probability at most `error`. It is 0 without hits.
+    """Return a lower confidence bound on a probability, after a number of hits in independent trials.
+
+    The true probability is below the bound with probability at most `error`. The bound is 0 if there are no hits.
 
     Args:
         hits: number of hits, as a NumPy array or a number.
         trials: number of trials.
-        error: error probability of this end alone.
+        error: error probability of this bound, in (0, 1).
     """
     import numpy as np
     from scipy.special import betaincinv
@@ -22,9 +27,13 @@ def lower(hits: Any, trials: int, error: float) -> Any:
 
 
 def upper(hits: Any, trials: int, error: float) -> Any:
-    """Return the upper end. The true share is above it with probability at most `error`. It is 1 if all trials hit.
+    """Return an upper confidence bound on a probability, after a number of hits in independent trials.
+
+    The true probability is above the bound with probability at most `error`. The bound is 1 if all trials are hits.
 
     Args:
-        hits, trials, error: arguments as in `lower`.
+        hits: number of hits, as a NumPy array or a number.
+        trials: number of trials.
+        error: error probability of this bound, in (0, 1).
     """
     return 1 - lower(trials - hits, trials, error)

@@ -1,4 +1,4 @@
-"""Pairing of reconstructed images with true ones, and alignment of their brightness and contrast."""
+"""Pairing of reconstructed images with true images, and alignment of brightness and contrast, to score attacks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["align", "match"]
 
 
 def align(images: Tensor, references: Tensor) -> Tensor:
-    """Give each image the brightness and contrast that fit its reference best: a x + b by least squares, a >= 0.
+    """Change the brightness and contrast of each image so that it fits its reference best.
 
-    Networks with instance or batch norm hide brightness and contrast from gradient inversion, but not the image
-    content. A low `psnr` then does not mean protection, so report `psnr` both plain and after alignment. Alignment uses
-    the true images: use it to score an attack, not as part of an attack. A constant image receives the reference's
-    mean, so compare with the score of a constant guess.
+    An image x becomes a x + b, with a >= 0 and b by least squares. Networks with instance or batch norm hide brightness
+    and contrast from gradient inversion, but not the image content. A low `psnr` then does not mean protection, so
+    report `psnr` both with and without alignment. Alignment uses the true images, so use it only to score an attack.
+    A constant image gets the mean of its reference, so compare with the score of a constant guess.
 
     Args:
         images: images from the attack, float [N, C, H, W], in any range.
@@ -40,7 +40,8 @@ def match(images: Tensor, references: Tensor) -> Tensor:
     """Pair each true image with one of the attack's images so that the total squared distance is minimal.
 
     A batch's gradient does not contain the order of its images, so an attack returns them in arbitrary order. Every
-    image is used once; taking the nearest image for each reference would count one good reconstruction several times.
+    image is used once. Choosing the nearest image for each reference instead could count one good reconstruction
+    several times.
 
     Args:
         images: images from the attack, float [N, C, H, W].

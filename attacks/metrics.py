@@ -1,7 +1,8 @@
 """Image similarity metrics: PSNR, SSIM and LPIPS, one value per pair, on pixels in [0, 1].
 
-For privacy, closer is worse: a *higher* PSNR or SSIM and a *lower* LPIPS mean that more of the reference leaked. Pairs
-are compared in the order given; match images that an attack returns in another order first.
+A *higher* PSNR or SSIM and a *lower* LPIPS mean that an image is closer to its reference, that is, that an attack has
+revealed more. The i-th image is compared with the i-th reference. If an attack returns images in another order, pair
+them with `attacks.match` first.
 """
 
 from __future__ import annotations
@@ -25,18 +26,17 @@ _TRUNKS = {"alex": ("alexnet", 31), "vgg": ("vgg16", 16), "squeeze": ("squeezene
 
 
 class MissingWeights(FileNotFoundError):
-    """Pretrained weights of a metric are not on this machine, and downloading them was not allowed.
+    """Error of `lpips`: the network's weights are not on this machine, and downloading them was not allowed.
 
-    `lpips` raises this error; the message explains how to get the weights.
+    The message explains how to get the weights.
 
     Args:
-        net: network whose weights are missing, as in `lpips`.
-        file, url: values of the attributes `file` and `url`.
+        net: name of the network whose weights are missing, as in `lpips`.
+        file: path where the weights are expected.
+        url: address from which the weights can be downloaded.
 
     Attributes:
-        net: network whose weights are missing.
-        file: expected path of the weights.
-        url: address of the weights.
+        net, file, url: arguments of the constructor.
     """
 
     def __init__(self, net: str, file: Path, url: str) -> None:
@@ -52,11 +52,11 @@ class MissingWeights(FileNotFoundError):
 
 
 def psnr(images: Tensor, references: Tensor) -> Tensor:
-    """Return the peak signal-to-noise ratio of each pair in decibels, 10 log10(1 / MSE); infinite for equal images.
+    """Return the peak signal-to-noise ratio of each pair of images in decibels, 10 log10(1 / MSE).
 
     PSNR is the simplest measure of a reconstruction. It compares images pixel by pixel, so a shift by one pixel lowers
-    it. The mean of these per-image values over a batch differs from the PSNR of the pooled error, which some libraries
-    report.
+    it. It is infinite for equal images. Some libraries report a single PSNR from the mean squared error of the whole
+    batch, which differs from the mean of the values that this function returns.
 
     Args:
         images: float [N, C, H, W] in [0, 1].
@@ -73,12 +73,12 @@ def psnr(images: Tensor, references: Tensor) -> Tensor:
 
 
 def ssim(images: Tensor, references: Tensor, *, window: int = 11) -> Tensor:
-    """Return the structural similarity of each pair (Wang et al., 2004), averaged over positions and channels.
+    """Return the structural similarity (SSIM) of each pair of images (Wang et al., 2004).
 
-    The values are computed by kornia. SSIM compares means, contrasts and patterns in small windows, so an image with
-    wrong brightness may still count as reconstructed when `psnr` is low. The constants are the paper's: Gaussian window
-    with sigma 1.5, K1 = 0.01, K2 = 0.03, data range 1, and only positions where the window lies inside the image. Equal
-    images give exactly 1. Channels are scored separately.
+    The value is a mean over positions and channels. SSIM compares means, contrasts and patterns in small windows. It
+    may therefore be high for an image with wrong brightness, for which `psnr` is low. Equal images give exactly 1. The
+    values are computed by kornia with the paper's constants: a Gaussian window with sigma 1.5, K1 = 0.01, K2 = 0.03,
+    data range 1, and only positions where the window lies inside the image.
 
     Args:
         images: float [N, C, H, W] in [0, 1].
@@ -112,12 +112,12 @@ def lpips(
     chunk: int = 64,
     download: bool = False,
 ) -> Tensor:
-    """Return the learned perceptual distance of each pair (Zhang et al., CVPR 2018), by the authors' package.
+    """Return the learned perceptual distance of each pair of images (LPIPS; Zhang et al., CVPR 2018).
 
-    The distance approximates how different two images look to people. It comes from a network trained on human
-    judgments. The authors' package contains only the linear heads; the trunk's ImageNet weights are torchvision's, in
-    torch.hub's folder. The weights are loaded from there, and downloaded only with `download`. The distance is computed
-    in float32 and has no gradient.
+    The distance approximates how different two images look to people. It is computed by the authors' package, with an
+    ImageNet network and linear layers that were trained on human judgments. The package contains only the linear
+    layers. The network's weights are torchvision's, and are loaded from torch.hub's folder. They are downloaded only if
+    `download` is true. The distance is computed in float32 and has no gradient.
 
     Args:
         images: images to compare, float [N, C, H, W] in [0, 1], C in {1, 3}. A gray channel is repeated. The images are
@@ -125,8 +125,8 @@ def lpips(
         references: reference images, of the same shape, dtype and device.
         net: `alex` (the authors' choice for scoring, 233 MB), `vgg` (528 MB) or `squeeze` (5 MB).
         resize: width in pixels of the square to which both images are first resized (bilinear with antialiasing).
-            Resizing is needed if the images are smaller than the trunk accepts: 31 (`alex`), 16 (`vgg`) and 17
-            (`squeeze`) pixels. Report the width, because it changes the values.
+            Images must have at least 31 (`alex`), 16 (`vgg`) or 17 (`squeeze`) pixels, so smaller ones must be resized.
+            Report the width, because it changes the values.
         chunk: number of pairs per forward pass; affects memory, not values.
         download: whether to download missing weights.
 
@@ -193,7 +193,13 @@ def _weights(net: str, download: bool) -> Path:
 
 @functools.cache
 def _network(net: str, file: Path, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    """Build the LPIPS network, once per device. The weights must be in `file`; otherwise torchvision downloads them."""
+    """Build and cache the LPIPS network for a device.
+
+    Args:
+        net: name of the network, as in `lpips`.
+        file: path of the network's weights. If the file does not exist, torchvision downloads it.
+        device: device of the network.
+    """
     import lpips as package
 
     try:

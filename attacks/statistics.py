@@ -1,8 +1,8 @@
-"""Statistics of membership attacks: rates with intervals, stepwise ROC curves, and predictive values for rare members.
+"""Statistics of membership attacks: rates with confidence intervals, ROC curves, and positive predictive values.
 
-Every membership attack returns a score per record, higher for training members. The functions here turn scores into
-results that may be reported. They never interpolate, never round a rate in the attack's favour, and flag rates that are
-based on few errors.
+Every membership attack returns one score per record, higher for training members. The functions in this module turn
+scores into results that you can report. ROC curves are not interpolated, and rates that are based on few false
+positives are marked.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ FEW = 10
 
 
 def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the exact two-sided interval for a probability, after `hits` of `trials` independent trials.
+    """Return the exact two-sided confidence interval for a probability, after `hits` of `trials` independent trials.
 
-    Use it for every counted rate in a report: 3 hits of 10 are compatible with 7 to 65 %. Whatever the true probability
-    is, the interval contains it with at least `confidence`. The number of trials must be fixed beforehand; for a
-    threshold that was chosen on the reported scores see `Roc.at`.
+    Use it for every counted rate in a report. For example, 3 hits in 10 trials are compatible with 7 to 65 %. The
+    interval contains the true probability with at least the probability `confidence`. The number of trials must be
+    fixed beforehand. If a threshold was chosen on the reported scores, use `Roc.at` instead.
 
     Paper: Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of the binomial"
     (Biometrika 1934), as quantiles of the beta distribution.
@@ -54,10 +54,10 @@ def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[f
 
 
 def bonferroni(confidence: float, tried: int) -> float:
-    """Return the confidence that each of `tried` intervals needs so that all of them hold together with `confidence`.
+    """Return the confidence of each of several intervals such that all of them hold together with `confidence`.
 
-    Use it when you report the best of several attacks, which benefits from luck. The result is 1 - (1 - confidence) /
-    tried (Bonferroni's inequality), which holds however the attacks depend on each other.
+    Use it when you report the best of several attacks, which may be the best by chance. The result is
+    1 - (1 - confidence) / tried. By Bonferroni's inequality, it is valid for any dependence between the attacks.
 
     Args:
         confidence: wanted confidence for all intervals together, in (0, 1).
@@ -72,10 +72,11 @@ def bonferroni(confidence: float, tried: int) -> float:
 
 @dataclass(frozen=True)
 class Rate:
-    """Counted share, `hits` of `trials`, with a confidence interval.
+    """Rate `hits` / `trials` that was counted, with a confidence interval.
 
     Attributes:
-        hits, trials: the counts.
+        hits: number of hits.
+        trials: number of trials.
         low, high: ends of the interval, shares in [0, 1].
         confidence: confidence of the interval.
     """
@@ -100,7 +101,7 @@ class Rate:
 
     @property
     def value(self) -> float:
-        """The counted share, hits / trials."""
+        """The counted rate, hits / trials."""
         return self.hits / self.trials
 
     def __str__(self) -> str:
@@ -128,11 +129,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """Rates of an attack at one threshold: a row of a report's table. `Roc.at` and `at_threshold` return it.
+    """Rates of an attack at one threshold, as `Roc.at` and `at_threshold` return them.
 
     Attributes:
         threshold: lowest score at which a record is called a member.
-        tpr, fpr: shares of members and of non-members that are called members, with intervals.
+        tpr: true-positive rate: the share of members that are called members, with its interval.
+        fpr: false-positive rate: the share of non-members that are called members, with its interval.
         few: whether the false-positive rate is based on fewer than `FEW` false positives.
     """
 
@@ -142,9 +144,10 @@ class OperatingPoint:
     few: bool
 
     def ppv(self, prior: float) -> Estimate:
-        """Return the positive predictive value if a share `prior` of the candidates are members; see `attacks.ppv`.
+        """Return the positive predictive value, that is, the share of members among the records called members.
 
-        The interval is wide if there are few false positives, as for the strongest attacks.
+        The value depends on the share of members among the candidates, `prior`; see `attacks.ppv`. Its interval is wide
+        if there are few false positives, as for the strongest attacks.
 
         Args:
             prior: share of the candidates that are members, in (0, 1).
@@ -164,9 +167,9 @@ def at_threshold(
 ) -> OperatingPoint:
     """Return the rates of an attack at a threshold that was fixed without looking at these scores.
 
-    Take the threshold from other shadow models (`attacks.membership.leave_one_out` does) or from theory. Only then are
-    the intervals exact. A threshold that equals one of the scores was most likely chosen on them and is refused: use
-    `roc(...).at(...)`, whose intervals account for the choice.
+    The threshold must come from other data, such as other shadow models (see `attacks.membership.leave_one_out`), or
+    from theory. Only then are the intervals exact. A threshold that equals one of the scores was most likely chosen on
+    these scores, and is refused. In this case, use `roc(...).at(...)`, whose intervals account for the choice.
 
     Args:
         scores: scores of the records, floats [n], higher for members; infinities are allowed, NaN is not.
@@ -174,8 +177,8 @@ def at_threshold(
         threshold: lowest score at which a record is called a member.
         confidence: confidence of each of the two intervals, in (0, 1).
         chosen_elsewhere: whether to accept a threshold that equals a score. Set it only if the threshold was chosen on
-            other data and is equal by coincidence, as with scores that take few values (`rmia`'s are shares of a
-            population).
+            other data and is equal by coincidence. This may happen if scores have only few different values, such as
+            those of `rmia`.
 
     Raises:
         TypeError, ValueError: `scores` or `member` is invalid, or the threshold is NaN or among the scores.
@@ -200,15 +203,17 @@ def at_threshold(
 
 @dataclass(frozen=True)
 class Roc:
-    """ROC curve of an attack, as counts at every threshold that changes them, from the strictest to the loosest.
+    """ROC curve of an attack, as `roc` returns it: counts of true and false positives at all relevant thresholds.
 
-    `roc` returns it. Use `at` for one row of a table, `auc` for a single value, and `fpr` and `tpr` for a plot.
+    Use `at` for the rates at one false-positive rate, `auc` for a single value, and `fpr` and `tpr` for a plot.
 
     Attributes:
-        thresholds: thresholds in decreasing order, float64 [t]; the first is infinite and calls no record a member.
-        hits, false: number of members and of non-members with a score of at least each threshold, int64 [t]. Equal
-            scores are counted together.
-        members, others: number of members and number of non-members.
+        thresholds: all different scores in decreasing order, after an infinite threshold at which no record is called a
+            member; float64 [t].
+        hits: number of members with a score of at least each threshold, int64 [t].
+        false: number of non-members with a score of at least each threshold, int64 [t].
+        members: number of members.
+        others: number of non-members.
     """
 
     thresholds: Tensor
@@ -229,10 +234,10 @@ class Roc:
 
     @property
     def auc(self) -> float:
-        """Area under the curve: the probability that a member scores above a non-member, with ties counting half.
+        """Area under the curve: the probability that a member has a higher score than a non-member.
 
-        Guessing gives 0.5. An attack that is certain about only a few records hardly changes the AUC, so also report
-        `at` a small false-positive rate.
+        Equal scores count half. Guessing gives 0.5. If an attack is certain about only a few records, its AUC is hardly
+        above 0.5, so also report the true-positive rate `at` a small false-positive rate.
         """
         return float(torch.trapezoid(self.tpr, self.fpr))
 
@@ -240,13 +245,14 @@ class Roc:
         return f"Roc({self.members} members, {self.others} others; AUC {self.auc:.3f})"
 
     def at(self, fpr: float, *, confidence: float = 0.95) -> OperatingPoint:
-        """Return the rates at the loosest threshold whose false-positive rate on these scores is at most `fpr`.
+        """Return the rates at the lowest threshold whose false-positive rate on these scores is at most `fpr`.
 
-        The threshold is chosen on the non-members that `fpr` counts, so the plain interval of the true-positive rate
-        would be too narrow. The interval given here is for the true-positive rate at a *true* false-positive rate of
-        `fpr`. It combines two errors: the error of the count of members, and the error of the threshold's position. The
-        second error comes from the rates at a threshold that is certainly strict enough and at a threshold that is
-        certainly loose enough. The errors are independent, so their squares are added at either end.
+        The interval of the true-positive rate is for a *true* false-positive rate of `fpr`. A Clopper-Pearson interval
+        would be too narrow, because the threshold is chosen on the non-members that are then counted. The interval
+        combines two errors: the error of the count of members, and the error of the threshold. The error of the
+        threshold is the difference to the true-positive rates at two other thresholds: one whose true false-positive
+        rate is at most `fpr` with high probability, and one where it is at least `fpr`. Both errors are independent, so
+        their squares are added, separately for the lower and the upper end.
 
         Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach"
         (Statistics in Medicine 2008), for the sum of squares.
@@ -281,16 +287,25 @@ class Roc:
         )
 
     def _within(self, false: int) -> int:
-        """Return the index of the loosest threshold with at most `false` false positives."""
+        """Return the index of the lowest threshold with at most `false` false positives."""
         return int(torch.searchsorted(self.false, false, right=True)) - 1
 
 
 def _sure_counts(fpr: float, trials: int, error: float) -> tuple[int | None, int | None]:
-    """Return the most false positives that show a true rate of at most `fpr`, and the fewest that show at least `fpr`.
+    """Return two numbers of false positives from which a bound on the true false-positive rate follows.
 
-    A count shows a rate if the statement on the rate holds with probability 1 - `error`; None if there is no such
-    count. A threshold just above the (k + 1)-th largest of n scores has a true rate of at most Beta(k + 1, n - k). A
-    threshold at the k-th largest score has a true rate of at least Beta(k, n - k + 1).
+    Each bound holds with probability 1 - `error`. If a threshold lies just above the (k + 1)-th largest of n
+    non-members' scores, its true rate is distributed as Beta(k + 1, n - k) or below. If it lies at the k-th largest
+    score, its true rate is distributed as Beta(k, n - k + 1) or above.
+
+    Args:
+        fpr: false-positive rate.
+        trials: number of non-members, n.
+        error: error probability of each bound.
+
+    Returns:
+        The largest number of false positives that shows a true rate of at most `fpr`, and the smallest number that
+        shows a true rate of at least `fpr`. Each is None if there is no such number.
     """
     from scipy.special import betainc
 
@@ -301,10 +316,10 @@ def _sure_counts(fpr: float, trials: int, error: float) -> tuple[int | None, int
 
 
 def roc(scores: Tensor, member: Tensor) -> Roc:
-    """Return the ROC curve over all thresholds as steps, without smoothing or convex hull.
+    """Return the empirical ROC curve of an attack's scores, without smoothing or convex hull.
 
-    Records with equal scores cannot be distinguished, so they are counted together; splitting ties would make the curve
-    depend on the order of the records.
+    Records with equal scores cannot be distinguished, so they are counted together. Otherwise the curve would depend on
+    the order of the records.
 
     Args:
         scores: scores of the records, floats [n], higher for members; infinities are allowed, NaN is not.
@@ -328,17 +343,18 @@ def roc(scores: Tensor, member: Tensor) -> Roc:
 def ppv(tpr: float, fpr: float, prior: float) -> float:
     """Return the positive predictive value: the probability that a record called a member is a member.
 
-    The value is prior * tpr / (prior * tpr + (1 - prior) * fpr). An attack with 10 % true and 1 % false positives is
-    right ten times in eleven if half of the candidates are members, and once in eleven if one candidate in a hundred is
-    a member.
+    The value is prior * tpr / (prior * tpr + (1 - prior) * fpr). Suppose that an attack has a true-positive rate of
+    10 % and a false-positive rate of 1 %. If half of the candidates are members, ten in eleven records that it calls
+    members are members. If one candidate in a hundred is a member, it is about one in eleven.
 
     Args:
-        tpr, fpr: true- and false-positive rates of the attack, in [0, 1].
+        tpr: true-positive rate of the attack, in [0, 1].
+        fpr: false-positive rate of the attack, in [0, 1].
         prior: share of the candidates that are members, in (0, 1).
 
     Raises:
-        TypeError, ValueError: an argument has the wrong type or is out of range, or both rates are 0 (no record is
-            called a member).
+        TypeError, ValueError: an argument has the wrong type or is out of range; or both rates are 0, so that no record
+            is called a member.
     """
     for value, name in ((tpr, "tpr"), (fpr, "fpr")):
         check.real_number(value, name, least=0.0, most=1.0)
@@ -350,17 +366,18 @@ def ppv(tpr: float, fpr: float, prior: float) -> float:
 
 
 def ppv_interval(tpr: Rate | Estimate, fpr: Rate | Estimate, prior: float) -> Estimate:
-    """Return `ppv` of two rates that have intervals, with the resulting interval of the predictive value.
+    """Return the positive predictive value for two rates with confidence intervals, with its own interval.
 
-    The value depends only on the ratio of the rates. The errors of the rates' logarithms are independent, so the
-    squares of the errors are added at either end. An interval that begins at 0 has no logarithm there. The result is
-    then the wider interval that combines the opposite ends of the rates' intervals.
+    The value depends only on the ratio of the two rates. The errors of the logarithms of the rates are independent, so
+    their squares are added, separately for the lower and the upper end. If an interval begins at 0, where there is no
+    logarithm, the result is a wider interval: it is computed from opposite ends of the two rates' intervals.
 
     Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach" (Statistics in
     Medicine 2008).
 
     Args:
-        tpr, fpr: true- and false-positive rates, counted on different records.
+        tpr: true-positive rate of the attack.
+        fpr: false-positive rate of the attack, which was counted on other records.
         prior: share of the candidates that are members, in (0, 1).
 
     Raises:
@@ -376,7 +393,7 @@ def ppv_interval(tpr: Rate | Estimate, fpr: Rate | Estimate, prior: float) -> Es
 
 
 def _split_by_membership(scores: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the scores of members and of non-members, float64 on the CPU."""
+    """Check scores and memberships, and return the scores of members and those of non-members, float64 on the CPU."""
     check.float_tensor(scores, "scores", "[n]")
     check.bool_tensor(member, "member", "[n]")
     if scores.ndim != 1 or member.shape != scores.shape:

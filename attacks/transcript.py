@@ -1,16 +1,18 @@
-"""Reader of a recorded run's transcript, as plain tensors and sets, without importing the federated package.
+"""Reader of a run's transcript: the messages between server and clients, as plain tensors and sets.
 
-Attacks on a run start here: `read_transcript` yields every message in the folder `transcript` of a run that was made
-with `out=RunFolder(path, transcript=True)`.
+`read_transcript` yields every message in the folder `transcript` of a run that was made with
+`out=RunFolder(path, transcript=True)`. The package `fl` is not needed.
 
-A file is `transcript/<round>/<client>-<up or down>.safetensors`, or `<client>-<exchange>-<up or down>.safetensors` if a
-method has additional exchanges in a round. Its metadata hold `format`, the `round`, the `client`, a `checksum`, and
-`forms`: JSON that describes the value of each entry,
+Each message is a file `transcript/<round>/<client>-<up or down>.safetensors`. If a method has additional exchanges in a
+round, their files are `<client>-<exchange>-<up or down>.safetensors`. The metadata of a file are `format`, the `round`,
+the `client`, a `checksum`, and `forms`. The value of `forms` is JSON that describes the value of each message entry, by
+its key:
 
-- `{"kind": "tensor"}`: the file's tensor of that key;
-- `{"kind": "group", "names": [...]}`: named tensors, each at the key, the character U+001F, and its name;
-- `{"kind": "set", "names": [...], "mean": ..., "std": ..., "num_classes": ..., "info": ...}`: the parts of a
-  `LabeledImages`, stored like a group's;
+- `{"kind": "tensor"}`: the tensor with this key in the file;
+- `{"kind": "group", "names": [...]}`: a dictionary of tensors. Each tensor in the file is named by the entry's key, the
+  character U+001F, and the tensor's name;
+- `{"kind": "set", "names": [...], "mean": ..., "std": ..., "num_classes": ..., "info": ...}`: a `LabeledImages`, whose
+  tensors are stored as those of a group;
 - `{"kind": "plain", "value": ...}`: a number or a string.
 
 The checksum is a 16-byte BLAKE2b hash. It covers the other metadata as sorted JSON, followed by each tensor's name,
@@ -45,11 +47,11 @@ _FILE_NAME = re.compile(r"(\d+)-(?:(\w+)-)?(down|up)\.safetensors")
 
 
 class NoTranscript(FileNotFoundError):
-    """The folder has no transcript; the message explains how to record one."""
+    """Error: the folder has no transcript. The message explains how to record one."""
 
 
 class DamagedTranscript(ValueError):
-    """A message of a transcript is truncated, altered or at the wrong path; the error names the file."""
+    """Error: a file of a transcript is truncated or altered, or has the wrong path. The message names the file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +62,8 @@ class TranscriptMessage:
         round: index of the round, from 1; 0 for the exchange "answer" before round 1.
         client: index of the client.
         direction: direction of the message: "down" (from the server to the client) or "up".
-        values: values of the entries by key, such as "FedAvg.update".
-        exchange: name of the exchange within the round; "local" is the training exchange.
+        values: contents of the message: values by entry key, such as "FedAvg.update".
+        exchange: name of the exchange to which the message belongs; "local" is the training.
     """
 
     round: int
@@ -77,21 +79,20 @@ class TranscriptMessage:
 
 
 def read_transcript(folder: str | os.PathLike[str]) -> Iterator[TranscriptMessage]:
-    """Yield the messages of a recorded run by round, client and exchange, "down" before "up".
+    """Yield the messages of a recorded run, ordered by round, client and exchange, "down" before "up".
 
-    Within a round, messages are ordered by client index, not by time of reply. Other files in the folder are ignored; a
-    damaged message raises an error.
+    Within a round, messages are ordered by client index, not by time of reply. Other files in the folder are ignored.
 
     Args:
         folder: path of the run's folder, made by `simulate(..., out=RunFolder(folder, transcript=True))`.
 
     Yields:
-        Each message, with tensors on the CPU. Only one is in memory at a time.
+        Each message, with its tensors on the CPU. Only one message is read into memory at a time.
 
     Raises:
         TypeError: `folder` is not a path.
-        NoTranscript: the folder does not exist or has no messages. Raised by the call itself.
-        DamagedTranscript: a message was altered; raised when iteration reaches the message.
+        NoTranscript: the folder does not exist or has no messages. The call itself raises this error.
+        DamagedTranscript: a message is damaged. The error is raised when the iteration reaches the message.
     """
     check.instance(folder, str | os.PathLike, "folder", "the path of a run's folder")
     at = Path(folder) / "transcript"

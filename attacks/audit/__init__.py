@@ -1,12 +1,13 @@
-"""Audits of differential-privacy claims: tests of a mechanism's outcomes, of its noise, and of the noise's secrecy.
+"""Audits of differential-privacy claims, by statistics over many runs, or by exact checks of the noise.
 
 For a statistical audit, run the mechanism many times, half of the runs with a record and half without it. Let an attack
-give each run one or several scores (`step_scores` for DP-SGD), and pass both groups to `audit_claim` (which tests a
-claim) or `epsilon_lower_bound` (which bounds epsilon from below). If the mechanism is too expensive to repeat,
-`one_run_lower_bound` uses a single run with many canaries.
+give each run one or several scores (`step_scores` for DP-SGD), and pass the scores of both groups to `audit_claim`
+(which tests a claim) or `epsilon_lower_bound` (which bounds epsilon from below). If the mechanism is too expensive to
+repeat, `one_run_lower_bound` uses a single run with many canaries, which are records made for the audit.
 
-Two checks need no statistics and detect errors that statistical audits miss. `audit_noise` compares the exact amounts
-of noise drawn and charged. `replay_release` tests whether a release can be reproduced by someone who knows its noise.
+Two checks need no statistics and detect errors that statistical audits miss. `audit_noise` compares how many noise
+values were drawn with how many were charged. `replay_release` tests whether a release can be computed again, which
+would reveal its noise.
 
 An audit can refute a claim but never prove one. Every function states the confidence of its result.
 """

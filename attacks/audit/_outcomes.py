@@ -1,4 +1,8 @@
-"""Shared parts of audits on many runs: splitting of runs, candidate events, and exact bounds on their probabilities."""
+"""Parts of the audits that use many runs: split the runs, list events, and bound the events' probabilities.
+
+An audit runs a mechanism in two worlds: "inside" (with a certain record) and "outside" (without it). An attack gives
+each run one or several scores. An event says that a score lies on one side of a threshold.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +24,21 @@ _MAX_THRESHOLDS = 256
 _SIDES = (("inside", "at least"), ("inside", "below"), ("outside", "at least"), ("outside", "below"))
 
 SplitRuns = dict[str, Tensor]
-"""Runs by world, "inside" (with the record) and "outside" (without it), float64 [runs, statistics]."""
+"""Scores of runs, float64 [runs, scores per run], by world: "inside" (with the record) or "outside" (without it)."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """Event of a run: one of its statistics lies on one side of a threshold.
+    """The event that a score of a run lies on one side of a threshold.
 
     A run belongs to one of two worlds: "inside" (with the record) or "outside" (without it).
 
     Attributes:
         world: world in which the event seems more likely, "inside" or "outside".
         side: side of the threshold, "at least" or "below".
-        threshold: threshold of the statistic.
-        column: index of the statistic.
-        columns: number of statistics.
+        threshold: threshold of the score.
+        column: index of the score, if each run has several scores.
+        columns: number of scores of each run.
     """
 
     world: str
@@ -45,7 +49,7 @@ class Event:
 
     @property
     def other(self) -> str:
-        """The world in which the event seems less likely."""
+        """The world ("inside" or "outside") in which the event seems less likely."""
         return "outside" if self.world == "inside" else "inside"
 
     def __str__(self) -> str:
@@ -54,11 +58,15 @@ class Event:
 
 
 def split_runs(inside: Tensor, outside: Tensor, generator: int | torch.Generator) -> tuple[SplitRuns, SplitRuns]:
-    """Split the runs of both worlds into a half that chooses the event and a half that is counted.
+    """Split runs at random into two halves: one for choosing an event, and one for counting it.
 
     Args:
-        inside, outside: scores, [n] or [n, d].
+        inside: scores of the runs with the record, one or d for each run, [n] or [n, d].
+        outside: scores of the runs without the record, [m] or [m, d].
         generator: seed or generator that draws the split.
+
+    Returns:
+        Two dictionaries, each with half of the scores of both worlds.
     """
     rng = as_generator(generator)
     worlds = {"inside": _table(inside, "inside"), "outside": _table(outside, "outside")}
@@ -72,14 +80,16 @@ def split_runs(inside: Tensor, outside: Tensor, generator: int | torch.Generator
 
 
 def candidate_events(runs: SplitRuns) -> Iterator[tuple[list[Event], Tensor, int, Tensor, int]]:
-    """Yield all candidate events with their counts, one column and side at a time.
+    """Yield the events from which an audit chooses, with their counts, one group at a time.
+
+    The events of a group differ only in their threshold.
 
     Args:
-        runs: half of the runs that chooses the event.
+        runs: the half of the runs that is used for choosing an event.
 
     Yields:
-        The events of one column and side, followed by four counts: the number of runs with each event in the event's
-        own world, the number of all runs in that world, and the same two counts for the other world.
+        A tuple of five items: the events of a group; the number of runs with each event among the runs of the event's
+        `world`, and the number of all runs in that world; and the same two numbers for the other world.
     """
     columns = runs["inside"].shape[1]
     for column in range(columns):
@@ -95,12 +105,15 @@ def candidate_events(runs: SplitRuns) -> Iterator[tuple[list[Event], Tensor, int
 
 
 def event_bounds(runs: SplitRuns, event: Event, confidence: float) -> tuple[float, float]:
-    """Return a lower bound on the event's probability in its world and an upper bound in the other world.
+    """Bound an event's probability in both worlds by Clopper-Pearson bounds.
 
     Args:
-        runs: half of the runs that is counted.
-        event: event chosen on the other half.
+        runs: the half of the runs that was not used for choosing the event.
+        event: the event.
         confidence: probability that both bounds hold together.
+
+    Returns:
+        A lower bound on the probability in the event's `world`, and an upper bound in the other world.
     """
 
     def count(world: str) -> tuple[int, int]:
@@ -113,12 +126,12 @@ def event_bounds(runs: SplitRuns, event: Event, confidence: float) -> tuple[floa
 
 
 def check_scores(scores: Tensor, name: str, least: int) -> Tensor:
-    """Return scores [n] as float64 on the CPU after checking them.
+    """Check that scores [n] are enough floats without NaN, and return them as float64 on the CPU.
 
     Args:
         scores: one score per run or canary.
-        name: name of the argument, for the error message.
-        least: smallest number of scores.
+        name: name of the argument, for error messages.
+        least: smallest allowed number of scores.
     """
     found = _checked(scores, name)
     if found.ndim != 1 or len(found) < least:

@@ -22,10 +22,12 @@ class ClaimTest:
     Attributes:
         refuted: whether the claim is refuted. A true claim is refuted with probability at most 1 - `confidence`.
         epsilon, delta: the tested point of the claimed profile.
-        event: description of the event, such as `"inside scores at least 1.3"`. With several scores it names the
-            column.
-        likely, unlikely: lower bound on the event's probability in the world where the event is more likely, and upper
-            bound in the other world. The claim implies likely <= e^epsilon * unlikely + delta.
+        event: description of the event that was counted, such as `"inside scores at least 1.3"`, where "inside" means
+            the runs with the record. If each run has several scores, the description includes the score's index.
+        likely: lower bound on the event's probability in the group of runs (with or without the record) in which the
+            event is more likely.
+        unlikely: upper bound on the event's probability in the other group of runs. The claim implies
+            likely <= e^epsilon * unlikely + delta.
         confidence: probability that both bounds hold together.
     """
 
@@ -59,18 +61,20 @@ def audit_claim(
     Use this test on an implementation of differential privacy. It finds bugs that code review may miss, such as too
     little noise or clipping that has no effect.
 
-    Under (epsilon, delta)-differential privacy every event S satisfies P(S | one world) <= e^epsilon P(S | other world)
-    + delta. One half of the runs chooses the event (scores on one side of a threshold), the direction and the point of
-    the profile with the largest apparent violation. The other half tests that single inequality with exact bounds.
-    Choosing and testing on the same runs would refute true claims.
+    Under (epsilon, delta)-differential privacy, every event S satisfies P(S with the record) <= e^epsilon P(S without
+    it) + delta, and the same with both sides exchanged. On one half of the runs, the function chooses the event (scores
+    on one side of a threshold), the direction of the inequality, and the claimed pair with the largest apparent
+    violation. On the other half, it tests that single inequality with exact bounds. Choosing and testing on the same
+    runs would refute true claims.
 
-    Pass several scores per run if you do not know where a bug would show: the release projected on the record's
-    gradient, in total and for each class or layer. If noise is missing in a single class, the score of that class shows
-    it but the total may not. The first half also chooses the score, so more scores cost time but no confidence.
+    Pass several scores per run if you do not know where a bug would show. For example, project the release on the
+    record's gradient, in total and for each class or layer. If noise is missing in a single class, the score of that
+    class shows it, but the total may not. Because the score is also chosen on the first half of the runs, more scores
+    cost time, but do not weaken the test.
 
-    Pass the whole profile: many (epsilon, delta) pairs of the same mechanism, such as delta(epsilon) of a Gaussian. A
-    bug is often visible only at small epsilon and large delta, where a lower bound on epsilon at delta 1e-5
-    (`epsilon_lower_bound`) misses it.
+    Pass many (epsilon, delta) pairs that the mechanism claims, for example the privacy profile delta(epsilon) of a
+    Gaussian mechanism. A bug is often visible only at small epsilon and large delta, where a lower bound on epsilon at
+    delta 1e-5 (`epsilon_lower_bound`) misses it.
 
     Args:
         inside, outside: scores of the runs with and without the record: one per run, [n] and [m], or d per run, [n, d]
@@ -102,7 +106,12 @@ def audit_claim(
 
 
 def _worst(chosen: SplitRuns, claim: Sequence[tuple[float, float]]) -> tuple[Event, tuple[float, float]]:
-    """Return the event and the point of the profile with the largest violation, in standard errors."""
+    """Return the event and the (epsilon, delta) pair whose inequality seems violated most, in standard errors.
+
+    Args:
+        chosen: the half of the runs that is used for choosing an event.
+        claim: the claimed pairs of epsilon and delta.
+    """
     points = torch.tensor([tuple(point) for point in claim], dtype=torch.float64)
     factor, delta = points[:, :1].clamp(max=300).exp(), points[:, 1:]
     most, worst = -math.inf, (next(candidate_events(chosen))[0][0], 0)

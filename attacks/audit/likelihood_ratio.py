@@ -13,13 +13,14 @@ __all__ = ["step_scores"]
 def step_scores(steps: Tensor, sigma: float, *, rate: float = 1.0) -> Tensor:
     """Return two scores for each run of several private steps, to pass to `audit_claim`.
 
-    In DP-SGD every step draws the record with probability `rate` and adds noise. Project each released step on the
-    record's gradient, and divide by the sensitivity: the result is N(0, sigma^2) without the record, and N(b, sigma^2)
-    with it, where b is 1 with probability `rate` and 0 otherwise. The first score is the logarithm of the likelihood
-    ratio of both laws, summed over the steps. For a correct mechanism no other score separates the two worlds better.
+    In DP-SGD, every step draws the record with probability `rate` and adds noise. Project each released step on the
+    record's gradient, and divide by the sensitivity. The result is N(0, sigma^2) without the record, and N(b, sigma^2)
+    with it, where b is 1 with probability `rate` and 0 otherwise. The first score is the log-likelihood ratio of these
+    two distributions, summed over the steps. For a correct mechanism, no other score separates runs with the record
+    from runs without it better.
 
-    The second score is the range of the steps, largest minus smallest. It shows whether the record took part even if
-    the noise is drawn once and added in every step, which the likelihood ratio hides.
+    The second score is the largest projection minus the smallest. It detects a bug that the likelihood ratio misses:
+    noise that is drawn once and added in every step.
 
     Args:
         steps: projections in units of the sensitivity, float [n, T]: n runs of T steps.

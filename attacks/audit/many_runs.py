@@ -21,10 +21,10 @@ def epsilon_lower_bound(
 ) -> float:
     """Return a lower bound on epsilon at `delta`, from fresh runs with a record (`inside`) and without it (`outside`).
 
-    Report the lower bound next to a claimed epsilon, which is an upper bound: the true value lies between them. One
-    half of the runs chooses the event with the largest bound, and the bound is computed on the other half. The bound
-    therefore exceeds the true value with probability at most 1 - confidence. Report `max_lower_bound` too: it is the
-    largest result that this number of runs allows for any mechanism. To test a claim use `audit_claim`, which is far
+    Report the lower bound next to a claimed epsilon, which is an upper bound: the true value lies between them. The
+    event with the largest bound is chosen on one half of the runs, and the bound is computed on the other half. It
+    therefore exceeds the true value with probability at most 1 - confidence. Report `max_lower_bound`, too: it is the
+    largest result that this number of runs allows for any mechanism. To test a claim, use `audit_claim`, which is far
     more sensitive.
 
     Args:
@@ -46,7 +46,13 @@ def epsilon_lower_bound(
 
 
 def _largest(chosen: SplitRuns, delta: float, confidence: float) -> Event:
-    """Return the event with the largest bound."""
+    """Return the event that gives the largest lower bound on epsilon.
+
+    Args:
+        chosen: the half of the runs that is used for choosing an event.
+        delta: delta at which epsilon is bounded.
+        confidence: confidence of the bound.
+    """
     most, best, error = -math.inf, next(candidate_events(chosen))[0][0], (1 - confidence) / 2
     for found, hits, n, others, m in candidate_events(chosen):
         epsilons = _epsilon(lower(hits.numpy(), n, error), upper(others.numpy(), m, error), delta)
@@ -56,7 +62,13 @@ def _largest(chosen: SplitRuns, delta: float, confidence: float) -> Event:
 
 
 def _epsilon(likely: Any, unlikely: Any, delta: float) -> Any:
-    """Return the lower bound on epsilon, at least 0, that two bounds on an event's probabilities imply."""
+    """Return the smallest epsilon >= 0 with likely <= e^epsilon * unlikely + delta, for numbers or arrays.
+
+    Args:
+        likely: lower bound on an event's probability in one world.
+        unlikely: upper bound on the event's probability in the other world.
+        delta: delta at which epsilon is bounded.
+    """
     return np.log(np.maximum((np.asarray(likely) - delta) / unlikely, 1.0))
 
 

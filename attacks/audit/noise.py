@@ -1,4 +1,4 @@
-"""Checks of noise without statistics: comparison of noise drawn with noise charged, and reproduction of a release."""
+"""Exact checks of a mechanism's noise: count the noise values that were drawn, and compute a release again."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ class NoiseAudit:
     """Result of `audit_noise`. Prints as a sentence for a report.
 
     Attributes:
-        lacking: number of noise values, by standard deviation, that were charged but not drawn: noise that was left
-            out.
-        uncharged: number of noise values, by standard deviation, that were drawn but not charged: releases missing from
-            the ledger.
+        lacking: number of noise values that were charged but not drawn, by standard deviation. This noise was left out.
+        uncharged: number of noise values that were drawn but not charged, by standard deviation. Releases with this
+            noise are missing from the ledger.
     """
 
     lacking: dict[float, int]
@@ -49,12 +48,12 @@ class NoiseAudit:
 def audit_noise(drawn: Mapping[float, int], charged: Sequence[tuple[float, int]]) -> NoiseAudit:
     """Compare the number of noise values that a run drew with the number that its ledger was charged for.
 
-    Statistical audits do not detect small accounting errors: no affordable number of runs shows one extra step among a
-    hundred. Counting detects such errors in one run: a cached value that is noised again at every read, a step that was
-    not charged, a class without noise, or a standard deviation other than the accounted one.
+    Use this function to find accounting errors that are too small for statistical audits, such as one extra step among
+    a hundred. Counting detects such errors in one run. Examples are a cached value that gets new noise at every read, a
+    step that was not charged, a class without noise, or a standard deviation other than the accounted one.
 
-    The count covers noise that was *drawn*. It shows neither whether the noise was added nor whether the sensitivity is
-    right; use `audit_claim` for that.
+    The function counts noise that was *drawn*. It shows neither whether the noise was added to the values nor whether
+    the sensitivity is right; use `audit_claim` for that.
 
     Args:
         drawn: number of Gaussian values that the run drew, by standard deviation: `Secret.drawn` of
@@ -64,8 +63,8 @@ def audit_noise(drawn: Mapping[float, int], charged: Sequence[tuple[float, int]]
             without noise.
 
     Returns:
-        The noise that is lacking and the noise that was not charged. Standard deviations that differ only by rounding
-        count as equal.
+        The numbers of noise values that were charged but not drawn, or drawn but not charged. Standard deviations that
+        differ only by rounding count as equal.
 
     Raises:
         TypeError, ValueError: a standard deviation is not positive, or a count is not a whole number.
@@ -93,10 +92,10 @@ class ReplayTest:
     """Result of `replay_release`. Prints as a sentence for a report.
 
     Attributes:
-        distances: largest difference between each world's outcome and the release, by world, relative to the largest
-            absolute value of the release.
-        matches: worlds whose outcome equals the release up to `tolerance`.
-        tolerance: tolerance that was used.
+        distances: largest difference between the release and the values that each function computed, by the function's
+            name (a key of `worlds`), relative to the largest absolute value of the release.
+        matches: names of the functions whose values equal the release up to `tolerance`.
+        tolerance: argument of `replay_release`.
     """
 
     distances: dict[str, float]
@@ -105,7 +104,7 @@ class ReplayTest:
 
     @property
     def decided(self) -> bool:
-        """Whether the release identifies one world with certainty: exactly one of several reproduced it."""
+        """Whether exactly one of several functions reproduced the release, which shows how the release was made."""
         return len(self.matches) == 1 < len(self.distances)
 
     def __str__(self) -> str:
@@ -125,13 +124,13 @@ class ReplayTest:
 def replay_release(
     released: Tensor, worlds: Mapping[str, Callable[[], Tensor]], *, tolerance: float = 1e-5
 ) -> ReplayTest:
-    """Run the mechanism again in each of several worlds, and test which of them reproduces the release.
+    """Compute a release again in one or more ways ("worlds"), and test which of them gives the same values.
 
     Use it for two checks. *If the seed of the noise is known* (from a run's config), repeat the run with that seed,
-    once with the record and once without it. The adversary in differential privacy, who knows all other records, can do
-    the same and is then certain, however large the noise is. *If the noise should be secret*, repeat the run with
-    unchanged options. If the release is reproduced, the noise is fixed somewhere (a constant seed, or one seed for all
-    clients), and no epsilon holds however large sigma is.
+    once with a record and once without it. The adversary in differential privacy, who knows all other records, can do
+    the same, and then knows whether the record was used, however large the noise is. *If the noise should be secret*,
+    repeat the run with unchanged options. If this reproduces the release, the noise is not random (it comes from a
+    constant seed, or one seed for all clients), and no epsilon holds, however large sigma is.
 
     Args:
         released: the published values, floats of any shape.
@@ -141,8 +140,8 @@ def replay_release(
             value of the release. It must be well below the noise.
 
     Raises:
-        TypeError, ValueError: `worlds` is empty, the release or an outcome is not a finite floating-point tensor, or an
-            outcome differs from the release in shape.
+        TypeError, ValueError: `worlds` is empty; the release or the result of a function is not a finite floating-point
+            tensor; or a result differs from the release in shape.
     """
     tolerance = check.real_number(tolerance, "tolerance", above=0.0)
     wanted = _outcome(released, "released")

@@ -18,10 +18,11 @@ def one_run_lower_bound(
 ) -> float:
     """Return a lower bound on epsilon from a *single* run with many canaries, each included by its own coin flip.
 
-    Use it for mechanisms that are too expensive to run twice. A canary is a record made for the audit. Before the run,
-    a fair coin flip decides for each canary whether it is among the training records. The attacker guesses "included"
-    for the highest scores and "left out" for the lowest scores, `guesses` guesses in all, and makes no guess for the
-    remaining canaries. More correct guesses than epsilon allows give a lower bound on epsilon.
+    Use it for mechanisms that are too expensive to run many times. A canary is a record made for the audit. Before the
+    run, a fair coin flip decides for each canary whether it is among the training records. The attacker guesses
+    "included" for the canaries with the highest scores and "left out" for those with the lowest scores, `guesses`
+    guesses in all. It makes no guess for the remaining canaries. The larger the number of correct guesses, the larger
+    is the lower bound.
 
     This bound is far weaker than a bound from many runs.
 
@@ -64,7 +65,14 @@ def one_run_lower_bound(
 
 
 def _chance(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Return the largest probability of `right` or more correct guesses under (epsilon, delta) privacy."""
+    """Return an upper bound on the probability of many correct guesses about an (epsilon, delta)-private run.
+
+    Args:
+        canaries: number of canaries.
+        guesses: number of guesses.
+        right: number of correct guesses; the bound is for this number or more.
+        epsilon, delta: privacy of the run.
+    """
     from scipy.stats import binom
 
     each = 1 / (1 + math.exp(-epsilon))

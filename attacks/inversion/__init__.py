@@ -1,11 +1,11 @@
 """Gradient inversion: recovery of labels and images from the messages that clients send.
 
-In order of cost: `infer_label`, `class_counts`, `invert_linear` and `invert_linear_batch` use closed formulas on a
-gradient and need no network. `invert_message` searches for images that would have caused the same message: a `Gradient`
-(in one call, `invert_gradient`), a `FedAvgUpdate` of several local steps, `ClassMeans`, or any `ReplayableMessage`. All
-functions work on plain tensors, which a server or an eavesdropper sees. `compare_messages` runs one attack on several
-messages, for example to compare defences (`DefendedMessage`). `class_bounds` derives which classes a client certainly
-holds.
+The cheapest attacks are `infer_label`, `class_counts`, `invert_linear` and `invert_linear_batch`: they use closed
+formulas on a gradient and need no network. `invert_message` searches for images that would have caused the same
+message. The message may be a `Gradient` (use `invert_gradient` for a single call), a `FedAvgUpdate` of several local
+steps, `ClassMeans`, or any `ReplayableMessage`. All functions work on plain tensors, which a server or an eavesdropper
+sees. `compare_messages` runs one attack on several messages, for example to compare defences (`DefendedMessage`).
+`class_bounds` derives which classes a client certainly has.
 """
 
 from attacks.inversion.analytic import RecoveredInput, invert_linear, invert_linear_batch

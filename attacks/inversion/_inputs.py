@@ -1,4 +1,4 @@
-"""Checks of the attacks' inputs: gradients of a layer, networks, and tensors of their parameters' shapes."""
+"""Checks of the inputs of inversion attacks, such as gradients of a layer or of all parameters of a network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ __all__ = ["check_bias", "check_layer", "check_tensors", "check_update", "comput
 
 
 def check_bias(bias_gradient: Tensor, least: int = 1, name: str = "bias_gradient") -> Tensor:
-    """Return the gradient of a bias as float64 [K] after checking it."""
+    """Check that the gradient of a bias is a finite vector [K], and return it as float64.
+
+    Args:
+        bias_gradient: the gradient.
+        least: smallest allowed K.
+        name: name of the argument, for error messages.
+    """
     check.float_tensor(bias_gradient, name, "[K], one number per unit")
     if bias_gradient.ndim != 1 or len(bias_gradient) < least:
         raise ValueError(f"{name} must be [K] with K at least {least}, got shape {list(bias_gradient.shape)}")
@@ -24,7 +30,7 @@ def check_bias(bias_gradient: Tensor, least: int = 1, name: str = "bias_gradient
 
 
 def check_layer(weight_gradient: Tensor, bias_gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of a linear layer as float64 [O, D] and [O] after checking them."""
+    """Check that gradients of a weight [O, D] and a bias [O] fit one linear layer, and return them as float64."""
     weight = check.matrix(weight_gradient, "weight_gradient").detach().double()
     bias = check_bias(bias_gradient)
     if len(bias) != len(weight):
@@ -36,7 +42,7 @@ def check_layer(weight_gradient: Tensor, bias_gradient: Tensor) -> tuple[Tensor,
 
 
 def check_tensors(tensors: Sequence[Tensor], name: str) -> tuple[Tensor, ...]:
-    """Return the detached tensors after checking that they are finite and not all 0."""
+    """Check that tensors are finite and not all 0, and return them detached. `name` is for error messages."""
     given = check.sequence(tensors, name, "tensors")
     for i, one in enumerate(given):
         if not bool(check.float_tensor(one, f"{name}[{i}]").isfinite().all()):
@@ -47,7 +53,13 @@ def check_tensors(tensors: Sequence[Tensor], name: str) -> tuple[Tensor, ...]:
 
 
 def check_update(network: nn.Module, tensors: Sequence[Tensor], name: str) -> tuple[Tensor, ...]:
-    """Return the detached tensors after the checks of `check_tensors`, and a check that there is one per parameter."""
+    """Check that tensors have the shapes of a network's parameters, are finite and not all 0; return them detached.
+
+    Args:
+        network: the network.
+        tensors: one tensor per parameter, such as a gradient.
+        name: name of the argument, for error messages.
+    """
     check.instance(network, nn.Module, "network", "an nn.Module")
     shapes = [list(p.shape) for p in network.parameters()]
     check.sequence(tensors, name, "tensors, one per parameter of the network", len(shapes))
@@ -59,13 +71,19 @@ def check_update(network: nn.Module, tensors: Sequence[Tensor], name: str) -> tu
 
 
 def copy_state(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return copies of the network's parameters, which require gradients, and of its buffers."""
+    """Return copies of a network's parameters and of its buffers, by name. The copied parameters require gradients."""
     parameters = {k: p.detach().clone().requires_grad_() for k, p in network.named_parameters()}
     return parameters, {k: b.detach().clone() for k, b in network.named_buffers()}
 
 
 def compute_logits(network: nn.Module, images: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
-    """Return the network's logits [N, K] for the images, with other `parameters` if given."""
+    """Return a network's logits [N, K] for `images` [N, C, H, W], after checking that it accepts such images.
+
+    Args:
+        network: the network, whose state is not changed.
+        images: the images.
+        parameters: parameters by name that replace the network's own ones; None to use its own parameters.
+    """
     own_parameters, buffers = copy_state(network)
     try:
         with torch.no_grad():

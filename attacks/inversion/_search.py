@@ -1,4 +1,4 @@
-"""Optimizers for the image search: Adam on gradient signs within the range of pixels, and L-BFGS."""
+"""Optimizers that search for images with a small loss: Adam on the sign of the gradient, and L-BFGS."""
 
 from __future__ import annotations
 
@@ -24,10 +24,22 @@ def signed_adam(
     normalization: Normalization,
     pull: Callable[[dict[int, Tensor]], dict[int, Tensor]] | None = None,
 ) -> list[Minimum]:
-    """Return the best images of each start and their losses; all starts are advanced together.
+    """Minimize a loss from each of several starting points by Adam on the gradient's sign, within the range of pixels.
 
-    `pull` maps the images of the active starts, keyed by the start's index, to terms that are added to each start's
-    gradient. The returned loss, which also selects the images, excludes these terms.
+    All searches take their steps together, so that `pull` can depend on the images of all of them. A search whose loss
+    is not finite ends.
+
+    Args:
+        losses: function of images that returns the loss, one for each start.
+        starts: initial images of each search, float [N, C, H, W].
+        steps: number of steps.
+        lr: step size of Adam.
+        normalization: normalization of the images, from which their range is computed.
+        pull: function that takes the images of all active searches, by index, and returns terms to add to their
+            gradients. The terms are not part of the losses.
+
+    Returns:
+        For each search, the images with the smallest loss, and this loss.
     """
     xs = [_boxed(x, normalization).requires_grad_() for x in starts]
     best, least = [x.detach().clone() for x in xs], [math.inf] * len(xs)
@@ -60,7 +72,16 @@ def signed_adam(
 
 
 def lbfgs(loss: Loss, start: Tensor, steps: int) -> Minimum:
-    """Return the best images of one start and their loss."""
+    """Minimize a loss by L-BFGS (step size 1), without limits on the pixels.
+
+    Args:
+        loss: function of images that returns the loss.
+        start: initial images, float [N, C, H, W].
+        steps: largest number of steps; the search ends earlier if it diverges or converges.
+
+    Returns:
+        The images with the smallest loss, and this loss.
+    """
     x = start.clone().requires_grad_()
     best, least = x.detach().clone(), math.inf
     optimizer = torch.optim.LBFGS([x], lr=1.0, tolerance_grad=0.0, tolerance_change=0.0)

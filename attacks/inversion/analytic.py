@@ -19,9 +19,9 @@ class RecoveredInput:
 
     Attributes:
         input: input of the layer, float [D]; reshape it to (C, H, W) to get an image.
-        residual: share of the weight's gradient (Frobenius norms) that no single input explains, in [0, 1]. If the
-            gradient came from one input, the residual is 0 up to rounding and `input` is exact. The attacker can
-            compute the residual too.
+        residual: share of the weight's gradient that no single input explains, in [0, 1], by Frobenius norms. If the
+            gradient came from one input, the residual is 0 up to rounding, and `input` is exact. An attacker can
+            compute the residual, because it does not depend on the private records.
     """
 
     input: Tensor
@@ -33,10 +33,11 @@ class RecoveredInput:
 def invert_linear(weight_gradient: Tensor, bias_gradient: Tensor) -> RecoveredInput:
     """Recover one record from the gradient of a first linear layer with a bias, whatever follows the layer.
 
-    For z = W x + b of one record, dL/dW = (dL/db) x^T, so every unit with a nonzero bias gradient reveals x by a
-    division. The result is the least-squares solution over all units, sum_i b_i W_i / sum_i b_i^2, which is robust to
-    weak units. Clipping or scaling the gradient does not change the result. Noise, or a batch of several records,
-    increases `residual`.
+    For z = W x + b and one record x, the gradient of the loss L is dL/dW = (dL/db) x^T, so every unit with a nonzero
+    bias gradient reveals x by a division. The result is the least-squares solution over all units,
+    sum_i b_i W_i / sum_i b_i^2, where b_i and W_i are the gradients of unit i's bias and weight row. It is robust to
+    units with a small gradient. Clipping or scaling the gradient does not change the result. Noise, or a batch of
+    several records, increases `residual`.
 
     Args:
         weight_gradient: gradient of the layer's weight, float [O, D].
@@ -62,12 +63,13 @@ def invert_linear(weight_gradient: Tensor, bias_gradient: Tensor) -> RecoveredIn
 
 
 def invert_linear_batch(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
-    """Recover candidates for the records of a batch from a first linear layer's gradient, one per unit with a gradient.
+    """Recover candidates for the records of a batch from the gradient of a first linear layer.
 
-    A unit's row divided by its bias gradient is a mean of the records that activate the unit, weighted by the loss
-    gradient (weights may be negative). If a ReLU follows the layer, many units are activated by a single record of a
-    small batch; their quotients equal that record exactly. The gradient does not show which units these are: inspect
-    the candidates, or match them to known images.
+    Each unit with a nonzero bias gradient gives one candidate: its row of the weight's gradient, divided by its bias
+    gradient. This is a mean of the records that activate the unit, weighted by the loss gradient (weights may be
+    negative). If a ReLU follows the layer, many units are activated by a single record of a small batch, and their
+    candidates equal this record. The gradient does not show which units these are, so inspect the candidates, or match
+    them to known images.
 
     Args:
         weight_gradient: gradient of the layer's weight, float [O, D].
@@ -77,9 +79,11 @@ def invert_linear_batch(weight_gradient: Tensor, bias_gradient: Tensor) -> Tenso
         Candidates, float [R, D], R <= O: one row for each unit with a nonzero bias gradient, in order.
 
     Raises:
-        TypeError, ValueError: as for `invert_linear`.
+        TypeError, ValueError: the tensors do not belong to one layer or are not finite, or the bias gradient is all 0
+            and therefore reveals nothing.
 
-    Paper: see `invert_linear`; Fowl et al., "Robbing the Fed" (ICLR 2022), choose weights that separate the batch.
+    Paper: see `invert_linear`. In addition, Fowl et al., "Robbing the Fed" (ICLR 2022), choose weights of the layer
+    that separate the records of a batch.
     """
     weight, bias = check_layer(weight_gradient, bias_gradient)
     _direction(bias)

@@ -13,24 +13,25 @@ __all__ = ["ClassMeans"]
 
 
 class ClassMeans:
-    """Mean embedding of each class, as sent by distribution matching methods. Implements `ObservedMessage`.
+    """Message with the mean embedding of each class, as distribution matching methods send it.
 
-    The mean of a class with one record is the embedding of that record, which is easiest to invert. Classes with more
-    records reveal less. Several embeddings of the same records reveal more, as in methods like FedDM that draw many
-    networks. The means may contain noise.
+    Implements `ObservedMessage`. The mean of a class with one record is the embedding of that record, which is easiest
+    to invert. Classes with more records reveal less. Embeddings of the same records by several networks, as in FedDM,
+    reveal more. The means may contain noise.
 
     Args:
         embeddings: functions that map images, float [N, C, H, W], to embeddings, float [N, F], such as
             `network.features` or a public map. They must include everything that the client did to each record, such as
             clipping.
-        means: mean embeddings, float [K, F] for each embedding function, one row per class; rows of zeros or NaN mean
-            that the class has no records. If the client sent sums, divide them by the number of records per class.
+        means: mean embeddings, float [K, F] for each embedding function, with one row per class. A row of zeros or NaN
+            means that the class has no records. If the client sent sums, divide them by the number of records per
+            class.
         counts: number of records per class, int [K], if the attacker knows these numbers; they determine the labels. By
-            default, one record is assumed for each class with a row, and only that many images can be searched for.
+            default, one record is assumed for each class with a mean, and only that many images can be searched for.
 
     Raises:
-        TypeError, ValueError: embeddings or means have the wrong type or shape or differ in number, or no class has a
-            row.
+        TypeError, ValueError: embeddings or means have the wrong type or shape or differ in number, or all rows of the
+            means are empty.
 
     Sources: the messages of Zhao and Bilen, "Dataset Condensation with Distribution Matching" (WACV 2023) and Xiong et
     al., FedDM (CVPR 2023); the inversion of an embedding is from Mahendran and Vedaldi (CVPR 2015).
@@ -75,12 +76,23 @@ class ClassMeans:
         return ClassMeans(embeddings, rows)
 
     def replay(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        """Return the means [present, F] of `images` [N, C, H, W] by `labels` [N], differentiable in the images."""
+        """Return the mean embeddings of images by class, one tensor per embedding, differentiable in the images.
+
+        Args:
+            images: candidate images, float [N, C, H, W].
+            labels: class indices of the images, int64 [N].
+
+        Returns:
+            Tensors [P, F], with one row for each of the P classes that have a mean in the message.
+        """
         present = self.present.to(images.device)
         return tuple(_class_means(embed(images), labels, len(present))[present] for embed in self.embeddings)
 
     def count_classes(self, images: Tensor) -> int:
-        """Return K, after checking that the embeddings fit `images` [N, C, H, W] and the means."""
+        """Return the number of classes K, after checking that the embeddings accept `images` [N, C, H, W].
+
+        The embeddings of the images must have the width F of the means.
+        """
         for embed, rows in zip(self.embeddings, self.observed):
             try:
                 with torch.no_grad():
@@ -95,7 +107,17 @@ class ClassMeans:
         return len(self.present)
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
-        """Return labels [count] from the known counts, or one of each class with a row; `noise` is not used."""
+        """Return the labels of the records, int64 [count], from the known counts per class.
+
+        If the counts are unknown, there is one label for each class with a mean.
+
+        Args:
+            count: number of records.
+            noise: not used.
+
+        Raises:
+            ValueError: the counts per class do not sum to `count`.
+        """
         counts = self.present.long() if self.counts is None else self.counts
         if int(counts.sum()) != count:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Classes that a client certainly holds or lacks, and bounds on its number of records per class, from its messages."""
+"""Bounds on a client's number of records per class, from its messages, which show the classes that it certainly has."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class ClassBounds:
     """Certain bounds on a client's number of records per class, as `class_bounds` returns them. Prints as a statement.
 
     Attributes:
-        at_least, at_most: bounds on the number of records of each class, int64 [K]; the largest int64 if there is no
-            upper bound.
-        grounds: description of the messages used and the assumptions made.
+        at_least: lower bound on the number of records of each class, int64 [K].
+        at_most: upper bound on the number of records of each class, int64 [K]; the largest int64 if there is none.
+        grounds: descriptions of the messages that were used, with the assumptions about each.
     """
 
     at_least: Tensor
@@ -32,17 +32,17 @@ class ClassBounds:
 
     @property
     def present(self) -> Tensor:
-        """Bool [K]: classes that the client certainly holds."""
+        """Whether the client certainly has records of each class, bool [K]."""
         return self.at_least > 0
 
     @property
     def absent(self) -> Tensor:
-        """Bool [K]: classes that the client certainly lacks."""
+        """Whether the client certainly has no records of each class, bool [K]."""
         return self.at_most == 0
 
     @property
     def exact(self) -> Tensor:
-        """Bool [K]: classes whose number of records is known exactly, including absent classes."""
+        """Whether the number of records of each class is known exactly, bool [K]; true for absent classes."""
         return self.at_least == self.at_most
 
     def __str__(self) -> str:
@@ -72,23 +72,26 @@ def class_bounds(
     ipc: int | None = None,
     size: int | None = None,
 ) -> ClassBounds:
-    """Derive from a client's messages which classes it certainly holds or lacks, with bounds on the number of records.
+    """Derive from a client's messages which classes it certainly has, with bounds on the number of records per class.
 
     Nearly everything sent in federated learning or distillation reveals the client's classes. Pass all observed
     messages of one client about the same records; their bounds are combined. Only certain conclusions are drawn; for
-    estimates of counts use `class_counts`. Noise that covers all classes (differential privacy with every class in the
-    message) leaves nothing certain. If only the present classes receive noise, nothing is hidden.
+    estimates of counts, use `class_counts`. If the message has noise in the values of all classes (as with
+    differential privacy), nothing is certain. If only the present classes have noise, nothing is hidden.
 
-    - A gradient of the last layer, of softmax cross-entropy with hard labels: entry k of the bias is the mean over the
-      images of p_k - [label is k]. It is negative only if some label is k, and then at least N |entry k| of the N
-      labels are k. Row k of the weight's gradient is the mean of the same factors times the features. If the features
-      are never negative (after a ReLU), any negative value in the row gives the same conclusion.
-    - The change of that bias over any number of steps of SGD, with or without momentum: it is positive only for classes
+    These messages allow conclusions:
+
+    - Gradient of the last layer, for softmax cross-entropy with hard labels. Entry k of the bias gradient is the mean
+      over the images of p_k - y_k, where p_k is the predicted probability of class k, and y_k is 1 if the label is k
+      and 0 otherwise. It is negative only if some label is k, and then at least N |entry k| of the N labels are k. Row
+      k of the weight's gradient is the mean of (p_k - y_k) times the features. If the features are never negative
+      (after a ReLU), any negative value in the row shows that some label is k.
+    - Change of the last bias over any number of steps of SGD, with or without momentum. It is positive only for classes
       that were present. With adaptive optimizers, weight decay, a teacher or SCAFFOLD's correction, it may be positive
       for absent classes. A teacher and SCAFFOLD's correction keep the sum over classes at 0, so they cannot be
       detected: you must know that neither was used.
-    - A row per class: means, sums or prototypes; zeros or NaN mean that the class has no records.
-    - The labels of a distilled set or of prototypes made for the present classes only.
+    - Rows by class, such as means, sums or prototypes. A row of zeros or NaN means that the class has no records.
+    - Labels of a distilled set or of prototypes that were made for the present classes only.
 
     Args:
         num_classes: number of classes, K, at least 2.
@@ -98,21 +101,21 @@ def class_bounds(
         weight_gradient: gradient of the last weight, float [K, D], for a layer whose inputs are known to be never
             negative.
         class_rows: one row per class, float [K, F].
-        noised: whether noise was added to `class_rows`. A row of pure noise looks like any other. If True, nonempty
-            rows therefore count only if some other row is empty, which shows that only present classes received noise.
+        noised: whether noise was added to `class_rows`. A row of pure noise looks like the row of a present class. If
+            True, rows therefore count only if some row is empty, which shows that only present classes received noise.
         labels: class indices int [M] of a set's images or of prototypes; classes without an image or prototype count as
             absent.
-        ipc: images per class of a set whose images started from different records. A class with fewer records than
-            `ipc` has one image per record, so its number of records is known exactly.
+        ipc: images per class of a set in which each image was initialized from a different record. A class with fewer
+            records than `ipc` has one image per record, so its number of records is known exactly.
         size: number of the client's records, N, such as its weight in FedAvg; None if unknown.
 
     Returns:
         The bounds, with the messages and assumptions they are based on.
 
     Raises:
-        TypeError, ValueError: no message was given, a tensor has another shape or is not finite, or messages contradict
-            each other. Also if a gradient or change does not sum to 0 over the classes, as it does with a softmax:
-            noise, weight decay, Adam or another loss leaves nothing certain.
+        TypeError, ValueError: no message was given; a tensor has another shape or is not finite; messages contradict
+            each other; or a gradient or change does not sum to 0 over the classes. With a softmax it sums to 0, unless
+            there is noise, weight decay, Adam or another loss, and then nothing is certain.
 
     Sources: Zhao, Mopuri and Bilen (iDLG, 2020) for the sign of one image's gradient; Yin et al., "See through
     gradients" (CVPR 2021), who look for negative values in a batch's gradient. All other bounds follow by arithmetic.
@@ -215,14 +218,31 @@ def _of_labels(num_classes: int, labels: Tensor, ipc: int | None) -> Iterator[Bo
 
 
 def _with_size(low: Tensor, high: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Tighten the bounds of each class by the bounds of the other classes and the total."""
+    """Tighten bounds on the number of records per class by using the total number of records.
+
+    A class has at least the total minus the upper bounds of all other classes, and at most the total minus their lower
+    bounds.
+
+    Args:
+        low, high: lower and upper bounds, int64 [K].
+        size: total number of records.
+    """
     bounded = high.clamp(max=size)
     others_low, others_high = low.sum() - low, bounded.sum() - bounded
     return torch.maximum(low, size - others_high), torch.minimum(bounded, (size - others_low).clamp(min=0))
 
 
 def _class_rows(rows: Tensor, name: str, num_classes: int) -> Tensor:
-    """Return rows or entries on the CPU, after checking that there is one per class and that their sum is 0."""
+    """Check that a gradient has one row or entry per class, and that it sums to 0 over the classes.
+
+    Args:
+        rows: gradient or change of the last layer, [K] or [K, D].
+        name: name of the argument, for error messages.
+        num_classes: number of classes, K.
+
+    Returns:
+        The tensor on the CPU.
+    """
     if len(rows) != num_classes:
         raise ValueError(f"{name} must have one row or entry for each of {num_classes} classes, got {list(rows.shape)}")
     if bool((rows.sum(0).abs() > 1e-4 * rows.abs().sum(0).max()).any()):

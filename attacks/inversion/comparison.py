@@ -24,10 +24,11 @@ class MessageResult:
 
     Attributes:
         name: name of the message.
-        psnr: PSNR of each private image and its matched reconstruction, in decibels.
-        aligned: PSNR after the best affine change of brightness and contrast, because norm layers hide both.
+        psnr: PSNR in decibels between each private image and the reconstruction that is matched to it.
+        aligned: PSNR in decibels after the reconstruction's brightness and contrast were fitted to the private image
+            (see `attacks.align`), because norm layers hide both.
         labels: share of the private labels that were recovered, compared by counts per class, in [0, 1].
-        loss: attack loss of the returned images, the only score that the attacker sees.
+        loss: loss of the attack for the returned images. An attacker knows only this value of all results.
     """
 
     name: str
@@ -39,12 +40,14 @@ class MessageResult:
 
 @dataclass(frozen=True)
 class MessageComparison:
-    """Results per message. Prints as a Markdown table of means over the images (best image in brackets).
+    """Results of one attack on several messages. Prints as a Markdown table of means over the images.
+
+    The table gives the result for the best image in brackets.
 
     Attributes:
-        rows: results in the order in which the messages were given.
-        guess: mean PSNR in decibels of the constant image closest to each private one: the value of `aligned` for an
-            attack that found nothing.
+        rows: one result per message, in the order in which the messages were given.
+        guess: mean PSNR in decibels between each private image and the constant image that is closest to it. An attack
+            that found nothing has this value of `aligned`.
     """
 
     rows: tuple[MessageResult, ...]
@@ -74,16 +77,16 @@ def compare_messages(
     from the messages. A failed attack does not prove protection, so also try other methods, steps, restarts and priors.
 
     Args:
-        messages: dictionary from a name to a message, all about the same number of images: `{"none": sent, "clipped":
+        messages: messages by name, all about the same number of images: `{"none": sent, "clipped":
             DefendedMessage(sent, Clip(1.0)), "five steps": FedAvgUpdate.of(network, images, labels, lr=0.1,
             epochs=5)}`. To attack distilled data, pass a separate message about as many distilled images.
-        images: the private images, float [N, C, H, W], in the networks' space.
+        images: the private images, float [N, C, H, W], normalized for the network.
         labels: labels of the private images, int [N].
-        normalization: normalization of the networks' space.
+        normalization: normalization of `images`.
         **options: options of `invert_message`, except shape, count and labels.
 
     Returns:
-        A `MessageComparison`.
+        The result for each message.
 
     Raises:
         TypeError, ValueError: there are no messages, or the images or labels do not fit. Errors of `invert_message` are

@@ -1,4 +1,4 @@
-"""Defences that a client applies to a message before sending it, and how an attacker accounts for them."""
+"""Defences, such as noise, that a client applies to a message before sending it, and their use in attacks."""
 
 from __future__ import annotations
 
@@ -19,35 +19,36 @@ __all__ = ["Clip", "Defence", "DefendedMessage", "Noise", "Sparsify"]
 
 
 class Defence(Protocol):
-    """Function that maps a message to the message sent instead: `Clip`, `Noise`, `Sparsify`, or your own.
+    """Interface of defences, which change a message before it is sent: `Clip`, `Noise`, `Sparsify`, or your own class.
 
-    An attack that ignores a defence overstates the protection, so every defence also defines the message that an
-    attacker expects.
+    An attacker who knows the defence can take it into account. Therefore every defence also defines (by `expected`) how
+    the attacker's own messages are changed before they are compared with the sent one. Ignoring the defence in the
+    attack would overstate the protection.
     """
 
     def __call__(self, message: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the message that is sent instead.
+        """Return the message that the client sends in place of `message`.
 
         Args:
-            message: tensors of any shapes.
+            message: the message without the defence, tensors of any shapes.
         """
         ...
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the message that the attacker expects to observe, differentiably.
+        """Return the message that the attacker compares with the sent one, differentiable in `message`.
 
         Args:
             message: message that the attacker computed from candidate images.
-            observed: message that was sent.
+            observed: message that the client sent, after the defence.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Clip:
-    """Scale a message that is too long down to a maximum norm, as DP-SGD and clipped updates do before adding noise.
+    """Defence that scales a message down to a maximum norm, as DP-SGD and clipped updates do before adding noise.
 
-    The attacker clips the messages that it computes in the same way.
+    A message below the maximum is not changed. The attacker clips the messages that it computes in the same way.
 
     Args:
         max_norm: largest l2 norm of all tensors together, > 0.
@@ -62,19 +63,19 @@ class Clip:
         check.real_number(self.max_norm, "max_norm", above=0)
 
     def __call__(self, message: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the `message`, multiplied by max_norm / norm if this factor is below 1."""
+        """Return the `message` (tensors), multiplied by max_norm / norm if its l2 norm exceeds `max_norm`."""
         norm = torch.stack([t.square().sum() for t in message]).sum().sqrt()
         factor = self.max_norm / norm.clamp(min=self.max_norm)
         return tuple(factor * t for t in message)
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the attacker's `message`, clipped in the same way; `observed` is not used."""
+        """Return the attacker's `message`, clipped to the same maximum norm; `observed` is not used."""
         return self(message)
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Add Gaussian noise to every entry. The attacker cannot reproduce the noise.
+    """Defence that adds Gaussian noise to every value of a message. The attacker cannot reproduce the noise.
 
     Use this defence to measure how well noise protects against these attacks. It gives no privacy guarantee: a
     guarantee needs a bound on each record's influence (such as `Clip`), accounting, and a secret source of noise
@@ -96,7 +97,7 @@ class Noise:
         check.positive_int(self.seed, "seed", least=0)
 
     def __call__(self, message: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the `message` plus noise."""
+        """Return the `message` (tensors) plus Gaussian noise."""
         generator = derive(self.seed, "inversion", "noise")
         return tuple(t + self.std * torch.randn(t.shape, generator=generator).to(t) for t in message)
 
@@ -107,10 +108,12 @@ class Noise:
 
 @dataclass(frozen=True)
 class Sparsify:
-    """Send only the entries of largest magnitude, and 0 for all others. The attacker compares only the sent entries.
+    """Defence that keeps only the values of largest magnitude in a message, and sends 0 in place of all other values.
+
+    The attacker compares only the values that were kept.
 
     Args:
-        share: share of the entries of all tensors together to keep, in (0, 1]; their number is rounded up.
+        share: share of values to keep, among all tensors together, in (0, 1]; their number is rounded up.
 
     Raises:
         TypeError, ValueError: `share` is not a number in (0, 1].
@@ -122,7 +125,7 @@ class Sparsify:
         check.real_number(self.share, "share", above=0, most=1)
 
     def __call__(self, message: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the `message` with all but its largest entries set to 0."""
+        """Return the `message` (tensors) with all but the values of largest magnitude set to 0."""
         flat = torch.cat([t.flatten() for t in message])
         kept = flat.abs().topk(math.ceil(self.share * len(flat))).indices
         sparse = torch.zeros_like(flat).index_copy(0, kept, flat[kept])
@@ -130,19 +133,19 @@ class Sparsify:
         return tuple(part.view_as(t) for part, t in zip(parts, message))
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the attacker's `message` where `observed` is not 0."""
+        """Return the attacker's `message`, set to 0 where the sent message `observed` is 0."""
         return tuple(t * (s != 0) for t, s in zip(message, observed))
 
 
 class DefendedMessage:
-    """Message with defences applied, for an attacker who knows the defences. Implements `ObservedMessage`.
+    """Message to which a client has applied defences that the attacker knows. Implements `ObservedMessage`.
 
     Args:
         message: the message without defences.
-        *defences: defences, applied in order.
+        *defences: defences, applied in this order.
 
     Attributes:
-        observed: the message that is sent.
+        observed: the message that is sent, after all defences.
 
     Raises:
         TypeError: `message` is not an `ObservedMessage`, or an element of `defences` is not a defence.
@@ -161,16 +164,32 @@ class DefendedMessage:
         self._message.observed = self.observed  # labels are inferred from the sent message
 
     def replay(self, images: Tensor, labels: Tensor) -> Sequence[Tensor]:
-        """Return the defended message that the attacker expects for `images` [N, C, H, W] and `labels` [N]."""
+        """Return the message that images would cause, after the attacker's version of all defences.
+
+        Args:
+            images: candidate images, float [N, C, H, W].
+            labels: class indices of the images, int64 [N].
+        """
         message = self._message.replay(images, labels)
         for one in self.defences:
             message = one.expected(message, self.observed)
         return message
 
     def count_classes(self, images: Tensor) -> int:
-        """Return the number of classes from the message without defences, which may refuse `images` [N, C, H, W]."""
+        """Return the number of classes, after checking that the client could have had images of this shape.
+
+        Both come from the message without defences.
+
+        Args:
+            images: noise of the shape to search for, float [N, C, H, W].
+        """
         return self._message.count_classes(images)
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
-        """Infer labels from the sent message as the message without defences would, with `count` and `noise`."""
+        """Infer the labels from the sent message, int64 [count], with the rule of the message without defences.
+
+        Args:
+            count: number of images behind the message.
+            noise: images on which the attacker may evaluate the network, float [M, C, H, W].
+        """
         return self._message.read_labels(count, noise)

@@ -30,21 +30,22 @@ def invert_gradient(
 ) -> Reconstruction:
     """Reconstruct a batch of images from its gradient, as a server could in federated SGD.
 
-    Short for `invert_message(Gradient(network, gradients), shape, count, ...)`, which documents the methods and also
-    takes priors.
+    This is short for `invert_message(Gradient(network, gradients), shape, count, ...)`. The function `invert_message`
+    describes the methods, and also accepts priors.
 
     Args:
-        network, gradients: the client's network, and the gradient of its mean cross-entropy; see `Gradient`.
+        network: the client's network, with the weights at which the gradient was computed; see `Gradient`.
+        gradients: gradient of the mean cross-entropy of the batch, one tensor per parameter.
         shape, count, labels, method, steps, lr, total_variation, restarts, normalization, seed: arguments of
             `invert_message`.
 
     Returns:
-        A `Reconstruction`. The order of its images within a class is arbitrary: pair them with `attacks.match` before
-        scoring.
+        The reconstructed images and labels. The order of images within a class is arbitrary, so pair them with
+        `attacks.match` before you score them.
 
     Raises:
-        TypeError, ValueError: the network cannot take images of this shape, the gradients do not fit the network, the
-            labels cannot be inferred, or an option is out of range.
+        TypeError, ValueError: the network does not accept images of this shape, the gradients do not fit the network,
+            the labels cannot be inferred, or an option is out of range.
     """
     return invert_message(
         Gradient(network, gradients),

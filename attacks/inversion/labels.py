@@ -1,4 +1,4 @@
-"""Labels from the gradient of the last layer: the class of one image, and the class counts of a batch."""
+"""Inference of labels from the gradient of the last layer: the class of one image, or the class counts of a batch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ __all__ = ["class_counts", "infer_label"]
 
 
 def infer_label(weight_gradient: Tensor) -> int:
-    """Return the class of the single image behind a gradient, exactly and from signs only (iDLG).
+    """Return the class of the single image behind a gradient (iDLG).
 
-    With softmax cross-entropy, row c of the last weight's gradient is (p_c - y_c) a, with features a. Only the row of
-    the true class has a negative factor, so only this row points in the opposite direction to all others. Neither the
-    network nor the image is needed, and neither clipping nor sending only the signs hides the class.
-    `class_counts(bias_gradient, 1)` needs the bias gradient instead and gives a best guess under noise. This function
-    refuses gradients that one image cannot have caused.
+    With softmax cross-entropy, row c of the last weight's gradient is (p_c - y_c) a. Here a are the features of the
+    image, p_c is the predicted probability of class c, and y_c is 1 for the true class and 0 otherwise. Only the row of
+    the true class has a negative factor, so only this row points in the opposite direction to all others. The result is
+    exact. It needs neither the network nor the image, and neither clipping nor sending only the signs hides the class.
+    If the gradient has noise, use `class_counts(bias_gradient, 1)`, which gives a best guess from the bias gradient.
+    This function refuses gradients that one image cannot have caused.
 
     Args:
         weight_gradient: gradient of the last linear layer's weight, float [K, D], for at least 3 classes. With two
@@ -56,11 +57,11 @@ def infer_label(weight_gradient: Tensor) -> int:
 def class_counts(bias_gradient: Tensor, count: int, predictions: Tensor | None = None) -> Tensor:
     """Return the number of images per class in a batch, from the gradient of the last layer's bias.
 
-    With softmax cross-entropy averaged over N images, entry k of that gradient is (mean probability of k) - n_k / N, so
-    n_k = N (mean probability of k - entry k). The attacker does not know the probabilities of the private images but
-    has the network; early in training its mean prediction on any images is close enough. The result is the nearest
-    vector of nonnegative whole counts that sum to N. It is exact if every class's mean probability is known to better
-    than 1/(2N).
+    With softmax cross-entropy averaged over N images, entry k of this gradient is g_k = p_k - n_k / N, where p_k is the
+    mean predicted probability of class k, and n_k is the number of its images. Therefore n_k = N (p_k - g_k). The
+    attacker does not know the predictions for the private images, but has the network: early in training, its mean
+    prediction for any other images is close enough. The result is the nearest vector of nonnegative whole counts that
+    sum to N. It is exact if every p_k is known to better than 1/(2N).
 
     Args:
         bias_gradient: gradient of the batch's mean loss, float [K] with K at least 2, neither clipped nor scaled. With

@@ -1,4 +1,4 @@
-"""Interface of messages that can be inverted, and a message that a function computes from images."""
+"""Interface of messages that can be inverted, and an implementation for messages that a given function computes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["ObservedMessage", "ReplayableMessage"]
 
 
 class ObservedMessage(Protocol):
-    """Message that `invert_message` can invert. Implement this protocol for messages computed from images.
+    """Interface of the messages that `invert_message` can invert. Implement it for your own kind of message.
 
     Attributes:
-        observed: tensors of the message, as the attacker sees them.
-        ordered: whether the message depends on the order of the images, as with several local batches. The attack then
-            tries another order of the labels in each restart.
+        observed: tensors of the message that the attacker has seen.
+        ordered: whether the message depends on the order of the images, as it does if a client trains on several
+            batches. If true, the attack tries another order of the labels in each restart.
     """
 
     observed: tuple[Tensor, ...]
@@ -29,7 +29,7 @@ class ObservedMessage(Protocol):
         """Return the message that these images would cause, differentiable with respect to `images`.
 
         Args:
-            images: candidate images, float [N, C, H, W], in the space in which the client computed.
+            images: candidate images, float [N, C, H, W], normalized as the client's images.
             labels: class indices of the images, int64 [N].
 
         Returns:
@@ -38,7 +38,7 @@ class ObservedMessage(Protocol):
         ...
 
     def count_classes(self, images: Tensor) -> int:
-        """Return the number of classes, after checking that the client could have had images of this shape.
+        """Return the number of classes, after checking that the message can come from images of this shape.
 
         Args:
             images: noise of the shape to search for, float [N, C, H, W].
@@ -50,10 +50,10 @@ class ObservedMessage(Protocol):
 
         Args:
             count: number of images behind the message.
-            noise: images of the attacker, float [M, C, H, W], on which it may evaluate the network.
+            noise: random images, float [M, C, H, W], on which the attacker may evaluate the network.
 
         Raises:
-            ValueError: the message does not reveal the labels; they must be given.
+            ValueError: the message does not reveal the labels, so the user must pass them to the attack.
         """
         ...
 
@@ -66,7 +66,7 @@ def require_message(message: object, name: str) -> None:
 
     Args:
         message: value to check.
-        name: name of the argument, for the error.
+        name: name of the argument, for error messages.
 
     Raises:
         TypeError: a member of the protocol is missing, or the value is a class.
@@ -79,10 +79,10 @@ def require_message(message: object, name: str) -> None:
 
 
 class ReplayableMessage:
-    """Message that a differentiable function computes from images and labels. Implements `ObservedMessage`.
+    """Message that is computed by a differentiable function of images and labels. Implements `ObservedMessage`.
 
     Args:
-        observed: the message, floating-point tensors.
+        observed: tensors of the message that the attacker has seen, of a floating-point type.
         replay: function `replay(images, labels)` that returns the message these images would cause, differentiable with
             respect to the images.
         num_classes: number of classes.
@@ -107,13 +107,17 @@ class ReplayableMessage:
         self.ordered = check.boolean(ordered, "ordered")
 
     def replay(self, images: Tensor, labels: Tensor) -> Sequence[Tensor]:
-        """Return the result of the function for `images` [N, C, H, W] and `labels` [N]."""
+        """Return the message for `images` [N, C, H, W] and `labels` [N]: the result of the constructor's `replay`."""
         return self._replay(images, labels)
 
     def count_classes(self, images: Tensor) -> int:
-        """Return `num_classes` for any `images`."""
+        """Return the constructor's `num_classes`; the `images` are not checked."""
         return self.num_classes
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
-        """Raise an error for any `count` and `noise`: labels cannot be inferred from an arbitrary message."""
+        """Raise ValueError, because labels cannot be inferred from an arbitrary message; pass them to the attack.
+
+        Args:
+            count, noise: not used.
+        """
         raise ValueError("labels must be given: they cannot be inferred from an arbitrary message")

@@ -1,4 +1,4 @@
-"""Prior knowledge of an attacker about images: batch norm statistics, and agreement between restarts."""
+"""Terms for the loss of an inversion that prefer plausible images: batch norm statistics, and group consistency."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Prior = Callable[[Tensor], Tensor]
 
 
 def batch_norm_prior(network: nn.Module, *, first_multiplier: float = 1.0) -> Prior:
-    """Return a prior that compares images with a network's batch norm statistics: GradInversion's prior.
+    """Return a function that measures how far images are from a network's batch norm statistics (GradInversion).
 
-    The statistics are means over many images, so they fit a large private batch better than one image. If a client also
-    sends its running statistics, use a network with those.
+    Pass it to `invert_message(priors=...)`. The statistics are means over many images, so they suit a large private
+    batch better than one image. If a client also sends its running statistics, use a network with these statistics.
 
     Args:
         network: network with BatchNorm layers that keep running statistics. Its state and its mode are not changed.
         first_multiplier: weight of the first layer; all other layers have weight 1, as in `losses.BatchNormPrior`.
 
     Returns:
-        A function of images for `invert_message(priors=...)`; each call is a forward pass.
+        A function of images that returns a scalar; each call is a forward pass.
 
     Raises:
         TypeError, ValueError: `network` is not a network or has no such layers, or the multiplier is below 0.
@@ -49,7 +49,10 @@ def batch_norm_prior(network: nn.Module, *, first_multiplier: float = 1.0) -> Pr
 
 
 def group_mean(images: Mapping[int, Tensor], labels: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """Return, for every restart, the mean of each image over all restarts, in the restart's own order of images.
+    """Return the mean images over all restarts of an inversion, for GradInversion's group consistency.
+
+    Restarts may have found the same images in different orders. Images of one class are therefore paired by their
+    distance before the mean is taken. The means are returned once per restart, in the order of its images.
 
     Args:
         images: images of each restart, float [N, C, H, W], by restart index.

@@ -1,4 +1,4 @@
-"""Reconstruction of images by optimization, from messages that the attacker can recompute from candidate images."""
+"""Reconstruction of images from a message, by a search for images that would have caused the same message."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ class Reconstruction:
 
     Attributes:
         images: reconstructed images, float [count, C, H, W], pixels in [0, 1], from the restart with the smallest loss.
-        labels: labels of the images, int64 [count], as given, or as inferred from the message and sorted by class.
-        losses: smallest loss of every restart. The images are chosen by this loss, never by comparison with the private
-            images.
+        labels: labels of the images, int64 [count], as given by the user; or as inferred from the message, sorted by
+            class.
+        losses: smallest loss of each restart. The images are chosen by this loss, and not by comparison with the
+            private images.
     """
 
     images: Tensor
@@ -60,12 +61,14 @@ def invert_message(
 ) -> Reconstruction:
     """Reconstruct the images behind a message, as a server or an eavesdropper on a client's messages could.
 
-    - "dlg": L-BFGS (step size 1) on the squared l2 distance between the messages, relative to the observed one. It is
-      nearly exact for networks with tanh and few images. It may fail from one start and succeed from another, so use
-      restarts.
-    - "geiping": Adam on the sign of the gradient of the cosine distance plus weighted total variation (`lr` is
-      multiplied by 0.1 at 3/8, 5/8 and 7/8 of the steps). The images stay in the range of pixels. Use it for ReLU
-      networks.
+    The attack searches for images whose message is close to the observed one. There are two methods:
+
+    - "dlg": L-BFGS (step size 1) on the squared l2 distance between both messages, relative to the observed message's
+      squared norm. It is nearly exact for networks with tanh and few images. It may fail from one start and succeed
+      from another, so use restarts.
+    - "geiping": Adam with the sign of the gradient. The loss is the cosine distance between both messages, plus the
+      weighted total variation. `lr` is multiplied by 0.1 at 3/8, 5/8 and 7/8 of the steps. The images stay in the range
+      of pixels. Use this method for ReLU networks.
 
     Every restart begins with noise from N(0, 1) and keeps the images with its smallest loss. A restart that diverges is
     stopped. Images that "dlg" finds outside the range of pixels are clipped, or rescaled into the range if this changes
@@ -85,17 +88,17 @@ def invert_message(
         total_variation: weight of the mean absolute difference between neighboring pixels; None for 0.1 ("geiping")
             and 0 ("dlg"). With instance norm, the message does not determine the contrast: 0.1 removes the contrast,
             and 0.03 keeps more of it.
-        priors: pairs of a weight and a function of images (in the network's space) that returns a scalar, added to the
-            loss: `batch_norm_prior(network)`, `distillkit.losses.image_l2` and similar.
+        priors: pairs of a weight and a function that maps images (normalized for the network) to a scalar, such as
+            `batch_norm_prior(network)` or `distillkit.losses.image_l2`. Weight times scalar is added to the loss.
         group: weight of GradInversion's group consistency, the l2 distance of a restart's images from the mean over all
             restarts. This term needs "geiping" and at least two restarts, which then run together.
-        restarts: number of starts.
+        restarts: number of searches, each from different initial noise.
         normalization: the client's normalization of pixels in [0, 1].
         seed: seed of the initial noise.
 
     Returns:
-        A `Reconstruction`. The order of its images within a class is arbitrary: pair them with `attacks.match` before
-        scoring.
+        The reconstructed images and labels. The order of images within a class is arbitrary, so pair them with
+        `attacks.match` before you score them.
 
     Raises:
         TypeError, ValueError: `message.replay` returns tensors that do not fit the observed ones, the labels cannot be
@@ -167,10 +170,16 @@ def invert_message(
 
 
 def _to_pixels(x: Tensor, loss: Callable[[Tensor], Tensor], normalization: Normalization) -> Tensor:
-    """Return images as pixels in [0, 1]: clipped, scaled or stretched, whichever gives the smallest loss.
+    """Convert found images to pixels in [0, 1].
 
-    A search without limits (L-BFGS) leaves the range of pixels if the network does not see contrast, as with instance
-    norm. Clipping would then remove details that the message contains.
+    L-BFGS may leave the range of pixels if the network does not see contrast, as with instance norm. Clipping would
+    then remove details that the message contains. Three results are therefore compared by their loss: clipped pixels,
+    normalized values scaled towards 0, and pixels stretched to [0, 1].
+
+    Args:
+        x: normalized images, float [N, C, H, W].
+        loss: loss of the search, a function of normalized images.
+        normalization: normalization of the images.
     """
     pixels = normalization.decode(x)
     if bool(((pixels >= 0) & (pixels <= 1)).all()):
@@ -194,7 +203,15 @@ def _priors(priors: Sequence[tuple[float, Prior]]) -> list[tuple[float, Prior]]:
 
 
 def _pull(images: dict[int, Tensor], labels: dict[int, Tensor], weight: float) -> dict[int, Tensor]:
-    """Return the gradient of weight * ||x - mean||_2 for each restart, with the mean held fixed."""
+    """Return the gradient of the group consistency term, weight * ||x - mean||_2, for each restart.
+
+    Here x are the images of the restart, and the mean over all restarts is treated as a constant.
+
+    Args:
+        images: images of each active restart, by restart index.
+        labels: labels of each restart, by restart index.
+        weight: weight of the term.
+    """
     away = {r: images[r] - mean for r, mean in group_mean(images, labels).items()}
     return {r: weight * gap / gap.norm().clamp(min=torch.finfo(gap.dtype).tiny) for r, gap in away.items()}
 
@@ -216,7 +233,10 @@ def _check_replay(message: ObservedMessage, images: Tensor, labels: Tensor) -> N
 
 
 def _variation(x: Tensor) -> Tensor:
-    """Return the mean absolute difference of neighbors, weighted as by Geiping et al. (`losses` has the sum)."""
+    """Return the total variation as in Geiping et al.: the mean absolute difference between neighboring pixels.
+
+    The means over horizontal and vertical neighbors are added.
+    """
     pairs = [x.diff(dim=d).abs() for d in (-1, -2) if x.shape[d] > 1]
     return torch.stack([p.mean() for p in pairs]).sum() if pairs else x.new_zeros(())
 
@@ -226,6 +246,9 @@ def _noise(shape: tuple[int, ...], like: Tensor, seed: int, restart: int) -> Ten
 
 
 def _permute_labels(count: int, seed: int, restart: int) -> Tensor:
-    """Return a random order of the labels, rotated by one in each restart so that restarts differ."""
+    """Return a random permutation of the labels for a restart, int64 [count], which is different in each restart.
+
+    Consecutive restarts use the same random permutation, rotated by one position more each time.
+    """
     order = torch.randperm(count, generator=derive(seed, "inversion", "labels", restart // count))
     return order.roll(restart % count)

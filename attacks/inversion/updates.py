@@ -1,4 +1,4 @@
-"""Messages of clients that train: the gradient of one step, and the update after several steps."""
+"""Messages of clients that train a network: the gradient of one step, or the weight update after several steps."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class Gradient:
     """Gradient of one step of federated SGD, for the mean cross-entropy of a batch. Implements `ObservedMessage`.
 
     Args:
-        network: network with the weights and in the mode with which the client computed the gradient. It is not
-            changed. Dropout in training mode draws anew at each step, so invert such a network in eval mode.
+        network: network with the client's weights, in the mode (training or eval) in which the client computed the
+            gradient. It is not changed. In training mode, dropout would draw new masks at each step of the attack, so
+            use eval mode for a network with dropout.
         gradients: one tensor per parameter, in the order of `network.parameters()`.
 
     Raises:
@@ -43,13 +44,18 @@ class Gradient:
 
         Args:
             network: network of the client, as for the class.
-            images: images of the client, float [N, C, H, W].
-        labels: class indices of the images, int [N].
+            images: images of the client, float [N, C, H, W], normalized for the network.
+            labels: class indices of the images, int [N].
         """
         return Gradient(network, [g.detach() for g in _gradient(network, *copy_state(network), images, labels)])
 
     def replay(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        """Return the gradient for `images` [N, C, H, W] with `labels` [N], one differentiable tensor per parameter."""
+        """Return the gradient for given images, one tensor per parameter, differentiable with respect to the images.
+
+        Args:
+            images: candidate images, float [N, C, H, W].
+            labels: class indices of the images, int64 [N].
+        """
         return _gradient(self.network, *copy_state(self.network), images, labels, graph=True)
 
     def count_classes(self, images: Tensor) -> int:
@@ -57,46 +63,52 @@ class Gradient:
         return compute_logits(self.network, images).shape[1]
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
-        """Infer the labels [count] from the last layer.
+        """Infer the labels of the images from the gradient of the last layer, int64 [count].
 
-        The labels come from `class_counts` on the layer's bias. If the layer has no bias, they come from `infer_label`
-        on its weight, for one image only.
+        The bias gradient is passed to `class_counts`. If the layer has no bias, the label of a single image comes from
+        the weight's gradient by `infer_label`.
 
         Args:
             count: number of images in the batch.
-            noise: images whose mean prediction approximates that of the batch, if count > 1.
+            noise: random images, float [M, C, H, W]. If `count` is above 1, the network's mean prediction for them is
+                used as an approximation of its mean prediction for the batch.
+
+        Raises:
+            ValueError: the last layer has no bias, and there are several images.
         """
         predictions = compute_logits(self.network, noise).softmax(1)
         return _read_labels(self.observed[-1], predictions.shape[1], count, predictions if count > 1 else None)
 
 
 class FedAvgUpdate:
-    """Update of a FedAvg client after several local steps: its weights minus the weights that it received.
+    """Update of a FedAvg client after several local steps: its weights after training minus those that it received.
 
     Implements `ObservedMessage`. The attack differentiates through every step of local SGD. The attacker does not know
-    the client's order of images. The assignment of images to the batches of the first epoch does not matter, because
-    the images are unknown. Unknown labels are assigned to the batches anew in each restart, so use restarts. Later
-    epochs are assumed to use the same order as the first, an approximation that small updates of many small steps
-    tolerate.
+    the order in which the client uses its images. In the first epoch the order does not matter, because the images are
+    unknown. Labels that are not given are assigned to the batches differently in each restart, so use several restarts.
+    In later epochs the attack assumes the order of the first epoch. This is an approximation, which works if each step
+    is small.
 
     Args:
         network: network with the weights that the client received, in the mode in which it trained; see `Gradient`.
-        update: one tensor per parameter, weights after training minus before, in the order of `network.parameters()`.
+        update: weights after training minus weights before, one tensor per parameter, in the order of
+            `network.parameters()`.
         lr: the client's learning rate, > 0, which a server that sets it knows.
         epochs: number of epochs over the images.
         batch: number of images per step; the last batch of an epoch may be smaller. None for all images.
         momentum, weight_decay: options of SGD, as in PyTorch.
-        order: batches of all epochs in order, as index tensors into the images, if the order is known. It replaces
-            `epochs` and `batch`.
+        order: indices of the images in each batch of the whole training, if the order is known; one int tensor per
+            step. It replaces `epochs` and `batch`.
 
     Raises:
-        TypeError, ValueError: as for `Gradient`; or an option is out of range.
+        TypeError, ValueError: `network` is not a network; the update does not fit it, is not finite, or is all 0; or an
+            option is out of range.
 
     Sources: Geiping et al., "Inverting Gradients" (NeurIPS 2020), Section 6, who differentiate through several local
     steps; Dimitrov et al., "Data Leakage in Federated Averaging" (TMLR 2022), on batches and epochs in unknown order.
-    They relate the images of different epochs by a prior; we assume the same images in the same order. Labels are
-    inferred from the change of the bias as in Geng et al. (2021): from the mean of the steps' gradients and the
-    network's mean prediction before and after training.
+    Dimitrov et al. relate the images of different epochs by a prior; we assume the same images in the same order.
+    Labels are inferred from the change of the last bias as in Geng et al. (2021): the change gives the mean gradient of
+    the steps, which is combined with the network's mean prediction before and after training.
     """
 
     def __init__(
@@ -138,10 +150,10 @@ class FedAvgUpdate:
 
         Args:
             network, lr, epochs, batch, momentum, weight_decay: network and options of the client, as for the class.
-            images: images of the client, float [N, C, H, W].
+            images: images of the client, float [N, C, H, W], normalized for the network.
             labels: class indices of the images, int [N].
-            order: batches of the client. They are hidden from the attacker, who only knows `epochs` and `batch`, so
-                pass these arguments too.
+            order: indices of the images in each batch of the client's training. The returned message does not contain
+                them. The attacker knows only `epochs` and `batch`, so pass these arguments, too.
 
         Raises:
             ValueError: the number of batches differs from what `epochs` and `batch` imply.
@@ -160,7 +172,12 @@ class FedAvgUpdate:
         return made(sent, epochs=epochs, batch=batch)
 
     def replay(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        """Return the update of local SGD on `images` [N, C, H, W] with `labels` [N], differentiable in the images."""
+        """Return the update of local SGD on given images, one tensor per parameter, differentiable in the images.
+
+        Args:
+            images: candidate images, float [N, C, H, W].
+            labels: class indices of the images, int64 [N].
+        """
         first, buffers = copy_state(self.network)
         parameters, moving = dict(first), {k: torch.zeros_like(p) for k, p in first.items()}
         for rows in self._steps(len(images)):
@@ -176,11 +193,17 @@ class FedAvgUpdate:
         return compute_logits(self.network, images).shape[1]
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
-        """Infer the labels [count] from the change of the last bias, treated as the mean gradient of the steps.
+        """Infer the labels of the images from the change of the last layer's bias, int64 [count].
+
+        From the change, the mean gradient of the local steps is computed and passed to `class_counts`.
 
         Args:
             count: number of images of the client.
-            noise: images whose mean prediction, before and after training, approximates that of the client's images.
+            noise: random images, float [M, C, H, W]. If `count` is above 1, the network's mean prediction for them,
+                before and after training, is used as an approximation of its prediction for the client's images.
+
+        Raises:
+            ValueError: the last layer has no bias, and there are several images.
         """
         before = compute_logits(self.network, noise).softmax(1)
         changed = {k: p.detach() + u for (k, p), u in zip(self.network.named_parameters(), self.observed)}
@@ -209,7 +232,20 @@ def _gradient(
 
 
 def _read_labels(last: Tensor, classes: int, count: int, predictions: Tensor | None) -> Tensor:
-    """Return the labels inferred from the gradient of the last parameter, sorted."""
+    """Infer labels from the gradient of a network's last parameter, which is a bias or a weight.
+
+    Args:
+        last: the gradient, [K] of a bias or [K, D] of a weight.
+        classes: number of classes, K.
+        count: number of images.
+        predictions: predicted probabilities for any images, [M, K]; None for a uniform prediction.
+
+    Returns:
+        The labels, int64 [count], sorted.
+
+    Raises:
+        ValueError: the last parameter is a weight, and there are several images or only two classes.
+    """
     if last.shape == (classes,):
         return torch.arange(classes, device=last.device).repeat_interleave(class_counts(last, count, predictions))
     if count == 1 and last.ndim == 2 and len(last) == classes > 2:

@@ -1,9 +1,12 @@
 """Membership inference: scores of records, and attacks that compare a target with shadow models.
 
-In order of cost: `nearest` needs only the published images, and `label_only` the target model's decisions. `loss`,
-`margin`, `stable_logit` and `gradient_norm` need the model itself. `lira`, `rmia` and `shadow_classifier` also need
-shadow models, trained like the target on random halves of the candidates; `run_shadows` runs the whole `Pipeline` for
-them. Each attack returns one score per record, higher for training members. `attacks.roc` turns scores into rates, and
+The target is the model (or published set) that is attacked. The attacks need different access to it. `nearest` needs
+only the published images, and `label_only` only the model's decisions. `loss`, `margin` and `stable_logit` need the
+model's logits, and `gradient_norm` the model itself. `lira`, `rmia` and `shadow_classifier` also need shadow models,
+which are trained like the target on random halves of the candidate records. `run_shadows` trains them by running a
+`Pipeline` many times.
+
+Each attack returns one score per record, higher for training members. `attacks.roc` turns scores into rates, and
 `leave_one_out` evaluates attacks on many targets.
 """
 

@@ -16,7 +16,7 @@ __all__ = ["checked_scores", "decisions", "finite_scores"]
 
 
 def finite_scores(scores: Tensor, name: str) -> Tensor:
-    """Return scores as float64 after checking that they are finite."""
+    """Check that scores are a finite float tensor, and return them as float64. `name` is for error messages."""
     check.float_tensor(scores, name)
     if not bool(scores.isfinite().all()):
         raise ValueError(
@@ -27,7 +27,16 @@ def finite_scores(scores: Tensor, name: str) -> Tensor:
 
 
 def checked_scores(target: Tensor, inside: Tensor, shadows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores [n] and [S, n] as float64 and memberships [S, n], on the target's device, after checking them."""
+    """Check the inputs of an attack with S shadow models on n records, and move them to the target's device.
+
+    Args:
+        target: scores of the target, [n].
+        inside: whether each shadow model was trained on each record, bool [S, n].
+        shadows: scores of the shadow models, [S, n].
+
+    Returns:
+        The three tensors, with the scores as float64.
+    """
     target, shadows = finite_scores(target, "target"), finite_scores(shadows, "shadows")
     check.bool_tensor(inside, "inside", "[S, n]")
     if target.ndim != 1 or inside.shape != shadows.shape or shadows.shape[1:] != target.shape:

@@ -1,4 +1,4 @@
-"""Folder of shadow models: their settings, and a file of scores for each finished shadow model."""
+"""Folder with the scores of finished shadow models, one file for each model, and their common settings."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ from distillkit.locking import locked
 __all__ = ["FORMAT", "open_shadow_folder", "write_shadow"]
 
 FORMAT = "distillkit shadow 1"
-"""Format name in the files and the design."""
+"""Name of the file format, in the files of scores and in `design.json`."""
 
 
 @contextlib.contextmanager
 def open_shadow_folder(
     out: str | os.PathLike[str] | None, design: Mapping[str, object], count: int
 ) -> Iterator[dict[int, RunScores]]:
-    """Lock the folder for the duration of a `with` block, and yield its shadows of this design, by shadow index.
+    """Lock a folder of shadow models for the duration of a `with` block, and read the scores in it.
 
     Args:
-        out: path of the folder, created if missing; None to use no folder.
-        design: settings that determine the shadows, as JSON values.
-        count: number of wanted shadows; shadows with a higher index are not read.
+        out: path of the folder, which is created if it is missing; None to use no folder.
+        design: settings that determine the shadow models, as JSON values.
+        count: number of wanted shadow models. Models with an index of at least `count` are not read.
+
+    Yields:
+        The scores of each finished shadow model, by its index.
 
     Raises:
         TypeError: `out` is not a path.
-        ValueError: the folder holds another design, or is damaged.
+        ValueError: the shadow models in the folder were made with other settings, or the folder is damaged.
         InUse: another process uses the folder.
     """
     if out is None:
@@ -46,12 +49,12 @@ def open_shadow_folder(
 
 
 def write_shadow(out: str | os.PathLike[str] | None, number: int, one: RunScores) -> None:
-    """Write a shadow's scores atomically.
+    """Write the scores of a shadow model to its file, atomically.
 
     Args:
         out: path of the folder; None to write nothing.
-        number: index of the shadow.
-        one: scores of the shadow.
+        number: index of the shadow model.
+        one: the scores.
     """
     if out is not None:
         tensors = {f"scores.{n}": t for n, t in one.scores.items()}

@@ -1,4 +1,4 @@
-"""Fitting of shadows in threads or processes."""
+"""Training of shadow models ("fitting shadows") in threads or processes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,17 @@ __all__ = ["BACKENDS", "Backend", "Job", "fit_first", "fit_shadows", "require_se
 
 Backend = Literal["threads", "processes"]
 BACKENDS = get_args(Backend)
-"""Backends for fitting shadows; see `run_shadows`."""
+"""Allowed values of the option `backend` of `run_shadows`."""
 
 
 class Job(NamedTuple):
-    """Shadow to fit: its index, its records, bool [N], and its seed."""
+    """Shadow model to train.
+
+    Attributes:
+        number: index of the shadow model.
+        inside: whether each record is in its training set, bool [N].
+        seed: seed of the training.
+    """
 
     number: int
     inside: Tensor
@@ -34,15 +40,15 @@ class Job(NamedTuple):
 def fit_shadows(
     pipeline: Pipeline, jobs: Sequence[Job], workers: int, backend: Backend
 ) -> Iterator[tuple[int, RunScores]]:
-    """Fit shadows and yield their scores by shadow index as they finish.
+    """Train shadow models in parallel, and yield a pair of index and scores for each model as soon as it is finished.
 
-    If a shadow fails, the shadows in progress are finished and yielded, and then its error is raised.
+    If the training of a model fails, the models in progress are finished and yielded, and then the error is raised.
 
     Args:
-        pipeline: the pipeline to run.
-        jobs: shadows to fit.
-        workers: number of shadows fitted at a time.
-        backend: backend of the workers; see `run_shadows`.
+        pipeline: pipeline that trains a model on some of its records.
+        jobs: shadow models to train.
+        workers: number of models that are trained at the same time.
+        backend: "threads" or "processes"; see `run_shadows`.
     """
     if jobs and backend == "threads":
         first, *jobs = jobs
@@ -76,11 +82,14 @@ def fit_shadows(
 
 
 def fit_first(pipeline: Pipeline, job: Job) -> tuple[RunScores, bool]:
-    """Fit one shadow in a thread, and return whether it drew from torch's global generator.
+    """Train one shadow model in a thread, and detect whether the training draws from torch's global generator.
 
     Args:
-        pipeline: the pipeline to run.
-        job: shadow to fit.
+        pipeline: pipeline that trains a model on some of its records.
+        job: shadow model to train.
+
+    Returns:
+        The scores, and whether the global generator was used.
     """
     with _pool(pipeline, 1, "threads") as pool:
         try:
@@ -133,10 +142,10 @@ def _fit_in_worker(inside: object, seed: int) -> RunScores:
 
 
 def require_sendable(pipeline: Pipeline) -> None:
-    """Check that spawned processes can import a pipeline's `fit`.
+    """Check that the pipeline's function `fit` can be pickled, so that it can be sent to other processes.
 
     Raises:
-        ValueError: `fit` cannot be imported; the message explains what to pass instead.
+        ValueError: `fit` cannot be pickled. The message explains what to pass instead.
     """
     try:
         pickle.dumps(pipeline.fit)

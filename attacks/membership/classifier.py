@@ -1,4 +1,4 @@
-"""Shadow classifier: a classifier that learns from shadow models what outputs on members look like."""
+"""Membership inference by a classifier that is trained on the outputs of shadow models (Shokri et al.)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ __all__ = ["shadow_classifier"]
 
 
 def shadow_classifier(target: Tensor, inside: Tensor, shadows: Tensor, labels: Tensor | None = None) -> Tensor:
-    """Return scores of the attack of Shokri et al., which learns from shadow models how outputs on members look.
+    """Return the scores of a classifier that distinguishes members from non-members by a model's outputs.
 
-    For every class a logistic regression separates the shadows' outputs on their training records from those on other
-    records, and then scores the target's outputs. The attack compares all records of a class with each other, so it is
-    a baseline for `lira`, which compares each record with itself. Exclude the target and its complement from the
-    shadows, as `leave_one_out` does; the training data of the attack is then independent of the target.
+    This is the attack of Shokri et al. For every class, a logistic regression is trained to separate the outputs of the
+    shadow models on their training records from their outputs on other records. It then scores the target's outputs.
+    The attack compares all records of a class with each other, so it is a baseline for `lira`, which compares each
+    record with itself. Do not use the target itself or a shadow model on the complementary records as a shadow
+    (`leave_one_out` excludes both); the training data of the attack is then independent of the target.
 
-    Paper: Shokri et al., "Membership inference attacks against machine learning models" (S&P 2017). Deviations:
+    Paper: Shokri et al., "Membership inference attacks against machine learning models" (S&P 2017). Deviations: we use
     logistic regression (scikit-learn, on standardized outputs, with its default penalty) in place of a network; logits
-    or any scores in place of probabilities, which confident models round to 1; shadows on halves of the same records.
+    or other scores in place of probabilities, which confident models round to 1; and shadow models on halves of the
+    same records.
 
     Args:
-        target: outputs of the target, float [n] or [n, d]; for example logits (`model_scorer(network, None)`).
-        inside: whether shadow s was trained on record i, bool [S, n].
-        shadows: outputs of the shadows [S, n] or [S, n, d].
-        labels: class indices int [n]; None for one classifier for all classes.
+        target: outputs of the target model, float [n] or [n, d]; for example logits (`model_scorer(network, None)`).
+        inside: whether shadow model s was trained on record i, bool [S, n].
+        shadows: outputs of the shadow models, [S, n] or [S, n, d].
+        labels: class indices of the records, int [n]; None trains one classifier for all classes.
 
     Returns:
         Log odds of membership, float64 [n], higher for members.

@@ -1,4 +1,4 @@
-"""Per-record gradients: their norm as a membership score, and the test of FedLGD's paper on such statistics."""
+"""Membership scores from per-record gradients: the gradient's norm, and the density test of FedLGD's paper."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _NUMBERS = 1 << 26
 
 
 def gradient_norm(network: nn.Module, images: Tensor, labels: Tensor, *, chunk: int | None = None) -> Tensor:
-    """Return minus the norm of each record's gradient, which is small for training records.
+    """Return minus the norm of each record's gradient, as a membership score: training records have small gradients.
 
-    This is a score like `loss`, for an adversary who has the network itself (white-box access). `gradient_kde` uses it
-    as its statistic. The gradient is that of the cross-entropy with respect to all parameters, in eval mode. For `lira`
-    use minus its logarithm, `-(-score).log()`, which is more nearly Gaussian.
+    Use it for an adversary who has the network itself (white-box access). The gradient is that of the cross-entropy
+    with respect to all parameters, in eval mode. For `lira`, use minus the logarithm of the norm, `-(-score).log()`,
+    which is more nearly Gaussian.
 
     Args:
         network: classifier that returns logits [n, K] for images. Its mode is restored afterwards.
@@ -86,25 +86,26 @@ def _norms(network: nn.Module, values: dict[str, Tensor], images: Tensor, labels
 
 
 def gradient_kde(statistic: Tensor, member: Tensor, *, folds: int = 5, seed: int = 0) -> Tensor:
-    """Return cross-fitted likelihood ratios of two kernel density estimates: FedLGD's membership test.
+    """Return log-likelihood ratios from two kernel density estimates, the membership test in FedLGD's paper.
 
-    This is a *weak* test, for comparison with that paper only: a ROC curve on the diagonal does not show privacy. It
-    compares all members with all non-members, so the variation between easy and hard records masks the differences that
-    `lira` measures for each record. It is also given the membership of most records, which no attacker knows.
+    This is a *weak* test, for comparison with that paper only: a ROC curve on the diagonal does not show privacy. The
+    test compares all members with all non-members, so the variation between easy and hard records masks the differences
+    that `lira` measures for each record. The test also needs the membership of most records, which no attacker knows.
 
-    Densities of the statistic are estimated by Gaussian kernels (Scott's bandwidth), one for members and one for
-    non-members; a record's score is the logarithm of their ratio. The records are split into `folds` parts, and each
-    record is scored by densities fitted on the other parts. If the densities were fitted and evaluated on the same
-    records, as the paper seems to do, even noise would appear to reveal members.
+    Two densities of the statistic are estimated with Gaussian kernels (Scott's bandwidth), one for members and one for
+    non-members. A record's score is the logarithm of their ratio. The records are split into `folds` parts, and each
+    record is scored with densities that were fitted on the other parts. If the densities were fitted and evaluated on
+    the same records, as the paper seems to do, even noise would appear to reveal members.
 
     Args:
-        statistic: one value per record, float [n], or a few, [n, d]; preferably the logarithm of `-gradient_norm(...)`.
+        statistic: one value per record, float [n], or d values per record, [n, d]; preferably the logarithm of
+            `-gradient_norm(...)`.
         member: whether each record is a member, bool [n]; at least two members and two non-members per fold.
         folds: number of parts, at least 2.
         seed: seed of the assignment to parts.
 
     Returns:
-        Log ratios, float64 [n], higher where members are denser.
+        Log-likelihood ratios, float64 [n], higher for records that look like members.
 
     Raises:
         TypeError, ValueError: the shapes do not fit, a value is not finite, there are too few records for the folds, or
@@ -112,9 +113,9 @@ def gradient_kde(statistic: Tensor, member: Tensor, *, folds: int = 5, seed: int
 
     Paper: Huang et al., "Federated Learning on Virtual Heterogeneous Data with Local-Global Dataset Distillation" (TMLR
     2024), section 5.5, "Privacy", and Fig. 6: gradients of the server's model on training and test data, and a Gaussian
-    kernel density estimate. The paper calls it a likelihood-ratio attack after Carlini et al. (2022), but it has no
-    shadow models. The paper does not state the statistic, bandwidth and folds, and no code is available: these are our
-    choices.
+    kernel density estimate. The paper calls its test a likelihood-ratio attack after Carlini et al. (2022), but uses no
+    shadow models. It does not state the statistic, the bandwidth and the folds, and no code is available, so these are
+    our choices.
     """
     values = finite_scores(statistic, "statistic").cpu()
     if values.ndim not in (1, 2) or 0 in values.shape:

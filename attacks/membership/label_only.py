@@ -26,24 +26,25 @@ def label_only(
     generator: int | torch.Generator = 0,
     chunk: int | None = None,
 ) -> Tensor:
-    """Return the share of altered copies of each record for which the model's decision is the record's label.
+    """Return the share of altered copies of each record that the model classifies correctly, as a membership score.
 
-    Use this score against a model that reveals its decisions only. Hiding the confidences is no defence: a model is
-    right on more copies of its training records, which lie farther from its decision boundary. The copies are the
-    record itself, its translations by at most `shift` pixels, and the record with Gaussian noise of each level. With
-    `shift=0` and `noise=()` the score is whether the model is right, the weakest attack, from which others should be
-    distinguished. Like other scores, it can be attacked with shadow models: `partial(label_only, network)` is a scorer
-    for a `Pipeline`. A record's score does not depend on the other records.
+    Use this score against a model that reveals only its decisions, and not its confidences. A model is right on more
+    copies of its training records, because they lie farther from its decision boundary. The copies are the record
+    itself, its translations by at most `shift` pixels, and the record with Gaussian noise of each level in `noise`.
+
+    With `shift=0` and `noise=()`, the score only says whether the model is right about the record. This is the weakest
+    attack, and a baseline for all others. You can also use the score with shadow models: `partial(label_only, network)`
+    is a scorer for a `Pipeline`. The score of a record does not depend on the other records in the call.
 
     Args:
-        network: classifier that returns logits [n, K] for images, of which only the largest is used, or class indices
-            int [n]. A module is in eval mode during the call.
+        network: classifier that returns class indices, int [n], or logits [n, K], of which only the position of the
+            largest is used. A module is in eval mode during the call.
         images: images of the records, float [n, C, H, W], normalized for the network.
         labels: class indices int [n].
-        shift: largest translation |dx| + |dy| in pixels; the border is repeated. 2 pixels give 13 copies.
+        shift: largest translation |dx| + |dy| in pixels; pixels at the border are repeated. 2 pixels give 13 copies.
         noise: standard deviations of the noise, in units of the standard deviation of a record's own pixels.
-        draws: number of copies for each level of noise. All records receive the same draws.
-        generator: an int seed, or a CPU generator, which is advanced.
+        draws: number of copies for each level of noise. All records receive the same noise.
+        generator: seed of the noise, or a CPU generator, whose state is advanced.
         chunk: number of images per forward pass; by default chosen by device and size.
 
     Returns:
@@ -52,10 +53,10 @@ def label_only(
     Raises:
         TypeError, ValueError: an argument is invalid, or the network returns neither logits nor class indices.
 
-    Paper: Choquette-Choo et al., "Label-only membership inference attacks" (ICML 2021): translations as in section 4.1,
-    noise as in section 4.2. Deviations: the score is the share of right decisions, in place of a classifier that is
-    trained on the decisions of a shadow model; noise at fixed levels measures the distance to the boundary, in place of
-    a search for the boundary.
+    Paper: Choquette-Choo et al., "Label-only membership inference attacks" (ICML 2021), with translations as in section
+    4.1 and noise as in section 4.2. Deviations: our score is the share of right decisions, where the paper trains a
+    classifier on the decisions of a shadow model. We use noise at fixed levels to measure the distance to the decision
+    boundary, and do not search for the boundary.
     """
     if not callable(network) or isinstance(network, type):
         raise TypeError(f"network must be a network, or a function of images, got {type(network).__name__}")

@@ -1,4 +1,4 @@
-"""Evaluation of attacks with each shadow in turn as the target: thresholds from the other shadows, means, intervals."""
+"""Evaluation of membership attacks with each shadow model in turn as the target, and means over all targets."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ stable logits and a population.
 
 @dataclass(frozen=True)
 class AttackResult:
-    """Result of one attack over all targets, as `leave_one_out` returns it. Prints as a line of a report.
+    """Result of one attack, averaged over all targets, as `leave_one_out` returns it. Prints as a line of a report.
 
-    The intervals predict the result of one more run of the pipeline on another half of the *same* records; see
-    `leave_one_out`.
+    Each mean has a confidence interval, which predicts the result of one more run of the pipeline on another half of
+    the *same* records; see `leave_one_out`.
 
     Attributes:
-        auc: mean area under the targets' curves.
-        tpr, fpr: mean shares of members and of non-members that are called members, at thresholds chosen without the
-            target for a false-positive rate of `wanted`. The thresholds do not reach this rate exactly, so report `tpr`
-            and `fpr` together.
+        auc: mean area under the targets' ROC curves.
+        tpr: mean share of members that are called members (true-positive rate).
+        fpr: mean share of non-members that are called members (false-positive rate). The threshold for each target was
+            chosen on other shadow models for a false-positive rate of `wanted`, which is therefore not reached exactly.
+            Report `tpr` and `fpr` together.
         wanted: the wanted false-positive rate.
-        points: rates of each target, in the order of the shadows.
-        few: whether the mean false-positive rate is based on fewer than `attacks.statistics.FEW` false positives in
-            total.
+        points: rates for each target, in the order of the shadow models.
+        few: whether `fpr` is based on fewer than `attacks.statistics.FEW` false positives in total.
     """
 
     auc: Estimate
@@ -96,38 +96,41 @@ def leave_one_out(
     also_tried: int = 0,
     progress: bool = True,
 ) -> dict[str, AttackResult]:
-    """Evaluate attacks with every shadow in turn as the target, and average the results.
+    """Evaluate attacks with every shadow model in turn as the target, and average the results.
 
-    A single target is a random sample; only the mean over all targets should be reported. The target's complement is
-    removed too (`ShadowScores.without`). The threshold comes from the remaining shadows: each of them is attacked like
-    the target, using the other remaining shadows. At the threshold, at most a share `fpr` of their non-members are
-    called members. Therefore neither the attack nor its threshold depends on the target.
+    A single target is a random sample, so only the mean over all targets should be reported. For each target, the
+    attack uses all shadow models except the target itself and its complement, the model that was trained on exactly the
+    other records (`ShadowScores.without`). To choose the threshold, each of these shadow models is attacked like the
+    target. The threshold is the loosest one at which at most a share `fpr` of their non-members are called members.
+    Therefore neither the attack nor its threshold depends on the target.
 
     The intervals predict the result for one more run of the pipeline on another half of these records, attacked in the
-    same way with other shadows. A target and its complement count as one unit, so an interval comes from the spread
-    over pairs, with Student's quantiles (the cluster-robust error). If fewer than ten records are called members, or
-    fewer than ten records are not, the interval is at least as wide as the Clopper-Pearson interval of all records.
-    `docs/results/audit.md` reports the measured coverage. All intervals are corrected for the number of attacks
-    (`bonferroni`), so you may report the best attack. S shadows need S^2 / 2 attacks.
+    same way with other shadow models. Results of a target and its complement are not independent, so an interval is
+    computed from the spread over such pairs, with Student's t quantiles (the cluster-robust error). If a rate is based
+    on fewer than ten hits or fewer than ten misses, its interval is at least as wide as the Clopper-Pearson interval of
+    the counts over all targets. `docs/results/audit.md` reports the measured coverage. All intervals are corrected for
+    the number of attacks (`bonferroni`), so you may report the best attack. S shadow models need S^2 / 2 attacks.
 
     Args:
-        shadows: scores of one pipeline's shadows, at least 8 for LiRA; 32 or more for useful intervals.
-        attacks: attacks by name; `SHADOW_ATTACKS` by default. RMIA needs stable logits and a population, so by default
-            it is used only with a population and on the scorer "model".
+        shadows: scores of one pipeline's shadow models: at least 8 models for LiRA, and 32 or more for useful
+            intervals.
+        attacks: attacks by name, functions of a `Target`; `SHADOW_ATTACKS` by default. RMIA needs stable logits and a
+            population, so by default it is used only with a population and on the scorer "model".
         scorer: name of the scorer whose scores are attacked.
         fpr: false-positive rate for which thresholds are chosen, in (0, 1]; it must allow at least one false positive
             per target.
         confidence: probability that all intervals of a rate, or all intervals of the AUC, hold together, in (0, 1).
-        also_tried: number of further attacks that were tried and are not among `attacks`.
+        also_tried: number of other attacks that you tried and that are not among `attacks`. The intervals are corrected
+            for them, too.
         progress: whether to show a progress bar.
 
     Returns:
         The result of each attack, by its name.
 
     Raises:
-        TypeError, ValueError: a value is out of range, there is no such scorer or too few shadows, or `fpr` allows less
-            than one false positive per target. Also if an attack does not return one finite score per record. Errors of
-            the attacks are raised unchanged.
+        TypeError, ValueError: a value is out of range; there is no such scorer, or there are too few shadow models;
+            `fpr` allows less than one false positive per target; or an attack does not return one finite score per
+            record. Errors of the attacks are raised unchanged.
 
     Source: Liang and Zeger, "Longitudinal data analysis using generalized linear models" (Biometrika 1986), for the
     error of a mean of clusters.
@@ -202,7 +205,12 @@ def _scores(name: str, run: Attack, target: Target) -> Tensor:
 
 
 def _threshold(falling: Tensor, fpr: float) -> float:
-    """Return the loosest threshold that at most a share `fpr` of these scores, sorted in decreasing order, reaches."""
+    """Return the smallest threshold such that at most a share `fpr` of non-members' scores are at least the threshold.
+
+    Args:
+        falling: scores of non-members, sorted in decreasing order, [n].
+        fpr: allowed false-positive rate.
+    """
     allowed = math.floor(fpr * len(falling) + 1e-9)
     if allowed >= len(falling):
         return -math.inf
@@ -211,7 +219,14 @@ def _threshold(falling: Tensor, fpr: float) -> float:
 
 
 def _units(inside: Tensor) -> Tensor:
-    """Return the index of each shadow's pair, int64 [S]; a shadow without a complement has an index of its own."""
+    """Assign shadow models to pairs that were trained on complementary records.
+
+    Args:
+        inside: whether each shadow model was trained on each record, bool [S, N].
+
+    Returns:
+        The index of each model's pair, int64 [S]. A model without a complement has an index of its own.
+    """
     first: dict[bytes, int] = {}
     units = []
     for row in inside.cpu():
@@ -221,7 +236,13 @@ def _units(inside: Tensor) -> Tensor:
 
 
 def _interval(values: Sequence[float], units: Tensor, confidence: float) -> Estimate:
-    """Return the mean of clustered values with its interval: the cluster-robust error with Student's t."""
+    """Return the mean of one value per target, with a confidence interval from the cluster-robust standard error.
+
+    Args:
+        values: one value per target.
+        units: index of each target's pair, int64 [S]. Values of the same pair may depend on each other.
+        confidence: confidence of the interval, by Student's t quantiles.
+    """
     from scipy.stats import t
 
     of, count = torch.tensor(values, dtype=torch.float64), int(units.max()) + 1

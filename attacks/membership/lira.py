@@ -1,4 +1,4 @@
-"""LiRA: likelihood ratio of the target's score between models trained with and without a record."""
+"""LiRA, membership inference by a likelihood ratio between models trained with and without a record."""
 
 from __future__ import annotations
 
@@ -23,37 +23,39 @@ def lira(
 ) -> Tensor:
     """Return likelihood-ratio scores (Carlini et al., "Membership inference attacks from first principles", S&P 2022).
 
-    For every record the attack tests whether the target's score looks like the scores of models trained without the
-    record or with it. Shadow models are trained like the target, each on a random half of the candidates. For every
-    record a distribution is fitted to the scores of the shadows trained without it. Online, a second distribution is
-    fitted to the scores of the shadows trained with it.
+    For every record, the attack tests whether the target's score looks like the scores of models trained with the
+    record, or like those of models trained without it. Shadow models are trained like the target, each on a random half
+    of the candidate records. There are two versions:
 
-    * Offline: the log odds of the *one-sided* tail, P(score of a model without the record < the target's). Members
-      score higher, so only a high score indicates membership. Several public versions use the two-sided density, which
-      also calls unusually low scores members.
-    * Online (Algorithm 1): the log density with the record minus the log density without it.
+    * Offline: for every record, a distribution is fitted to the scores of the shadow models trained without it. The
+      result is log(p / (1 - p)), where p is the probability that a model without the record has a score below the
+      target's. Members have higher scores, so only a high score of the target indicates membership. Several public
+      implementations use the two-sided density, which also treats unusually low scores as a sign of membership.
+    * Online (Algorithm 1): a second distribution is fitted to the scores of the shadow models trained with the record.
+      The result is the log density of the target's score with the record, minus the log density without it.
 
     Against models that hide their members well, online performs worse than offline, because the sign of the difference
-    is noise there. Run both, and correct for having tried two attacks (`attacks.bonferroni`).
+    between both means is random there. Run both, and correct for having tried two attacks (`attacks.bonferroni`).
 
     Args:
         target: scores of the target model [n], preferably `stable_logit`s, which are nearly Gaussian.
-        inside: whether shadow s was trained on record i, bool [S, n]. Every record must be in a random half of the
-            shadows.
-        shadows: scores of the shadows [S, n].
+        inside: whether shadow model s was trained on record i, bool [S, n]. Every record must be in a random half of
+            the models.
+        shadows: scores of the shadow models, [S, n].
         online: False for the offline attack above, True for the online one.
-        variance: estimator of each record's variance around its own mean. `"pooled"` uses one value for all records;
-            this is the paper's choice below 64 shadows, called fixed variance there. `"example"` uses one value per
-            record. `"conjugate"` shrinks each record's value towards the pooled value, more strongly if the records'
-            values agree. It fits an inverse-gamma prior by moments (Smyth, "Linear models and empirical Bayes methods",
-            2004), and replaces the Gaussian by a Student t for the remaining uncertainty.
+        variance: estimator of the variance of a record's scores around their mean. `"pooled"` uses one variance for all
+            records; this is the paper's choice for fewer than 64 shadow models, called fixed variance there.
+            `"example"` uses one variance per record. `"conjugate"` shrinks each record's variance towards a common
+            value, more strongly if the records' variances agree. For this, an inverse-gamma prior is fitted by moments
+            (Smyth, "Linear models and empirical Bayes methods", 2004), and the Gaussian is replaced by a Student t
+            distribution.
 
     Returns:
-        Scores, float64 [n], higher for members; comparable between records.
+        Scores, float64 [n], higher for members. Scores of different records can be compared with each other.
 
     Raises:
-        TypeError, ValueError: the shapes do not fit, a score is not finite, or too few shadows were trained without a
-            record (online, also with it). A mean needs one shadow, and a variance per record needs two.
+        TypeError, ValueError: the shapes do not fit, a score is not finite, or too few shadow models were trained
+            without a record (online, also with it). A mean needs one model, and a variance per record needs two.
     """
     check.one_of(variance, "variance", VARIANCES)
     check.boolean(online, "online")
@@ -65,7 +67,19 @@ def lira(
 
 
 class _Fit:
-    """Location, scale and degrees of freedom of each record's distribution (infinite: a Gaussian)."""
+    """Distribution of each record's score, fitted to the scores of some of the shadow models.
+
+    This is a Student t distribution, or a Gaussian if its degrees of freedom are infinite.
+
+    Args:
+        chosen: whether the score of shadow model s is used for record i, bool [S, n].
+        shadows: scores of the shadow models, [S, n].
+        variance: estimator of the variance; see `lira`.
+        what: "with" or "without" (the record), for error messages.
+
+    Attributes:
+        mean, scale, freedom: location, scale and degrees of freedom of each record's distribution, [n].
+    """
 
     def __init__(self, chosen: Tensor, shadows: Tensor, variance: Variance, what: str) -> None:
         count = chosen.sum(0).double()
@@ -111,7 +125,13 @@ class _Fit:
         return torch.where(f.isinf(), gaussian, student) - self.scale.log()
 
     def log_odds(self, target: Tensor) -> Tensor:
-        """Return log P(below) - log P(above) without rounding either tail to 0."""
+        """Return log(p / (1 - p)) for each record, where p is the probability of a score below the target's score.
+
+        The result is accurate even if p is very close to 0 or 1.
+
+        Args:
+            target: scores of the target model, [n].
+        """
         z, f = (target - self.mean) / self.scale, self.freedom
         gaussian = torch.special.log_ndtr(z) - torch.special.log_ndtr(-z)
         if bool(f.isinf().all()):
@@ -128,9 +148,17 @@ def _student_log_odds(z: Tensor, freedom: Tensor) -> Tensor:
 
 
 def _prior(own: Tensor, freedom: Tensor, pooled: Tensor) -> tuple[float, Tensor]:
-    """Return degrees of freedom and variance of the inverse-gamma prior, by moments of log variances (Smyth 2004).
+    """Fit the inverse-gamma prior of the records' variances, by moments of their logarithms (Smyth 2004).
 
-    If the records' variances differ no more than sampling explains, the prior is exactly the pooled variance.
+    If the variances differ no more than expected by chance, all records get the pooled variance.
+
+    Args:
+        own: sample variance of each record, [n].
+        freedom: degrees of freedom of each sample variance, [n].
+        pooled: variance pooled over all records.
+
+    Returns:
+        The prior's degrees of freedom (infinite for the pooled variance), and its variance.
     """
     half = freedom / 2
     usable = own > 0
@@ -145,7 +173,7 @@ def _prior(own: Tensor, freedom: Tensor, pooled: Tensor) -> tuple[float, Tensor]
 
 
 def _trigamma_inverse(value: float) -> float:
-    """Return the positive x whose trigamma is `value`, by bisection on its logarithm (trigamma decreases)."""
+    """Return the positive x with trigamma(x) = `value`, by bisection on log x."""
     low, high = -30.0, 30.0
     for _ in range(200):
         middle = (low + high) / 2

@@ -16,19 +16,20 @@ _CHUNK, _VALUES = 1024, 1 << 24
 def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, own: Tensor | None = None) -> Tensor:
     """Score each candidate by how much closer its nearest published image is than the second nearest: 1 - d1 / d2.
 
-    d1 and d2 are l2 distances over all pixels. The attack needs no model and no shadow models. A set that was learned
-    from real images often remains close to the records that it started from; one image is then far closer to such a
-    record than any other image. Try the attack on every set, and on every image that a server observed. An image that
-    occurs several times (sent to every client, for example) counts once; otherwise the nearest and the second nearest
-    image would be equal.
+    Here d1 and d2 are the l2 distances, over all pixels, from the candidate to these two images. The attack needs no
+    model and no shadow models. A set whose images were initialized from real records often remains close to these
+    records: one image is then far closer to such a record than all other images. Try the attack on every set, and on
+    all images that a server observed. An image that occurs several times (because it was sent to every client, for
+    example) is used once; otherwise the nearest and the second nearest image would be equal.
 
     Args:
         images: the published or intercepted images [M, C, H, W], at least two different ones.
         candidates: records that may have been used [n, C, H, W], in the same space.
-        labels: class indices int [M] of the images. With `own`, only images of a candidate's class are compared. If a
-            candidate's class has fewer than two different images (one image per class), classes are ignored for all
-            candidates, because scores with and without classes do not compare.
-        own: class indices int [n] of the candidates; pass `labels` and `own` together or not at all.
+        labels: class indices of the images, int [M]; pass `labels` and `own` together or not at all. With them, a
+            candidate is compared only with images of its class. If the class of any candidate has fewer than two
+            different images, classes are ignored for all candidates, because scores with and without classes cannot be
+            compared.
+        own: class indices of the candidates, int [n].
 
     Returns:
         Scores, float64 [n], in [0, 1]: 1 for a record that is among the images, 0 for a record that is equally close to
@@ -72,10 +73,15 @@ def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, ow
 
 
 def _two_nearest(candidates: Tensor, images: Tensor, masked: Tensor | None) -> Tensor:
-    """Return the distances [n, 2] to the two nearest images, float64.
+    """Return each candidate's distances to its two nearest images, float64 [n, 2].
 
-    Inner products find the images quickly, but lose precision at small distances. The distances to three images are
-    therefore computed again from differences.
+    The nearest images are found by inner products, which is fast but imprecise for small distances. Therefore the
+    distances to the three nearest images are computed again from differences.
+
+    Args:
+        candidates: flattened candidates, [n, D].
+        images: flattened images, [M, D].
+        masked: whether each image is excluded for each candidate, bool [n, M]; None excludes none.
     """
     squares = images.square().sum(1) - 2 * candidates @ images.T
     if masked is not None:
@@ -89,6 +95,6 @@ def _two_nearest(candidates: Tensor, images: Tensor, masked: Tensor | None) -> T
 
 
 def _each_once(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return images [M, D] and labels [M] without repeated pairs."""
+    """Return images [M, D] and their labels [M] without repetitions: each pair of image and label occurs once."""
     pairs = torch.cat([images, labels[:, None].double()], 1).unique(dim=0)
     return pairs[:, :-1], pairs[:, -1].long()

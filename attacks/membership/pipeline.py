@@ -1,4 +1,4 @@
-"""Pipeline from records to a published result, as one callable, and the scores of one run of it."""
+"""Description of a training process as a function of its records, which shadow models repeat, and scores of one run."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ FitFunction = Callable[[Tensor, int], Mapping[str, Scorer]]
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
-    """Process from records to a published result, as a function that shadow models repeat.
+    """Process that makes a published model or set from records, as a function that can be repeated on other records.
 
-    Attacks with shadow models only work well if the shadows are made like the target. `fit` must therefore include more
-    than the final training: distillation, selection, noise, federated training, normalization, and initialization from
-    real images. It is called many times on random halves of the records, possibly by several threads at once. It must
-    draw from `seed` only, and must not change anything outside itself.
+    Attacks with shadow models only work well if the shadow models are made like the target. `fit` must therefore do
+    everything that depends on the records: distillation, selection, noise, federated training, normalization, and
+    initialization from real images. It is called many times on random halves of the records, possibly by several
+    threads at once. It must draw random numbers from `seed` only, and must not change anything outside itself.
 
         def fit(indices, seed):
             condensed = distribution_matching(data[indices], networks=RandomNetworks(factory), generator=seed)
@@ -41,13 +41,15 @@ class Pipeline:
             return {"model": model_scorer(network), "set": lambda x, y: nearest(condensed.images, x)}
 
     Args:
-        fit: function `fit(indices, seed)` of int64 [k] indices into `images` and an int in [0, 2**31) that returns a
-            dictionary of scorers, with the same names in every call.
-        images: images of all candidates, float [N, C, H, W], N at least 4, in the space that the scorers expect.
-        labels: class indices of the candidates, int [N].
-        population: pair of images [Z, C, H, W] and labels [Z] from the same distribution that `fit` never uses, for
-            RMIA. None if there are no such records.
-        tag: description of the settings of `fit`, stored with the shadows. Shadows with another tag are not continued.
+        fit: function `fit(indices, seed)` that trains on some of the records. It gets their indices into `images`,
+            int64 [k], and an int in [0, 2**31). It returns a dictionary of scorers: functions that map images and
+            labels to one membership score per record. The names must be the same in every call.
+        images: images of all candidate records, float [N, C, H, W], N at least 4, normalized as the scorers expect.
+        labels: class indices of the candidate records, int [N].
+        population: images [Z, C, H, W] and labels [Z] of other records from the same distribution, which `fit` never
+            uses. RMIA needs them. None if there are no such records.
+        tag: description of the settings of `fit`, which is stored with the shadow models. An interrupted set of shadow
+            models is only continued with the same tag.
 
     Attributes:
         fit, images, labels, population, tag: arguments of the constructor.
@@ -78,12 +80,12 @@ class Pipeline:
 
 @dataclass(frozen=True, eq=False)
 class RunScores:
-    """Scores of one run of a pipeline.
+    """Membership scores from one run of a pipeline on some of its records.
 
     Attributes:
-        scores: scores of all candidates, float64 [N] or [N, d], by scorer name.
-        population: scores of the population, float64 [Z] or [Z, d], by scorer name; empty without a population.
-        seconds: duration of fitting and scoring.
+        scores: scores of all candidate records, float64 [N] or [N, d], by scorer name.
+        population: scores of the pipeline's `population`, float64 [Z] or [Z, d], by scorer name; empty if it has none.
+        seconds: duration of training and scoring.
     """
 
     scores: dict[str, Tensor]
@@ -92,12 +94,12 @@ class RunScores:
 
 
 def score_run(pipeline: Pipeline, inside: Tensor, seed: int) -> RunScores:
-    """Run a pipeline on some records and score all of them.
+    """Run a pipeline on some of its records, and compute the membership scores of all its records.
 
     Args:
         pipeline: the pipeline to run.
-        inside: whether each record is passed to `fit`, bool [N].
-        seed: seed passed to `fit`.
+        inside: whether each record is passed to the pipeline's function `fit`, bool [N].
+        seed: seed that is passed to `fit`.
 
     Raises:
         TypeError, ValueError: `fit` returned no scorers, or scores are not finite or have another shape. Errors of
@@ -124,16 +126,17 @@ def score_run(pipeline: Pipeline, inside: Tensor, seed: int) -> RunScores:
 def model_scorer(
     network: nn.Module, score: Callable[[Tensor, Tensor], Tensor] | None = stable_logit, *, chunk: int | None = None
 ) -> Scorer:
-    """Return a scorer of a trained classifier, in eval mode and in chunks, for `fit` to return.
+    """Return a function that computes membership scores of records from the logits of a trained classifier.
 
-    In training mode, batch statistics and dropout would reveal or hide membership by accident. The network is therefore
-    in eval mode during each call, and in its own mode afterwards.
+    Use it in the function `fit` of a `Pipeline`. The returned function takes images and labels. It evaluates the
+    network in chunks and in eval mode, because batch statistics and dropout would reveal or hide membership by
+    accident. Afterwards the network is in its previous mode.
 
     Args:
         network: classifier that returns logits [n, K] for the pipeline's images [n, C, H, W].
-        score: function of logits and labels that returns scores: `stable_logit`, `loss`, `margin` or your own function.
-            None returns the logits.
-        chunk: number of images processed at once; by default chosen by device and size.
+        score: function that maps logits and labels to scores: `stable_logit`, `loss`, `margin` or your own function.
+            None returns the logits as scores.
+        chunk: number of images per forward pass; by default chosen by device and size.
 
     Raises:
         TypeError: `network` is not a network, or `score` is not a function of logits and labels.

@@ -1,4 +1,4 @@
-"""RMIA: likelihood ratio of a record under the target, compared with that of population records."""
+"""RMIA, membership inference by comparing a record's likelihood ratio with the ratios of unused records."""
 
 from __future__ import annotations
 
@@ -25,42 +25,46 @@ def rmia(
     a: float = 0.3,
     gamma: float = 1.0,
 ) -> Tensor:
-    """Return relative membership scores: how well the target fits a record, compared with unused population records.
+    """Return membership scores that compare the target's fit to a record with its fit to unused population records.
 
-    Use it with few shadow models: `lira` fits a distribution to each record and needs many.
+    Use it if you have few shadow models; one is enough. `lira` needs many, because it fits a distribution to each
+    record.
 
     Paper: Zarifzadeh, Liu and Shokri, "Low-cost high-power membership inference attacks" (ICML 2024).
 
     The score of a record x is the share of population records z for which
 
-        (p(x | target) / p(x)) / (p(z | target) / p(z)) >= gamma,
+        (p(x | target) / p(x)) / (p(z | target) / p(z)) >= gamma.
 
-    where p(. | target) is the target's probability of the true class and p(.) its mean over models. One shadow is
-    enough. Online, p(x) is the average of two means, over the shadows trained with x and over those trained without x.
-    Offline, only the mean p_out(x) over the shadows trained without x is used: p(x) = ((1 + a) p_out(x) + 1 - a) / 2
-    approximates the contribution of the shadows trained with x. No shadow was trained on the population, so p(z) gets
-    the same correction.
+    Here p(x | target) is the target's predicted probability of the true class of x, and p(x) is the mean of this
+    probability over models. There are two versions of p(x). Online, it is the average of the mean over the shadow
+    models trained with x and the mean over those trained without x. Offline, it is computed from the mean p_out(x)
+    over the shadow models trained without x, as p(x) = ((1 + a) p_out(x) + 1 - a) / 2. This approximates the
+    contribution of models trained with x. No model was trained on the population, so p(z) is computed from the mean
+    over all shadow models by the same formula.
 
-    For a single target, neither the population nor gamma changes the order of the records. The population and gamma
-    make scores comparable between targets.
+    For a single target, neither the population nor gamma changes the order of the records. They make scores comparable
+    between targets.
 
     Args:
-        target, inside, shadows: arguments as for `lira`: floats [n], bool [S, n] and floats [S, n]. The scores must be
-            `stable_logit`s, from which the probabilities are computed.
-        z_target: stable logits of population records under the target [Z]; no model was trained on these records.
-        z_shadows: stable logits of the same population records under the shadows [S, Z].
-        online: whether to use shadows that were trained on x too, as described above.
+        target: `stable_logit`s of the records under the target model, floats [n]. The probabilities are computed from
+            them.
+        inside: whether shadow model s was trained on record i, bool [S, n].
+        shadows: stable logits of the records under the shadow models, floats [S, n].
+        z_target: stable logits of population records under the target, [Z]; no model was trained on these records.
+        z_shadows: stable logits of the same population records under the shadow models, [S, Z].
+        online: whether to use the online version described above.
         a: degree, in [0, 1], to which the confidence of models trained without a record predicts the confidence of
-            models trained with it. The default 0.3 is the paper's value for CIFAR-10; fit it on shadows, never on the
-            target.
+            models trained with it. The default 0.3 is the paper's value for CIFAR-10. Fit it on shadow models, never on
+            the target.
         gamma: required ratio between x and z, > 0.
 
     Returns:
         Scores in [0, 1], float64 [n], higher for members.
 
     Raises:
-        TypeError, ValueError: as for `lira`; or the population is empty, or all shadows (online, also no shadow) used
-            some record.
+        TypeError, ValueError: the shapes do not fit; a score is not finite; the population is empty; or some record has
+            no shadow model trained without it (online: with it or without it).
     """
     check.boolean(online, "online")
     a = check.real_number(a, "a", least=0.0, most=1.0)
@@ -86,7 +90,13 @@ def rmia(
 
 
 def _mean(shadows: Tensor, chosen: Tensor, what: str) -> Tensor:
-    """Return the mean probability of each record over the chosen shadows."""
+    """Return the mean probability of each record's true class over some of the shadow models.
+
+    Args:
+        shadows: stable logits under the shadow models, [S, n].
+        chosen: whether to use shadow model s for record i, bool [S, n].
+        what: "with" or "without" (the record), for error messages.
+    """
     count = chosen.sum(0)
     if not bool((count > 0).all()):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Membership scores of records under one model, higher for training members; the input of every other attack."""
+"""Membership scores of records from the logits of one model. Attacks with shadow models use them as inputs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ __all__ = ["loss", "margin", "stable_logit"]
 
 
 def loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return minus the cross-entropy of each record: a model has a smaller loss on its training records.
+    """Return minus the cross-entropy of each record, as a membership score: a model fits its training records better.
 
-    This is the simplest and weakest score; use it as a baseline for better scores (Yeom et al., "Privacy risk in
+    This is the simplest and weakest score. Use it as a baseline for better scores (Yeom et al., "Privacy risk in
     machine learning", CSF 2018).
 
     Args:
         logits: logits of the model for each record, [n, K], of any floating-point type.
-        labels: class indices int [n].
+        labels: class indices of the records, int [n].
 
     Returns:
-        Scores, float64 [n], at most 0.
+        Scores, float64 [n], at most 0; higher for members.
 
     Raises:
         TypeError, ValueError: the logits or labels are invalid.
@@ -32,19 +32,19 @@ def loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def stable_logit(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return log(p / (1 - p)) of the true class's probability p, the score for `lira` and `rmia`.
+    """Return log(p / (1 - p)) for the predicted probability p of each record's true class.
 
-    The distribution of this score over models is nearly Gaussian, as LiRA assumes (Carlini et al., "Membership
-    inference attacks from first principles", S&P 2022). The score is computed in float64 as the logit of the true class
-    minus the log-sum-exp of all *other* logits. If it were computed from p, it would be infinite for all confident
-    records. log p is `-softplus(-score)`.
+    Use this score for `lira` and `rmia`. Its distribution over models is nearly Gaussian, as LiRA assumes (Carlini et
+    al., "Membership inference attacks from first principles", S&P 2022). It is computed in float64 as the logit of the
+    true class minus the log-sum-exp of all *other* logits. If it were computed from p, it would be infinite for all
+    records with p rounded to 1. You get log p back by `-softplus(-score)`.
 
     Args:
         logits: logits of the model for each record, [n, K], of any floating-point type, K at least 2.
         labels: class indices int [n].
 
     Returns:
-        Scores, float64 [n], of any sign; above 0 if p is above a half.
+        Scores, float64 [n]; positive if p is above a half. Higher for members.
 
     Raises:
         TypeError, ValueError: the logits or labels are invalid, or there is a single class.
@@ -55,19 +55,19 @@ def stable_logit(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def margin(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the logit of the true class minus the largest other logit.
+    """Return the logit of each record's true class minus the largest other logit, as a membership score.
 
-    The margin is like the stable logit, but uses only the strongest other class.
+    The margin is like the stable logit, but uses only the largest of the other logits.
 
     Args:
         logits: logits of the model for each record, [n, K], of any floating-point type, K at least 2.
         labels: class indices int [n].
 
     Returns:
-        Scores, float64 [n]; above 0 if the record is classified correctly.
+        Scores, float64 [n]; positive if the record is classified correctly. Higher for members.
 
     Raises:
-        TypeError, ValueError: as for `stable_logit`.
+        TypeError, ValueError: the logits or labels are invalid, or there is a single class.
     """
     logits, labels = _checked(logits, labels)
     own, others = _split_true_class(logits, labels)
@@ -75,7 +75,12 @@ def margin(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _split_true_class(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logit of the true class [n], and all logits with the true class set to minus infinity [n, K]."""
+    """Split logits [n, K] into those of the true classes and those of the other classes.
+
+    Returns:
+        The logit of each record's true class, float64 [n]; and all logits, where those of the true classes are replaced
+        by minus infinity, float64 [n, K].
+    """
     if logits.shape[1] < 2:
         raise ValueError(
             f"logits must have at least 2 columns, got {list(logits.shape)}: a single class allows no comparison"

@@ -1,4 +1,4 @@
-"""Shadow models: repeated runs of a pipeline on halves of the records, in parallel and resumable."""
+"""Training of shadow models: repeat a pipeline on random halves of its records, in parallel and resumable."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ __all__ = ["BACKENDS", "Cost", "estimate_cost", "halves", "run_shadows"]
 
 
 def halves(count: int, records: int, seed: int) -> Tensor:
-    """Return the records of each shadow: random halves and their complements, in pairs.
+    """Draw the training records of each shadow model: random halves and their complements, in pairs.
 
-    Shadow 2k has a random half of the records and shadow 2k + 1 the other half. Every record is thus in exactly half of
-    the shadows, and every shadow has half of the records. If a target is removed together with its complement, *every*
-    record is in exactly half of the remaining shadows, so these counts do not reveal the target's records. In a design
-    that is balanced but not paired, the counts reveal the target's records: each of these is in one remaining shadow
-    fewer. A pair depends only on the seed and the pair's index, so more shadows can be added later.
+    Shadow model 2k is trained on a random half of the records, and shadow model 2k + 1 on the other half. Every record
+    is thus used by exactly half of the models. If one model is attacked as the target, remove its complement, too:
+    *every* record is then used by exactly half of the remaining models. If only the target were removed, its records
+    would be used by fewer of the remaining models than other records, which would reveal them. A pair depends only on
+    the seed and the pair's index, so more shadow models can be added later.
 
     Args:
-        count: number of shadows, even, at least 2.
+        count: number of shadow models, even, at least 2.
         records: number of records, N, at least 4.
         seed: seed of the halves.
 
     Returns:
-        Membership of each record in each shadow, bool [count, N].
+        Whether each shadow model is trained on each record, bool [count, N].
 
     Raises:
         TypeError, ValueError: a value is out of range, or the count is odd.
@@ -57,12 +57,12 @@ def halves(count: int, records: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Cost:
-    """Estimated cost of the remaining shadows, from one timed shadow. `estimate_cost` returns it. Prints as a sentence.
+    """Estimated duration of training the remaining shadow models, as `estimate_cost` returns it. Prints as a sentence.
 
     Attributes:
-        each: seconds of the timed shadow.
-        missing: number of remaining shadows.
-        workers: number of shadows fitted at a time.
+        each: seconds that the training of one shadow model took.
+        missing: number of shadow models that are not trained yet.
+        workers: number of shadow models that are trained at the same time.
     """
 
     each: float
@@ -71,7 +71,10 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """Estimated duration of the remaining shadows if every worker has its own core; more if they share cores."""
+        """Estimated seconds for training all missing shadow models if every worker has a core of its own.
+
+        If workers share cores, the training takes longer.
+        """
         return self.each * math.ceil(self.missing / self.workers)
 
     def __str__(self) -> str:
@@ -84,14 +87,15 @@ class Cost:
 def estimate_cost(
     pipeline: Pipeline, count: int, *, workers: int = 1, out: str | os.PathLike[str] | None = None, seed: int = 0
 ) -> Cost:
-    """Fit one shadow to estimate the cost of all of them.
+    """Train one shadow model to estimate how long all of them take.
 
     Args:
-        pipeline, count, workers, out, seed: arguments as for `run_shadows`. With `out`, the shadow is saved there, so
-            the estimate costs nothing extra.
+        pipeline, count, workers, out, seed: arguments as for `run_shadows`. If you pass `out`, the shadow model is
+            saved there and `run_shadows` does not train it again.
 
     Returns:
-        The estimated `Cost` of the missing shadows. If none is missing, `each` is the duration of the first one.
+        The estimated `Cost` of the missing shadow models. If none is missing, its attribute `each` is the duration of
+        the first one.
 
     Raises:
         TypeError, ValueError, InUse: as for `run_shadows`.
@@ -117,33 +121,34 @@ def run_shadows(
     backend: Backend = "threads",
     progress: bool = True,
 ) -> ShadowScores:
-    """Run a pipeline on `count` random halves of its records, and keep the scores of every record under every result.
+    """Train shadow models by running a pipeline on `count` random halves of its records, and score all records.
 
-    The attacks with shadow models need these scores; `leave_one_out` runs the attacks. Shadow models are from Shokri et
-    al., "Membership inference attacks against machine learning models" (S&P 2017). Random halves are from Carlini et
-    al. (S&P 2022); ours are pairs of complements (see `halves`). With `out`, every finished shadow is saved as a file
-    of scores. A call with the same arguments continues an interrupted one, or adds shadows to a smaller count.
+    Pass the result to `leave_one_out`, which runs attacks on it. If you pass `out`, the scores of every finished shadow
+    model are saved to a file. A call with the same arguments continues an interrupted call, or adds models if `count`
+    is larger than before.
+
+    Shadow models are from Shokri et al., "Membership inference attacks against machine learning models" (S&P 2017).
+    Random halves are from Carlini et al. (S&P 2022); our halves come in complementary pairs (see `halves`).
 
     Args:
         pipeline: the pipeline with its records.
-        count: number of shadows, even, at least 4. Each also serves as a target.
-        out: folder for the shadows; None keeps them in memory only.
-        seed: seed of the halves and of the seeds passed to `fit`.
-        workers: number of shadows fitted at a time, each on one intra-op thread.
-        backend: backend of the workers. "threads" of this process can run any function. For spawned "processes", `fit`
-            must be importable (a function of a module, not a closure). Use processes if `fit` spends much time in
-            Python code.
-        progress: whether to show a progress bar with the time per shadow.
+        count: number of shadow models, even, at least 4. Each of them can also be attacked as a target.
+        out: folder for the scores of the shadow models; None keeps them in memory only.
+        seed: seed of the halves, and of the seeds that are passed to the pipeline's function `fit`.
+        workers: number of shadow models that are trained at the same time, each on one intra-op thread.
+        backend: "threads" of this process can run any function. For "processes", it must be possible to import `fit`
+            (a function of a module, not a closure). Use processes if `fit` spends much time in Python code.
+        progress: whether to show a progress bar with the time per shadow model.
 
     Returns:
-        The `ShadowScores`, independent of the number of workers if `fit` draws from its seed only. If `fit` draws from
-        torch's global generator, the generator is seeded before each fit. With several threads a warning is given,
-        because they would share the generator.
+        The scores of all records under all shadow models. They do not depend on the number of workers if `fit` draws
+        random numbers from its seed only. If `fit` draws from torch's global generator, the generator is seeded before
+        each run, and a warning is issued if several threads use it.
 
     Raises:
-        TypeError, ValueError: an argument is out of range, `out` holds shadows of another design, or `fit` cannot be
-            sent to processes. Also if `fit` returns no scorers, other scorers than before, or scores that are not
-            finite.
+        TypeError, ValueError: an argument is out of range; the shadow models in `out` were made with other settings;
+            `fit` cannot be sent to processes; or `fit` returns no scorers, other scorers than before, or scores that
+            are not finite.
         InUse: another process uses `out`.
     """
     workers = check.positive_int(workers, "workers")
@@ -166,7 +171,10 @@ def run_shadows(
 
 
 class _Design:
-    """Records and seed of each shadow model, and settings by which a folder is checked to belong to the attack."""
+    """Plan of a set of shadow models: the records and the seed of each model, and their common settings.
+
+    The method `facts` returns the settings, which must be equal to those in a folder before its models are used.
+    """
 
     def __init__(self, pipeline: Pipeline, count: int, seed: int) -> None:
         check.instance(pipeline, Pipeline, "pipeline", "a Pipeline")

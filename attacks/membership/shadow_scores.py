@@ -1,4 +1,4 @@
-"""Scores of shadow models, and the view of one shadow as the target of an attack that uses all other shadows."""
+"""Scores of records under shadow models, and the inputs of an attack on one shadow model that uses the other ones."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ __all__ = ["ShadowScores", "Target"]
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """Input of an attack with shadow models: the target's scores, and the other shadows' scores with their membership.
+    """Inputs of an attack with R shadow models on a target model.
 
-    The target's own membership is not included.
+    They do not contain which records the target was trained on.
 
     Attributes:
-        scores: the target's scores, float64 [N] or [N, d].
-        inside: whether each other shadow was trained on each record, bool [R, N].
-        shadows: scores of the other shadows [R, N] or [R, N, d].
-        z_scores, z_shadows: scores of the population under the target, [Z], and under the other shadows, [R, Z]; None
-            without a population.
+        scores: scores of the N candidate records under the target, float64 [N] or [N, d].
+        inside: whether each shadow model was trained on each record, bool [R, N].
+        shadows: scores of the records under the shadow models, [R, N] or [R, N, d].
+        z_scores: scores of population records, which no model was trained on, under the target, [Z]; None if there is
+            no population.
+        z_shadows: scores of the population records under the shadow models, [R, Z]; None if there is no population.
         labels: classes of the records, int64 [N]; None if unknown.
     """
 
@@ -42,16 +43,16 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class ShadowScores:
-    """Scores of all records under many runs of one pipeline, each on some of the records; see `run_shadows`.
+    """Scores of N records under S shadow models, each of which was trained on some of the records.
 
-    You can also construct it from your own scores. Rows of `inside` must be drawn independently of each other, or be
-    pairs of complements.
+    `run_shadows` returns these scores. You can also construct them from your own models. The training records of the
+    models (rows of `inside`) must be drawn independently of each other, or in complementary pairs.
 
     Args:
-        inside: whether each run used each record, bool [S, N].
-        scores: scores by scorer name, [S, N] or [S, N, d], higher for members.
-        population: scores of records that no run used, [S, Z] or [S, Z, d], by scorer name.
-        labels: classes of the records, int [N], if an attack needs them.
+        inside: whether each model was trained on each record, bool [S, N].
+        scores: scores of the records under each model, [S, N] or [S, N, d], by scorer name; higher for members.
+        population: scores of records that no model was trained on, [S, Z] or [S, Z, d], by scorer name.
+        labels: classes of the records, int [N]; only some attacks need them.
 
     Attributes:
         inside, scores, population, labels: arguments of the constructor; scores are converted to float64.
@@ -94,11 +95,13 @@ class ShadowScores:
         return len(self.inside)
 
     def without(self, number: int) -> ShadowScores:
-        """Return the shadows that are independent of shadow `number`: all except itself and its complement.
+        """Return the scores of all shadow models except the one with index `number` and its complement.
+
+        The complement is the model that was trained on exactly the other records.
 
         Raises:
-            TypeError, ValueError: there is no such shadow; or the number of other shadows trained on a record reveals
-                whether this shadow was trained on it, so that no attack would be meaningful.
+            TypeError, ValueError: there is no such model; or the returned models would reveal its training records,
+                because the number of models trained on a record depends on whether this model was trained on it.
         """
         number = check.positive_int(number, "number", least=0, most=len(self) - 1)
         own = self.inside[number]
@@ -118,10 +121,10 @@ class ShadowScores:
         return self.only(rest)
 
     def only(self, kept: Tensor) -> ShadowScores:
-        """Return some of the shadows.
+        """Return the scores of some of the shadow models.
 
         Args:
-            kept: whether to keep each shadow, bool [S].
+            kept: whether to keep each model, bool [S].
         """
         found = copy(self)  # already validated
         object.__setattr__(found, "inside", self.inside[kept])
@@ -130,14 +133,14 @@ class ShadowScores:
         return found
 
     def target(self, number: int, scorer: str) -> Target:
-        """Return shadow `number` as the target of an attack that uses the shadows of `without(number)`.
+        """Return the inputs of an attack on one of the shadow models, with the models of `without(number)` as shadows.
 
         Args:
-            number: index of the shadow.
-            scorer: name of the scorer.
+            number: index of the shadow model to attack.
+            scorer: name of the scorer whose scores are attacked.
 
         Raises:
-            TypeError, ValueError: there is no such shadow or scorer, or no other shadow is left.
+            TypeError, ValueError: there is no such shadow model or scorer, or no shadow model is left for the attack.
         """
         check.one_of(scorer, "scorer", tuple(self.scores))
         rest = self.without(number)
@@ -148,10 +151,13 @@ class ShadowScores:
         )  # fmt: skip
 
     def targets(self, scorer: str) -> Iterator[tuple[Target, Tensor]]:
-        """Yield every shadow as a target, with its true membership, bool [N], for evaluating the attack.
+        """Yield the inputs of an attack on each shadow model, to evaluate attacks.
 
         Args:
-            scorer: name of the scorer.
+            scorer: name of the scorer whose scores are attacked.
+
+        Yields:
+            A pair: the inputs of the attack; and whether the model was trained on each record, bool [N].
         """
         for number in range(len(self)):
             yield self.target(number, scorer), self.inside[number]

@@ -1,4 +1,4 @@
-"""Privacy report of a finished run, as a self-contained HTML file and as Markdown, and leaks of a published set."""
+"""Privacy report of a finished run, as an HTML file and as Markdown, and a table of a published set's leaks."""
 
 from attacks.reporting._recorded_run import DamagedRun, NoRun
 from attacks.reporting.inversion import Inversion

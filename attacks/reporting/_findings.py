@@ -1,4 +1,4 @@
-"""Findings of a report's sections, the verdict drawn from them, and the test that makes an attack a finding."""
+"""Findings of a privacy report, the sentence that sums them up, and the test whether an attack found a leak."""
 
 from __future__ import annotations
 
@@ -14,26 +14,32 @@ from distillkit.rng import derive
 __all__ = ["KINDS", "MIN_NON_MEMBERS", "Findings", "evaluate_scores", "format_percent", "is_significant", "verdict"]
 
 KINDS = ("claim", "inversion", "images", "shadows", "model", "classes")
-"""Kinds of findings, the most serious first: a refuted privacy claim, records rebuilt from an update, members
-recognized from images, members recognized by shadow models, members recognized by one threshold on the last model, and
-disclosed classes.
+"""Kinds of leaks, the most serious first.
+
+They are: a refuted privacy claim, records reconstructed from an update, members recognized from images, members
+recognized by attacks with shadow models, members recognized by one threshold on the last model's scores, and disclosed
+classes of clients.
 """
 
 _NEGATIVE_ORDER = ("images", "shadows", "inversion", "model", "classes", "claim")
-"""Order of negative results: the attacks most likely to find a leak come first."""
+"""Order of attacks that found no leak: the attacks that were most likely to find one come first."""
 
 MIN_NON_MEMBERS = 20
-"""Fewest non-members for a rate: half of them choose the threshold, the other half are counted."""
+"""Minimum number of non-members for a false-positive rate, which is counted on half of them.
+
+The threshold is chosen on the other half.
+"""
 
 
 @dataclass
 class Findings:
-    """Results of a report, collected from its sections.
+    """Results of a privacy report: leaks, attacks that found no leak, and open questions. Each section adds its own.
 
     Attributes:
-        missing: questions that could not be answered, each with the argument that would allow an answer.
+        missing: questions that could not be answered, each with the argument of `report` that would allow an answer.
         sends_records: whether sent or published images were initialized from private records.
-        recovered: phrase on the share of records that the sent images show; "" if it was not counted.
+        recovered: phrase on the share of private records that are recognizable in the sent images; "" if this share was
+            not counted.
     """
 
     missing: list[str] = field(default_factory=list)
@@ -43,16 +49,16 @@ class Findings:
     _negatives: list[tuple[str, str]] = field(default_factory=list)
 
     def add_leak(self, kind: str, phrase: str) -> None:
-        """Add a leak.
+        """Add a leak that a section of the report has found.
 
         Args:
             kind: kind of the leak, one of `KINDS`.
-            phrase: description of the leak with its size; continues "This run leaks: ".
+            phrase: description of the leak with its size, as the end of a sentence that begins "This run leaks:".
         """
         self._leaks.append((kind, phrase))
 
     def add_negative(self, kind: str, phrase: str) -> None:
-        """Add an attack that found nothing.
+        """Add an attack that found no leak.
 
         Args:
             kind: kind of the leak that was not found, one of `KINDS`.
@@ -62,22 +68,24 @@ class Findings:
 
     @property
     def leaks(self) -> list[str]:
-        """Leaks, the most serious first."""
+        """Descriptions of all leaks, the most serious first."""
         return _ordered(self._leaks, KINDS)
 
     @property
     def not_found(self) -> list[str]:
-        """Attacks without a finding."""
+        """Descriptions of all attacks that found no leak, starting with those that were most likely to find one."""
         return _ordered(self._negatives, _NEGATIVE_ORDER)
 
     @property
     def other_leaks(self) -> list[str]:
-        """Leaks that the verdict does not mention."""
+        """Descriptions of the leaks that the sentence of `verdict` does not mention."""
         return self.leaks if self.sends_records else self.leaks[1:]
 
 
 def verdict(findings: Findings) -> str:
-    """Return one sentence with the worst finding. It never claims protection.
+    """Return the sentence at the head of a report, which states the worst leak or that none was found.
+
+    It never states that the run protects its records.
 
     Args:
         findings: findings of all sections.
@@ -100,18 +108,19 @@ def _ordered(found: list[tuple[str, str]], kinds: tuple[str, ...]) -> list[str]:
 
 
 def evaluate_scores(inside: Tensor, outside: Tensor, tried: int) -> tuple[float, OperatingPoint]:
-    """Return the AUC of an attack, and its rates at a threshold chosen on a random half of the non-members.
+    """Evaluate an attack's scores of members and non-members.
 
-    At most 1 % of that half exceed the threshold, and none if the half has fewer than 100 records. The rates are
-    counted on the members and the other half. The intervals are therefore plain Clopper-Pearson intervals, corrected
-    for `tried` attacks and for both rates.
+    The threshold is chosen on a random half of the non-members: at most 1 % of this half have a score of at least the
+    threshold, and none if the half has fewer than 100 records. The rates are counted on the members and the other half
+    of the non-members. Their Clopper-Pearson intervals are corrected for the number of attacks and for both rates.
 
     Args:
-        inside, outside: scores of members [n] and of non-members [m], higher for members.
+        inside: scores of members, [n], higher for members.
+        outside: scores of non-members, [m].
         tried: number of attacks that are reported together.
 
     Returns:
-        The AUC and the rates.
+        The area under the ROC curve, and the true- and false-positive rates at the threshold.
     """
     order = torch.randperm(len(outside), generator=derive(0, "threshold"))
     choosing, counted = outside[order[: len(order) // 2]], outside[order[len(order) // 2 :]]
@@ -126,7 +135,9 @@ def evaluate_scores(inside: Tensor, outside: Tensor, tried: int) -> tuple[float,
 
 
 def is_significant(point: OperatingPoint) -> bool:
-    """Return whether an attack beats guessing: the intervals of both rates do not overlap.
+    """Return whether an attack is better than guessing, by its rates at one threshold.
+
+    This is the case if the interval of the true-positive rate lies above the interval of the false-positive rate.
 
     Args:
         point: rates of the attack at one threshold.
@@ -135,9 +146,5 @@ def is_significant(point: OperatingPoint) -> bool:
 
 
 def format_percent(share: float) -> str:
-    """Return a share as text, such as "12 %".
-
-    Args:
-        share: share in [0, 1].
-    """
+    """Return a share in [0, 1] as text, such as "12 %" for 0.12."""
     return f"{100 * share:.2g} %" if share < 1 else "100 %"

@@ -1,4 +1,4 @@
-"""Files of a finished run, read without importing the federated package."""
+"""Reader of a finished run's files, which does not need the package `fl`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["DamagedRun", "NoRun", "RecordedRun", "open_run"]
 
 
 class NoRun(FileNotFoundError):
-    """The folder holds no run."""
+    """Error: the folder does not contain a run."""
 
 
 class DamagedRun(ValueError):
-    """A file of the run's folder cannot be read, or contradicts another file."""
+    """Error: a file in a run's folder cannot be read, or contradicts another file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,12 +32,12 @@ class RecordedRun:
 
     Attributes:
         path: path of the folder.
-        config: options of the run.
-        history: one dictionary per round.
-        ledger: lines of the privacy ledger; None without a ledger.
-        published_set: the distilled set of the run, `set.safetensors`; None without one.
-        models: files of the last global models, by model name ("" if there is a single model).
-        transcript: whether messages were recorded.
+        config: contents of `config.json`, with the options of the run.
+        history: rows of the history, one dictionary per round.
+        ledger: lines of the privacy ledger; None if the run has no ledger.
+        published_set: the distilled set of the run, from `set.safetensors`; None if there is none.
+        models: paths of the files of the last global models, by model name ("" if there is a single model).
+        transcript: whether the run's messages were saved.
     """
 
     path: Path
@@ -50,7 +50,7 @@ class RecordedRun:
 
     @property
     def transcript_hint(self) -> str:
-        """Advice on how to repeat the run with a transcript."""
+        """Advice for the user on how to run again such that the messages are saved in a transcript."""
         notes = self.config.get("notes")
         if isinstance(notes, dict) and "way" in notes:
             return "run the study again in another folder, with Federated(..., transcript=True)"
@@ -58,13 +58,13 @@ class RecordedRun:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Options of the method, as recorded in the config."""
+        """Options of the federated method by name, from `config.json`; empty if they are not recorded."""
         recipe = self.config.get("recipe")
         return dict(recipe.get("with") or {}) if isinstance(recipe, dict) else {}
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Channels, height and width of the run's images; None if not recorded."""
+        """Shape (C, H, W) of the run's images; None if it is not recorded."""
         if self.published_set is not None:
             return self.published_set.shape
         shape = self._images().get("shape")
@@ -72,7 +72,10 @@ class RecordedRun:
 
     @property
     def normalization(self) -> list[list[float]] | None:
-        """Mean and standard deviation of the run's normalization; None if not recorded."""
+        """Means and standard deviations by channel with which the run's images were normalized.
+
+        None if they are not recorded, or if the images were whitened (ZCA), too.
+        """
         recorded = self._images().get("normalization")
         parts = recorded.get("with") if isinstance(recorded, dict) else None
         if not isinstance(parts, dict) or parts.get("zca") is not None:
@@ -81,7 +84,7 @@ class RecordedRun:
 
     @property
     def sends_sets(self) -> bool:
-        """True if clients sent sets of images, according to the byte counts of the history."""
+        """Whether clients sent sets of images, according to the byte counts in the history."""
         return any(key.endswith(":labels") for row in self.history for key in row.get("up", {}))
 
     def _images(self) -> dict[str, Any]:
@@ -90,17 +93,17 @@ class RecordedRun:
 
     @property
     def starts_from_real(self) -> bool:
-        """True if sent or published sets were initialized from real images, according to the config."""
+        """Whether sent or published images were initialized from real images, according to the config and the set."""
         real = re.search(r"\binit='real'|\bReal\(", str(self.config.get("method", "")))
         info = self.published_set.info if self.published_set is not None else {}
         return real is not None or info.get("init") == "real"
 
     def messages(self) -> Iterator[TranscriptMessage]:
-        """Yield the messages of the transcript.
+        """Yield the messages of the transcript; none if the run has no transcript.
 
         Raises:
             attacks.transcript.DamagedTranscript: a message is damaged.
-            DamagedRun: a message that the history counts is missing.
+            DamagedRun: a message is missing, although the history counts its bytes.
         """
         if not self.transcript:
             return
@@ -122,15 +125,15 @@ class RecordedRun:
 
 
 def open_run(folder: str | os.PathLike[str]) -> RecordedRun:
-    """Read a run's folder, except for its messages.
+    """Read a run from its folder, except for its messages, which `RecordedRun.messages` reads later.
 
     Args:
-        folder: path of the folder of `fl.simulate(..., out=folder)`, of a run of a study, or of a candidate that makes
-            a set.
+        folder: path of a folder that `fl.simulate(..., out=folder)` or a run of a study has written. The study's
+            candidate may be a federated method, or make a distilled set.
 
     Raises:
         TypeError: `folder` is not a path.
-        NoRun: the folder holds no run.
+        NoRun: the folder does not contain a run.
         DamagedRun: a file cannot be read.
     """
     path = Path(check.instance(folder, str | os.PathLike, "folder", "the path of a run's folder"))
@@ -176,9 +179,16 @@ def _lines(path: Path) -> list[dict[str, Any]] | None:
 
 
 def _objects(path: Path, *, lines: bool) -> list[dict[str, Any]]:
-    """Return the objects of a JSON-lines file, or the object of a JSON file.
+    """Read the objects of a JSON-lines file, or the single object of a JSON file.
 
-    A line that was only partly written is skipped; the line after it marks it as torn.
+    A line that was only partly written is skipped, if the next line says that it is torn.
+
+    Args:
+        path: path of the file.
+        lines: whether the file has one object per line.
+
+    Raises:
+        DamagedRun: the file cannot be read.
     """
     try:
         texts = path.read_text(encoding="utf-8").splitlines() if lines else [path.read_text(encoding="utf-8")]

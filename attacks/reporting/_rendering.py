@@ -1,4 +1,4 @@
-"""Rendering of a report as a self-contained HTML file and as Markdown: text, lists, tables and figures."""
+"""Parts of a report (text, lists, tables and figures), and their rendering as an HTML file and as Markdown."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ p.title{font-weight:600;margin:1.2rem 0 .2rem}ul{margin:.2rem 0 1rem;padding-lef
 
 @dataclass(frozen=True)
 class Table:
-    """Table of text.
+    """Table in a report, whose cells are text.
 
     Attributes:
         header: names of the columns.
-        rows: cells, one per column.
+        rows: cells of each row, one per column.
     """
 
     header: Sequence[str]
@@ -48,10 +48,10 @@ class Table:
 
 @dataclass(frozen=True)
 class BulletList:
-    """Bulleted list with a title.
+    """Bulleted list in a report, with an optional title.
 
     Attributes:
-        title: title as plain text; "" for none.
+        title: title as plain text; "" for no title.
         items: items as plain text.
     """
 
@@ -61,7 +61,7 @@ class BulletList:
 
 @dataclass(frozen=True)
 class Figure:
-    """Image with a caption.
+    """Image in a report, with a caption.
 
     Attributes:
         data: bytes of a PNG file, or text of an SVG.
@@ -74,11 +74,11 @@ class Figure:
 
 @dataclass
 class Section:
-    """Section of a report.
+    """Section of a report: a heading, and the parts below it.
 
     Attributes:
         title: heading of the section.
-        parts: texts, lists, tables and figures, in order.
+        parts: texts, lists, tables and figures, in the order in which they are shown.
     """
 
     title: str
@@ -89,12 +89,14 @@ Part: TypeAlias = "str | BulletList | Table | Figure"
 
 
 def render_html(title: str, verdict: str, lists: Sequence[BulletList], sections: Sequence[Section], footer: str) -> str:
-    """Return one HTML file without scripts or external resources.
+    """Return a report as one HTML file without scripts or external resources.
 
     Args:
-        title, verdict, footer: title, verdict and footer of the report, as plain text.
-        lists: lists shown below the verdict.
-        sections: sections in order.
+        title: title of the report, as plain text.
+        verdict: sentence at the head of the report, as plain text.
+        lists: lists that are shown below the verdict.
+        sections: sections of the report, in order.
+        footer: text at the end of the report, as plain text.
     """
     body = [f"<h1>{html.escape(title)}</h1>", f'<p class="verdict">{_text(verdict)}</p>', *map(_html, lists)]
     for section in sections:
@@ -139,10 +141,10 @@ def _cell(text: str) -> str:
 def render_markdown(
     title: str, verdict: str, lists: Sequence[BulletList], sections: Sequence[Section], footer: str
 ) -> str:
-    """Return the report as Markdown; figures are replaced by their captions.
+    """Return a report as Markdown, in which figures are replaced by their captions.
 
     Args:
-        title, verdict, lists, sections, footer: arguments as in `render_html`.
+        title, verdict, lists, sections, footer: parts of the report, as in `render_html`.
     """
     lines = [f"# {title}", f"**{verdict}**", *map(_markdown, lists)]
     for section in sections:
@@ -162,10 +164,11 @@ def _markdown(part: Part) -> str:
 
 
 def image_grid(rows: Sequence[Tensor], caption: str) -> Figure:
-    """Return a figure of image rows, with corresponding images below each other.
+    """Return a figure with rows of images, for example reconstructions above the corresponding records.
 
     Args:
-        rows: pixels of each row, [n, C, H, W] in [0, 1]; at least one row.
+        rows: images of each row, as pixels [n, C, H, W] in [0, 1]; at least one row. The i-th images of all rows are
+            shown below each other.
         caption: description of the rows.
     """
     return Figure(as_png([row.clamp(0, 1) for row in rows]), caption)
@@ -176,13 +179,13 @@ _LEFT, _BOTTOM, _WIDTH, _HEIGHT = 44, 38, 480, 250
 
 
 def histogram(series: Mapping[str, Tensor], caption: str, unit: str, marks: Sequence[int]) -> Figure:
-    """Return a histogram with one stepped line per series.
+    """Return a figure with the histograms of several groups of values, each drawn as a stepped line.
 
     Args:
-        series: values of each series by name, at most three; infinities count in the last bin.
+        series: values of each group by name, at most three groups; infinite values are counted in the last bin.
         caption: description of the figure.
         unit: label of the horizontal axis.
-        marks: values at which to draw a thin vertical line.
+        marks: values at which a thin vertical line is drawn.
     """
     finite = torch.cat([v[v.isfinite()] for v in series.values()] + [torch.tensor([10.0, 40.0])])
     low, high = 2 * int(finite.min() // 2), 2 * int(finite.clamp(max=48).max() // 2) + 2

@@ -1,4 +1,7 @@
-"""Sections on sent images: the nearest records, the share of records recovered, and membership inference."""
+"""Sections of a report on the images that clients sent or that were published.
+
+They show the nearest records, the share of records that are recovered, and membership inference.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,12 @@ _SHOWN, _EQUAL = 10, 60.0
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Records given by the caller, members or non-members.
+    """Records that the user passed to `report`: either members (training records) or non-members.
 
     Attributes:
         pixels: pixels of all records, float [N, C, H, W] in [0, 1].
-        index: indices of the attacked records, int64 [n].
-        data: the set that was passed; None if only pixels were passed.
+        index: indices of the records that are attacked, int64 [n], at most `max_records` of `report`.
+        data: the set that the user passed; None if the user passed only pixels.
     """
 
     pixels: Tensor
@@ -37,16 +40,17 @@ class Records:
 
     @property
     def selected(self) -> Tensor:
-        """Pixels of the attacked records."""
+        """Pixels of the records that are attacked, float [n, C, H, W]."""
         return self.pixels[self.index]
 
 
 def nearest_section(observed: ObservedData, inside: Records | None, outside: Records | None) -> Section:
-    """Return the section that shows sent images above the nearest private record and the nearest held-out image.
+    """Return the section that shows sent images, each above the nearest private record and the nearest non-member.
 
     Args:
         observed: the sent images.
-        inside, outside: members and non-members; without members only the sent images are shown.
+        inside: members; if None, only the sent images are shown.
+        outside: non-members; if None, they are not shown.
     """
     images = torch.cat(observed.rounds)
     chance = torch.randperm(len(images), generator=derive(0, "shown"))[:_SHOWN]
@@ -77,12 +81,16 @@ def nearest_section(observed: ObservedData, inside: Records | None, outside: Rec
 
 
 def recovery_section(observed: ObservedData, inside: Records, outside: Records | None, findings: Findings) -> Section:
-    """Return the section on the share of records with a close image, compared with held-out and random real images.
+    """Return the section on the share of private records that have a similar sent image.
+
+    For comparison, the section gives the share of non-members with a similar sent image, and the share of private
+    records with a similar image among random real images.
 
     Args:
         observed: the sent images.
-        inside, outside: members and non-members.
-        findings: receives the shares.
+        inside: members.
+        outside: non-members; None if the user passed none.
+        findings: findings of the report, to which the shares are added.
     """
     images, groups = torch.cat(observed.rounds), {"private records": inside.selected}
     if outside is not None:
@@ -113,13 +121,14 @@ def recovery_section(observed: ObservedData, inside: Records, outside: Records |
 def membership_section(
     observed: ObservedData, inside: Records, outside: Records, started_from: Tensor | None, findings: Findings
 ) -> Section:
-    """Return the section on membership inference from the images alone.
+    """Return the section on membership inference from the sent images, without a model.
 
     Args:
         observed: the sent images.
-        inside, outside: members and non-members.
-        started_from: indices of members that images were initialized from; None if unknown.
-        findings: receives the result.
+        inside: members.
+        outside: non-members.
+        started_from: indices of the members from which images were initialized, int [S]; None if unknown.
+        findings: findings of the report, to which the result is added.
     """
     scores = [record_scores(observed.rounds, records.selected) for records in (inside, outside)]
     real = random_baseline(observed.rounds, inside.pixels)

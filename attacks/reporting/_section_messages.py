@@ -1,4 +1,7 @@
-"""Data that an adversary observes in a run, and the sections that need no records: adversaries and clients' classes."""
+"""Data of a run that an adversary observes, and the sections of a report that need only these data.
+
+These are the section on the adversaries and the section on the classes of each client.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,14 @@ _ROWS = 20
 
 @dataclass(frozen=True, eq=False)
 class ObservedData:
-    """Images and updates of a run that an adversary observes.
+    """Images, updates and counts of a run that an adversary observes.
 
     Attributes:
-        rounds: pixels of the sets sent in each round [M, C, H, W]; a published set counts as one round.
-        sets: (client, set) pairs.
-        updates: (client, change of the last layer's bias, number of records or None if not sent) triples.
-        replies: number of training requests that each client replied to, without other exchanges such as keys.
+        rounds: pixels of all images sent in each round, [M, C, H, W]; a published set counts as one round.
+        sets: pairs of a client's index and a set that the client sent.
+        updates: triples of a client's index, the change of the last layer's bias in its update, and its number of
+            records (None if the client did not send this number).
+        replies: number of training requests to which each client replied, by client index.
     """
 
     rounds: list[Tensor]
@@ -36,11 +40,7 @@ class ObservedData:
 
     @staticmethod
     def from_run(run: RecordedRun) -> ObservedData:
-        """Collect the data from the transcript and the published set.
-
-        Args:
-            run: folder of the run.
-        """
+        """Collect the data from a run's transcript and its published set. Parts that do not exist are left out."""
         rounds: dict[int, list[Tensor]] = {}
         sets, updates, replies = [], [], dict[int, int]()
         for message in run.messages():
@@ -64,10 +64,10 @@ class ObservedData:
 
 
 def adversary_section(run: RecordedRun) -> Section:
-    """Return the section on what each adversary sees, and whether the folder contains it.
+    """Return the section that lists what each adversary sees, and where the run's folder contains it.
 
     Args:
-        run: folder of the run.
+        run: the recorded run.
     """
     kept = "the transcript" if run.transcript else "not in the folder"
     models = ", ".join(p.name for p in run.models.values()) or "not in the folder"
@@ -98,12 +98,14 @@ def adversary_section(run: RecordedRun) -> Section:
 
 
 def class_section(run: RecordedRun, observed: ObservedData, findings: Findings) -> Section:
-    """Return the section on the classes that clients certainly hold or lack, from their sets' labels and bias updates.
+    """Return the section on the classes that each client certainly has or does not have.
+
+    They are derived from the labels of sent sets, and from the bias changes in updates.
 
     Args:
-        run: folder of the run.
+        run: the recorded run.
         observed: sets and updates of the clients.
-        findings: receives the result.
+        findings: findings of the report, to which the result is added.
     """
     section = Section("Which classes clients hold")
     count = _num_classes(run, observed) or 0
@@ -169,7 +171,10 @@ def _num_classes(run: RecordedRun, observed: ObservedData) -> int | None:
 
 
 def _plain_sgd(run: RecordedRun) -> bool:
-    """Return whether updates are plain SGD on cross-entropy without add-ons, as the sign rule on biases requires."""
+    """Return whether clients trained by plain SGD on cross-entropy without add-ons.
+
+    Only then does the sign of a bias change show with certainty whether a class was present.
+    """
     recipe = run.config.get("recipe")
     if not isinstance(recipe, dict) or set(recipe) != {"object", "with"} or recipe["object"] != "fl:FedAvg":
         return False

@@ -1,4 +1,4 @@
-"""Membership inference on models: one threshold on the last model's scores, and attacks with shadow models."""
+"""Parts of a report on membership inference from models: the last model alone, or with shadow models."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ __all__ = ["last_model_parts", "shadow_parts"]
 def last_model_parts(
     run: RecordedRun, network: nn.Module, inside: Records, outside: Records, findings: Findings
 ) -> list[str | Table]:
-    """Attack the last model with one threshold for all records: a weak attack that needs no shadow models.
+    """Attack the last global model with one threshold for all records, and return the report's text and table.
+
+    This is a weak attack, which needs no shadow models.
 
     Args:
-        run: folder of the run.
-        network: network of the run's architecture.
-        inside, outside: members and non-members, with labels.
-        findings: receives the result.
+        run: the recorded run.
+        network: network of the run's architecture, with any weights.
+        inside: members, with labels.
+        outside: non-members, with labels.
+        findings: findings of the report, to which the result is added.
     """
     fitted = {name: _loaded(network, path) for name, path in run.models.items()}
     models = {name: model for name, model in fitted.items() if model is not None}
@@ -89,12 +92,15 @@ def shadow_parts(
     pipeline: Pipeline, baselines: Mapping[str, Pipeline], count: int, workers: int, out: Path, progress: bool,
     findings: Findings
 ) -> list[str | Table]:  # fmt: skip
-    """Run attacks with shadow models of the whole pipeline and of the baselines; each shadow in turn is the target.
+    """Run attacks with shadow models, and return the report's text and table.
+
+    The shadow models repeat the whole pipeline of the run. Each of them is attacked in turn as the target. The
+    baselines are attacked in the same way for comparison.
 
     Args:
         pipeline, count, workers, out, progress: arguments of `attacks.membership.run_shadows`.
         baselines: other pipelines on the same records, by name.
-        findings: receives the result for `pipeline`.
+        findings: findings of the report, to which the result for `pipeline` is added.
     """
     found = _shadowed(pipeline, count, workers, out / "shadows", progress)
     rows = [[*key, *_cells(one)] for key, one in found.items()]
@@ -141,7 +147,14 @@ def shadow_parts(
 def _shadowed(
     pipeline: Pipeline, count: int, workers: int, out: Path, progress: bool
 ) -> dict[tuple[str, str], AttackResult]:
-    """Return the result of each attack, by (scorer, attack)."""
+    """Train shadow models of a pipeline, and evaluate all attacks on the scores of each of its scorers.
+
+    Args:
+        pipeline, count, workers, out, progress: arguments of `attacks.membership.run_shadows`.
+
+    Returns:
+        The result of each attack, by the pair of scorer name and attack name.
+    """
     made = run_shadows(pipeline, count, out=out, workers=workers, progress=progress)
     wanted = min(1.0, max(0.01, (1 + 1e-9) / (len(pipeline.images) // 2)))
     tried = 5 * (len(made.scores) - 1)

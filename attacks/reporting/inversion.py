@@ -1,4 +1,4 @@
-"""Section on one client's update: the images an inversion recovers, compared with records and held-out images."""
+"""Section of a report on gradient inversion: images recovered from one client's message, compared with its records."""
 
 from __future__ import annotations
 
@@ -33,28 +33,30 @@ _HEADER = ("images compared with", "PSNR in dB", "aligned")
 
 @dataclass(frozen=True, eq=False)
 class Inversion:
-    """Options of `report(invert=...)`: the choice of the message that a report inverts, and the limits of the attack.
+    """Options of `report(invert=...)`: which message a report inverts, and how much effort it spends.
 
-    One message of one client is inverted. The default is the client with the fewest records, the easiest target.
+    A report inverts one message of one client. The default is the client with the fewest records, because it is the
+    easiest target.
 
     Args:
-        owners: for each client the indices of its records among `members`, int64 [n_k], as
-            `fl.study.load(folder).assign().owners` returns them. They are needed to tell whether recovered images are
-            the client's. The attack does not use them.
-        build_message: function `build_message(down, up)` that returns an `ObservedMessage` from the messages that the
-            client received and sent in a round's training (`attacks.transcript.TranscriptMessage`). None: an update of
-            plain FedAvg, recomputed with the options in the folder and with `network`.
+        owners: indices of each client's records in `members`, int64 [n_k] for client k, as
+            `fl.study.load(folder).assign().owners` returns them. With them, the report can state whether the recovered
+            images are the client's records. The attack itself does not use them.
+        build_message: function `build_message(down, up)` that takes the messages that the client received and sent in a
+            round's training (`attacks.transcript.TranscriptMessage`), and returns an `ObservedMessage`. None: the
+            message is an update of plain FedAvg, which is recomputed with `network` and the options in the folder.
         client: index of the client whose message is inverted; None for the client with the fewest records.
-        round: round of the message; None for the first round that the client answered.
-        max_records: largest number of records behind a message that is inverted; from more records, hardly anything is
-            recovered.
+        round: round of the message; None for the first round in which the client replied.
+        max_records: largest number of records behind a message that is inverted. If there are more records, hardly
+            anything is recovered, and the inversion is skipped.
         steps, restarts: arguments of `invert_message`.
         known_labels: whether the attack gets the true labels of the client's records, from `members`, instead of
-            inferring them from the message. The result is then an upper bound, for an adversary who knows the labels.
+            inferring them from the message. The result is then an upper bound for adversaries who do not know the
+            labels.
         total_variation: argument of `invert_message`; 0.01 suits small images such as digits, and the paper's 0.1 suits
             photographs.
-        seconds: time limit of the search. If the estimate from the first steps is longer, the search is skipped and the
-            estimate is reported.
+        seconds: time limit of the search, in seconds. If the estimate from the first steps is longer, the search is
+            skipped, and the estimate is reported.
 
     Raises:
         TypeError, ValueError: an option has the wrong type or is out of range.
@@ -91,11 +93,12 @@ class Inversion:
 
 
 def record_counts(run: RecordedRun, invert: Inversion) -> dict[int, int]:
-    """Return the number of records behind each client's message; empty if unknown.
+    """Return the number of records from which each client computed its message, by client index; empty if unknown.
 
     Args:
-        run: folder with a transcript.
-        invert: options of the inversion; its `owners` take precedence over the weights of plain averaging.
+        run: the recorded run, with a transcript.
+        invert: options of the inversion. If its `owners` are given, they determine the numbers. Otherwise the numbers
+            come from the weights that clients sent for averaging.
     """
     answered, counts = set(), {}
     for message in run.messages():
@@ -113,12 +116,12 @@ def message_pair(run: RecordedRun, client: int, number: int | None) -> tuple[Tra
     """Return the messages that a client received and sent in the training of a round.
 
     Args:
-        run: folder of the run.
+        run: the recorded run, with a transcript.
         client: index of the client.
-        number: index of the round; None for the first round that the client answered.
+        number: index of the round; None for the first round in which the client replied.
 
     Raises:
-        ValueError: the client did not answer in this round.
+        ValueError: the client did not reply in this round.
     """
     down = None
     for message in run.messages():
@@ -131,10 +134,12 @@ def message_pair(run: RecordedRun, client: int, number: int | None) -> tuple[Tra
 
 
 def replay_obstacle(run: RecordedRun) -> str:
-    """Return the reason why the folder alone does not suffice to recompute an update; "" for plain FedAvg by SGD.
+    """Return the reason why a client's update cannot be recomputed from the run's folder and candidate images.
+
+    The result is "" if there is no such reason, because the method is plain FedAvg with SGD.
 
     Args:
-        run: folder of the run.
+        run: the recorded run.
     """
     recipe, options = run.config.get("recipe"), run.settings
     if not isinstance(recipe, dict) or recipe.get("object") != "fl:FedAvg" or set(recipe) != {"object", "with"}:
@@ -151,7 +156,7 @@ def replay_obstacle(run: RecordedRun) -> str:
 
 
 def _learning_rate(run: RecordedRun) -> float:
-    """Return the learning rate of round 1 from the recorded settings, which include defaults; 0 if unknown."""
+    """Return the clients' learning rate in round 1, as recorded in `config.json`; 0 if it is not recorded."""
     found = re.search(r"\blr=([0-9.eE+-]+)", str(run.config.get("method", "")))
     return float(run.settings.get("lr") or (found[1] if found else 0.0))
 
@@ -159,12 +164,15 @@ def _learning_rate(run: RecordedRun) -> float:
 def fedavg_update(
     run: RecordedRun, network: nn.Module, down: TranscriptMessage, up: TranscriptMessage, count: int
 ) -> FedAvgUpdate:
-    """Return an update of plain FedAvg that can be recomputed, with the options recorded in the folder.
+    """Return a client's update in plain FedAvg as a message that can be inverted.
+
+    The client's training options are taken from `config.json`.
 
     Args:
-        run: folder of the run.
-        network: network of the run's architecture.
-        down, up: messages that the client received and sent.
+        run: the recorded run.
+        network: network of the run's architecture, with any weights.
+        down: message that the client received, with the global model.
+        up: message that the client sent, with its update.
         count: number of the client's records.
 
     Raises:
@@ -201,14 +209,16 @@ def inversion_section(
     run: RecordedRun, invert: Inversion, network: nn.Module | None, inside: Records, outside: Records | None,
     findings: Findings
 ) -> Section:  # fmt: skip
-    """Return the section on the inversion of one client's message.
+    """Invert one client's message, and return the section on the result.
 
     Args:
-        run: folder of the run.
+        run: the recorded run.
         invert: choice of the message, and options of the attack.
-        network: network of the run's architecture; its weights are taken from the message.
-        inside, outside: members and non-members.
-        findings: receives the result.
+        network: network of the run's architecture, whose weights are replaced by those in the message; None if the user
+            passed none.
+        inside: members.
+        outside: non-members; None if the user passed none.
+        findings: findings of the report, to which the result is added.
     """
     section = Section("Inversion of an update")
 
@@ -291,7 +301,19 @@ def inversion_section(
 def _compare_own(
     images: Tensor, own: Tensor, inside: Records, outside: Records | None, who: str, findings: Findings
 ) -> list[Part]:
-    """Compare images with the client's own records, and with held-out images of the same classes."""
+    """Compare recovered images with the client's records, and with non-members of the same classes.
+
+    Args:
+        images: recovered images, pixels [n, C, H, W].
+        own: indices of the client's records among the members, int64 [n].
+        inside: members.
+        outside: non-members; None if the user passed none.
+        who: text that names the client and the round.
+        findings: findings of the report, to which the result is added.
+
+    Returns:
+        The figures, tables and texts of the comparison.
+    """
     truth = inside.pixels[own]
     found, plain, aligned = _scored(images, truth)
     order = aligned.argsort(descending=True)[:_SHOWN]
@@ -348,7 +370,12 @@ def _mean_and_best(decibels: Tensor) -> str:
 
 
 def _scored(images: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the images paired with the true ones, and their PSNR, plain and aligned."""
+    """Pair recovered images with true images, and compute their PSNR.
+
+    Returns:
+        The recovered images in the order of the true ones; their PSNR, [n]; and their PSNR after alignment of
+        brightness and contrast, [n].
+    """
     found = images[match(images, truth)]
     return found, psnr(found, truth), psnr(align(found, truth), truth)
 
@@ -358,7 +385,18 @@ def _nearest(image: Tensor, candidates: Tensor) -> Tensor:
 
 
 def _draw_held_out(inside: Records, own: Tensor, outside: Records) -> list[Tensor]:
-    """Draw held-out images in place of a client's records, of the same classes if enough are available."""
+    """Draw several random samples of non-members, each as large as a client's set of records.
+
+    Each sample has as many images of each class as the client, if there are enough non-members of every class.
+
+    Args:
+        inside: members.
+        own: indices of the client's records among the members, int64 [n].
+        outside: non-members.
+
+    Returns:
+        Indices of each sample among the attacked non-members, int64 [n].
+    """
     everyone = torch.arange(len(outside.index))
     groups = [(len(own), everyone)]
     if inside.data is not None and outside.data is not None and inside.data.labels.ndim == 1:

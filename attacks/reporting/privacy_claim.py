@@ -1,4 +1,4 @@
-"""Section on a privacy claim: charges in the ledger, replies sent for them, and an audit of the claim."""
+"""Section of a report on the run's differential-privacy claim: a check of the ledger, and an audit of the claim."""
 
 from __future__ import annotations
 
@@ -32,20 +32,23 @@ _NONE = "No epsilon is claimed: there is no ledger. A failed attack does not rep
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """Outcomes of many runs of a mechanism, a count of its noise, or both, to test its privacy claim.
+    """Evidence for `report(audit=...)` with which the report tests a privacy claim.
 
-    For `report(audit=...)`.
+    Pass the scores of many runs of the mechanism (`inside`, `outside` and `claim`), a comparison of its noise
+    (`noise`), or both.
 
     Args:
-        inside, outside: scores of the runs with a record and without it, [n] and [m] or [n, d] and [m, d], higher if
-            the record seems present. Every run must draw new randomness. See `attacks.audit.audit_claim`.
-        claim: (epsilon, delta) pairs that the mechanism claims, preferably its whole privacy profile.
+        inside: scores of the runs with a certain record, [n] or [n, d], higher if the record seems present. Every run
+            must draw new randomness. See `attacks.audit.audit_claim`.
+        outside: scores of the runs without this record, [m] or [m, d].
+        claim: (epsilon, delta) pairs that the mechanism claims, preferably many pairs of its privacy profile.
         noise: result of `attacks.audit.audit_noise`, which compares the noise drawn with the noise charged.
         of: description of the audited mechanism, which is the run itself or a part of it.
         confidence: confidence of the test, in (0, 1).
 
     Raises:
-        TypeError, ValueError: as for `attacks.audit.audit_claim`; or neither outcomes nor a count were given.
+        TypeError, ValueError: the scores or the claim are not valid (see `attacks.audit.audit_claim`), or neither
+            scores nor a comparison of noise were given.
     """
 
     inside: Tensor | None = None
@@ -63,10 +66,10 @@ class Audit:
         self.verdict()
 
     def verdict(self) -> ClaimTest | None:
-        """Return the result of `audit_claim` on the outcomes; None without outcomes.
+        """Test the claim on the scores by `audit_claim`, and return the result; None if no scores were given.
 
         Raises:
-            TypeError, ValueError: see the class.
+            TypeError, ValueError: the scores or the claim are not valid; see `attacks.audit.audit_claim`.
         """
         if self.inside is None and self.outside is None and self.noise is not None:
             return None
@@ -76,13 +79,13 @@ class Audit:
 
 
 def claim_section(run: RecordedRun, observed: ObservedData, audit: Audit | None, findings: Findings) -> Section:
-    """Return the section on the charges in the ledger, the claimed epsilon, and its audit.
+    """Return the section on the charges in the privacy ledger, the claimed epsilon, and its audit.
 
     Args:
-        run: folder of the run.
-        observed: replies of the clients.
-        audit: outcomes of many runs; None without an audit.
-        findings: receives a refuted claim, and the list of missing inputs.
+        run: the recorded run.
+        observed: numbers of replies of the clients, which the ledger must cover.
+        audit: evidence from the user with which the claim is tested; None if the user passed none.
+        findings: findings of the report, to which a refuted claim and unanswered questions are added.
     """
     section = Section("The claimed epsilon")
     claim = run.history[-1].get("privacy") if run.history else None
@@ -129,7 +132,16 @@ def _claimed(claim: dict[str, Any]) -> list[str | Table]:
 
 
 def _recomputed(run: RecordedRun, claim: dict[str, Any], findings: Findings) -> list[str | Table]:
-    """Compute epsilon again from a copy of the ledger, and compare claim, ledger and `config.json`."""
+    """Compute epsilon again from a copy of the ledger, and compare the result with the claim and with `config.json`.
+
+    Args:
+        run: the recorded run, with a ledger.
+        claim: privacy guarantee that the run states, from the last row of its history or from its set.
+        findings: findings of the report, to which contradictions are added.
+
+    Returns:
+        Texts for the report.
+    """
     with tempfile.TemporaryDirectory() as folder:
         for path in run.path.glob("ledger.jsonl*"):
             if path.suffix in (".jsonl", ".head"):
@@ -169,7 +181,15 @@ def _recomputed(run: RecordedRun, claim: dict[str, Any], findings: Findings) -> 
 
 
 def _exact_numbers(run: RecordedRun, findings: Findings) -> list[str | Table]:
-    """List the columns of the history with exact numbers or words from clients, which epsilon does not cover."""
+    """Find values in the history that come from clients without noise, so that epsilon does not cover them.
+
+    Args:
+        run: the recorded run.
+        findings: findings of the report, to which these values are added as a leak.
+
+    Returns:
+        Texts for the report, one for each kind of value.
+    """
     rows = run.history
     reasons = {str(why) for row in rows for why in (row.get("failed") or {}).values()}
     telling = sorted(why for why in reasons if not why.startswith(_CONSTANT_REASONS))
@@ -187,7 +207,16 @@ def _exact_numbers(run: RecordedRun, findings: Findings) -> list[str | Table]:
 
 
 def _ledger(lines: list[dict[str, Any]], observed: ObservedData, findings: Findings) -> list[str | Table]:
-    """Summarize the charges, and check that each client was charged for every reply."""
+    """Summarize the charges in the ledger, and check that each client was charged for at least as many as it replied.
+
+    Args:
+        lines: lines of the ledger.
+        observed: numbers of replies of the clients.
+        findings: findings of the report, to which replies without a charge are added.
+
+    Returns:
+        Texts and a table for the report.
+    """
     parts: list[str | Table] = [f"Void: {line['void']}" for line in lines if "void" in line]
     totals: dict[tuple[str, ...], tuple[int, set[str]]] = {}
     paid: Counter[str] = Counter()
@@ -222,7 +251,16 @@ def _ledger(lines: list[dict[str, Any]], observed: ObservedData, findings: Findi
 
 
 def _audited(audit: Audit, claim: dict[str, Any], findings: Findings) -> list[str | Table]:
-    """Return the count of noise, the test of the claimed profile, and the lower bound on epsilon."""
+    """Test a claim with the user's evidence, and compute a lower bound on epsilon.
+
+    Args:
+        audit: the evidence.
+        claim: privacy guarantee that the run states.
+        findings: findings of the report, to which the results are added.
+
+    Returns:
+        Texts for the report.
+    """
     parts: list[str | Table] = []
     if audit.noise is not None:
         parts.append(f"Noise of {audit.of}, drawn compared with charged: {audit.noise}.")

@@ -1,4 +1,4 @@
-"""Leaks of a published set: copies of training records, images close to them, and membership inference."""
+"""Measurement of a published set's leaks: copies of training records, close images, and membership inference."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Leaks:
 
     Attributes:
         images: number of published images.
-        copies: share of the images that equal a training record, up to the rounding of 8-bit pixels: a PSNR of at
-            least 48.13 dB.
-        close: share of the images with a PSNR of at least 25 dB to some training record. Includes the copies.
-        close_held_out: the same for held-out records, which shows how close unrelated records come. With fewer
-            held-out records than training records, it is an underestimate.
-        nearest: rates of the attack `nearest` at 1 % false positives. Half of the held-out records choose the
-            threshold; the rates are counted on the used records and the other half.
-        auc: area under the curve of this attack.
+        copies: share of the images that equal a training record up to the rounding of 8-bit pixels, that is, have a
+            PSNR of at least 48.13 dB to it.
+        close: share of the images that have a PSNR of at least 25 dB to some training record, including the copies.
+        close_held_out: share of the images that have a PSNR of at least 25 dB to some held-out record. It shows how
+            close unrelated records come. If there are fewer held-out records than training records, it is too small.
+        nearest: rates of the attack `attacks.membership.nearest` at about 1 % false positives. The threshold is chosen
+            on half of the held-out records. The rates are counted on the used records and on the other half.
+        auc: area under the ROC curve of this attack.
     """
 
     images: int
@@ -50,7 +50,7 @@ class Leaks:
     auc: float
 
     def record(self) -> dict[str, Any]:
-        """Return the result as JSON values: shares, and each rate of the attack with its counts and interval."""
+        """Return the results as JSON values. Each rate of the attack has its counts and its interval."""
         rates = {name: asdict(rate) for name, rate in (("tpr", self.nearest.tpr), ("fpr", self.nearest.fpr))}
         return {
             "images": self.images, "copies": self.copies, "within_25_db": self.close,
@@ -80,20 +80,21 @@ def leaks(
 ) -> Leaks:
     """Measure what the images of a set reveal of the records that the set was made from.
 
-    Call it on every set before you publish it. The measurement needs no model. It compares pixels, clamped to [0, 1],
-    and gives a lower bound: other attacks may find more, and labels from a teacher reveal more.
+    Call it on every set before you publish it. The measurement needs no model, because it compares pixels, clamped to
+    [0, 1]. The result is a lower bound: other attacks may find more, and labels from a teacher reveal more.
 
     Args:
         small: the published set, with at least two different images. Decode a parametrized set first.
-        train: the training records, as `small` was made from. A `StoredImages` is read in parts.
-        held_out: records from the same distribution that were not used, at least 200 for 1 % false positives.
-        used: indices int [k] of the records in `train` that the set was made from, such as the selected ones of a
-            coreset. The attack `nearest` is then rated on these only. Default: all.
-        device: device that compares the images. Default: that of `small`.
+        train: the training records from which `small` was made. A `StoredImages` is read in parts.
+        held_out: records from the same distribution that were not used to make the set; at least 200, so that a rate of
+            1 % false positives can be measured.
+        used: indices of the records in `train` that the set was really made from, int [k], such as the selected records
+            of a coreset. The attack `nearest` is then evaluated on these members only. Default: all records.
+        device: device on which the images are compared. Default: the device of `small`.
 
     Raises:
-        TypeError, ValueError: the sets differ in normalization or shape, one is empty, `used` is not such indices, or
-            all images of `small` are equal.
+        TypeError, ValueError: the sets differ in normalization or shape; one of them is empty; `used` does not contain
+            indices of records in `train`; or all images of `small` are equal.
     """
     small = as_set(small, name="small")
     real, others = _opened(train, "train", 1), _opened(held_out, "held_out", 2)
@@ -113,7 +114,16 @@ def leaks(
 
 
 def _compared(images: Tensor, data: LabeledImages | StoredImages) -> tuple[Tensor, Tensor]:
-    """Return the PSNR of every image to its nearest record [M], and the score `nearest` of every record [N]."""
+    """Compare published images with records.
+
+    Args:
+        images: pixels of the M published images.
+        data: set of N records.
+
+    Returns:
+        The PSNR between each image and its nearest record, [M]; and the score of `attacks.membership.nearest` for each
+        record, [N].
+    """
     levels, scores = torch.full((len(images),), -torch.inf, dtype=torch.float64), []
     for part in _parts(data, max(1, _VALUES // images[0].numel())):
         records = part.to(images.device).pixels().float()

@@ -31,21 +31,20 @@ _INVERSION = Inversion()
 
 
 class IncompatibleImages(ValueError):
-    """Images that are not pixels, or differ from the run's images in shape or normalization."""
+    """Error: images are not pixels in [0, 1], or differ from the run's images in shape or normalization."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Result of `report`. Prints as the verdict.
+    """Result of `report`. Prints as its verdict.
 
     Attributes:
-        verdict: one sentence with the worst finding and its size.
-        html: path of the self-contained HTML file.
+        verdict: one sentence with the worst leak and its size, or that no leak was found.
+        html: path of the HTML file, which needs no other files.
         markdown: path of the same report as Markdown.
-        leaks: one phrase per finding, the most serious first. An empty tuple does not mean more than the verdict
-            states.
-        not_found: attacks without a finding, with the smallest leak each would have detected.
-        missing: questions that could not be answered, each with the argument that would allow an answer.
+        leaks: one phrase for each leak, the most serious first. If it is empty, leaks may still exist.
+        not_found: attacks that found no leak, each with the smallest leak that it would have detected.
+        missing: questions that could not be answered, each with the argument of `report` that would allow an answer.
     """
 
     verdict: str
@@ -76,45 +75,46 @@ def report(
     out: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Report:
-    """Attack a finished run and write an HTML and a Markdown report on what it leaks.
+    """Attack a finished run, and write an HTML and a Markdown report on what it leaks.
 
-    Call it before you publish or share anything from a run. It reads only files of the folder. Every further argument
-    allows more attacks. The report lists the questions that it could not answer and the missing arguments. It never
-    states that a method protects records. At most it states that no leak was found, and the smallest leak that would
-    have been detected.
+    Call it before you publish or share anything from a run. With `folder` alone, it uses only the files in the folder.
+    Each additional argument allows more attacks. The report lists the questions that it could not answer, and the
+    missing arguments. It never states that a method protects records. At most it states that no leak was found, and the
+    smallest leak that would have been detected.
 
     Args:
         folder: path of the run's folder, from `simulate(..., out=RunFolder(folder, transcript=True))` or from a study.
-        pipeline: the run as a function of its records, for attacks with shadow models. Use
-            `fl.study.repeat(folder, keep=indices, seed=seed)` in the `fit` of an `attacks.membership.Pipeline`. None
-            omits these attacks.
+        pipeline: the whole run as a function of its records, for attacks with shadow models. Use
+            `fl.study.repeat(folder, keep=indices, seed=seed)` in the function `fit` of an
+            `attacks.membership.Pipeline`. None omits these attacks.
         members: the training records of all clients together: a set, or pixels [N, C, H, W] in [0, 1].
         non_members: records of the same distribution that no client had, such as the test set; at least 20. They are
             needed to distinguish a leak from mere similarity.
-        network: network of the run's architecture, with any weights, to attack the last model. Requires members and
-            non-members with labels.
-        started_from: indices of the members that images were initialized from, int [S], if known. Rates are then given
-            separately for these members and for all other members.
-        invert: choice of the client whose update is inverted, its records, and a time limit. By default, the smallest
-            client of plain FedAvg is attacked for at most a minute. None omits the inversion.
-        audit: outcomes of runs of the mechanism with and without one record, which may refute the claimed epsilon.
-        baselines: pipelines on the same records, by name, attacked in the same way for comparison:
+        network: network of the run's architecture, with any weights. It is needed to attack the last global model, and
+            requires members and non-members with labels.
+        started_from: indices of the members from which images were initialized, int [S], if you know them. Rates are
+            then given separately for these members and for all other members.
+        invert: options of gradient inversion: the client whose update is inverted, its records, and a time limit. By
+            default, the client with the fewest records in plain FedAvg is attacked for at most a minute. None omits the
+            inversion.
+        audit: evidence from runs of the mechanism with and without one record, which may refute the claimed epsilon.
+        baselines: other pipelines on the same records, by name, which are attacked in the same way for comparison:
             `{"model on raw data": Pipeline(...), "DP-SGD at equal accuracy": ...}`.
-        shadows: number of shadow runs per pipeline; even, at least 8. Use 32 for narrow intervals.
-        workers: number of shadows fitted in parallel.
+        shadows: number of shadow models per pipeline; even, at least 8. Use 32 for narrow intervals.
+        workers: number of shadow models that are trained in parallel.
         max_records: largest number of members and of non-members to attack. If there are more, a fixed random subset is
             used.
-        out: folder for `report.html`, `report.md` and the shadows. Default: `report` in the run's folder.
+        out: folder for `report.html`, `report.md` and the shadow models' scores. Default: `report` in the run's folder.
         progress: whether to show progress bars.
 
     Returns:
         The verdict, the findings and the paths of the files.
 
     Raises:
-        attacks.reporting.NoRun: the folder holds no run.
+        attacks.reporting.NoRun: the folder does not contain a run.
         attacks.reporting.DamagedRun, attacks.transcript.DamagedTranscript: a file is damaged or missing.
         IncompatibleImages: images differ from the run's in shape or normalization, or are not pixels.
-        TypeError, ValueError: other invalid arguments.
+        TypeError, ValueError: another argument is not valid.
     """
     run = open_run(folder)
     check.positive_int(max_records, "max_records")
@@ -179,7 +179,7 @@ def report(
 
 
 def _check_baselines(pipeline: Pipeline | None, baselines: Mapping[str, Pipeline] | None) -> Mapping[str, Pipeline]:
-    """Return the baselines after checking that they are pipelines on the run's own records."""
+    """Check that the baselines are pipelines on the same records as `pipeline`, and return them (empty for None)."""
     if baselines is None:
         return {}
     check.mapping(baselines, "baselines")
@@ -237,7 +237,16 @@ def _model_section(
 
 
 def _require_normalization(run: RecordedRun, name: str, records: Records | None) -> None:
-    """Check that records have the run's normalization, because the network is called with them unchanged."""
+    """Check that records have the run's normalization, because the network gets their images without conversion.
+
+    Args:
+        run: the recorded run.
+        name: name of the argument that holds the records, for error messages.
+        records: the records; None if the user passed none.
+
+    Raises:
+        IncompatibleImages: the normalizations differ.
+    """
     own = records.data.normalization if records is not None and records.data is not None else None
     wanted = run.normalization
     if own is None or wanted is None:

@@ -1,4 +1,4 @@
-"""Similarity of sent images to records: PSNR of the nearest image, membership scores, and a random baseline."""
+"""Similarity between sent images and records: PSNR of the nearest image, membership scores, and a random baseline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ELEMENTS = 2**24
 
 
 def closest_images(images: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the nearest image of each candidate: its PSNR and its index.
+    """Return the PSNR and the index of the image that is nearest to each candidate.
 
     Args:
         images: pixels [M, C, H, W] in [0, 1].
@@ -36,16 +36,17 @@ def closest_images(images: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def record_scores(rounds: list[Tensor], candidates: Tensor) -> dict[str, Tensor]:
-    """Return the membership scores of two attacks on images alone.
+    """Return the membership scores of candidate records, by two attacks that need only the sent images.
 
     Args:
-        rounds: pixels of the images sent in each round [M, C, H, W].
-        candidates: pixels [n, C, H, W].
+        rounds: pixels of the images sent in each round, [M, C, H, W].
+        candidates: pixels of the candidate records, [n, C, H, W].
 
     Returns:
-        "distance": PSNR of the nearest image of all rounds. "nearest": the largest score of
-        `attacks.membership.nearest` over the rounds, if some round has two different images. Rounds are scored
-        separately because images of several rounds that started from the same record would hide each other.
+        Scores [n] by attack. "distance" is the PSNR of the nearest image of all rounds. "nearest" is the largest score
+        of `attacks.membership.nearest` over the rounds; it is left out if no round has two different images. Each round
+        is scored on its own, because images of several rounds may be initialized from the same record. Then neither of
+        them would be much closer to the record than all other images.
     """
     found = {"distance": closest_images(torch.cat(rounds), candidates)[0].double()}
     several = [one for one in rounds if len(one.unique(dim=0)) > 1]
@@ -55,11 +56,14 @@ def record_scores(rounds: list[Tensor], candidates: Tensor) -> dict[str, Tensor]
 
 
 def random_baseline(rounds: list[Tensor], records: Tensor) -> list[Tensor]:
-    """Return as many random records for every round as images were sent in it, without repetition within a round.
+    """Draw random records in place of the images sent in each round, as a baseline that leaks everything.
 
     Args:
-        rounds: pixels of the images sent in each round [M, C, H, W].
-        records: pixels of all private records [N, C, H, W].
+        rounds: pixels of the images sent in each round, [M, C, H, W].
+        records: pixels of all private records, [N, C, H, W].
+
+    Returns:
+        Pixels of M different records for each round.
     """
     return [
         records[torch.randperm(len(records), generator=derive(0, "baseline", number))[: len(one)]]
