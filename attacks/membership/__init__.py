@@ -6,8 +6,9 @@ model's logits, and `gradient_norm` the model itself. `lira`, `rmia` and `shadow
 which are trained like the target on random halves of the candidate records. `run_shadows` trains them by running a
 `Pipeline` many times.
 
-Each attack returns one score per record, higher for training members. `attacks.roc` turns scores into rates, and
-`leave_one_out` evaluates attacks on many targets.
+Each of these attacks returns one score per record, higher for training members. `attacks.roc` turns scores into rates,
+and `leave_one_out` evaluates attacks on many targets. `canary_attack` plants records with wrong labels ("canaries") in
+the training set of a teacher, and tests whether a model that learned from the teacher repeats these labels.
 """
 
 from attacks.membership.canaries import CanaryAttack, canary_attack, plant_canaries

@@ -48,12 +48,16 @@ def checked_scores(target: Tensor, inside: Tensor, shadows: Tensor) -> tuple[Ten
 
 
 def decisions(network: nn.Module | Callable[[Tensor], Tensor], images: Tensor, chunk: int | None) -> Tensor:
-    """Return the decisions int [n] of a classifier that returns logits or decisions; a module is in eval mode.
+    """Return the class that a classifier predicts for each image, int [n].
 
     Args:
-        network: classifier that returns logits [n, K] or class indices int [n].
-        images: float [n, C, H, W].
+        network: classifier that returns logits [n, K] or class indices int [n]. A module is in eval mode during the
+            call.
+        images: images, float [n, C, H, W].
         chunk: number of images per forward pass; None for a number that is chosen by device and size.
+
+    Raises:
+        ValueError: the classifier returns neither logits nor class indices.
     """
 
     def decided(part: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Canary attack on the labels of a teacher: wrong labels that the teacher memorized and that its students repeat."""
+"""Canary attack: test whether models that learn from a teacher repeat wrong labels that the teacher memorized."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ Observed = nn.Module | Callable[[Tensor], Tensor]
 
 
 def plant_canaries(records: Images, count: int, generator: int | torch.Generator = 0) -> tuple[LabeledImages, Tensor]:
-    """Give some records random wrong labels.
+    """Give some records random wrong labels. These records are called canaries.
 
-    Nobody can guess such a label from the image. A model that returns it has seen the record or its label.
+    Such a label cannot be guessed from the image. If a model predicts it more often than by chance, information about
+    the label has reached the model.
 
     Args:
         records: real images with class indices.
@@ -30,8 +31,8 @@ def plant_canaries(records: Images, count: int, generator: int | torch.Generator
         generator: an int seed, or a CPU generator, which is advanced.
 
     Returns:
-        The records, of which the canaries have new labels, and the canaries' indices int64 [count] in random order.
-        Every wrong class of a canary is equally likely.
+        A pair: all records, where the canaries have new labels; and the canaries' indices, int64 [count], in random
+        order. Every wrong class is equally likely.
 
     Raises:
         TypeError, ValueError: the labels are not class indices of at least two classes, or `count` is out of range.
@@ -55,10 +56,13 @@ class CanaryAttack:
     """Result of `canary_attack`. Print it to see both rates and the p-value.
 
     Attributes:
-        taught: share of the canaries whose planted label is the decision of the model whose teacher saw them.
-        control: share of the same canaries whose planted label is the decision of the other model, whose teacher saw
-            other canaries. It shows how often the planted label is a decision without any memory.
-        only_taught, only_control: numbers of canaries that only one of the two models gives the planted label.
+        taught: share of the canaries for which a model predicts the wrong label, if its teacher was trained on the
+            canary.
+        control: share of the same canaries for which a model predicts the wrong label, if its teacher was not trained
+            on the canary. It shows how often the label is predicted by chance.
+        only_taught: number of canaries whose wrong label is predicted only by the model whose teacher was trained on
+            them.
+        only_control: number of canaries whose wrong label is predicted only by the other model.
     """
 
     taught: Rate
@@ -68,7 +72,11 @@ class CanaryAttack:
 
     @property
     def p_value(self) -> float:
-        """Probability of at least `only_taught` such canaries if labels do not leak: McNemar's exact one-sided test."""
+        """P-value of McNemar's exact one-sided test, whose null hypothesis is that the labels do not leak.
+
+        This is the probability that `only_taught` is at least as large as observed, if both models predict wrong labels
+        equally often.
+        """
         from scipy.stats import binom
 
         discordant = self.only_taught + self.only_control
@@ -92,27 +100,28 @@ def canary_attack(
     generator: int | torch.Generator = 0,
     chunk: int | None = None,
 ) -> CanaryAttack:
-    """Measure how often a model repeats wrong labels that only the training set of its teacher contained.
+    """Measure how often a model predicts wrong labels that only the training set of its teacher contained.
 
     Use it before you publish a set with a teacher's labels, or a student of a teacher: soft labels can reveal records
-    that no published image resembles. Two teachers are trained. Each sees half of the records, with its own canaries
-    (`plant_canaries`) in that half. `publish` turns each teacher into what an attacker observes. Every canary is then
-    tested on both models: on the one whose teacher saw it, and on the other as a control. Both teachers have equally
-    many wrong labels, so a difference comes from memory and not from label noise.
+    that no published image resembles. The function trains two teachers. Each is trained on one half of the records, in
+    which some records (canaries) get random wrong labels. From each teacher, `publish` makes the model that an attacker
+    observes. Every canary is then tested on both observed models: on the one whose teacher was trained on it, and on
+    the other one as a control. Both teachers have the same number of wrong labels, so a difference between the two
+    rates comes from memorized labels.
 
     Args:
         records: real records with class indices, at least 2 * `canaries`.
-        train: function of a labeled set and a seed that returns the trained teacher.
-        publish: function of a teacher and a seed that returns the observed model, for example a student trained on
-            other images with the teacher's labels. It returns a network, or a function from images to logits or
-            decisions, and must not use `records`. Default: the teacher itself is observed.
+        train: function that takes a labeled set and a seed, and returns the trained teacher.
+        publish: function that takes a teacher and a seed, and returns the observed model, for example a student trained
+            on other images with the teacher's labels. The observed model is a network, or a function that maps images
+            to logits or class indices. The function must not use `records`. Default: the teacher itself is observed.
         canaries: number of canaries of each teacher.
         generator: an int seed, or a CPU generator, which is advanced.
         chunk: number of images per forward pass; by default chosen by device and size.
 
     Returns:
-        Rates over all 2 * `canaries` canaries. Their intervals cover the draw of the canaries for these two teachers,
-        not the variation between trainings: repeat the attack with several seeds.
+        The rates over all 2 * `canaries` canaries. Their intervals are for the random choice of canaries, with these
+        two teachers. They do not include the variation between trainings, so repeat the attack with several seeds.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or the observed model returns neither logits nor class indices.
@@ -145,6 +154,13 @@ def canary_attack(
 
 
 def _repeats(network: Observed, records: LabeledImages, chosen: Tensor, chunk: int | None) -> Tensor:
-    """Return for each canary whether the network decides for its planted label, bool [n] on the CPU."""
+    """Return whether a network predicts the label of each canary, bool [n] on the CPU.
+
+    Args:
+        network: observed model.
+        records: records, among which are the canaries with their wrong labels.
+        chosen: indices of the canaries, int64 [n].
+        chunk: number of images per forward pass; None for a number that is chosen by device and size.
+    """
     canaries = records[chosen]
     return decisions(network, canaries.images, chunk).cpu() == canaries.labels.cpu()
