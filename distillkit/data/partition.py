@@ -53,7 +53,9 @@ def iid(labels: Tensor, clients: int, *, generator: Seed = 0) -> list[Tensor]:
 
 
 def classes_per_client(labels: Tensor, clients: int, k: int = 2, *, generator: Seed = 0) -> list[Tensor]:
-    """Give every client images of k classes: class i mod K for client i of K classes, and k - 1 random others.
+    """Give every client images of k classes.
+
+    If there are K classes, client i gets class i mod K, and k - 1 other classes at random.
 
     Clients with the same class divide its images evenly. This is the "quantity-based label skew" (#C = k) of
     NIID-Bench, and with k = 2 the "2-classes" partition of VHL.
@@ -128,12 +130,14 @@ def class_clusters(labels: Tensor, clients: int, k: int = 2, *, generator: Seed 
 
 
 def dominant_class(labels: Tensor, clients: int, share: float = 0.99, *, generator: Seed = 0) -> list[Tensor]:
-    """Give every client one dominant class: client i gets the fraction `share` of class i mod K, for K classes.
+    """Give every client most images of one class, its dominant class, and few images of the other classes.
 
-    If several clients have the same dominant class, they divide its fraction evenly. The other images of a class are
-    distributed evenly among the other clients. This is the partition "subset" of VHL (Tang et al., ICML 2022;
-    "long-tail" in its code). On CIFAR-10 with 10 clients, each client gets 4,950 images of its dominant class, and 5 or
-    6 images of each other class.
+    If there are K classes, the dominant class of client i is class i mod K. The fraction `share` of a class goes to the
+    clients for which the class is dominant, who divide it evenly. The other images of the class are distributed evenly
+    among the other clients.
+
+    This is the partition "subset" of VHL (Tang et al., ICML 2022; "long-tail" in its code). On CIFAR-10 with 10
+    clients, each client gets 4,950 images of its dominant class, and 5 or 6 images of each other class.
 
     Deviation: in the authors' code, the fractions that clients get of a class may add up to more than 1, such as 1.89
     for 100 clients, and are truncated.

@@ -138,7 +138,9 @@ def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Red
 
 
 def frozen_copy(network: nn.Module) -> nn.Module:
-    """Return a deep copy of a network with frozen parameters. This halves the cost of gradients of the input.
+    """Return a deep copy of a network with frozen parameters.
+
+    Frozen parameters halve the cost of computing gradients with respect to the input.
 
     Args:
         network: any `nn.Module`; it is not changed.
