@@ -1,4 +1,4 @@
-"""Parametrization of inverted images by a generator network, and a small generator."""
+"""Parametrization of the images of `invert` by a generator network, and a small generator network."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["LatentDecoder", "SmallDecoder"]
 class LatentDecoder:
     """Parametrization of images by latent vectors and a generator network, for `invert(..., parametrize=...)`.
 
-    Each batch of images gets a new generator, which is trained together with the latents. Its pixels are normalized
-    before they are passed to the networks.
+    Each batch of images gets a new generator, which is trained together with the latents. The pixels that it generates
+    are normalized before they are passed to the teacher and the student.
 
     Args:
-        factory: function that builds a generator, which maps latents [B, latent] to pixels [B, C, H, W] in [0, 1]; for
-            example `lambda: SmallDecoder(shape)`.
+        factory: function that builds a generator, for example `lambda: SmallDecoder(shape)`. The generator maps latents
+            [B, latent] to pixels [B, C, H, W] in [0, 1].
         latent: length of the latent vectors.
     """
 

@@ -79,22 +79,23 @@ def invert(
         divergence: the divergence D. "clamped" is the Jensen-Shannon divergence with clamped values, as in the code of
             DeepInversion and FedCOG. "jensen_shannon" is the exact divergence. Its gradient does not vanish where the
             networks disagree most (see `losses.clamped_disagreement`).
-        parametrize: parametrization of the images. Default: the pixels are optimized. With `sets.Tiles(2)`, N stored
-            images are optimized. Each one is decoded to `factor ** 2` images with its target, and the result is a
+        parametrize: parametrization of the images. Default: the pixels are optimized. With `sets.Tiles(2)`, one stored
+            image per target is optimized. It is decoded to 4 images with this target, and the result is a
             `TiledImages`. With a `LatentDecoder`, the latents and weights of a generator network are optimized.
         normalization: normalization that the networks expect.
-        batch: number of (decoded) images that are optimized together. A smaller number needs less memory. If they share
-            BatchNorm statistics or a generator network, the default is 256. Otherwise the default depends on the
-            device, and does not affect the result.
+        batch: number of images, after decoding, that are optimized together. A smaller number needs less memory. If
+            they share BatchNorm statistics or a generator network, the default is 256. Otherwise the default depends on
+            the device, and does not affect the result.
         generator: seed or random generator. It is used to draw the initial images from N(0, 1) in the normalized space
             or, with a `LatentDecoder`, the latents and the weights of the generator network.
         progress: whether to show a progress bar.
 
     Returns:
-        A set on the teacher's device, labeled with the targets. Each (stored) image is its iterate with the lowest
-        loss, and the column `"logits"` contains the teacher's logits for it. Without a `LatentDecoder`, pixels may be
-        outside [0, 1]. The `info` of the set contains the mean `loss` and `target_accuracy`, the share of images for
-        which the teacher predicts the target. For multi-label targets, it is the share of labels.
+        A set on the teacher's device, labeled with the targets. Each image (with `Tiles`, each stored image) is its
+        iterate with the lowest loss, and the column `"logits"` contains the teacher's logits for it. Without a
+        `LatentDecoder`, pixels may be outside [0, 1]. The `info` of the set contains the mean `loss` and
+        `target_accuracy`, the share of images for which the teacher predicts the target. For multi-label targets, it is
+        the share of labels.
 
     Raises:
         TypeError, ValueError: an argument is invalid, `batch_norm` is set for a network without BatchNorm, or the loss

@@ -33,9 +33,9 @@ def grid(
     """Draw the first images of each class, with one row per class.
 
     Args:
-        images, labels: a `LabeledImages` without labels, or images float [N, C, H, W] in [0, 1] with their labels. One
-            channel is drawn in gray, and three channels as RGB. For any other number of channels, their mean is drawn
-            in gray. For label rows (soft or multi-label), the class is the largest entry.
+        images, labels: a `LabeledImages`, in which case `labels` are omitted, or images float [N, C, H, W] in [0, 1]
+            and their labels. One channel is drawn in gray, and three channels as RGB. For any other number of channels,
+            their mean is drawn in gray. For label rows (soft or multi-label), the class is the largest entry.
         per_class: largest number of images per row.
         classes: class names; default: those of the set, or the class indices.
         ax: the axes to draw into; default: the axes of a new figure.

@@ -174,8 +174,8 @@ class LabeledImages:
     ) -> LabeledImages:
         """Read a PyTorch dataset of (image, label) pairs into memory once.
 
-        Random transforms of the dataset are applied only once. Instead, use a dataset without them, and pass `augment=`
-        to the function that trains on the set.
+        Random transforms of the dataset are applied only once. To augment images in every epoch, use a dataset without
+        random transforms, and pass `augment=` to the function that trains on the set.
 
         Args:
             dataset: a `Dataset` of pairs, or a `DataLoader` whose dataset is read.
