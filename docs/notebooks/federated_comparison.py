@@ -3,10 +3,10 @@
 # %% [markdown]
 # # A federated comparison
 #
-# Three sites each have a folder of images and send none of them. Which method trains the better model in a few
-# rounds? A *study* compares them fairly. It searches the same number of configurations for every method, on images
-# outside the training and test sets, and runs the best of each with several seeds. Skip the
-# next cell if you use your own folders.
+# Each of three sites has a folder of images, which it does not send to anyone. Which federated method trains the
+# better model in a few rounds? A *study* compares methods fairly. For every method, it tries the same number of
+# configurations on held-out images, and runs the best configuration with several seeds. Skip the next cell if you use
+# your own folders.
 
 # %%
 from pathlib import Path
@@ -22,8 +22,8 @@ for i, (ink, label) in enumerate(zip(digits.images * 255 / 16, digits.target)):
     Image.fromarray(scanners[site](ink.astype("uint8"))).save(f"pictures/{site}/{label}/{i:04d}.png")
 
 # %% [markdown]
-# The sites hold the same digits from different scanners: the images look different, but the classes are the same. The
-# normalization is the same constant for all sites, so nothing is measured on their images.
+# The sites have handwritten digits from different scanners. The images look different, but the classes are the same.
+# All sites use the same constant normalization, so that no statistics of their images are needed.
 
 # %%
 from distillkit import Normalization, plot
@@ -38,9 +38,9 @@ plot.grid(some.replace(labels=some.columns["domain"], num_classes=3), classes=im
 # %% [markdown]
 # ## Task and candidates
 #
-# A task states the data, the network and the number of rounds; here each value of the column `domain` is a client. A
-# candidate is a method with the configurations to search. FedAvg and SCAFFOLD send weights; FedDM sends small sets of
-# learned images.
+# A task defines the data, the network and the number of rounds. Here, each value of the column `domain` is a client.
+# A candidate is a method with the configurations to search. In FedAvg and SCAFFOLD, clients send weights. In FedDM,
+# they send small sets of learned images.
 
 # %%
 from functools import partial
@@ -79,7 +79,7 @@ study = Study("runs/sites", task, candidates, seeds=seeds)
 records = study.run(trial=False, progress=False)
 
 # %% [markdown]
-# `run(trial=True)`, the default, first estimates the total time. After an interruption, the same call continues.
+# By default (`trial=True`), `run` first estimates the total time. If it is interrupted, call it again to continue.
 #
 # ## Results
 
@@ -90,7 +90,7 @@ study.table(columns=["bytes_up"]).without("best % *", "best of the seeds' mean %
 study.curves()
 
 # %% [markdown]
-# FedDM's messages differ in size from weights, so draw the same curves by bytes as well.
+# FedDM's messages do not have the size of weights, so the next cell draws the same curves over the bytes sent.
 
 # %%
 study.curves(by="bytes")
@@ -98,15 +98,15 @@ study.curves(by="bytes")
 # %% [markdown]
 # ## Differences between candidates
 #
-# Runs with the same seed share initial weights and partition, so candidates are compared seed by seed. The interval is
-# that of the mean difference over seeds. An interval that contains 0 shows no difference.
+# Runs with the same seed have the same initial weights and partition, so the table compares runs with equal seeds.
+# The interval is the confidence interval of the mean difference. If it contains 0, the runs do not show a difference.
 
 # %%
 paired_differences(records, base="FedAvg")
 
 # %% [markdown]
-# The next table shows the chosen configurations. With three or more values, it also shows whether the best value is at
-# the edge of the grid. With two values the best always is, so search more values in a real study.
+# The next table shows the chosen configurations. If a grid has three or more values, the table also shows whether the
+# best value is at the edge of the grid. With two values it always is, so search more values in a real study.
 
 # %%
 from distillkit.study import tuning_table
@@ -114,8 +114,8 @@ from distillkit.study import tuning_table
 tuning_table("runs/sites")
 
 # %% [markdown]
-# Each run's folder holds everything needed to repeat it. `fl.study.repeat` repeats a run and gets the same hash. The
-# next notebook and `attacks.report` show what FedDM's images reveal about the sites' own images.
+# Each run can be repeated from its folder. `fl.study.repeat` does this and gets a result with the same hash. The next
+# notebook and `attacks.report` show what FedDM's images reveal about the sites' own images.
 
 # %%
 import fl.study

@@ -9,8 +9,9 @@
 #
 # ## Membership inference
 #
-# A model is more confident on its training pictures. For scale, an attacker trains *shadow models*: the same
-# training, repeated on random halves of the candidates. The pipeline here is a small network on 200 pictures.
+# A model is more confident on its training pictures than on others. To learn how large this difference is, an
+# attacker trains *shadow models*: it repeats the training on random halves of the candidate pictures. Here, the
+# training pipeline trains a small network on 200 pictures.
 
 # %%
 import torch
@@ -43,8 +44,9 @@ shadows = run_shadows(pipeline, runs, progress=False)
 shadows
 
 # %% [markdown]
-# Each shadow is the target in turn, and the attacks know the others. `threshold` uses only the target; LiRA and RMIA
-# compare each picture with models that were trained on it and models that were not.
+# Each shadow model is once the target, and the attacks can use all other shadow models. The attack `threshold` uses
+# only the target. For each picture, LiRA and RMIA compare the target with models that were trained on the picture and
+# models that were not.
 
 # %%
 fpr = 0.02
@@ -54,9 +56,10 @@ for name, attack in found.items():
 
 # %% [markdown]
 # **Interpretation.** TPR is the share of training pictures that the attack finds at the given false-positive rate.
-# Random guessing has equal rates, so compare the two: an interval of the TPR that contains the false-positive rate is
-# not a finding. The AUC averages over all thresholds and hides that a few pictures are identified with certainty. The
-# reliability of a positive result depends on the prior probability of membership:
+# For random guessing, the TPR equals the false-positive rate. If the interval of the TPR contains the false-positive
+# rate, the attack is therefore not shown to work. The AUC averages over all thresholds, and can hide that a few
+# pictures are identified with certainty. How reliable a positive result is depends on the prior probability of
+# membership:
 
 # %%
 name, best = max(found.items(), key=lambda item: item[1].tpr.value)
@@ -69,9 +72,9 @@ for prior in (0.5, 0.01):
 # %% [markdown]
 # ## Gradient inversion
 #
-# In federated averaging, a client sends the change of the weights during its training; in the simplest case this is one
-# gradient. The attacker has the weights and the message. It infers the labels from the message, then searches for
-# pictures that would have caused the message.
+# In federated averaging, a client sends the change of the weights by its training. In the simplest case, this is one
+# gradient. The attacker knows the initial weights and the message. It infers the labels from the message, and then
+# searches for pictures that would have caused the message.
 
 # %%
 from attacks.inversion import Gradient, invert_message
@@ -101,8 +104,8 @@ for row, images in zip(rows, (private.pixels(), recovered)):
         axis.axis("off")
 
 # %% [markdown]
-# **Interpretation.** At 10 dB hardly anything is recognizable; above 25 dB the picture is. The table compares common
-# defences. Its last line is the score of an attack that finds nothing.
+# **Interpretation.** At 10 dB, hardly anything is recognizable. Above 25 dB, the whole picture is recognizable. The
+# next table compares common defences. Its last line shows the PSNR of an attack that learns nothing from the message.
 
 # %%
 from attacks.inversion import Clip, DefendedMessage, FedAvgUpdate, Noise, Sparsify, compare_messages
@@ -117,6 +120,6 @@ messages = {
 compare_messages(messages, *private, method="dlg", steps=steps, normalization=private.normalization)
 
 # %% [markdown]
-# A row that looks safe shows only that this attack failed with these few steps. Noise with privacy accounting gives a
-# guarantee: use `fl.addons.DPSGD` for federated runs, and `distillkit.privacy` for sets and models. `attacks.report`
-# attacks a whole run and writes a report.
+# If a row looks safe, this only shows that this attack failed with these few steps. Only noise with privacy
+# accounting gives a guarantee: use `fl.addons.DPSGD` for federated runs, and `distillkit.privacy` for sets and
+# models. `attacks.report` attacks a whole run and writes a report.

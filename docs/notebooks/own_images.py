@@ -3,9 +3,9 @@
 # %% [markdown]
 # # Your own images, condensed
 #
-# This notebook condenses a folder of pictures to a few pictures per class that you can train a network on. The pictures
-# here are scikit-learn's handwritten digits. To use your own folder (one sub-folder per class), skip the next cell and
-# pass the folder's name to `load_folder` in the cell after that.
+# This notebook condenses a folder of pictures to a few pictures per class, on which you can train a network. The
+# pictures here are scikit-learn's handwritten digits. To use your own folder with one sub-folder per class, skip the
+# next cell and pass the folder's name to `load_folder` in the cell after it.
 
 # %%
 from pathlib import Path
@@ -19,8 +19,8 @@ for i, (ink, label) in enumerate(zip(digits.images * 255 / 16, digits.target)):
     Image.fromarray(ink.astype("uint8")).save(f"digits/{label}/{i:04d}.png")
 
 # %% [markdown]
-# `load_folder` reads the folder. It has no sub-folder `test`, so a fixed fifth of each class is held out. A set at the
-# end of a cell is displayed with ten pictures of each class.
+# `load_folder` reads the folder. The folder has no sub-folder `test`, so a fixed fifth of each class is held out for
+# testing. If a set is the last expression of a cell, the notebook shows ten pictures of each class.
 
 # %%
 from distillkit.data import load_folder
@@ -32,8 +32,8 @@ train
 # ## Condense
 #
 # Distribution matching optimises a few pictures until their mean embedding in networks with random weights equals that
-# of the whole class. `convnet` may return any `nn.Module`. The budgets here suit a laptop; published ones are thousands
-# of steps.
+# of the whole class. `convnet` may return any `nn.Module`. This notebook makes few steps, so that it runs on a
+# laptop. Published results use thousands of steps.
 
 # %%
 from distillkit.condense import distribution_matching
@@ -58,8 +58,8 @@ from distillkit import plot
 plot.grid(sets[sizes[-1]])
 
 # %% [markdown]
-# The condensed pictures started from real ones and still resemble them, so they are not private: the third notebook
-# measures how much they reveal, and `condense_private` makes sets with a guarantee.
+# The condensed pictures started from real ones and still resemble them, so they are not private. The third notebook
+# shows attacks, and `condense_private` makes sets with a privacy guarantee.
 #
 # ## Compare with random pictures
 #
@@ -77,8 +77,8 @@ for ipc, small in sets.items():
         print(f"{ipc:2} a class, {row.data:<11}  {row.mean:.1%} ± {row.std:.1%}")
 
 # %% [markdown]
-# The standard deviation is over networks, not over sets: there is one set of each size. `print(evaluate(...))` prints
-# the same as a table. For comparison, train on all pictures:
+# There is only one set of each size, so the standard deviation is over the networks trained on it.
+# `print(evaluate(...))` prints the same numbers as a table. For comparison, train on all pictures:
 
 # %%
 from distillkit.networks import build
@@ -107,8 +107,8 @@ for row in evaluate(sets[sizes[-1]], test, two_layers, real=train, num_networks=
 # %% [markdown]
 # ## Save the set
 #
-# The set is saved as one file without pickle, with its normalization and the method that made it. `safetensors` alone
-# can read it too (the tutorial's step 4).
+# The set is saved as one safetensors file, which also contains its normalization and the method that made it. You can
+# also read the file without distillkit, as step 4 of the tutorial shows.
 
 # %%
 from distillkit import LabeledImages
