@@ -34,8 +34,8 @@ def tsne(
     Args:
         embeddings: mapping from client names to embeddings, float [N_i, d], with at least 5 rows in total.
         labels: mapping from the same client names to class indices, int [N_i].
-        perplexity: perplexity of t-SNE, roughly the number of neighbors of a point. It is at most a third of the number
-            of rows.
+        perplexity: perplexity of t-SNE, roughly the number of neighbors of a point. A value above a third of the number
+            of rows is reduced to it.
         classes: class names; default: the class indices.
         generator: seed or random generator for t-SNE.
         ax: the axes to draw into; default: the axes of a new figure.
