@@ -90,7 +90,8 @@ def ssim(images: Tensor, references: Tensor, *, window: int = 11) -> Tensor:
         SSIM of each pair, float [N] in [-1, 1]; higher is closer.
 
     Raises:
-        TypeError, ValueError: as for `psnr`; or the window is even or larger than the images.
+        TypeError, ValueError: the shapes differ, a value is outside [0, 1], or the window is even or larger than the
+            images.
     """
     _check(images, references)
     check.positive_int(window, "window")
@@ -135,8 +136,8 @@ def lpips(
 
     Raises:
         MissingWeights: the weights are absent. The message names the file, the URL, the folder and a download command.
-        TypeError, ValueError: as for `psnr`; or the images are too small or have another number of channels, or the
-            weights file is damaged.
+        TypeError, ValueError: the shapes differ; a value is outside [0, 1]; the images are too small, or have another
+            number of channels; or the weights file is damaged.
     """
     _check(images, references)
     check.positive_int(chunk, "chunk")

@@ -57,7 +57,7 @@ def bonferroni(confidence: float, tried: int) -> float:
     """Return the confidence of each of several intervals such that all of them hold together with `confidence`.
 
     Use it when you report the best of several attacks, which may be the best by chance. The result is
-    1 - (1 - confidence) / tried. By Bonferroni's inequality, it is valid for any dependence between the attacks.
+    1 - (1 - confidence) / tried. By Bonferroni's inequality, this is enough even if the attacks depend on each other.
 
     Args:
         confidence: wanted confidence for all intervals together, in (0, 1).
@@ -72,7 +72,7 @@ def bonferroni(confidence: float, tried: int) -> float:
 
 @dataclass(frozen=True)
 class Rate:
-    """Rate `hits` / `trials` that was counted, with a confidence interval.
+    """Rate that was counted as a number of hits in a number of trials, with a confidence interval.
 
     Attributes:
         hits: number of hits.

@@ -74,7 +74,7 @@ class TranscriptMessage:
 
     @property
     def sets(self) -> dict[str, LabeledImages]:
-        """The sets of images in the message, by key."""
+        """The entries of the message that are sets of images, by entry key."""
         return {key: value for key, value in self.values.items() if isinstance(value, LabeledImages)}
 
 

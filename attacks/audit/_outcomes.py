@@ -31,7 +31,7 @@ SplitRuns = dict[str, Tensor]
 class Event:
     """The event that a score of a run lies on one side of a threshold.
 
-    A run belongs to one of two worlds: "inside" (with the record) or "outside" (without it).
+    An audit compares runs in two worlds: "inside" (with a certain record) and "outside" (without this record).
 
     Attributes:
         world: world in which the event seems more likely, "inside" or "outside".
@@ -58,7 +58,7 @@ class Event:
 
 
 def split_runs(inside: Tensor, outside: Tensor, generator: int | torch.Generator) -> tuple[SplitRuns, SplitRuns]:
-    """Split runs at random into two halves: one for choosing an event, and one for counting it.
+    """Split runs at random into two halves: one for choosing an event, and one for counting how often it occurs.
 
     Args:
         inside: scores of the runs with the record, one or d for each run, [n] or [n, d].

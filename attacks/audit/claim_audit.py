@@ -1,4 +1,4 @@
-"""Test of a claimed (epsilon, delta) privacy profile on fresh runs with a record and without it."""
+"""Statistical test of claimed (epsilon, delta) pairs, on fresh runs of a mechanism with a record and without it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ClaimTest:
 
     Attributes:
         refuted: whether the claim is refuted. A true claim is refuted with probability at most 1 - `confidence`.
-        epsilon, delta: the tested point of the claimed profile.
+        epsilon, delta: the claimed pair that was tested.
         event: description of the event that was counted, such as `"inside scores at least 1.3"`, where "inside" means
             the runs with the record. If each run has several scores, the description includes the score's index.
         likely: lower bound on the event's probability in the group of runs (with or without the record) in which the

@@ -1,4 +1,4 @@
-"""Scores for `audit_claim` of training runs with many private steps, such as DP-SGD with Poisson sampling."""
+"""Scores for `audit_claim`, computed from training runs with many private steps, such as DP-SGD."""
 
 from __future__ import annotations
 

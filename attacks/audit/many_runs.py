@@ -1,4 +1,4 @@
-"""Lower bound on epsilon from many fresh runs, and the largest bound that a given number of runs can show."""
+"""Lower bound on epsilon from many fresh runs of a mechanism, and the largest bound that so many runs can give."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ def epsilon_lower_bound(
     """Return a lower bound on epsilon at `delta`, from fresh runs with a record (`inside`) and without it (`outside`).
 
     Report the lower bound next to a claimed epsilon, which is an upper bound: the true value lies between them. The
-    event with the largest bound is chosen on one half of the runs, and the bound is computed on the other half. It
-    therefore exceeds the true value with probability at most 1 - confidence. Report `max_lower_bound`, too: it is the
-    largest result that this number of runs allows for any mechanism. To test a claim, use `audit_claim`, which is far
-    more sensitive.
+    bound follows from how often an event (scores on one side of a threshold) occurs in both groups of runs. The event
+    is chosen on one half of the runs, and the bound is computed on the other half. It therefore exceeds the true value
+    with probability at most 1 - confidence. Report `max_lower_bound`, too: it is the largest result that this number of
+    runs allows for any mechanism. To test a claim, use `audit_claim`, which is far more sensitive.
 
     Args:
-        inside, outside: scores of the runs, as in `audit_claim`: one or several scores per run, at least two runs each.
+        inside: scores of the runs with the record, one or d for each run, [n] or [n, d], at least two runs.
+        outside: scores of the runs without the record, [m] or [m, d], at least two runs.
         delta: delta at which epsilon is bounded, in [0, 1).
         confidence: confidence of the bound, in (0, 1).
         generator: seed or generator that splits the runs.
@@ -73,14 +74,14 @@ def _epsilon(likely: Any, unlikely: Any, delta: float) -> Any:
 
 
 def max_lower_bound(runs: int, *, confidence: float = 0.95) -> float:
-    """Return the largest epsilon that `epsilon_lower_bound` can show with `runs` runs in each world.
+    """Return the largest bound that `epsilon_lower_bound` can give for a number of runs with and without a record.
 
-    This maximum is reached if the scores of the two worlds (runs with the record and runs without it) never overlap. A
-    result of 2 with a maximum of 2.1 means that there were too few runs; a result of 2 with a maximum of 6 says
+    This maximum is reached if the scores of runs with the record and the scores of runs without it never overlap. If a
+    lower bound is 2 and its maximum is 2.1, there were too few runs. If it is 2 and the maximum is 6, the bound says
     something about the mechanism.
 
     Args:
-        runs: number of runs in each of the two worlds, at least 2; half of them are counted.
+        runs: number of runs with the record, and of runs without it, at least 2. Half of them are used for counting.
         confidence: confidence of the bound, as in `epsilon_lower_bound`, in (0, 1).
 
     Raises:

@@ -31,7 +31,7 @@ class NoiseAudit:
 
     @property
     def holds(self) -> bool:
-        """Whether exactly the charged noise was drawn."""
+        """Whether all noise that was charged was drawn, and no other noise."""
         return not self.lacking and not self.uncharged
 
     def __str__(self) -> str:
@@ -92,9 +92,9 @@ class ReplayTest:
     """Result of `replay_release`. Prints as a sentence for a report.
 
     Attributes:
-        distances: largest difference between the release and the values that each function computed, by the function's
-            name (a key of `worlds`), relative to the largest absolute value of the release.
-        matches: names of the functions whose values equal the release up to `tolerance`.
+        distances: largest difference between the release and the values that each function in `worlds` computed, by the
+            function's name, relative to the largest absolute value of the release.
+        matches: names of the functions in `worlds` whose values equal the release up to `tolerance`.
         tolerance: argument of `replay_release`.
     """
 

@@ -1,4 +1,4 @@
-"""Lower bound on epsilon from a single run with many canaries."""
+"""Lower bound on epsilon from a single run with many canaries, which are records made for the audit."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class ClassMeans:
         """Return the noiseless message that a client with these images sends, to test an attack or a defence.
 
         Args:
-            embeddings: embedding functions, as for the class.
+            embeddings: functions that map images to embeddings, as for the class.
             images: images of the client, float [N, C, H, W].
             labels: class indices of the images, int [N].
             num_classes: number of classes, K.

@@ -1,4 +1,4 @@
-"""Comparison of several messages about the same images under one attack, such as messages with different defences."""
+"""Comparison of one attack's results on several messages about the same images, such as with and without noise."""
 
 from __future__ import annotations
 

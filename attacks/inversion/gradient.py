@@ -1,4 +1,4 @@
-"""Reconstruction of images from a gradient, by optimization."""
+"""Reconstruction of images from the gradient of a network, in a single call."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Gradient:
         return _gradient(self.network, *copy_state(self.network), images, labels, graph=True)
 
     def count_classes(self, images: Tensor) -> int:
-        """Return the number of logits that the network gives for `images` [N, C, H, W]."""
+        """Return the number of classes: the number of logits that the network gives for `images` [N, C, H, W]."""
         return compute_logits(self.network, images).shape[1]
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ class FedAvgUpdate:
         return tuple(parameters[name] - first[name] for name in first)
 
     def count_classes(self, images: Tensor) -> int:
-        """Return the number of logits that the network gives for `images` [N, C, H, W]."""
+        """Return the number of classes: the number of logits that the network gives for `images` [N, C, H, W]."""
         return compute_logits(self.network, images).shape[1]
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Checks of scores, and decisions of a classifier."""
+"""Checks of membership scores, and predictions of a classifier that returns logits or class indices."""
 
 from __future__ import annotations
 

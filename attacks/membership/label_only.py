@@ -1,4 +1,4 @@
-"""Label-only membership inference, from the decisions of a model on altered copies of a record."""
+"""Label-only membership inference, which uses only the classes that a model predicts for altered copies of a record."""
 
 from __future__ import annotations
 

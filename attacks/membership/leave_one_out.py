@@ -69,7 +69,9 @@ class AttackResult:
     few: bool
 
     def ppv(self, prior: float) -> Estimate:
-        """Return the positive predictive value if a share `prior` of the candidates are members; see `attacks.ppv`.
+        """Return the positive predictive value, that is, the share of members among the records called members.
+
+        The value depends on the share of members among the candidates, `prior`; see `attacks.ppv`.
 
         Args:
             prior: share of the candidates that are members, in (0, 1).

@@ -1,4 +1,4 @@
-"""Membership inference on a published set, from records that are much closer to one image than to all other images."""
+"""Membership inference from a published set, for records that are much closer to one image than to all other images."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, ow
     example) is used once; otherwise the nearest and the second nearest image would be equal.
 
     Args:
-        images: the published or intercepted images [M, C, H, W], at least two different ones.
-        candidates: records that may have been used [n, C, H, W], in the same space.
+        images: the published or intercepted images, [M, C, H, W], at least two different ones.
+        candidates: records that may be members, [n, C, H, W], normalized as `images`.
         labels: class indices of the images, int [M]; pass `labels` and `own` together or not at all. With them, a
             candidate is compared only with images of its class. If the class of any candidate has fewer than two
             different images, classes are ignored for all candidates, because scores with and without classes cannot be

@@ -98,7 +98,9 @@ def estimate_cost(
         the first one.
 
     Raises:
-        TypeError, ValueError, InUse: as for `run_shadows`.
+        TypeError, ValueError: an argument is out of range; the shadow models in `out` were made with other settings; or
+            `fit` returns no scorers, or scores that are not finite.
+        InUse: another process uses `out`.
     """
     workers = check.positive_int(workers, "workers")
     design = _Design(pipeline, count, seed)

@@ -100,7 +100,7 @@ def adversary_section(run: RecordedRun) -> Section:
 def class_section(run: RecordedRun, observed: ObservedData, findings: Findings) -> Section:
     """Return the section on the classes that each client certainly has or does not have.
 
-    They are derived from the labels of sent sets, and from the bias changes in updates.
+    These classes are derived from the labels of sent sets, and from the bias changes in updates.
 
     Args:
         run: the recorded run.

@@ -1,4 +1,4 @@
-"""Privacy report of a finished run, from its folder and from images that the caller passes."""
+"""Privacy report of a finished run, made from the run's folder and from images that the user passes."""
 
 from __future__ import annotations
 

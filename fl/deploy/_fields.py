@@ -49,7 +49,7 @@ class Field:
     item: Field | None = None
 
     def accepts(self, value: Any) -> bool:
-        """Return whether a value has the type, range and length of the field."""
+        """Return whether a value fits this specification, that is, has the right type, range and length."""
         if self.kind == "any value" or (value is None and self.optional):
             return True
         if type(value) not in _TYPES[self.kind]:

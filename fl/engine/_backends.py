@@ -77,7 +77,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class Threads:
-    """The default backend: clients are threads of this process."""
+    """Default backend of `simulate`, which runs the clients as threads of this process."""
 
     faults: None = None
 

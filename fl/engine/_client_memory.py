@@ -119,7 +119,7 @@ class MemoryStore:
         self._pending = [(client, version) for client, version in self._pending if client not in versions]
 
     def rollback(self) -> None:
-        """Delete the pending memories of a failed round."""
+        """Delete the new versions of memories that clients stored in a failed round."""
         for client, version in self._pending:
             self._delete(client, version)
         self._pending.clear()

@@ -48,7 +48,7 @@ def _in_memory(data: LabeledImages | StoredImages) -> LabeledImages:
 
 
 def read_set(given: Any, name: str, progress: bool) -> LabeledImages:
-    """Convert an argument that a user passed to a `LabeledImages`, whose images are in memory.
+    """Convert a user's argument to a `LabeledImages`, whose images are in memory.
 
     Args:
         given: the argument: a `LabeledImages`, a dataset, a loader, or a pair of images and labels.
@@ -71,7 +71,7 @@ def read_set(given: Any, name: str, progress: bool) -> LabeledImages:
 
 
 def extend_classes(data: Either, classes: int, given: bool) -> Either:
-    """Return a set whose number of classes is raised to `classes`, if that number was only inferred from its labels.
+    """Raise a set's number of classes to `classes`, if the number was only inferred from the set's labels.
 
     Args:
         data: the set. It is returned unchanged if the user gave its number of classes, or if it already has at least
@@ -138,7 +138,7 @@ def fitting_set(data: Either, name: str, first: LabeledImages, *, classes: bool 
 
 
 def read_or_stored(given: Any, name: str, progress: bool) -> LabeledImages | StoredImages:
-    """Convert an argument that a user passed to a `LabeledImages`; a `StoredImages` is returned unchanged.
+    """Convert a user's argument to a `LabeledImages`, unless it is a `StoredImages`, which is returned unchanged.
 
     Args:
         given: the argument: a set of either class, a dataset, a loader, or a pair of images and labels.

@@ -1,4 +1,4 @@
-"""The options of a run, each listed and described once."""
+"""Options of a run, as dataclasses whose fields become keywords of `simulate` and of the Flower apps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device placement of messages and sets."""
+"""Moving of messages and sets of images to a device."""
 
 from __future__ import annotations
 

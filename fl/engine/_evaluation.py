@@ -111,7 +111,7 @@ class ClientEvaluation:
             self.exchange().run_alone(self._dispatcher.transport)
 
     def _accumulate(self, result: ClientResult, request: ClientRequest | None) -> None:
-        """Validate one client's evaluation result, and store its accuracies, its bytes, or the reason of its failure.
+        """Validate one client's evaluation result, and store its accuracies and bytes, or the reason why it failed.
 
         Args:
             result: the client's result.
@@ -136,7 +136,7 @@ class ClientEvaluation:
         self._dispatcher.cache_index.update(result.client, request)
 
     def completed_row(self) -> dict[str, Any]:
-        """Return the open row of the history, with the evaluation results added."""
+        """Return the round's row of the history, completed by the evaluation results."""
         resent = self._row.get("bytes_resent", 0) + self.resent
         return history.with_tests(self._row, self.results()) | ({"bytes_resent": resent} if resent else {})
 
@@ -145,8 +145,8 @@ class ClientEvaluation:
 
         Returns:
             Statistics of the clients' accuracies, under `accuracy_clients` for the global model and
-            `accuracy_personal` for personal models; the bytes of the evaluation requests and replies; and the reason
-            of each client that failed. Columns without values are left out.
+            `accuracy_personal` for personal models; the bytes of the evaluation requests and replies; and the reasons
+            why clients failed. Columns without values are left out.
         """
         accuracies: dict[str, list[float]] = {}
         for client in self.clients:

@@ -196,10 +196,10 @@ class RoundStats:
         up: bytes of the valid replies, by entry key.
         down: bytes of the requests, by entry key.
         by_client: pair [bytes of the replies, bytes of the requests] by client index.
-        failed: reason of each client that failed in the "local" exchange or an earlier one, by client index. Their
-            replies are not used.
-        failed_after: reason of each client that failed in an exchange after "local", by the exchange's name and the
-            client index. Their "local" replies are used.
+        failed: reasons why clients failed in the "local" exchange or an earlier one, by client index. The replies of
+            these clients are not used.
+        failed_after: reasons why clients failed in an exchange after "local", by the exchange's name and the client
+            index. The "local" replies of these clients are used.
         noted: numbers that clients report in `Client.notes`, summed over the clients, by name.
         largest: largest absolute value in each client's "local" reply; empty for private methods and secure sums.
         empty: indices of the clients without images.

@@ -72,7 +72,7 @@ class RoundRunner:
         self.test = placed(test, self.server.device)
 
     def start(self) -> None:
-        """Prepare the server's state before the first round."""
+        """Let the method prepare the server's state before the first round (`Method.start`)."""
         self._update_state(lambda: self.method.start(self.server))
 
     def run_setup(self, clients: Sequence[int], min_replies: int) -> None:

@@ -96,7 +96,7 @@ It is called once for each client, when the client's turn comes, and may be call
 
 @dataclass(frozen=True)
 class ClientResult:
-    """Result of a request to one client: the reply or the reason of its failure, and costs.
+    """Result of a request to one client: its reply, or the reason why it failed, and its costs.
 
     Attributes:
         client: index of the client.
@@ -228,7 +228,7 @@ def reason_of(error: Exception) -> str:
 
 
 def _location(error: Exception) -> str:
-    """Return the file and line in which an error was raised, for a message.
+    """Return the file and line in which an error was raised, as text for an error message.
 
     This is the innermost traceback entry in the user's code or, if there is none, the innermost one outside the engine.
     """

@@ -157,11 +157,11 @@ class Store:
             raise CheckpointError(f"{path} cannot be read, so the data cannot be compared with the run's") from error
 
     def exists(self) -> bool:
-        """Return whether the folder holds a run."""
+        """Return whether the folder contains the files of a run."""
         return (self.out / "config.json").exists() or (self.folder / "manifest.json").exists()
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """Start a new run's records: write its `config` and an empty history."""
+        """Write the first files of a new run: `config.json` with the contents `config`, and an empty history."""
         write_atomically(self.out / "config.json", (json.dumps(config, indent=2) + "\n").encode())
         write_atomically(self.out / "history.jsonl", b"")
         self._history_sum = hashlib.sha256()

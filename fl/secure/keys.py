@@ -166,7 +166,9 @@ class Keyring(Configurable):
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
     def save_session(self, client: int, session: Mapping[str, Any]) -> None:
-        """Replace a client's secrets for the current round. They are on disk when this function returns.
+        """Replace the secrets of the current round for a client.
+
+        The new secrets are on disk when this function returns.
 
         Args:
             client: index of the client.

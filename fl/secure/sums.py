@@ -2,31 +2,35 @@
 
 Bonawitz et al., "Practical secure aggregation for privacy-preserving machine learning", CCS 2017, figure 4, with all
 protections against a malicious server. Every pair of clients agrees on a mask, which one client adds and the other
-subtracts. These pairwise masks cancel in the sum. Each client also adds a private mask. The server removes the private
-masks, and the pairwise masks of clients that have dropped out. The secrets that it needs for this can be recovered by
-any t clients together, but not by fewer.
+client subtracts. These pairwise masks cancel in the sum. Each client also adds a private mask, which is generated from
+a seed. The server must remove the private masks, and the pairwise masks of clients that have dropped out. The secrets
+that are needed for this can be recovered by any t clients together, but not by fewer.
 
 A round has five exchanges instead of one:
 
-    announce   The client draws two keys (X25519) and a seed. It signs the public keys with its signing key (Ed25519),
-               which the registry lists.
-    deal       The client checks all signatures, and splits its mask key and its seed into shares (Shamir, t of n). It
-               seals a share of each for every other client in a box (ChaCha20-Poly1305). The server forwards the boxes.
+    announce   The client draws two X25519 key pairs (a "box key" for encryption and a "mask key" for pairwise masks)
+               and a seed. It signs both public keys and the digest of the seed with its Ed25519 key, whose public key
+               is in the registry. Together with the signature, they are called a bundle.
+    deal       The client checks the signatures of all bundles. It splits its private mask key and its seed into shares
+               (Shamir, t of n). It encrypts a share of each for every other client (ChaCha20-Poly1305). Such an
+               encrypted message is called a box. The server forwards the boxes.
     local      The client trains, encodes its reply as integers (`_encoding`), adds the masks (ChaCha20) and sends the
                result.
     assent     The client signs the set of clients in the sum, which are the clients whose masked reply has arrived.
-    disclose   The client checks the other signatures, and deletes its secrets. For every client in the sum it then
-               discloses the share of the seed, and for every dropped client the share of the mask key: never both.
+    disclose   The client checks the other clients' signatures of this set, and deletes its secrets. For every client in
+               the sum, it then discloses its share of that client's seed. For every client that dropped out, it
+               discloses its share of that client's mask key. It never discloses both shares for the same client.
 
 The engine treats these steps like any other exchanges (`Filter.before`, `Filter.after`).
 
-The client's last step and its secrets are stored in its keyring, not in its memory. The server chooses the version of
-the memory to use, so it could otherwise make a client repeat a step. Keys come from the operating system's generator,
-so the masks differ between runs. The masks cancel exactly, so the results do not differ.
+The name of the client's last step and its secrets are stored in its keyring, and not in its memory (`Client.memory`).
+The server chooses which version of the memory a client uses, so it could otherwise make a client repeat a step. Keys
+come from the operating system's random generator, so the masks differ between runs. The results do not differ, because
+the masks cancel exactly.
 
-The protocol deviates from the paper in three points. A bundle contains the digest of the seed, so a false share is
-detected and cannot corrupt the model. The keys for boxes and masks also depend on the digest of all bundles, so clients
-that received different sets of bundles share no keys. Boxes are opened before training, not at the end.
+The protocol deviates from the paper in three points. Because a bundle contains the digest of the seed, a false share is
+detected, and cannot corrupt the model. The keys of boxes and masks also depend on the digest of all bundles, so clients
+that received different bundles from the server have no common keys. Boxes are opened before training, not at the end.
 """
 
 from __future__ import annotations
@@ -135,7 +139,7 @@ class SecureSums(Filter):
 
     @property
     def sealed(self) -> bool:
-        """Whether the server learns only sums; always True."""
+        """Whether the server learns only sums of the clients' replies, and no single reply; always True."""
         return True
 
     # Setup, shared by both sides.
@@ -203,7 +207,7 @@ class SecureSums(Filter):
         return Message({self.bundles: _bytes([self._client_session(client).announce_keys()])})
 
     def deal(self, client: Client, message: Message) -> Message:
-        """Step 2, on a client: return encrypted shares of the client's secrets, one box for each other client.
+        """Step 2, on a client: return shares of the client's secrets, encrypted for each of the other clients.
 
         Args:
             client: the client.
@@ -312,7 +316,7 @@ class SecureSums(Filter):
             replies: the clients' replies to the step.
 
         Returns:
-            The reason of each client that is left out, by client index.
+            The reasons why clients are left out, by client index.
 
         Raises:
             NoUsableReply: fewer clients remain than the threshold.
@@ -352,7 +356,7 @@ class SecureSums(Filter):
             replies: the clients' replies to the step.
 
         Returns:
-            The reason for each invalid client, by client index.
+            The reasons why keys or signatures are invalid, by client index.
         """
         found: dict[int, str] = {}
         context = self._context(server)

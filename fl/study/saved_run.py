@@ -66,17 +66,20 @@ class SavedRun:
 
     @property
     def seed(self) -> int:
-        """Seed of the run."""
+        """Seed of the run's initial weights, batches and other random draws."""
         return int(self.config["seed"])
 
     @property
     def partition_seed(self) -> int:
-        """Seed of the partition. It differs from `seed` only in a repetition with another seed."""
+        """Seed with which the images were partitioned among the clients.
+
+        It differs from `seed` only in a repetition of a run with another seed.
+        """
         return int((self.config.get("notes") or {}).get("partition_seed", self.seed))
 
     @property
     def labels(self) -> LabelTask:
-        """Label task of the run.
+        """Label task of the run, such as `Classification`, rebuilt from the run's config.
 
         Raises:
             NotRepeatable: the config does not describe the label task.
@@ -93,7 +96,7 @@ class SavedRun:
 
     @cached_property
     def task(self) -> Task:
-        """Task of the run, rebuilt from its config.
+        """Study task of the run, which loads and partitions the images, rebuilt from the run's config.
 
         Raises:
             NotRepeatable: the run was not part of a study, so its images are unknown.

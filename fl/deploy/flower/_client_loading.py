@@ -89,7 +89,7 @@ def _is_image(table: Any, name: str) -> bool:
 
 
 def _class_names(table: Any, name: str) -> tuple[str, ...]:
-    """Return the class names of the column `name`, or an empty tuple if it has no `ClassLabel` feature."""
+    """Return the class names in a table's column `name`; empty if the column does not have the feature `ClassLabel`."""
     return tuple(getattr(table.features[name], "names", None) or ())
 
 

@@ -148,7 +148,7 @@ def describe_node(
         clients: data of the node, as a registry of one client.
         fingerprint: fingerprint of the node's data, made with the node's secret key.
         ledger: name of the node's privacy ledger; ignored if the method is not private.
-        names: class names, if known.
+        names: class names; empty if unknown.
 
     Raises:
         PrivacyError: the method is private, but the description would contain values computed from the data; see

@@ -98,7 +98,7 @@ class NodeLedger:
                 self.ledger.assume(line["by"], line["assumed"])
 
     def report(self, position: Any) -> dict[str, str]:
-        """Return the ledger lines that the server has not seen, as a JSON string by name, to be added to a reply.
+        """Return the ledger lines that the server has not seen, as JSON in a dictionary of strings for a reply.
 
         Args:
             position: ledger name and number of seen lines from the server (`ledger_position`), which is untrusted.
@@ -124,7 +124,7 @@ def ledger_position(ledger: Ledger | None, info: NodeInfo) -> dict[str, Any] | N
     """Return the name of a node's privacy ledger, and the number of its lines that the server has seen.
 
     Args:
-        ledger: the run's ledger on the server; None if the method is not private, which returns None.
+        ledger: the run's ledger on the server; None if the method is not private, and the result is then None, too.
         info: description of the node.
     """
     return None if ledger is None else {"name": info.ledger, "seen": mirrored_count(ledger, info.ledger)}

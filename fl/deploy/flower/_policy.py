@@ -1,26 +1,26 @@
 """Policy of a node's owner: a file on the node that limits which requests of the server are allowed.
 
-    epsilon = 8.0              # limit for all runs together, for any record; inf: no limit
-    delta = 1e-5
-    smallest_sigma = 1.0       # of a release: noise standard deviation / sensitivity
-    largest_rate = 1.0         # sampling rate of a record in a release
-    largest_clip = 1.0         # of a record's gradient or vector; inf: any
-    methods = ["PrivateFedDM", "FedAvg(DPSGD)"]
+    epsilon = 8.0              # maximum epsilon that all runs together may spend on a record; inf: no limit
+    delta = 1e-5               # delta at which epsilon is computed
+    smallest_sigma = 1.0       # minimum noise multiplier of a release (standard deviation / sensitivity)
+    largest_rate = 1.0         # maximum sampling rate of a record in a release
+    largest_clip = 1.0         # maximum norm of a record's clipped gradient or vector; inf: no limit
+    methods = ["PrivateFedDM", "FedAvg(DPSGD)"]  # allowed methods
     evaluation = false         # whether exact accuracies on the node's own test images may be sent
-    app = "sha256:..."         # hash of the app's code (`app_hash`); "any": not checked
+    app = "sha256:..."         # hash of the app's code (`app_hash`); "any": the code is not checked
 
-**Protection.** The policy protects against a server that asks for more than was agreed: with another setting, a further
-run, a seed for the noise, or a changed app. Only replies that the file allows leave the node. Charges are written to
-the node's ledger before noise is drawn, and a refusal reveals nothing about the data. With a finite epsilon, a reply is
-sent only if it was charged, and only the types of errors are sent.
+**Protection.** The policy protects against a server that does more than was agreed, for example uses other options,
+starts another run, sets a seed for the noise, or changes the app. Only replies that the file allows leave the node.
+Charges are written to the node's ledger before noise is drawn, and a refusal reveals nothing about the data. With a
+finite epsilon, a reply is sent only if it was charged, and only the types of errors are sent.
 
 **Limits.** The policy does not protect against code that bypasses it. It is enforced by the distillkit installed on the
-node, when the app's `client_app` is called. An app that reads the images itself, or omits `policy`, is not stopped, and
-whether a mechanism adds the noise that it charges depends on the method's code. Owners must therefore control the code
-on their nodes: run only an app that they have read, and that is installed there or signed by a key that the SuperNode
-trusts (`flower-supernode --trusted-entities`). The `app` key then detects a different version. The policy does not
-cover participation, the times of replies, copies of the node's files, or two nodes with the same records, which have
-separate ledgers.
+node, when the app's `client_app` is called. It does not stop an app that reads the images itself, or does not pass
+`policy`. Whether a mechanism adds the noise that it charges depends on the method's code. Owners must therefore control
+the code on their nodes. They should run only an app that they have read, and that is installed on the node or signed by
+a key that the SuperNode trusts (`flower-supernode --trusted-entities`). The `app` key then detects a different version.
+The policy does not cover participation, the times of replies, copies of the node's files, or two nodes with the same
+records, which have separate ledgers.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _RELEASING_VERBS = ("local", "answer")
 
 
 class ReleaseGuard:
-    """Policy and ledger checks for one message to a node.
+    """Checks of one message to a node and of its reply, by the owner's policy and the privacy ledger.
 
     Args:
         method: the node's method.
@@ -76,7 +76,7 @@ class ReleaseGuard:
         return self._ledger.branch(job.ledger)
 
     def ledger_report(self, position: Any) -> dict[str, str]:
-        """Return the ledger lines that the server has not seen, as a JSON string by name, to be added to a reply.
+        """Return the ledger lines that the server has not seen, as JSON in a dictionary of strings for a reply.
 
         Args:
             position: ledger name and number of seen lines from the server (`ledger_position`), which is untrusted.

@@ -25,7 +25,7 @@ _PREFIXES = ("0:", "1:")
 
 @dataclass(frozen=True)
 class PendingRequest:
-    """Request to a client that waits for its reply.
+    """Request to a client whose reply has not arrived yet.
 
     Attributes:
         job: content of the request.

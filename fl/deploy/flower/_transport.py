@@ -1,4 +1,4 @@
-"""Transport over Flower's grid: requests to clients on nodes, and their results."""
+"""Transport that sends requests to clients on Flower's nodes, and receives their results, over Flower's grid."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ class GridTransport:
     """Transport to clients on Flower's nodes; see `fl.engine._transport.Transport` for the interface.
 
     Before each exchange, and while it waits for replies, the server looks for new nodes. A node that was restarted is
-    recognized by its partition. It gets a request without a reply once more, unless the method is private, because
-    each attempt of a private method spends the budget. Nodes are not contacted between rounds, because every request
-    states the version of the client's memory to use.
+    recognized by its partition. If it has not replied to its last request, the request is sent once more. Requests of a
+    private method are not repeated, because each attempt spends the budget. Nodes are not contacted between rounds,
+    because every request states the version of the client's memory to use.
 
     Args:
         connection: connection to the nodes.
@@ -110,10 +110,9 @@ class GridTransport:
         self._next_look = 0.0
 
     def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
-        """Send the requests of `exchange` and yield their results; see `Transport.exchange`.
+        """Send the requests of both exchanges, and yield the results of `exchange`; see `Transport.exchange`.
 
-        A client of both exchanges gets both requests in one message. A client of only the `bundled` exchange gets a
-        separate message.
+        A client that belongs to both exchanges gets both requests in one message.
         """
         self._discover()
         self._repeated.clear()
@@ -323,9 +322,9 @@ class GridTransport:
         self._results.clear()
 
     def metadata(self) -> dict[str, str]:
-        """Return the name under which nodes keep this run's files.
+        """Return the name under which nodes keep this run's files, to be stored in the checkpoint.
 
-        Flower's own run id cannot serve as this name, because it changes when the run is resumed.
+        Flower's own run id cannot be used as this name, because it changes when the run is resumed.
         """
         return {"run": self._run}
 

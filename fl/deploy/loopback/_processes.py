@@ -27,7 +27,7 @@ class ProcessEnded(RuntimeError):
 
 
 class Process:
-    """One worker process, and the pipe to it."""
+    """A worker process, and the pipe through which it exchanges frames (tuples) with this process."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -132,7 +132,7 @@ def acquire(config: bytes) -> Process:
 
 
 def release(process: Process) -> None:
-    """Return a `process` to the pool after a run, or kill it if it does not become idle."""
+    """End the run in a worker process, and return the process to the pool; kill it if it does not become idle."""
     try:
         process.send("stop")
         process.send("close")

@@ -85,9 +85,9 @@ class ProcessTransport:
     # Asking.
 
     def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
-        """Send the requests of `exchange` and yield their results; see `Transport.exchange`.
+        """Run the clients of `exchange`, and yield their results in order; see `Transport.exchange`.
 
-        At most two clients per process are queued or running at a time. The `bundled` exchange runs first.
+        The `bundled` exchange runs before `exchange`. At most two clients per process are queued or running at a time.
         """
         if bundled is not None:
             bundled.run_alone(self)
@@ -275,7 +275,7 @@ class ProcessTransport:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """Return the processes to the pool, for the next run."""
+        """Close the transport: stop running clients, and return the processes to the pool for the next run."""
         self._release_all()
 
     def _release_all(self) -> None:
