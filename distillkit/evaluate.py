@@ -159,7 +159,7 @@ def evaluate(
             networks are tested with the same noise. The test images must be pixels in [0, 1] after removing their
             normalization.
         generator: an int seed, or a CPU generator from which one seed is drawn.
-        chunk: see `train`.
+        chunk: number of images per forward and backward pass; None for a default.
         progress: whether to show a progress bar, which counts epochs.
 
     Raises:

@@ -47,7 +47,7 @@ def set_fingerprint(data: LabeledImages | StoredImages, *, key: bytes = b"") -> 
 
     Args:
         data: the set.
-        key: see `tensor_fingerprint`.
+        key: secret key of up to 64 bytes, for private data; see `tensor_fingerprint`.
     """
     columns = [part for name in sorted(data.columns) for part in (name, data.columns[name])]
     space = f"{data.num_classes} {data.normalization!r}"

@@ -112,7 +112,7 @@ def _start_time(pid: int) -> str | None:
 
 
 def _has_living_owner(note: Path) -> bool:
-    """Return whether the process recorded in the `.json` file is another one and still runs on this machine."""
+    """Return whether the `.json` file `note` records a process other than this one that still runs on this machine."""
     try:
         owner = json.loads(note.read_text(encoding="utf-8"))
         pid, host, started = int(owner["pid"]), owner["host"], owner["started"]

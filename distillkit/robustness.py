@@ -78,9 +78,10 @@ def _pixelate(pixels: Tensor, share: float, generator: torch.Generator) -> Tenso
 
 
 def _block_means(size: int, share: float, like: Tensor) -> Tensor:
-    """Return the matrix that replaces each of `size` values by the mean of its block; there are `share * size` blocks.
+    """Return the matrix [size, size] that replaces each of `size` values by the mean of its block.
 
-    A pixel belongs to the block that contains its center, as in a resize with a box filter to and fro.
+    There are about `share * size` blocks of similar length. A pixel belongs to the block that contains its center. The
+    matrix has the same effect as shrinking with a box filter and enlarging again.
     """
     block = ((torch.arange(size) + 0.5) * (max(1, int(size * share)) / size)).long()
     same = (block[:, None] == block).to(like)
@@ -108,7 +109,7 @@ class Corruption(Perturbation):
     |---|---|
     | `"gaussian_noise"` | standard deviation 0.04, 0.06, 0.08, 0.09, 0.10 |
     | `"shot_noise"` | Poisson noise of 500, 250, 100, 75, 50 photons for a white pixel |
-    | `"gaussian_blur"` | sigma 0.4, 0.6, 0.7, 0.8, 1 pixels up to size 32, in proportion above |
+    | `"gaussian_blur"` | sigma 0.4, 0.6, 0.7, 0.8, 1 pixels up to size 32; times size / 32 for larger images |
     | `"contrast"` | distance from the image's mean times 0.75, 0.5, 0.4, 0.3, 0.15 |
     | `"brightness"` | value in HSV plus 0.05, 0.1, 0.15, 0.2, 0.3 |
     | `"pixelate"` | resolution times 0.95, 0.9, 0.85, 0.75, 0.65 |
@@ -243,7 +244,8 @@ def pixels_in_range(images: Tensor, normalization: Normalization, name: str = "i
         name: name of the argument, used in error messages.
 
     Raises:
-        TypeError, ValueError: see `check.batch_of_images`; also if pixels lie outside [0, 1] by more than rounding.
+        TypeError, ValueError: `images` is not a non-empty, finite float tensor [N, C, H, W], or pixels lie
+            outside [0, 1] by more than rounding errors.
     """
     check.batch_of_images(images, name)
     Normalization.require(normalization)

@@ -209,7 +209,7 @@ def scores(
         weight, augmented_weight: weights of IOR in LRS, and of augmentation in ARS, in [0, 1].
         num_networks: number of networks per kind of training in the final trainings.
         generator: an int seed, or a CPU generator from which one seed is drawn.
-        chunk: see `train`.
+        chunk: number of images per forward and backward pass; None for a default.
         progress: whether to show progress bars.
 
     Raises:
@@ -240,8 +240,9 @@ def scores(
         Args:
             used: training protocol.
             own: set to train on; None for all real images.
-            names: name of the result; a second name requests a training on random real images. For each of them, the
-                settings are chosen that were best on the held-out images.
+            names: name of the result. If there is a second name, networks are also trained on random real images, and
+                their result has the second name. Each training uses the settings with which it had the best accuracy on
+                the held-out images.
         """
 
         @functools.cache

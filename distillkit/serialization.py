@@ -113,10 +113,10 @@ def referenced_objects(value: Any) -> dict[str, Any]:
     Pass the result to `from_config(config, names=...)` to rebuild a value that uses your own functions and classes.
 
     Args:
-        value: see `to_config`.
+        value: a value that `to_config` can convert.
 
     Raises:
-        SerializationError: see `to_config`.
+        SerializationError: `value` contains an object without a JSON form.
     """
     encoder = _Encoder(has_store=True)
     encoder.encode(value, "value")
@@ -440,7 +440,7 @@ def _typed(kind: type, value: Any, at: str) -> Any:
 
 
 def _fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """Return the fingerprint of a mapping from names to tensors, which depends on their order."""
+    """Return the fingerprint of a mapping from names to tensors. It depends on the order of the names."""
     return tensor_fingerprint([part for name, tensor in tensors.items() for part in (name, tensor)])
 
 
@@ -461,9 +461,9 @@ def _is_importable(value: Any) -> bool:
 
 
 def _is_entry(value: Any) -> bool:
-    """Return whether `value` is a named constant, an object with an attribute `__qualname__`.
+    """Return whether `value` is a named constant: an object that stores its own name in `__qualname__`.
 
-    The entries of a message in `fl`, for example, store the name of their class attribute.
+    For example, the `Entry` objects that a message class of `fl` declares are named constants.
     """
     own = getattr(value, "__dict__", {}) if not isinstance(value, type) else {}
     return not callable(value) and isinstance(own.get("__qualname__"), str)

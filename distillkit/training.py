@@ -177,7 +177,7 @@ def train(
         data: a set, or anything that `sets.as_set` accepts. Labels are class indices, or rows of probabilities (soft
             labels). For soft labels, the cross-entropy equals the distillation loss at temperature 1 up to a constant.
             Rows whose sums differ from 1 by at most 0.01, as after storage in half precision, are renormalized.
-        protocol: see `Protocol`.
+        protocol: training protocol.
         generator: seed or random generator for the order of the images, the augmentation, and `nn.Dropout` layers. All
             other random layers, such as stochastic depth, use the global random state; a warning is then given.
         chunk: number of images per forward and backward pass; default: `chunking.chunk_size`. Gradients of a batch are

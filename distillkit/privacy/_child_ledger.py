@@ -31,8 +31,8 @@ _OPTIONS = ("delta", "budget", "disjoint", "renyi_order", "relation")
 def child_state(ledger: Ledger, client: int | str) -> dict[str, Any]:
     """Return the state of the run's ledger from which a `ChildLedger` for one client starts, as JSON values.
 
-    Events that differ only in their round and count are merged into one event. The state contains the events of this
-    client and of `ALL_CLIENTS`, or the events of all clients if clients may share records.
+    Events that differ only in their round and count are merged into one event. The state contains the events charged
+    to this client and the events charged to every client. If clients may share records, the state contains all events.
 
     Args:
         ledger: the run's ledger.
@@ -118,7 +118,7 @@ def _is_recorded(ledger: Ledger, line: Line) -> bool:
 def ledger_lines(ledger: Ledger, since: int = 0) -> list[tuple[int, Line]]:
     """Return the lines of a ledger's file after line `since`, each with its line number, counted from 1.
 
-    The lines that contain the ledger's options or registered clients are left out.
+    The lines that contain the ledger's options, or the client ids recorded by `Ledger.register`, are left out.
 
     Args:
         ledger: a ledger with a file.
@@ -130,7 +130,7 @@ def ledger_lines(ledger: Ledger, since: int = 0) -> list[tuple[int, Line]]:
 
 
 def mirrored_count(ledger: Ledger, source: str) -> int:
-    """Return the number of lines that `ledger` has mirrored from the ledger named `source`."""
+    """Return the number of lines that `ledger` has copied from the ledger named `source` by `mirror_lines`."""
     with ledger._synced():
         return ledger._mirrored.get(source, 0)
 
@@ -162,7 +162,7 @@ def mirror_lines(ledger: Ledger, source: str, client: int | str, lines: Sequence
 
 
 def _for_client(line: Line, owner: str) -> Line:
-    """Return a copy of a ledger line with `owner` as its client and without unknown fields.
+    """Return a copy of a ledger line in which `owner` is the client and unknown fields are left out.
 
     Raises:
         ValueError: the line is invalid.

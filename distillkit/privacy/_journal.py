@@ -66,10 +66,14 @@ class Chain:
         self._hashes.append(hashlib.sha256(self._hashes[-1].encode() + raw).hexdigest())
 
     def read(self, raw: bytes, line: dict[str, Any]) -> bool:
-        """Remove the field "after" from a parsed line, and add the line to the chain unless the field contradicts it.
+        """Add a line to the chain if its field "after" contains the hash of all lines before it.
+
+        Args:
+            raw: bytes of the line without the line break.
+            line: the same line, parsed. The field "after" is removed from it.
 
         Returns:
-            Whether the line was added.
+            Whether the line was added. A line without the field is added if no earlier line has the field.
         """
         after = line.pop(_AFTER, None)
         if after is None and not self._started:
@@ -82,9 +86,9 @@ class Chain:
         return True
 
     def texts(self, lines: Sequence[dict[str, Any]]) -> list[bytes]:
-        """Return the bytes of lines to append, with the field "after" and without line breaks.
+        """Convert lines that will be appended to bytes, with the field "after" and without line breaks.
 
-        The chain itself does not change.
+        The lines are not yet added to the chain.
 
         Raises:
             ValueError: a line contains NaN or infinity.
@@ -193,7 +197,7 @@ class Journal:
             lines: JSON objects without NaN or infinity, one per line. If there are none, nothing is written.
 
         Raises:
-            distillkit.locking.InUse: another process owns the file.
+            distillkit.locking.InUse: another process is in a `run_lock` block for this file.
             LedgerWriteError: the file cannot be written.
             ValueError: an object contains NaN or infinity.
         """

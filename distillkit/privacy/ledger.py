@@ -47,19 +47,19 @@ class Ledger:
     crash is charged to every client at the cost of the ledger's costliest event.
 
     Epsilon composes over the events of a client and is the *maximum* over clients. The clients' records are assumed to
-    be disjoint, so a record is affected only by the events of one client and the events of `ALL_CLIENTS`. Epsilon
-    covers the charges to *this* ledger; releases of the same records that were charged elsewhere, or nowhere, increase
-    the true epsilon.
+    be disjoint, so a record is affected only by the events of one client and by the events that are charged to every
+    client (`client=ALL_CLIENTS`). Epsilon covers the charges to *this* ledger; releases of the same records that were
+    charged elsewhere, or nowhere, increase the true epsilon.
 
-    **File**: the first line pins the options, and every line carries the hash of the lines before it. The number of
-    lines and the last hash are also stored in the file `<path>.head`. A ledger file that was cut, edited, reordered or
-    deleted contradicts its hashes or this head, and is refused. A run's folder stores another copy of the head (`head`,
-    `require_head`). A consistent change to all of these files is not detected. Files of earlier versions are accepted;
-    the guarantee then has a remark that their lines are not chained.
+    **File**: the first line contains the options, which cannot change. Every line contains the hash of all lines before
+    it. The number of lines and the last hash, called the head, are also stored in the file `<path>.head`. A ledger file
+    that was cut, edited, reordered or deleted contradicts its hashes or the head, and is refused. The folder of a
+    federated run stores another copy of the head; see `require_head`. A consistent change to all of these files is not
+    detected. Files of earlier versions are accepted; the guarantee then has a remark that their lines are not chained.
 
-    **Budget**: no charge brings a client's epsilon above the budget, whatever decides when you stop. If releases or
-    epsilon decide when you stop, report the *budget*. The epsilon of `guarantee` holds only if the number of releases
-    was fixed in advance.
+    **Budget**: a charge that would bring a client's epsilon above the budget is refused, so the budget holds for any
+    stopping rule. If you look at releases or at epsilon to decide when to stop, report the *budget*. The epsilon of
+    `guarantee` holds only if the number of releases was fixed in advance.
 
     If all releases have rate 1, the sigma of a release may depend on earlier releases, because the limit on the sum of
     1/sigma^2 is a privacy filter for the Gaussian mechanism (Smith and Thakurta, "Fully adaptive composition for
@@ -74,7 +74,8 @@ class Ledger:
         delta: delta of the guarantee, in (0, 1), well below one over the number of records of the largest client.
             Default: the file's; 1e-5 for a new ledger.
         budget: epsilon that no client may exceed. Default: the file's; no limit for a new ledger. The budget is
-            compared with the nominal epsilon, so a seeded test run stops at the same point as the real run.
+            compared with the epsilon that follows from the noise scale, even if the noise is drawn from a known seed. A
+            seeded test run therefore stops at the same point as the real run.
         disjoint: whether no two clients hold the same record, which the ledger cannot check. If False, the events of
             all clients compose. Default: the file's; True for a new ledger.
         renyi_order: order of the Renyi filter, above 1. Set it if some rates are below 1 and the sigma or rate
@@ -192,7 +193,7 @@ class Ledger:
             events: all events that the run will charge.
 
         Raises:
-            BudgetExhausted, NotAccountable: see `spend`.
+            BudgetExhausted, NotAccountable: `spend` would refuse the events.
         """
         with self._synced():
             self._check_budget(events)
@@ -207,7 +208,7 @@ class Ledger:
             BudgetExhausted: the budget does not allow the charge, and nothing was written. `.remaining` is the number
                 of releases of the first event that are still allowed.
             NotAccountable: the events and the earlier events do not all have the same neighboring relation.
-            distillkit.locking.InUse: another process owns the ledger.
+            distillkit.locking.InUse: another process is in a `run_lock` block for this ledger.
         """
         with self._synced():
             self._check_budget(events)
@@ -244,7 +245,7 @@ class Ledger:
         """Open a `with` block for a run, in which only the threads of this process may charge.
 
         Raises:
-            distillkit.locking.InUse: another process is in such a block; the message names it.
+            distillkit.locking.InUse: another process is in such a block; the message contains the process id.
         """
         return self._journal.run_lock()
 
@@ -253,10 +254,10 @@ class Ledger:
 
         Args:
             reason: reason that completes the sentence "no guarantee: ..."; guarantees show the first recorded reason.
-            client: id of the client; default `ALL_CLIENTS`.
+            client: id of the client; the default, `ALL_CLIENTS`, means every client.
 
         Raises:
-            distillkit.locking.InUse: another process owns the ledger.
+            distillkit.locking.InUse: another process is in a `run_lock` block for this ledger.
         """
         with self._synced():
             self._write({"void": reason, "client": client_id(client)})
@@ -294,7 +295,8 @@ class Ledger:
         """List all releases charged to a client's records, as (sigma, rate, count) tuples for `compose`.
 
         Args:
-            client: id of the client; the events of `ALL_CLIENTS` are included. None: the events of all clients.
+            client: id of the client. Events that are charged to every client (`ALL_CLIENTS`) are included. None: the
+                events of all clients.
         """
         with self._synced():
             return self._spends(None if client is None else client_id(client))
@@ -374,9 +376,9 @@ class Ledger:
         return ""
 
     def _names(self) -> list[str]:
-        """Return the ids of the clients that were charged, voided or registered individually.
+        """Return the ids of the clients that were given by id in a charge, in `void` or in `register`.
 
-        `ALL_CLIENTS` and clients that were registered as a number of clients are left out.
+        Charges to every client (`ALL_CLIENTS`), and clients that were registered as a number of clients, are left out.
         """
         owners = dict.fromkeys(map(str, (*self._totals, *self._reasons, *sorted(self._registered))))
         return [name for name in owners if name != ALL_CLIENTS]
@@ -388,7 +390,8 @@ class Ledger:
     def _is_known(self, client: str) -> bool:
         """Return whether a client was charged or registered.
 
-        If only `ALL_CLIENTS` was charged and no client was registered, the result is True for every client.
+        If all charges were made to every client (`ALL_CLIENTS`) and no client was registered, the result is True for
+        every id.
         """
         anyone = ALL_CLIENTS in {*self._totals, *self._reasons} and not self._register_count and not self._names()
         return anyone or self._is_named(client)
@@ -408,7 +411,10 @@ class Ledger:
         return tuple(remarks)
 
     def _assumptions(self) -> dict[str, tuple[str, ...]]:
-        """Return the recorded assumptions by entry point, with the assumptions of the ledger itself under "Ledger"."""
+        """Return the recorded assumptions by the function that made them.
+
+        The assumptions of the ledger itself have the key "Ledger".
+        """
         found = {by: tuple(f for f in facts if f != "disjoint" or self.disjoint) for by, facts in self._assumed.items()}
         own = ["disjoint"] if self.disjoint and len(self._names()) + self._register_count > 1 else []
         kinds = {kind for totals in self._totals.values() for kind in totals}
@@ -439,7 +445,10 @@ class Ledger:
         return spends
 
     def _epsilon_after(self, events: Sequence[Event]) -> float:
-        """Return the largest nominal epsilon that the affected clients would have after `events`."""
+        """Return the largest epsilon that any client charged by `events` would have after these charges.
+
+        Epsilon is computed from the noise scale, even if the noise is drawn from a known seed.
+        """
         owners = [e.client for e in events]
         clients = self._clients() + [c for c in owners if c != ALL_CLIENTS] if ALL_CLIENTS in owners else owners
 
@@ -619,7 +628,7 @@ class Account:
         """Return an event that charges `count` releases to this account's client. Nothing is charged yet.
 
         Args:
-            mechanism, sigma, rate, count: see `Event`.
+            mechanism, sigma, rate, count: arguments of `Event`.
         """
         return Event(mechanism, sigma, rate, count, self.client, self.round, seeded=self.secret.seeded)
 
@@ -627,7 +636,7 @@ class Account:
         """Charge `count` releases to the ledger. Call this method before their noise is drawn; see `Ledger.spend`.
 
         Args:
-            mechanism, sigma, rate, count: see `Event`.
+            mechanism, sigma, rate, count: arguments of `Event`.
         """
         self.ledger.spend(self.event(mechanism, sigma, rate=rate, count=count))
 

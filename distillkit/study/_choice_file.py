@@ -58,7 +58,8 @@ def write_choice(
         The chosen settings, by task and candidate.
 
     Raises:
-        ValueError: a candidate has no configuration with a score, because all its tuning runs failed or tested nothing.
+        ValueError: no configuration of a candidate has a score, because every configuration has a tuning run that
+            failed or has no validation accuracy.
     """
     chosen: dict[tuple[str, str], Mapping[str, Any]] = {}
     content: dict[str, dict[str, Any]] = {task: {} for task in design.tuned_tasks}

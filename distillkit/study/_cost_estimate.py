@@ -29,9 +29,10 @@ class EstimateRow:
         task, method: names of the task and the candidate.
         runs: number of runs that are not finished yet, including tuning runs.
         cost: cost of one run.
-        memory: peak memory of the process during the trial run, in bytes; None if unknown.
-        like: name of the candidate from whose trial run the cost was taken, because a separate trial run would take
-            more than `MAX_TRIAL_SHARE` of the candidate's total time. None if the candidate had its own trial run.
+        memory: peak memory of the process during the trial run (a short part of one run), in bytes; None if unknown.
+        like: None if the cost was estimated from a trial run of this candidate. Otherwise the name of the candidate
+            from whose trial run the cost was copied, to avoid a trial run that would take more than the share
+            `MAX_TRIAL_SHARE` of this candidate's total time.
     """
 
     task: str

@@ -73,7 +73,7 @@ class StudyDesign:
         Candidates with `like` are left out, because they use the settings of another candidate.
 
         Args:
-            extra: additional configurations of extended searches, by task and candidate.
+            extra: configurations to compare in addition to those of each candidate's `search`, by task and candidate.
         """
         if self.num_configurations == 1:
             return {}
@@ -125,7 +125,7 @@ def make_design(
         tasks, candidates, seeds, tune_seeds, tune_on: arguments of `Study`.
 
     Raises:
-        TypeError, ValueError: see `Study`.
+        TypeError, ValueError: an argument is invalid, a name is used twice, or the candidates' searches differ in size.
     """
     design = StudyDesign(
         _tasks(tasks), _candidates(candidates), _seeds(seeds, "seeds"), _seeds(tune_seeds, "tune_seeds"), tune_on
@@ -184,13 +184,13 @@ def _candidates(given: Mapping[str, Candidate]) -> dict[str, Candidate]:
 
 
 def _check_parts(design: StudyDesign) -> None:
-    """Check the `tasks`, `seeds` and `like` of each candidate.
+    """Check the options `tasks`, `seeds` and `like` of each candidate.
 
-    The tasks and seeds must belong to the study. The candidate named in `like` must be tuned on all tasks of the
-    candidate that uses its settings.
+    The tasks and seeds must belong to the study. If candidate A uses the chosen settings of candidate B (`like="B"`)
+    and every task has its own search, B must run on all tasks on which A runs.
 
     Raises:
-        ValueError: one of these conditions is violated.
+        ValueError: a candidate violates one of these conditions.
     """
     for name, candidate in design.candidates.items():
         for part, have in (("tasks", tuple(design.tasks)), ("seeds", design.seeds)):

@@ -25,8 +25,8 @@ def check_extend(extend: Mapping[str, int], candidates: Mapping[str, Candidate])
         candidates: candidates by name.
 
     Raises:
-        TypeError, ValueError: a number is not positive, or a candidate does not search at least two positive values of
-            a setting, one of them a float.
+        TypeError, ValueError: a maximum in `extend` is not a positive integer, or a candidate does not search at least
+            two positive values of a setting, one of them a float.
     """
     for setting, times in check.mapping(extend, "extend").items():
         check.positive_int(times, f"extend[{setting!r}]")
@@ -46,11 +46,11 @@ def extend_searches(
 ) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Return the configurations to add to the searches on each task.
 
-    A search is extended if some candidate's best configuration has the smallest or largest searched value of a setting.
-    Every candidate then gets one more configuration: its best configuration so far, with a new value of this setting
-    beyond its smallest or largest value. Searched values continue as a geometric sequence: after 0.01, 0.03, 0.1, the
-    new value is 0.333. New values are rounded to three digits. Candidates with the same searched values therefore get
-    the same new value.
+    The searches on a task are extended if some candidate's best configuration has the smallest or largest searched
+    value of a setting. Every candidate then gets one more configuration: its best configuration so far, with a new
+    value of this setting below the smallest or above the largest searched value. The new value continues the geometric
+    sequence of the last two values, rounded to three significant digits: after 0.01, 0.03, 0.1, the new value is 0.333.
+    Candidates with the same searched values therefore get the same new value.
 
     Args:
         extend: maximum number of extensions, by name of the setting.
@@ -81,9 +81,9 @@ def _best(key: tuple[str, str], scores: Search) -> int:
 
 
 def _beyond(outer: float, inner: float) -> float:
-    """Return the next value of the geometric sequence `inner`, `outer`.
+    """Return the value that follows `inner` and `outer` in a geometric sequence, `outer` ** 2 / `inner`.
 
-    The value is rounded to three digits, unless it would then no longer be beyond `outer`.
+    The result is rounded to three significant digits, unless rounding would move it to `outer` or back past `outer`.
     """
     exact = outer * (outer / inner)
     rounded = float(f"{exact:.3g}")

@@ -102,7 +102,7 @@ class Table:
         header: printed names of the columns.
         cells: printed rows; accuracies in per cent, traffic in MB of 10^6 bytes.
         rows: values of each row by their name in the records, not rounded and in the records' units: accuracies are
-            fractions, traffic is in bytes. A missing value is None. All rows have the same names.
+            fractions, traffic is in bytes. A missing value is None. All rows have the same keys.
         notes: explanations, printed below the table.
         left: number of leading columns that are aligned left.
     """

@@ -21,7 +21,7 @@ class Group:
         task: name of the task.
         method: name of the candidate.
         records: records of the candidate's finished runs, by seed; may be empty.
-        wanted: seeds of all planned runs of any candidate on this task.
+        wanted: seeds with which at least one candidate has a finished or unfinished run on this task.
     """
 
     task: str

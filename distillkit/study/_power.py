@@ -135,7 +135,7 @@ def seeds_needed(effect: float, std: float, *, power: float = 0.8, level: float 
 
     Args:
         effect: true mean difference, positive.
-        std: standard deviation of the differences between seeds, in the same unit.
+        std: standard deviation over seeds of the difference (candidate - baseline), in the same unit as `effect`.
         power: minimum probability with which the test finds the effect; greater than `level` and less than 1.
         level: significance level of the test, in (0, 1).
 

@@ -97,9 +97,9 @@ class Record:
 class Records(list[Record]):
     """List of the finished runs of a study, with the study's unfinished runs and its chosen configurations.
 
-    Filtering with a list comprehension returns a plain list, without the unfinished runs. In tables, a seed then counts
-    as missing for a candidate if another candidate has a run with this seed. The sum of two lists contains the records
-    of both studies.
+    Filtering with a list comprehension returns a plain list, without the unfinished runs. A table of a plain list
+    counts a seed as missing for a candidate only if another candidate on the same task has a run with this seed. The
+    sum of two `Records` contains the records of both studies.
 
     Args:
         records: the finished runs.

@@ -36,8 +36,9 @@ class ClaimResult:
 
     Attributes:
         design: the design.
-        verdict: "shown" if the whole confidence interval is above 0. Otherwise "refuted" if the whole interval is below
-            the effect that the design states, and "not shown" if it is not. "unfinished" while a seed lacks a value.
+        verdict: "unfinished" until both candidates have a value for every seed. Then "shown" if the whole confidence
+            interval is above 0. Otherwise "refuted" if the whole interval is below the effect in `design.power`, and
+            "not shown" if the interval contains both 0 and this effect.
         differences: difference of each seed (candidate - baseline), by seed.
         low, high: ends of the confidence interval of the mean difference; None for an unfinished design.
     """
@@ -79,7 +80,8 @@ class RegisteredDesign:
         method, base: names of the candidate and the baseline.
         power: result of `power_analysis` for the pilot runs. Its column, effect and level define the test.
         used_seeds: seeds of earlier runs, which the study must not use again.
-        study: task, candidates with their searches, seeds and rule of the study, as a JSON value.
+        study: the task, the candidates with their searches, the seeds, and the rule that chooses the best
+            configuration, as a JSON value.
         path: path of the design's file.
 
     Raises:
@@ -153,7 +155,7 @@ class RegisteredDesign:
         """Check that a study has this design, and that the design's file is committed.
 
         Args:
-            study: task, candidates, seeds and rule of the study, as a JSON value.
+            study: the study's task, candidates, seeds, and rule that chooses the best configuration, as a JSON value.
 
         Raises:
             ValueError: the study differs from the design, or the file has uncommitted changes or is not in a
@@ -247,7 +249,7 @@ def used_seeds(earlier: Sequence[RecordsLike]) -> tuple[int, ...]:
 
 
 def _search(config: Mapping[str, Any]) -> str:
-    """Describe the configurations of a candidate in one phrase."""
+    """Describe the search of a candidate in one phrase, from the JSON description of the candidate."""
     if config["like"] is not None:
         return f"none, as {config['like']}"
     fixed, tries = decode_settings(config["settings"]), decode_settings(config["tries"])

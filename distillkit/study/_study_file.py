@@ -20,7 +20,7 @@ __all__ = ["design_config", "write_study"]
 
 
 def write_study(out: Path, design: StudyDesign, facts: Mapping[str, Any]) -> None:
-    """Write `study.json`, after checking that no task or candidate of the same name has changed.
+    """Write `study.json`. If the file exists, first check that its tasks and candidates have not changed.
 
     Args:
         out: the study's folder.
@@ -28,7 +28,8 @@ def write_study(out: Path, design: StudyDesign, facts: Mapping[str, Any]) -> Non
         facts: other arguments of the study that must not change, by name.
 
     Raises:
-        ValueError: the folder contains another study.
+        ValueError: a task or candidate in the file differs from the task or candidate with this name in `design`, or
+            one of the `facts` has changed.
     """
     path, fixed = out / "study.json", _fixed_config(out, design, facts)
     content: dict[str, Any] = {
@@ -58,12 +59,15 @@ def write_study(out: Path, design: StudyDesign, facts: Mapping[str, Any]) -> Non
 def design_config(
     out: Path, design: StudyDesign, facts: Mapping[str, Any], task: str, methods: Sequence[str]
 ) -> dict[str, Any]:
-    """Describe the task, candidates, seeds and rule that determine the runs of some candidates, as a JSON value.
+    """Return a JSON value that describes everything on which the runs of some candidates on a task depend.
+
+    The value contains the task, the candidates, the seeds, and the rule that chooses the best configuration.
 
     Args:
         out, design, facts: arguments of `write_study`.
         task: name of the task.
-        methods: names of the candidates. Candidates that they name in `like` are included.
+        methods: names of the candidates. If a candidate uses the settings of another candidate (`like`), the other
+            candidate is included.
 
     Raises:
         ValueError: the study has no such task or candidate, or one of the candidates does not run on the task.

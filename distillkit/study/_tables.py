@@ -141,7 +141,11 @@ def header_of(column: str, found: Sequence[Group]) -> str:
 
 
 def _cautions(group: Group, epsilons: Sequence[Any]) -> list[str]:
-    """Return notes on facts that a mean would hide: failed runs, failed replies, and differing or missing epsilons."""
+    """Return notes on facts about a candidate that a mean over seeds would hide.
+
+    The facts are failed runs, failed replies of clients, the reasons and remarks of privacy guarantees, and missing or
+    differing epsilons.
+    """
     notes, name = [], f"{group.method} on {group.task}"
     errors = [e for e in group.values("error") if e is not None]
     if errors:
@@ -171,7 +175,7 @@ def _privacy_notes(found: Sequence[Group]) -> list[str]:
 
 
 def _rounded_up(epsilon: float) -> str:
-    """Format epsilon with two digits, rounded up."""
+    """Format epsilon with two decimals, rounded up."""
     return f"{math.ceil(100 * epsilon - 1e-6) / 100:.2f}"
 
 

@@ -136,13 +136,13 @@ def equal_search_sizes(folder: str | os.PathLike[str]) -> dict[str, int]:
     """Return the number of configurations by task, after checking that it is the same for all candidates.
 
     A comparison is fair only if all candidates had the same number of configurations. A candidate without a search has
-    one configuration. Candidates with `like` are left out.
+    one configuration. Candidates that use the settings of another candidate (`like`) are left out.
 
     Args:
         folder: the study's folder, its `choice.json`, or a file written by `write_records`.
 
     Raises:
-        FileNotFoundError, RecordError: see `read_choice`.
+        FileNotFoundError, RecordError: `choice.json` is missing or invalid; see `read_choice`.
         ValueError: the candidates have different numbers of configurations, or there are no candidates.
     """
     results, _ = read_choice(folder)
@@ -173,7 +173,7 @@ def tuning_table(folder: str | os.PathLike[str], *, task: str | None = None) -> 
         or largest of at least three values. For these settings, a value outside the searched range may be better.
 
     Raises:
-        FileNotFoundError, RecordError: see `read_choice`.
+        FileNotFoundError, RecordError: `choice.json` is missing or invalid; see `read_choice`.
         ValueError: there is no such task.
     """
     every, facts = read_choice(folder)

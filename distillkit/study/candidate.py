@@ -209,7 +209,10 @@ class Candidate(ABC):
         return True
 
     def for_record(self: Self) -> Self:
-        """Return a copy for the records, without `make` and all options that only choose or build the object to run."""
+        """Return a copy for the records, in which the options that only choose or build the object to run are reset.
+
+        These options are `make`, `search`, `settings`, `like`, `rule`, `tasks` and `seeds`.
+        """
         return replace(self, make=None, search=({},), settings={}, like=None, rule=None, tasks=None, seeds=None)
 
     @abstractmethod

@@ -38,7 +38,7 @@ _TRIAL_STEPS, _TRIAL_TEST_IMAGES = 3, 500
 
 
 class _EndOfTrial(Exception):
-    """Exception that ends the condensation in a trial run after enough steps."""
+    """Exception that `Condense.trial` raises to end the condensation after a few steps."""
 
 
 _DEVICE: ContextVar[str] = ContextVar("device", default="cpu")
@@ -78,29 +78,34 @@ def run_device(device: str) -> Iterator[None]:
 class Condense(Candidate):
     """Candidate that condenses a task's training images to a small set, and tests networks trained only on this set.
 
-    `make` returns a condenser: `lambda factory, steps: partial(distribution_matching, networks=RandomNetworks(factory),
-    ipc=10, steps=steps)`. Here `factory` is called without arguments, and returns networks on the device of the run.
-    The condenser is a function that is called with the real images, and with `generator`, `ledger` and `progress` if it
-    accepts these options. It returns a `LabeledImages`. If the condenser accepts `resume` and `callback`, an
-    interrupted condensation is resumed.
+    The function `make` returns a condenser, a function that condenses the real images to a `LabeledImages`:
 
-    The summary contains `accuracy_last` (the mean over the networks), `accuracies` (of each network), `images` (their
-    number), wall times (`seconds_condense`, `seconds_test`) and CPU times (`cpu_seconds_condense`, `cpu_seconds_test`).
-    The condensation times of an interrupted run are None. If the condenser charges a ledger, the summary also contains
-    `epsilon`, `delta`, `relation` and `noise`. If there is no guarantee, `epsilon_reason` gives the reason. If the
-    guarantee has remarks, `epsilon_remarks` lists them. A set that consists of all real images is not saved again.
+        def make(factory, steps):
+            return partial(distribution_matching, networks=RandomNetworks(factory), ipc=10, steps=steps)
+
+    `factory` is a function without arguments that returns a network on the device of the run, and `steps` is a setting
+    of the candidate. The condenser is called with the real images, and with `generator`, `ledger` and `progress` if it
+    accepts these options. If the condenser accepts `resume` and `callback`, an interrupted condensation is resumed.
+
+    The summary of a run contains `accuracy_last` (the mean test accuracy of the networks), `accuracies` (of each
+    network), `images` (the number of images in the small set), wall times (`seconds_condense`, `seconds_test`) and CPU
+    times (`cpu_seconds_condense`, `cpu_seconds_test`), in seconds. The condensation times of an interrupted run are
+    None. If the condenser charges a ledger, the summary also contains `epsilon`, `delta`, `relation` and `noise`. If
+    there is no guarantee, `epsilon_reason` gives the reason. If the guarantee has remarks, `epsilon_remarks` lists
+    them. A set that consists of all real images is not saved again.
 
     Args:
         make, search, settings, like: arguments of `Candidate`.
         num_networks: number of networks trained on each set.
-        protocol: training protocol of these networks.
+        protocol: protocol with which the networks are trained.
         tested: function that returns a network for a number of outputs, to train and test on each set; default: the
             task's network factory. Use this option to test whether a set also works for other networks than those used
             in the condensation.
         delta: delta of the ledger, `ledger.jsonl` in the run's folder, that a private condenser charges.
         threads: number of intra-op threads on the CPU. It affects rounding, so the results depend on it.
-        measure: function of a set and the `Job` that computes additional columns of the summary, and returns them as a
-            dictionary of JSON values. Tuning runs do not call it, and `trial` does not include its cost.
+        measure: function of the small set and the run's `Job` that computes additional columns of the summary, and
+            returns them as a dictionary of JSON values. It is not called in tuning runs. The cost that `Study.estimate`
+            returns does not include the time that this function takes.
     """
 
     num_networks: int = 3

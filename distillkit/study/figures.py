@@ -103,10 +103,10 @@ def _label(group: Group) -> str:
 
 
 def _values(group: Group, column: str) -> list[Any]:
-    """Return the values to draw for a candidate.
+    """Return the values of a column that `curves` draws for a candidate.
 
-    For a candidate with rounds, these are the rows of each run whose history has the column. For a candidate without
-    rounds, they are the final values, one per run.
+    For a candidate with rounds, the result contains the history of each run, as a list of rows. Runs without the column
+    are left out. For a candidate without rounds, the result contains the final value of each run.
     """
     rows = [[*r.rows] for r in group.records if not r.failed and any(row.get(column) is not None for row in r.rows)]
     if rows or any(r.rows for r in group.records):

@@ -35,14 +35,15 @@ class _TaskTemplate:
     """Data and default options from which `named_task` creates a task.
 
     Attributes:
-        read: function that reads the data, with its fixed arguments. Large data sets are opened as a `StoredSplit`.
+        read: function that reads the data; some arguments are already set by `partial`. Large data sets are opened as a
+            `StoredSplit`, whose images stay on disk.
         folder: name of the subfolder of the data root whose path is the first argument of `read`; "" if `read` instead
             has an argument `root`.
         size: default height and width; None keeps the images' size.
-        natural: whether each image belongs to a source or person. All other data are partitioned by a Dirichlet
-            distribution.
-        partition: function that partitions natural data; None for one client per source or person.
-        options: other arguments of `Task`.
+        natural: whether the data contain, for each image, the person or the original data set (such as MNIST or USPS)
+            from which the image comes. Data without this information are partitioned by a Dirichlet distribution.
+        partition: function that partitions natural data; None for one client per person or original data set.
+        options: default values of further arguments of `Task`.
     """
 
     read: Callable[..., Split | StoredSplit]

@@ -73,9 +73,9 @@ class Study:
             for private data, because every tuning run on private data would use up privacy budget. Default:
             configurations are compared on each task separately.
         rule: criterion for the best configuration, averaged over `tune_seeds`: "last" for the accuracy after the last
-            round, "late" for the mean accuracy over late rounds, or "own" for the accuracy on the clients' own tests.
-            In a tie, the first configuration is chosen. A candidate may have its own rule. One round of one seed is
-            noisy: prefer "late" with at least two `tune_seeds`.
+            round, "late" for the mean accuracy over late rounds, or "own" for the mean accuracy of the clients, each on
+            its own test set (see `Task.own_tests`). In a tie, the first configuration is chosen. A candidate may have
+            its own rule. One round of one seed is noisy: prefer "late" with at least two `tune_seeds`.
         late_rounds: number of last rounds in the column `accuracy_late` and in the rule "late"; default: the second
             half of the rounds.
         extend: settings whose search may be extended, with the maximum number of extensions: `{"lr": 2}`. If the best
@@ -219,7 +219,7 @@ class Study:
             method, base, effect, column, task: arguments of `power_analysis`.
 
         Raises:
-            ValueError: see `power_analysis`.
+            ValueError: an argument is invalid, or the study's finished runs do not suffice; see `power_analysis`.
         """
         return power_analysis(self.records(), method, base, effect=effect, column=column, task=task)
 
@@ -324,7 +324,8 @@ class Study:
         """Execute the tuning runs, extend the searches, and return the chosen settings by task and candidate.
 
         Args:
-            arguments: arguments of `_execute` after `unit`.
+            arguments: further arguments that are passed to `_execute`: `processes`, `options`, `seconds` and
+                `progress`.
         """
         extra: dict[tuple[str, str], list[dict[str, Any]]] = {}
         step = 0

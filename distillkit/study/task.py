@@ -29,7 +29,8 @@ class Allocation:
 
     Attributes:
         clients: training set of each client, which may be empty.
-        own_tests: test set of each client; None if the clients have no own tests.
+        own_tests: for each client, a test set of images that are assigned to this client and not used for training;
+            None for a client without a test set.
         test: test set of the run; in tuning runs, the validation set.
         server: sets that only the server has, by name.
         owners: for each client, the indices of its records in the task's training set, int64 [n_k].
@@ -64,10 +65,12 @@ class Task:
         factory_options: additional arguments of a named network, for example `{"width": 32}`.
         rounds: number of rounds of a federated run. A candidate may set another number.
         participation: share in (0, 1] of the clients that take part in a round, or their number; see `fl.simulate`.
-        evaluate: clients that are tested on their own test sets after each round; see `fl.simulate`.
-        own_tests: share of each class of the training images that is held out for the clients' own tests, in [0, 1).
-            The held-out images are the same for all seeds, but the seed determines which client tests on an image.
-            Tuning runs do not use the held-out images.
+        evaluate: clients whose test sets are evaluated after each round: "drawn" (the clients that took part in the
+            round), "all" or "none"; None for the default of `fl.simulate`.
+        own_tests: share of each class of the training images, in [0, 1), that is held out to give each client its own
+            test set. The held-out images are the same for all seeds, but the seed determines which client tests on an
+            image. Tuning runs do not use the held-out images. Instead, they hold out the same share of the remaining
+            training images.
         server_share: share, in [0, 1), of each class of the training images that only the server has, as the set
             `proxy`.
         validation: share of each class of the training images that is used for validation in tuning runs, in (0, 1). If
@@ -160,7 +163,7 @@ class Task:
     ) -> tuple[LabeledImages, LabeledImages]:
         """Return the training images of all clients as one set, and the test set. Use it for methods without clients.
 
-        The images of the clients' own tests are left out.
+        The training images do not include those that `own_tests` reserves for the test sets of single clients.
 
         Args:
             split, validation, keep: arguments of `assign`.
@@ -171,7 +174,11 @@ class Task:
         return _in_memory(split.train[_kept_rows(pool, keep, len(split.train))]), _in_memory(test)
 
     def _pool(self, split: Split, validation: bool) -> tuple[Tensor, LabeledImages, dict[str, LabeledImages]]:
-        """Return the indices of the images for clients, int64 [M], the test set, and the server's sets by name."""
+        """Return the images to distribute to clients, the test set, and the server's sets by name.
+
+        The first result contains indices into the training set, int64 [M]. In a tuning run (`validation`), the test set
+        is the validation set.
+        """
         train, test, server = split.train, split.test, {}
         pool = torch.arange(len(train))
         if self.server_share:
@@ -249,9 +256,10 @@ def _in_memory(data: Any) -> LabeledImages:
 
 
 def _inseparable(train: LabeledImages) -> Tensor | None:
-    """Return the column by whose values `split_by` separated training and test data, such as patients; or None.
+    """Return the column, such as patients, whose values occur in either training or test data but not in both.
 
-    Further splits of the training data must not divide the images with the same value.
+    The function `split_by` makes such splits; for all other data, the result is None. When training data are split
+    again, images with the same value must stay together.
     """
     return train.columns.get(str(train.info.get("apart")))
 

@@ -14,7 +14,7 @@ def dp_accounting_installed() -> bool:
 
 
 def pld_epsilon(spends: Sequence[tuple[float, float, int]], delta: float) -> float:
-    """Compute a nearly exact upper bound on epsilon with dp-accounting.
+    """Compute a nearly exact upper bound on the total epsilon of several releases, with dp-accounting.
 
     Neighbors differ by one added or removed record.
 
@@ -22,7 +22,8 @@ def pld_epsilon(spends: Sequence[tuple[float, float, int]], delta: float) -> flo
     2022). The computation takes longer for a larger epsilon.
 
     Args:
-        spends: (sigma, rate, count) tuples of positive numbers; see `compose`.
+        spends: noise multiplier, sample rate and number of releases, as (sigma, rate, count) tuples of positive
+            numbers; see `compose`.
         delta: delta at which epsilon is computed, in (0, 1).
     """
     from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent

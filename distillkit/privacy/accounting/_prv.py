@@ -11,7 +11,9 @@ __all__ = ["prv_epsilon"]
 def prv_epsilon(
     spends: Sequence[tuple[float, float, int]], delta: float, *, width: float, eps_error: float, delta_error: float
 ) -> float:
-    """Compute the PRV upper bound on epsilon: the larger of the two bounds for adding and for removing a record.
+    """Compute the PRV upper bound on the total epsilon of several releases.
+
+    The result is the larger of two bounds: the bound for adding a record and the bound for removing a record.
 
     Papers: Gopi, Lee and Wutschitz, "Numerical composition of differential privacy" (NeurIPS 2021). Lebeda et al.,
     "Avoiding pitfalls for privacy accounting of subsampled mechanisms under composition" (2024), show that both
@@ -19,7 +21,8 @@ def prv_epsilon(
     are those of Opacus.
 
     Args:
-        spends: (sigma, rate, count) tuples of positive numbers; see `compose`.
+        spends: noise multiplier, sample rate and number of releases, as (sigma, rate, count) tuples of positive
+            numbers; see `compose`.
         delta: delta at which epsilon is computed, in (0, 1).
         width: half-width of the interval [-width, width] in which privacy losses are tracked.
         eps_error, delta_error: numerical errors in epsilon and delta that are allowed. The bound includes both errors,

@@ -140,8 +140,8 @@ def _grouped(spends: tuple[Spend, ...], most: int) -> tuple[Spend, ...]:
     """Group releases into at most `most` kinds by rounding sigma down and the rate up, so that no cost decreases.
 
     Releases with the same sigma and rate are of one kind. All releases at rate 1 are combined into one equivalent
-    release. At lower rates, sigma and rate are rounded to a fixed grid, which becomes coarser only if there are still
-    too many kinds.
+    release. At lower rates, sigma and rate are rounded to a grid that does not depend on the releases. If there are
+    still too many kinds, the grid step is doubled until there are few enough.
     """
     at_one = sum(count / sigma**2 for sigma, rate, count in spends if rate == 1)
     found = {(sigma, rate): count for sigma, rate, count in spends if rate < 1}
@@ -156,10 +156,11 @@ def _grouped(spends: tuple[Spend, ...], most: int) -> tuple[Spend, ...]:
 
 
 def _shifted(places: Iterable[tuple[tuple[float, float], int]]) -> dict[tuple[int, int], int]:
-    """Count the releases in each cell of a two-dimensional grid with cells of side 1.
+    """Round coordinates down to integers, and count the releases at each pair of rounded coordinates.
 
     Args:
-        places: for each kind of release, its two coordinates in units of the grid step, and the number of releases.
+        places: for each kind of release, two coordinates (log sigma and -log rate, divided by the grid step) and the
+            number of releases.
     """
     cells: dict[tuple[int, int], int] = {}
     for (x, y), count in places:

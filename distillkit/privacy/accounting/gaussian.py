@@ -20,7 +20,8 @@ def _log_phi(x: float) -> float:
 def gaussian_delta(sigma: float, epsilon: float) -> float:
     """Return the exact delta of one Gaussian release of sensitivity 1 at a given epsilon (the privacy profile).
 
-    delta = Phi(-epsilon sigma + 1 / (2 sigma)) - e^epsilon Phi(-epsilon sigma - 1 / (2 sigma)).
+    delta = Phi(-epsilon sigma + 1 / (2 sigma)) - e^epsilon Phi(-epsilon sigma - 1 / (2 sigma)), where Phi is the
+    cumulative distribution function of the standard normal distribution.
 
     Paper: Balle and Wang, "Improving the Gaussian mechanism for differential privacy" (ICML 2018), theorem 8.
 

@@ -21,8 +21,8 @@ class NoisePlan:
 
     Attributes:
         sigma: noise standard deviation / sensitivity of each release.
-        epsilon, delta: privacy cost of all releases together, including the earlier releases `spent`. Epsilon is at
-            most the target.
+        epsilon, delta: privacy cost of all releases together, including the earlier releases that were passed to
+            `plan_noise`. Epsilon is at most the target.
         rate, count: sample rate of each release, and number of releases.
         accountant: name of the accountant that computed epsilon; see `compose`.
     """
@@ -121,7 +121,7 @@ def resolve_sigma(epsilon: float | None, sigma: float | None, *, delta: float, c
 
     Raises:
         PrivacyError: both or neither of the two are given.
-        TypeError, ValueError: see `plan_noise`.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
     if (epsilon is None) == (sigma is None):
         raise PrivacyError(

@@ -30,7 +30,8 @@ def capture(
     """Capture a function of one record as a fixed graph of tensor operators, so that no user code runs on records.
 
     Everything besides the arguments is fixed when the function is captured: attributes, counters, clocks, closures and
-    the mode of modules. Random draws become inputs of the graph and are drawn independently for every record.
+    the train or eval mode of modules. Random draws become inputs of the graph and are drawn independently for every
+    record.
 
     Args:
         function: function of the list `shared` and the tensors of one record, which returns a sequence of tensors of

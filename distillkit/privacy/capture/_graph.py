@@ -143,7 +143,13 @@ def _violation(node: Node, bases: dict[Node, str]) -> Violation | None:
 
 
 def _argument(node: Node, target: OpOverload, *names: str) -> Any:
-    """Return the argument of an operator that has one of the given names, or None if no argument has."""
+    """Return the value of an operator's argument that is called one of `names`, or None if there is no such argument.
+
+    Args:
+        node: call of the operator in a graph.
+        target: the operator.
+        names: possible names of the argument.
+    """
     for place, argument in enumerate(target._schema.arguments):
         if argument.name in names:
             return node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)

@@ -81,7 +81,7 @@ def release(sums: Tensor, *, sigma: float, sensitivity: float, ledger: Ledger | 
         The noised sums, float64 [G, K, F], which may be published.
 
     Raises:
-        BudgetExhausted, NotAccountable: see `Ledger.spend`.
+        BudgetExhausted, NotAccountable: the ledger refuses the charge; see `Ledger.spend`.
         PrivacyError: sigma is positive, but the sensitivity is infinite.
         ValueError: the sums do not have three dimensions.
     """
@@ -113,7 +113,8 @@ def class_means_gradient(
 
     Args:
         images: the synthetic images, float [classes, ipc, C, H, W].
-        embedders, k: the embedders of the release, and the index of the embedder to which `target` belongs.
+        embedders, k: the embedders that embedded the private images, and the index of the embedder to which `target`
+            belongs.
         target: noised class means, float [classes, F].
         parametrize: parametrization of the images, such as `sets.Tiles(2)`, or None. `images` then are the stored
             images. The embedded images s are decoded from them.
@@ -152,7 +153,7 @@ def fit_to_means(
 
     Args:
         start: public initial images, float [K * ipc, C, H, W], sorted by class.
-        embedders: the G embedders of the release.
+        embedders: the G embedders that embedded the private images.
         targets: noised sums divided by public or noised class sizes, float [G, K, F].
         steps: number of SGD steps; 0 returns `start`.
         lr: initial learning rate. The default is large because unit vectors of many dimensions have small gradients.

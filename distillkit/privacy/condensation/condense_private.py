@@ -93,10 +93,11 @@ def condense_private(
             cover a clip that was tuned on the private data: record the tuning with `Ledger.add_remark`.
         passes: number of passes and split of the budget; see `Passes`.
         init: initial images: `"noise"`, or a public set with `ipc` images per class.
-        parametrize: parametrization of the images, such as `sets.Tiles(2)`, or None. The result then is a `TiledImages`
-            with `ipc` stored images per class, which are decoded to `ipc * factor ** 2` images. Only these synthetic
-            images are decoded, so the releases and epsilon are the same. A public set as `init` has the same tiles, or
-            `ipc * factor ** 2` images per class, which are shrunk.
+        parametrize: parametrization of the images, such as `sets.Tiles(factor)`, or None. With tiles, the result is a
+            `TiledImages` with `ipc` stored images per class, which are decoded to `ipc * factor ** 2` images. Only
+            synthetic images are decoded, so the releases and epsilon are the same as without tiles. A public set as
+            `init` must then be a `TiledImages` with the same factor, or have `ipc * factor ** 2` images per class,
+            which are shrunk to tiles.
         steps: number of fitting steps in each pass after the first.
         lr, momentum: learning rate and momentum of all fits (SGD, cosine schedule); the default learning rate suits
             unit vectors.

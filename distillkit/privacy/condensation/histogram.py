@@ -30,7 +30,7 @@ def private_histogram(labels: Tensor, *, num_classes: int, sigma: float, ledger:
         The noised counts, float64 [K] on the device of `labels`, not rounded and possibly negative.
 
     Raises:
-        BudgetExhausted, NotAccountable: see `Ledger.spend`.
+        BudgetExhausted, NotAccountable: the ledger refuses the charge; see `Ledger.spend`.
         TypeError, ValueError: the labels are not class indices below K, or a number is out of range.
     """
     check.positive_int(num_classes, "num_classes")

@@ -46,7 +46,7 @@ def image_gradients(
     g_i is the gradient of l(phi(x_i), mu_y). Here mu_c = mean_j phi(s_cj) is the mean embedding of the synthetic images
     of class c. For every example of class c, g_i is a vector-Jacobian product of the map from the synthetic images of
     class c to mu_c. The synthetic images are therefore embedded only once per class. The real images are used only
-    through their embeddings. g_i is zero for the images of all other classes.
+    through their embeddings. g_i is zero for the synthetic images of every class other than y.
 
     Args:
         images: synthetic images s, float [K, ipc, C, H, W].
@@ -91,7 +91,7 @@ def _row_gradients(loss: SeparableLoss, like: Tensor) -> Callable[[Tensor, Tenso
 
     Args:
         loss: the loss of each example.
-        like: tensor [n, F] with the shape of a row, the dtype and the device of the embeddings.
+        like: tensor [n, F] with the same F, dtype and device as the embeddings; its values are not used.
     """
     if loss is squared_distance:
         return lambda embedding, means: 2 * (means - embedding)
@@ -150,9 +150,9 @@ def image_sgd(
         epsilon: target for all steps of this call, from which sigma is computed. Give either `epsilon` or `sigma`.
         sigma: noise standard deviation / clip; 0 adds no noise, and the ledger then records that no guarantee holds.
         delta: target delta, below 1 / size, and equal to the delta of a given ledger.
-        networks: sampler or options, as for `condense_private`, except that `match` defaults to `"embedding+logits"`
-            (Eq. 8). The sampler may be `NetworkBall(network, rho)` around weights that are public or were released
-            under this ledger.
+        networks: sampler or `EmbeddingNetworks`, as for `condense_private`. By default, embeddings and logits are
+            matched (`match="embedding+logits"`, Eq. 8). The sampler may be `NetworkBall(network, rho)` around weights
+            that are public or were released under this ledger.
         loss: separable loss between a real example and the synthetic mean of its class; see `separable`.
         clip: largest l2 norm of one record's gradient. Default: the median gradient norm on public smooth noise, which
             costs no privacy.

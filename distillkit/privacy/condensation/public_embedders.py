@@ -67,11 +67,13 @@ class PublicEmbedder:
 
     @property
     def sensitivity(self) -> float:
-        """Largest l2 norm that one record adds to a sum of vectors v(x): 1, or the clip."""
+        """Largest l2 norm that one record adds to a sum of embeddings: 1, or the clip if there is one."""
         return 1.0 if self.clip is None else self.clip
 
     def embedding(self, images: Tensor) -> Tensor:
-        """Compute phi(x), before centering and clipping. Every call applies the same augmentation parameters.
+        """Compute the embedding phi(x) of each image x, before centering and clipping.
+
+        Every call applies the same augmentation parameters.
 
         Args:
             images: images in the set's normalized space, float [N, C, H, W].
@@ -87,7 +89,7 @@ class PublicEmbedder:
         return derive(self.state[0], "augment", self.state[1])
 
     def plain(self, images: Tensor) -> Tensor:
-        """Compute phi(x) without the augmentation.
+        """Compute the embedding phi(x) of each image x without the augmentation, before centering and clipping.
 
         Args:
             images: images in the set's normalized space, float [N, C, H, W].
@@ -102,7 +104,7 @@ class PublicEmbedder:
 
     @torch.no_grad()
     def embed_private(self, images: Tensor) -> Tensor:
-        """Compute phi(x) of private images without running user code on them.
+        """Compute the embedding phi(x) of each private image x without running user code on the images.
 
         Args:
             images: images in the set's normalized space, float [N, C, H, W].
@@ -188,11 +190,21 @@ class PublicEmbedder:
         return pull
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Compute v(x) of `images` [N, C, H, W], the centered embedding of bounded length, float [N, F]."""
+        """Compute v(x), the centered embedding of bounded length, for each image x.
+
+        Args:
+            images: public or synthetic images, float [N, C, H, W].
+
+        Returns:
+            Vectors, float [N, F].
+        """
         return self.bounded(self.embedding(images))
 
     def of_private(self, images: Tensor) -> Tensor:
-        """Compute v(x) of private `images` [N, C, H, W] without running user code on them, float [N, F]."""
+        """Embed private `images` [N, C, H, W] without running user code on them.
+
+        The result is the centered embedding of bounded length, v(x), of each image x, float [N, F].
+        """
         return self.bounded(self.embed_private(images))
 
     def bounded(self, vectors: Tensor) -> Tensor:
@@ -286,7 +298,7 @@ class PublicEmbedders:
 
     @property
     def sensitivity(self) -> float:
-        """Largest l2 norm that one record adds to a class sum of one embedder: 1, or the clip."""
+        """Largest l2 norm that one record adds to a class sum of one embedder: 1, or the clip if there is one."""
         return 1.0 if self.clip is None else self.clip
 
     def __len__(self) -> int:

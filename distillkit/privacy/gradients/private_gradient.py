@@ -104,7 +104,10 @@ class PrivateGradient:
 
 
 def _in_blocks(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the columns of `rows` in float64, a few at a time, so that the copies fit in the cache."""
+    """Yield a few columns of `rows` at a time, converted to float64, with the slice of their indices.
+
+    The blocks are small enough to fit in the processor's cache.
+    """
     width = max(1, (_BLOCK_CPU if rows.device.type == "cpu" else _BLOCK_ACCELERATOR) // max(1, len(rows)))
     for start in range(0, rows.shape[1], width):
         place = slice(start, start + width)

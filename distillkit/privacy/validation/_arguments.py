@@ -1,4 +1,7 @@
-"""Checks of private calls, which refuse data and options that would void the guarantee."""
+"""Checks of the arguments of functions that promise privacy.
+
+The checks refuse data and options that would void the guarantee.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +39,9 @@ def as_private_set(
     size: float | Tensor | None = None,
     public_statistics: bool = False,
 ) -> LabeledImages:
-    """Return the input of a private call as a set, after checking that its metadata reveals no private statistics.
+    """Return the private images as a set, after checking that the metadata of the set reveal no private statistics.
 
-    Whether the call is refused depends on the options and on how the set's metadata were made, but never on the
+    Whether the set is refused depends on the options and on how the set's metadata were made, but never on the
     records.
 
     Args:
@@ -142,13 +145,15 @@ def initial_images(
 
     Args:
         init: `"noise"`, which draws each value from N(0, 1); or a *public* set with the same image shape and
-            normalization and with `ipc` images per class, or with tiles `ipc * factor ** 2` images.
+            normalization. The set has `ipc` images per class, or `ipc * factor ** 2` if `parametrize` is
+            `Tiles(factor)`.
         real: private set. Its images are compared with those of `init`, and are never copied. This is the only check
             that reads private images. Epsilon does not cover its error message, so do not publish the message.
         ipc: number of images per class.
         generator: generator of the noise.
-        parametrize: parametrization of the images. The result then are stored images: noise is drawn for them, a set
-            with the same tiles is used as it is, and other public images are shrunk.
+        parametrize: parametrization of the images, such as `Tiles(factor)`, or None. With tiles, the result consists
+            of stored images: noise, or the stored images of a public `TiledImages` with the same factor. The images of
+            any other public set are shrunk to tiles.
 
     Returns:
         Images [K * ipc, C, H, W], sorted by class, and the name of the initialization for the set's `info`.
