@@ -22,8 +22,7 @@ __all__ = [
 
 
 class KeyedObject(Configurable):
-    """Base class of objects whose class has a key, which identifies it in a run's records even after the class is
-    renamed.
+    """Base class of objects whose class has a key, which identifies the class in records even if it is renamed.
 
     Attributes:
         key: identifier of the class in records. Entry keys start with it, random draws depend on it, and add-ons act in
@@ -70,8 +69,7 @@ class Component(KeyedObject):
 
     @classmethod
     def usage_example(cls, part: str) -> str:
-        """Return code that builds a method with this component, such as `FedAvg(FedProx(0.1), ...)`, for error
-        messages.
+        """Return code for error messages that builds a method with this component, such as `FedAvg(FedProx(0.1), ...)`.
 
         Args:
             part: code that builds the component, such as `FedProx(0.1)`.
@@ -177,15 +175,15 @@ def require_distinct(components: Sequence[Component], rule: str) -> None:
 
 
 def require_own_entries(parts: Sequence[KeyedObject]) -> None:
-    """Refuse a method in which two components declare entries with the same key, because they would overwrite each
-    other.
+    """Refuse a method in which two components declare entries with the same key.
 
     Args:
-        parts: method, its add-ons and its filters. A component may refer to an entry of another class (`samples =
+        parts: the method, its add-ons and its filters. A component may refer to an entry of another class (`samples =
             FedAvg.samples`); this does not declare an entry.
 
     Raises:
-        ValueError: two components share a key; the message names both and the key.
+        ValueError: two components declare entries with the same key, so they would overwrite each other's values. The
+            message names both components and the key.
     """
     owners: dict[str, tuple[KeyedObject, Entry[Any]]] = {}
     for part in parts:

@@ -37,8 +37,10 @@ def pixel_limit(server: Server) -> float:
 
 
 def empty_set(server: Server) -> LabeledImages:
-    """Return a set without images, on the server's device, with the normalization, shape and dtype of the clients'
-    images.
+    """Return a set without images, with the normalization, shape and dtype of the clients' images.
+
+    Args:
+        server: server of the run, on whose device the set is.
     """
     images = torch.zeros(0, *server.shape, device=server.device, dtype=server.dtype)
     nothing = images, torch.zeros(0, device=server.device, dtype=torch.int64)

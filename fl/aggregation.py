@@ -28,10 +28,10 @@ def _number(value: float, rule: str) -> Tensor:
 
 
 def _forms(entry: Entry[Any], value: Value) -> Iterator[tuple[str, object]]:
-    """Yield the name and the form of each part of a value: dtype, shape, and for image sets also normalization and
-    classes.
+    """Yield the properties of each part of a value that must be equal in the replies of all clients.
 
-    `Aggregator.require` refuses a reply whose forms differ from those of an earlier reply.
+    The properties are dtype and shape and, for image sets, normalization and number of classes. The result consists of
+    pairs of the part's name and its properties.
     """
     first = 1 if entry.rule == "union" else 0
     if isinstance(value, Tensor):
@@ -173,14 +173,13 @@ class Aggregator:
         self.clients: list[int] = []
 
     def require(self, reply: Message) -> None:
-        """Refuse a reply in which a value's dtype, shape, normalization or classes differ from those in earlier
-        replies.
+        """Refuse a reply whose values differ from earlier replies in dtype, shape, normalization or number of classes.
 
         Args:
             reply: reply that `check_reply` has accepted.
 
         Raises:
-            BadReply: the reply differs from an earlier one. The message names the entry and shows both forms.
+            BadReply: the reply differs from an earlier one. The message names the entry and shows the difference.
         """
         for key, value in reply.items():
             entry = self._entries[key]

@@ -115,9 +115,9 @@ class Message:
     """Flat map from entries to values: tensors, groups of tensors, image sets, numbers and strings.
 
     Build a message from its values, `Message({self.model: weights})`, or build an empty message and set its entries one
-    by one. `message[self.model]` reads a value, typed by the entry's annotation; `self.model in message` tells whether
-    the message holds a value of this entry. A server's state and a client's memory are messages, too. Values are
-    shared, not copied: treat a message as read-only once it is sent.
+    by one. `message[self.model]` reads the value of an entry. `self.model in message` is true if the message holds a
+    value of this entry. A server's state and a client's memory are messages, too. Values are shared, not copied: treat
+    a message as read-only once it is sent.
 
     Args:
         values: initial values, entry -> value.
@@ -138,8 +138,9 @@ class Message:
 
     @staticmethod
     def unchecked(values: Mapping[str, Value]) -> Message:
-        """Build a message from a mapping of keys to values without checks. Use it only for values that were checked
-        before.
+        """Build a message from a mapping of keys to values without checks.
+
+        Use it only for values that were checked before.
 
         Args:
             values: mapping, entry key -> value.
@@ -187,8 +188,9 @@ class Message:
         yield from self._values.items()
 
     def copy(self) -> Message:
-        """Return a shallow copy. Entries that are set in the copy do not affect this message, but both share the
-        values.
+        """Return a shallow copy.
+
+        Entries that are set in the copy do not affect this message, but both share the values.
         """
         return Message.unchecked(self._values)
 

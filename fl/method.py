@@ -223,8 +223,7 @@ class Method(KeyedObject, ABC):
         return Message()
 
     def expect_answer(self, server: Server, client: int) -> Schema:
-        """Return the schema of the message that a client's `answer` returns: an `EntrySpec` for each entry, by entry
-        key.
+        """Return the schema of the message that a client's `answer` returns, in the form of `expect`.
 
         Args:
             server: server of the run.
@@ -241,7 +240,7 @@ class Method(KeyedObject, ABC):
 
         The function reads only `client` and the `message` that `send` returned. Its reply must match the schema that
         `expect` returns. If the function raises an exception, the client is left out of the round, and the history
-        reports the exception. Only `BudgetExhausted` ends the run.
+        reports the exception. The exception `BudgetExhausted` ends the run instead.
         """
 
     def read_reply(self, server: Server, reply: Message) -> Message:
@@ -255,13 +254,12 @@ class Method(KeyedObject, ABC):
 
     @property
     def exchanges(self) -> tuple[str, ...]:
-        """Names of the exchanges (a request and its reply) with each drawn client in a round, in order. Default:
-        "local".
+        """Names of the exchanges (a request and its reply) with each drawn client in a round, in order.
 
-        To add an exchange, define a function of its name with the signature of `local`, which runs on the client. On
-        the server, `send_exchange`, `expect_exchange` and `receive_exchange` handle all additional exchanges. A client
-        takes part if its replies to all earlier exchanges of the round are usable (`server.present`). Only `local` may
-        change a client's memory.
+        Default: "local". To add an exchange, define a function of its name with the signature of `local`, which runs on
+        the client. On the server, `send_exchange`, `expect_exchange` and `receive_exchange` handle all additional
+        exchanges. A client takes part if its replies to all earlier exchanges of the round are usable
+        (`server.present`). Only `local` may change a client's memory.
         """
         return ("local",)
 
@@ -273,8 +271,12 @@ class Method(KeyedObject, ABC):
         return Message()
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        """Return the schema of a `client`'s reply to the `server` in the exchange called `verb`, in the form of
-        `expect`.
+        """Return the schema of a client's reply in the exchange called `verb`, in the form of `expect`.
+
+        Args:
+            server: server of the run.
+            verb: name of the exchange.
+            client: index of the client.
         """
         return {}
 
@@ -350,8 +352,9 @@ class Method(KeyedObject, ABC):
 
 
 def require_single_label(name: str, task: LabelTask) -> None:
-    """Refuse a multi-label `task`. The error message names the method or add-on, `name`, that needs one class per
-    image.
+    """Refuse a multi-label `task`.
+
+    The error message names the method or add-on, `name`, that needs one class per image.
 
     Raises:
         ValueError: images of the task may have several classes.

@@ -103,10 +103,10 @@ class Networks:
         return check.one_of(name, f"assign({client})", self.names)
 
     def assigned(self, clients: int) -> list[str]:
-        """Return the name of each client's architecture, for the record of a run; an empty list if there is only one
-        architecture.
+        """Return the name of each client's architecture, for the record of a run.
 
-        If `assign` is a function, the list covers only the first thousand clients.
+        The list is empty if there is only one architecture. If `assign` is a function, the list covers only the first
+        thousand clients.
 
         Args:
             clients: number of clients.
@@ -151,10 +151,10 @@ class Networks:
         return build(partial(self.factories[name], self.outputs(classes)), generator)
 
     def first(self, name: str, classes: int, seed: int) -> Tensors:
-        """Return the initial weights w_0 of an architecture: those in `initial`, and all others drawn from the run's
-        seed.
+        """Return the initial weights w_0 of an architecture.
 
-        All methods with the same `initial` and seed therefore start from the same weights.
+        They come from `initial`; weights that it lacks are drawn from the run's seed. All methods with the same
+        `initial` and seed start from the same weights.
 
         Args:
             name: name of the architecture; "" if there is only one.
@@ -178,8 +178,11 @@ class Networks:
         return {n: t.to(server.device) for n, t in found.items()}
 
     def for_each(self, compute: Callable[[str], Tensors]) -> Tensors:
-        """Call `compute` with the name of each architecture, and return all resulting tensors in one group, with
-        prefixed names.
+        """Call `compute` with the name of each architecture, and return all resulting tensors in one group.
+
+        Args:
+            compute: function that takes the name of an architecture and returns tensors by name. In the group, their
+                names have the prefix "architecture/".
         """
         groups = ((name, compute(name)) for name in self.names)
         return {n: t for name, tensors in groups for n, t in self.prefixed(tensors, name).items()}

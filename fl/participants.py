@@ -140,14 +140,13 @@ class Client(Participant):
         return derive(self.seed, self.round, self.id, purpose)
 
     def without_records(self) -> Client:
-        """Return a copy of this client without training and test images, so that code that gets the copy cannot read
-        them.
-        """
+        """Return a copy of this client without training and test images, for code that must not read them."""
         return replace(self, data=self.data[torch.arange(0)], test=None)
 
     def spend(self, mechanism: str, sigma: float, *, rate: float = 1.0, count: int = 1) -> Ledger:
-        """Charge the privacy cost of noised releases of this client's records to the ledger. Call it before noise is
-        drawn.
+        """Charge the privacy cost of noised releases of this client's records to the ledger.
+
+        Call it before noise is drawn.
 
         Args:
             mechanism: name of the mechanism that releases the values, for readers of the ledger.

@@ -237,9 +237,7 @@ def _check_norm(key: str, value: Value, max_norm: float) -> None:
 
 
 def _check_rule(entry: Entry[Any], value: Value, values: Mapping[str, Value]) -> None:
-    """Raise BadReply if the entry's aggregation rule cannot be applied to its value, or its weights are missing or
-    misfit.
-    """
+    """Raise BadReply if the entry's aggregation rule cannot be applied to its value and the weights in the reply."""
     key, rule = entry.key, entry.rule
     if rule == "first":
         return

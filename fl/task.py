@@ -1,6 +1,4 @@
-"""Classification tasks, which define the loss, class counts, distillation loss and test metrics for their form of
-labels.
-"""
+"""Classification tasks, which define losses, class counts and test metrics for their form of labels."""
 
 from __future__ import annotations
 
@@ -20,12 +18,12 @@ __all__ = ["Classification", "LabelTask", "MultiLabel", "clients_accuracy"]
 
 
 class LabelTask(Protocol):
-    """Interface of a classification task. Federated methods use only this interface, so they work with any form of
-    labels.
+    """Interface of a classification task.
 
-    `Classification` and `MultiLabel` implement this interface; pass them as `simulate(..., task=...)`. A task is
-    immutable, and it is the same on the server and on every client. K is the task's number of classes. A network has K'
-    >= K outputs; the outputs after the first K belong to additional classes of add-ons.
+    Federated methods use only this interface, so they work with any form of labels. `Classification` and `MultiLabel`
+    implement this interface; pass them as `simulate(..., task=...)`. A task is immutable, and it is the same on the
+    server and on every client. K is the task's number of classes. A network has K' >= K outputs; the outputs after the
+    first K belong to additional classes of add-ons.
 
     Attributes:
         single_label: whether each image has exactly one class and its label is the index of this class.
@@ -44,8 +42,9 @@ class LabelTask(Protocol):
         """Return the number of images of each class, int64 [K], in a set with these `labels`."""
 
     def complement(self, counts: Tensor, total: int) -> Tensor:
-        """Return labels of additional images that would balance a client's classes. FedCOG generates images with these
-        labels.
+        """Return labels of additional images that would balance a client's classes.
+
+        FedCOG generates images with these labels.
 
         Args:
             counts: number of the client's images of each class, int64 [K].
@@ -74,18 +73,20 @@ class LabelTask(Protocol):
         """
 
     def check_sums(self, sums: Tensor) -> None:
-        """Raise ValueError if no test set could yield these `sums`, float64 [3 + 3K]. The server checks clients'
-        results with it.
+        """Raise ValueError if no test set could yield these `sums`, float64 [3 + 3K].
+
+        The server checks clients' results with it.
         """
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
-        """Return the test metrics, name -> value, computed from the result of `sums`. They include `accuracy` and
-        `loss`.
+        """Return the test metrics, name -> value, computed from the result of `sums`.
+
+        They include `accuracy` and `loss`.
         """
 
 
 def _counts(sums: Tensor) -> tuple[float, float, float, float, float]:
-    """Return the counts of a test: predictions, correct predictions, true positives, false positives and false
+    """Return five numbers of a test: all predictions, correct ones, and true positives, false positives, false
     negatives.
 
     Args:
@@ -219,16 +220,16 @@ class MultiLabel:
         return (labels > 0.5).sum(0)
 
     def complement(self, counts: Tensor, total: int) -> Tensor:
-        """Return label rows of at most `total` additional images that would balance the class counts. Each row has one
-        class.
+        """Return label rows of at most `total` additional images that would balance the class counts.
 
-        A class gets images in proportion to the difference between the largest count and its own count.
+        Each row has one class. A class gets images in proportion to the difference between the largest count and its
+        own count.
         """
         return F.one_hot(complement_targets(counts, total=total), self.num_classes).float()
 
     def distill(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        """Return the KL divergence of the student's from the teacher's prediction of each class, averaged over images
-        and classes.
+        """Return the KL divergence KL(teacher || student) of the prediction of a class, averaged over images and
+        classes.
 
         The prediction of a class is a Bernoulli distribution, the sigmoid of its logit. Outputs after the first K are
         ignored.
@@ -257,7 +258,7 @@ class MultiLabel:
         return torch.cat([head, torch.cat(cells).double().cpu()])
 
     def check_sums(self, sums: Tensor) -> None:
-        """Raise ValueError unless each wrong prediction in `sums` is either a false positive or a false negative of its
+        """Raise ValueError unless each wrong prediction in `sums` is a false positive or a false negative of its
         class.
         """
         count, correct, tp, fp, fn = _counts(sums)
@@ -267,8 +268,9 @@ class MultiLabel:
             )
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
-        """Return `accuracy`, `loss`, and precision, recall and F1 with the prefixes `c_` and `o_`, from the result of
-        `sums`.
+        """Return the test metrics computed from the result of `sums`.
+
+        They are `accuracy`, `loss`, and `precision`, `recall` and `f1`, each with the prefixes `c_` and `o_`.
         """
         tp, fp, fn = sums[3:].view(3, -1)
 

@@ -76,8 +76,9 @@ class Source(ABC):
     def outputs(
         self, network: nn.Module, stored: Tensor, indices: Tensor, view: View, width: int
     ) -> tuple[Tensor, Tensor]:
-        """Return a network's embeddings [B, d] and logits [B, width] for the images with these indices, without
-        autograd.
+        """Return a network's embeddings [B, d] and logits [B, width] for the images with these indices.
+
+        The forward pass runs without autograd.
 
         Args:
             network: network in eval mode.
@@ -133,7 +134,8 @@ class Crops(Source):
 
     Args:
         seed, count, options: options of `Patches`, except the image and the size.
-        size: side of a crop in pixels; None: the side of the participant's images.
+        size: side of a crop in pixels. None: the side of the images of the participant (server or client) that uses the
+            crops.
     """
 
     def __init__(self, seed: int, count: int, size: int | None, options: Mapping[str, Any]) -> None:
@@ -165,8 +167,9 @@ class Crops(Source):
         return self.size or shape[1]
 
     def _of(self, image: Tensor, size: int) -> Patches:
-        """Return the `Patches` object for an image, uint8 [C, H, W], and a crop size. A new image or size empties the
-        cache.
+        """Return the `Patches` object for an image, uint8 [C, H, W], and a crop size.
+
+        A new image or size empties the cache.
         """
         patches = self._patches
         if patches is None or patches.size != size or not (image is self._image or torch.equal(image, self._image)):

@@ -1,6 +1,4 @@
-"""Ensemble distillation on the server: a student network learns the outputs of the clients' models on a set of
-images.
-"""
+"""Ensemble distillation on the server: a student network learns the outputs of the clients' models."""
 
 from __future__ import annotations
 
@@ -103,8 +101,7 @@ def distill_models(
     best: bool,
     **options: Any,
 ) -> Tensors:
-    """Train the server's model of each architecture by distillation, and return the weights of all of them as one
-    group.
+    """Train the server's model of each architecture by distillation, and return all their weights as one group.
 
     The function writes `distillation_steps`, the largest number of steps of any architecture, to the history.
 

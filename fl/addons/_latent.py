@@ -49,8 +49,8 @@ class Head(nn.Module):
 
 
 class LatentGenerator(nn.Module):
-    """FedGen's generator: a network with one hidden layer and batch norm that maps a class and noise to an
-    embedding.
+    """FedGen's generator, a network that maps a class and noise to an embedding. It has one hidden layer with batch
+    norm.
     """
 
     def __init__(self, num_classes: int, noise: int, hidden: int, embedding: int) -> None:

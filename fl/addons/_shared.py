@@ -67,8 +67,9 @@ class Shared(AddOn):
             object.__setattr__(self, name, value)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse personal parameters. If `rate` is below 1, also refuse add-ons that need the clients' weights in every
-        round.
+        """Refuse personal parameters.
+
+        If `rate` is below 1, also refuse add-ons that need the clients' weights in every round.
         """
         require_whole_models(self, settings, "it distils them on the server")
         for addon in addons if self.rate < 1 else ():
@@ -79,10 +80,9 @@ class Shared(AddOn):
                 )
 
     def has_average(self, number: int) -> bool:
-        """Return whether clients send their weights in round `number` >= 1, so that the student starts from their
-        average.
+        """Return whether the server's models start from the average of the clients' weights in round `number` >= 1.
 
-        The paper calls this FedAvg initialization.
+        The paper calls this FedAvg initialization. Clients send their weights only in these rounds.
         """
         return starts_from_average(number, self.rate, self.warm_rounds)
 
@@ -107,17 +107,16 @@ class Shared(AddOn):
         message[self.picture], message[self.index] = self.pixels, server.state[self.index]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect a row of logits for each of this round's images. Weights are expected only if `has_average` is
-        true.
-        """
+        """Expect a row of logits for each of this round's images, and weights in rounds with FedAvg initialization."""
         shape = len(server.state[self.index]), server.outputs
         schema[self.logits.key] = EntrySpec(torch.zeros(shape, dtype=server.dtype))
         for entry in () if self.has_average(server.round) else _WEIGHTS:
             schema.pop(entry.key, None)
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Send the model's logits on this round's images (lines 9-10), and remove the weights unless `has_average` is
-        true.
+        """Add the model's logits on this round's images to the reply (lines 9-10).
+
+        In rounds without FedAvg initialization (`has_average`), also remove the weights from the reply.
         """
         net, width = local.at(local.state()), local.settings.networks.outputs(local.task.num_classes)
         message, view = local.message, View.of(local.client)
@@ -129,7 +128,8 @@ class Shared(AddOn):
     def refine(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> Tensors:
         """Train the server's models to match the clients' mean logits, and return their weights.
 
-        The models start from the clients' average if `has_average` is true, and otherwise from their previous weights.
+        In rounds with FedAvg initialization (`has_average`), the models start from the average of the clients' weights;
+        in all others, from their previous weights.
         """
         if not float(replies.weight(self.logits)) > 0:
             raise NoUsableReply("all weights of the round's replies are zero")

@@ -102,7 +102,7 @@ class Anchors(AddOn):
         return self.init != "noise"
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse several architectures, personal parameters, and Adam, because its weight change is not a sum of
+        """Refuse several architectures, personal parameters, and Adam, whose changes of weights are not sums of
         gradients.
         """
         require_one_architecture(self, settings, "it matches the gradient of one model")
@@ -122,16 +122,15 @@ class Anchors(AddOn):
         reply[self.owned] = (local.counts > 0).float()
 
     def expect_answer(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect a row of statistics for each class, and a number in [0, 1] that states whether the client has the
-        class.
-        """
+        """Expect a row of statistics for each class, and a number in [0, 1] that states whether the client has it."""
         blank = torch.zeros(server.task.num_classes, 2 * server.shape[0], dtype=server.dtype)
         schema[self.statistics.key] = EntrySpec(blank)
         schema[self.owned.key] = EntrySpec(torch.zeros(len(blank)), minimum=0.0, maximum=1.0)
 
     def receive_answers(self, server: AveragingServer, replies: AggregatedReplies) -> None:
-        """Draw the anchors G anew, from the clients' mean class statistics. A class that no client has is drawn from
-        noise.
+        """Draw the anchors G anew, from the clients' mean class statistics.
+
+        A class that no client has is drawn from noise.
         """
         if self.has_query:
             nobody = (replies.weight(self.statistics) == 0).unsqueeze(1)
@@ -146,8 +145,9 @@ class Anchors(AddOn):
         server.state[self.anchors] = drawn
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the anchors G in rounds in which clients train on them. The same images are sent only once to each
-        client.
+        """Send the anchors G in rounds in which clients train on them.
+
+        The same images are sent only once to each client.
         """
         if self._joins(server.round):
             message[self.anchors] = server.state[self.anchors]
@@ -156,15 +156,13 @@ class Anchors(AddOn):
         return self.joined == "always" or round_number not in self.selected
 
     def extra_records(self, local: Local) -> LabeledImages | None:
-        """Return the anchors G to add to the client's data (Eq. 3), or None in rounds in which clients train without
-        them.
-        """
+        """Return the anchors G to add to the client's data (Eq. 3), or None in rounds without training on G."""
         if not self._joins(local.round):
             return None
         return local.message[self.anchors]
 
     def extra_batches(self, local: Local) -> Iterator[Batch] | None:
-        """Return an iterator that yields all anchors G in every step, for the additional loss term; None in `selected`
+        """Return an iterator that yields all of G in every step, for the additional loss term; None in `selected`
         rounds.
         """
         if local.round in self.selected or not self.weight:
@@ -173,7 +171,7 @@ class Anchors(AddOn):
         return local.stream(self, anchors, batch=len(anchors))
 
     def loss(self, step: Step) -> Tensor | None:
-        """Return `weight` times the contrastive loss L_Con over the batch and G (Eq. 4), or times their MMD
+        """Return `weight` times the contrastive loss over the batch and G (Eq. 4), or times their MMD
         (`regulariser`).
         """
         if not step.has_batch(self):
@@ -186,9 +184,7 @@ class Anchors(AddOn):
         )  # fmt: skip
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """In a `selected` round, change G so that its gradient at the weights `old` matches the mean update (Eqs.
-        5-6).
-        """
+        """In a `selected` round, change G so that its gradient at the weights `old` matches the mean update (Eq. 6)."""
         if server.round not in self.selected or FedAvg.update not in replies:
             return
         name = server.settings.networks.names[0]

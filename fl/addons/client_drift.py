@@ -71,8 +71,9 @@ class ClientDrift(AddOn):
             raise ValueError(f"ClientDrift needs images on the server: server_data={{{self.on!r}: ...}}")
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Compute the squared norm of one client's update and, with `on`, the unit-norm features of its trained
-        model.
+        """Compute the squared norm of a client's update and, if `on` is given, the features of its trained model.
+
+        Features are scaled to norm 1.
         """
         if server.round % self.every or FedAvg.update not in reply:
             return

@@ -76,7 +76,7 @@ class Condensed(AddOn):
         require_augmentation(self.augment, server.normalization)
 
     def dataset(self, local: Local) -> LabeledImages:
-        """Return the client's condensed set as training set. Condense the data in the client's first round.
+        """Return the client's condensed set as training set. In the client's first round, condense its data.
 
         In the `selected` rounds after round 1, the set is refined first.
         """
@@ -91,8 +91,9 @@ class Condensed(AddOn):
         return own
 
     def first(self, client: Client, like: Callable[[], nn.Module]) -> LabeledImages:
-        """Return the condensed set in the client's memory. If there is none, condense the client's data and store the
-        set.
+        """Return the condensed set in the client's memory.
+
+        If there is none, condense the client's data and store the set.
 
         Args:
             client: client whose data are condensed, and whose memory holds the set.

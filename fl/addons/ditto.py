@@ -72,7 +72,5 @@ class Ditto(AddOn):
         )
 
     def personal_model(self, local: Local) -> Tensors:
-        """Return the personal model v_k from the client's memory, or the received model if the client was never
-        drawn.
-        """
+        """Return the personal model v_k from the client's memory; if the client was never drawn, the received model."""
         return local.memory.get(self.own, local.received)

@@ -115,7 +115,7 @@ class DPSGD(AddOn):
         refuse_mixing_objective(server, server.generator(self.key))
 
     def dry_run(self, local: Local) -> None:
-        """Capture the gradient computation of one architecture in every phase, and the augmentation, to detect errors
+        """Capture the gradient computation of an architecture in every phase and the augmentation, to detect errors
         early.
 
         Raises:

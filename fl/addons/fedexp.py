@@ -59,9 +59,7 @@ class FedExP(AddOn):
         require_one_architecture(self, settings, "its step size is that of one vector of weights")
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect one number in addition to the entries of FedAvg: ||Delta_i||^2, the squared norm of the client's
-        change.
-        """
+        """Expect ||Delta_i||^2, the squared norm of the client's change, in addition to the entries of FedAvg."""
         schema[self.norm.key] = EntrySpec(1.0, minimum=0.0, maximum=schema[FedAvg.update.key].max_norm ** 2)
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:

@@ -85,9 +85,7 @@ class FedGen(AddOn):
     first_round = 2
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse several architectures, personal parameters and rescaled updates, because the server needs every
-        classifier.
-        """
+        """Refuse several architectures, personal parameters and rescaled updates: the server needs every classifier."""
         require_one_architecture(self, settings, "its generator learns from one kind of classifier")
         require_whole_models(self, settings, "its generator learns from the clients' classifiers")
         require_unscaled(self, addons)
@@ -130,8 +128,7 @@ class FedGen(AddOn):
             local.scratch(self).update(net=net.eval(), draws=local.generator(self))
 
     def loss(self, step: Step) -> Tensor | None:
-        """Return the two terms of the clients' loss: alpha_t times the cross-entropy, plus beta_t times the KL
-        divergence.
+        """Return alpha_t times the cross-entropy plus beta_t times the KL divergence, the terms of the clients' loss.
 
         The cross-entropy is that of generated embeddings of random classes. The divergence is between the predictions
         for each image and for a generated embedding of the image's class.

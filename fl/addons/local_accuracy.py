@@ -20,8 +20,8 @@ __all__ = ["LocalAccuracy"]
 
 @dataclass(frozen=True)
 class LocalAccuracy(AddOn):
-    """Measurement of the clients' models after local training: mean, std and worst tenth of their accuracies on one
-    set.
+    """Measurement of the accuracy of the clients' models after local training: mean, std and worst tenth of the
+    clients.
 
     The column of the history is `accuracy_locals`. Use it "to examine the preservation of general knowledge during
     local training" (FedCOG, Ye et al., ICLR 2024, section 6.4, Fig. 2b). The server tests each model on

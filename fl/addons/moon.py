@@ -1,6 +1,4 @@
-"""MOON: a loss term that keeps a client's embeddings near those of the global model and away from those of its previous
-model.
-"""
+"""MOON: a loss term that pulls embeddings to those of the global model and away from those of the previous model."""
 
 from __future__ import annotations
 

@@ -119,8 +119,8 @@ class RobustMean(AddOn):
         schema[FedAvg.update.key] = EntrySpec.finite(schema[FedAvg.update.key].value)
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Add the client's change as one row to the entries of the reply, so that `aggregate` gets one row for each
-        client.
+        """Add the client's change as one row to the entries of the reply, so that `aggregate` gets all changes as
+        rows.
         """
         out[self.updates] = {n: u.unsqueeze(0) for n, u in reply[FedAvg.update].items()}
 

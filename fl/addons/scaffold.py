@@ -47,7 +47,7 @@ class SCAFFOLD(AddOn):
     drift = Entry[Tensors]("sum")
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse Adam and momentum kept between rounds, because line 12 needs a change that is a sum of this round's
+        """Refuse Adam and momentum that is kept between rounds, because line 12 needs a sum of this round's
         gradients.
         """
         if settings.optimizer.name == "adam":

@@ -59,8 +59,9 @@ class VFA(AddOn):
         server.state[self.means] = networks.for_each(draw)
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the means of this client's architecture. They never change, so they are sent only once to each
-        client.
+        """Send the means of this client's architecture.
+
+        They never change, so they are sent only once to each client.
         """
         networks = server.settings.networks
         architecture = networks.architecture(client)
@@ -72,9 +73,7 @@ class VFA(AddOn):
         local.scratch(self).update(means=means, generator=local.generator(self))
 
     def loss(self, step: Step) -> Tensor:
-        """Return `weight` times the contrastive loss over the features of the batch and random features around the
-        means.
-        """
+        """Return `weight` times the contrastive loss over the batch's features and random features around the means."""
         real, labels = step.output().embedding, step.batch.labels
         means, generator = (step.local.scratch(self)[key] for key in ("means", "generator"))
         each = self.per_class or len(labels) // len(means) + 1

@@ -218,8 +218,8 @@ def _warn_of_constant_damping(addon: AddOn) -> None:
 
 
 def _warn_of_misspelt_hooks(addon: AddOn) -> None:
-    """Warn about methods of an add-on whose names resemble the name of a hook but do not match it, so they are never
-    called.
+    """Warn about methods of an add-on that are never called because their names resemble, but differ from, those of
+    hooks.
     """
     hooks = [n for n, value in vars(AddOn).items() if callable(value) and not n.startswith("_")]
     own = {n for kind in type(addon).__mro__[: type(addon).__mro__.index(AddOn)] for n in vars(kind)}

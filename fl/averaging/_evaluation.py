@@ -26,8 +26,8 @@ __all__ = ["evaluate_models", "evaluated_models", "global_models"]
 def global_models(server: AveragingServer, addons: Sequence[AddOn]) -> Mapping[str, Predictor]:
     """Return the global model of each architecture, to test or save it, by name of the architecture.
 
-    A model is left out if some of its parameters stay with the clients. If only its batch-norm statistics do, they are
-    estimated on `server.data["calibration"]`; without this set, the model is left out.
+    A model is left out if some of its parameters stay with the clients. If only its batch-norm statistics stay with the
+    clients, they are estimated on `server.data["calibration"]`; without this set, the model is left out.
 
     Args:
         server: server with the current weights.

@@ -53,8 +53,9 @@ def try_augmentation(server: Server, augment: Callable[[Tensor, torch.Generator]
 
 
 def try_objective(server: Server, objective: Callable[[Tensor, Tensor], Tensor] | None, outputs: int) -> None:
-    """Call the objective with random logits and labels of the task. Refuse it unless it returns a differentiable
-    scalar.
+    """Call the objective with random logits and labels of the task.
+
+    Refuse it unless it returns a differentiable scalar.
 
     Args:
         server: server of the run, which knows the task and the dtype of the clients' images.
@@ -88,8 +89,8 @@ def try_objective(server: Server, objective: Callable[[Tensor, Tensor], Tensor] 
 def require_patterns(settings: Settings, templates: Mapping[str, nn.Module]) -> list[str]:
     """Check the parameter patterns in the options `personal` and `phases`, and return all parameter names.
 
-    A pattern must match a parameter, some parameter must be shared with the server, and each phase must train some
-    parameter.
+    Every pattern must match at least one parameter. At least one parameter must be shared with the server, and each
+    phase must train at least one.
 
     Args:
         settings: the method's options.

@@ -68,15 +68,17 @@ class AddOn(Component):
 
     @classmethod
     def usage_example(cls, part: str) -> str:
-        """Return code that builds a `FedAvg` with this add-on, for error messages. `part` is code that builds the
-        add-on.
+        """Return code that builds a `FedAvg` with this add-on, for error messages.
+
+        `part` is code that builds the add-on.
         """
         return f"FedAvg({part}, factory=...)"
 
     @property
     def has_query(self) -> bool:
-        """Whether the add-on queries every client that has images once before round 1, that is, whether it overrides
-        `answer`.
+        """Whether the add-on queries clients before round 1. By default, it does so if it overrides `answer`.
+
+        The server then queries every client that has images, once.
         """
         return overrides(self, "answer")
 
@@ -127,10 +129,10 @@ class AddOn(Component):
         """
 
     def answer(self, local: Local, reply: Message) -> None:
-        """Add this client's answer to the query before round 1 to `reply`. The answer may hold class statistics, for
-        example.
+        """Add this client's answer to the query before round 1 to `reply`.
 
-        Called once on every client that has images. The network in `local` has the initial weights.
+        The answer may hold class statistics, for example. Called once on every client that has images. The network in
+        `local` has the initial weights.
         """
 
     def expect_answer(self, server: AveragingServer, client: int, schema: Schema) -> None:
@@ -211,8 +213,9 @@ class AddOn(Component):
         """
 
     def after_step(self, step: Step) -> None:
-        """Change the values of the parameters in `step.trained` after the optimizer's step. Called on the client in
-        each step.
+        """Change the values of the parameters in `step.trained` after the optimizer's step.
+
+        Called on the client in each step.
         """
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
@@ -304,8 +307,8 @@ class AddOn(Component):
         return mean
 
     def server_step(self, server: AveragingServer, mean: Tensors) -> Tensors:
-        """Return the change to add to the global model, computed from the mean update. FedOpt, for example, applies
-        Adam here.
+        """Return the change to add to the global model, computed from the mean update. FedAdam, for example, overrides
+        it.
 
         Called on the server once per round, if a reply holds an update.
 

@@ -160,9 +160,9 @@ class FedAvg(Entries, Method):
         return message
 
     def local(self, client: Client, message: Message) -> Message:
-        """Train on the client's data from the received weights w to w_k. Reply with w_k - w and the sample count n_k.
+        """Train the received weights w on the client's data, and reply with their change and the client's sample count.
 
-        This is ClientUpdate in Algorithm 1 of McMahan et al.
+        This is ClientUpdate in Algorithm 1 of McMahan et al. With the trained weights w_k, the change is w_k - w.
 
         `docs/user_methods.md` lists the add-ons' hooks in the order in which this function calls them.
         """
@@ -197,11 +197,11 @@ class FedAvg(Entries, Method):
         return reply
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Add the weighted mean of the clients' changes to the global weights: w <- w + sum_k n_k (w_k - w) / sum_k
-        n_k.
+        """Add the weighted mean of the clients' changes to the global weights.
 
-        Client k has the weights w_k after training, and the sample count n_k. Add-ons may replace the mean
-        (`aggregate`), the step (`server_step`) or the new weights (`refine`).
+        The new weights are w + sum_k n_k (w_k - w) / sum_k n_k, where client k has the trained weights w_k and the
+        sample count n_k. Add-ons may replace the mean (`aggregate`), the step (`server_step`) or the new weights
+        (`refine`).
 
         Float buffers are replaced by their mean over clients, integer buffers by their maximum. If no reply holds an
         update, the weights do not change.
@@ -230,8 +230,9 @@ class FedAvg(Entries, Method):
             addon.receive(view, replies, old)
 
     def expect(self, server: Server, client: int) -> Schema:
-        """Return the schema of a reply: the changes of the shared parameters, the buffers, the sample count, and the
-        add-ons' entries.
+        """Return the schema of a reply.
+
+        A reply holds the changes of the shared parameters, the buffers, the sample count, and the add-ons' entries.
         """
         name = self.networks.architecture(client)
         net = self.networks.template(name, server.task.num_classes)
@@ -262,9 +263,7 @@ class FedAvg(Entries, Method):
     # Tests.
 
     def predictors(self, server: Server) -> Mapping[str, Predictor]:
-        """Return the global model of each architecture, by name, except for models of which a part stays with the
-        clients.
-        """
+        """Return the global model of each architecture, by name. Models with personal parameters are left out."""
         return global_models(self._view(server), self.addons)
 
     def evaluate(self, client: Client, message: Message) -> Message:
@@ -303,8 +302,7 @@ class FedAvg(Entries, Method):
             )
 
     def start(self, server: Server) -> None:
-        """Store the initial weights of every architecture in the server's state, and call the add-ons' `start` and
-        `dry_run`.
+        """Store the initial weights of every architecture, and call the add-ons' `start` and `dry_run`.
 
         Raises:
             ValueError: an add-on needs one class per image but the task is multi-label, or the `dry_run` of an add-on
@@ -358,8 +356,9 @@ class FedAvg(Entries, Method):
         return any(a.private for a in self.addons)
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return the add-ons and the options, for `repr` and a run's record. A digest stands for the weights in
-        `initial`.
+        """Return the add-ons and the options, for `repr` and a run's record.
+
+        A digest stands for the weights in `initial`.
         """
         settings, optimizer = self.settings, self.settings.optimizer
         options = {

@@ -288,8 +288,7 @@ class Local:
 
     @property
     def effective_lr(self) -> float:
-        """The distance in `effective_lrs` that all trained parameters have in common; 0 if no shared parameter was
-        trained.
+        """The distance that all trained parameters have in `effective_lrs`; 0 if no shared parameter was trained.
 
         Raises:
             ValueError: the distances of two trained parameters differ, because different phases trained them.
@@ -306,7 +305,7 @@ class Local:
 def received_state(settings: Settings, client: Client, message: Message) -> Tensors:
     """Return all parameters and buffers of a client's model at the start of a round.
 
-    They are the received values, and the client's own values of those that are never sent.
+    Parameters and buffers that are never sent have the client's own values; all others have the received values.
 
     Args:
         settings: the method's options and its networks.

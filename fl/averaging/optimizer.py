@@ -42,8 +42,8 @@ class ClientOptimizer:
 
     @staticmethod
     def of(optimizer: str | ClientOptimizer) -> ClientOptimizer:
-        """Return the optimizer's options: `optimizer` itself, or default options if `optimizer` is a name ("sgd" or
-        "adam").
+        """Return the optimizer's options: `optimizer` itself, or the default options if it is the name "sgd" or
+        "adam".
         """
         if isinstance(optimizer, ClientOptimizer):
             return optimizer

@@ -17,11 +17,10 @@ __all__ = ["AveragingServer"]
 
 @dataclass
 class AveragingServer(Server):
-    """A `Server` that also gives access to the method's options and current models. Hooks of add-ons get it as
-    `server`.
+    """A `Server` that also gives access to the method's options and current models.
 
-    A new object is made for each call of a hook. Its attributes are the same objects as those of the run's server, so
-    changes of `state` and `notes` persist.
+    Hooks of add-ons get it as `server`. A new object is made for each call of a hook. Its attributes are the same
+    objects as those of the run's server, so changes of `state` and `notes` persist.
 
     Attributes:
         settings: the method's options and its networks.
@@ -64,10 +63,10 @@ class AveragingServer(Server):
         return self.settings.networks.on(self, weights, architecture)
 
     def trained(self, reply: Message) -> Predictor:
-        """Return the model that a client trained, in eval mode. It is rebuilt from the global weights and the client's
-        `reply`.
+        """Return the model that a client trained, in eval mode.
 
-        Use this function in `AddOn.read_reply`. Then also call `fl.require_full_models` in `AddOn.check`.
+        It is rebuilt from the global weights and the client's `reply`. Use this function in `AddOn.read_reply`. Then
+        also call `fl.require_full_models` in `AddOn.check`.
         """
         networks, state, update = self.settings.networks, self.state[Entries.model], reply[Entries.update]
         trained = {n: state[n] + d for n, d in update.items()}

@@ -111,8 +111,8 @@ class Settings:
         return 100 * (1 + math.hypot(*(float(torch.linalg.vector_norm(w)) for w in weights.values())))
 
     def objective_of(self, task: LabelTask) -> Objective:
-        """Return the loss function of local training: the option `objective`, or the loss of the `task` if it is
-        None.
+        """Return the loss function of local training: the option `objective` or, if it is None, the loss of the
+        `task`.
         """
         return self.objective or task.loss
 
@@ -128,9 +128,7 @@ class Settings:
         return kept | (set(floating_buffers(network)) if self.buffers == "local" else set())
 
     def sent_buffers(self, network: nn.Module) -> list[tuple[Entry[Tensors], list[str]]]:
-        """Return the buffers of `network` that clients send: pairs of an entry and the names of the buffers that it
-        holds.
-        """
+        """Return the names of the buffers of `network` that clients send: pairs of an entry and its buffers' names."""
         if self.buffers == "drop":
             return []
         floating = floating_buffers(network) if self.buffers == "mean" else []
@@ -142,9 +140,7 @@ class Settings:
         return classes + self.first_outputs[addon.key]
 
     def tested_outputs(self, classes: int) -> int | None:
-        """Return the number of outputs from which a test predicts: the task's number of `classes`, or None for all
-        outputs.
-        """
+        """Return the number of outputs from which a test predicts: the number of `classes`, or None for all outputs."""
         return classes if self.predict == "real" else None
 
 
@@ -160,8 +156,9 @@ def floating_buffers(network: nn.Module) -> list[str]:
 
 
 def _state_buffers(network: nn.Module) -> Tensors:
-    """Return the buffers in the state dict of `network`, by name. Buffers registered with `persistent=False` are not in
-    it.
+    """Return the buffers in the state dict of `network`, by name.
+
+    Buffers registered with `persistent=False` are not in it.
     """
     buffers = dict(network.named_buffers())
     stored = network.state_dict() if buffers else {}

@@ -140,8 +140,7 @@ class Step:
         return step._sum(step._objective(), [a for a in local.terms if a.data_access == "example"])
 
     def public_gradient(self) -> Tensors:
-        """Return the gradient of the loss terms that read no private data (`AddOn.data_access` is "none"), by parameter
-        name.
+        """Return the gradient, by parameter name, of the loss terms that read no private data (`data_access` "none").
 
         Parameters on which these terms do not depend are missing.
         """

@@ -247,9 +247,7 @@ class ClientDP(Filter):
 
 
 def _group(value: Value) -> Tensors:
-    """Return the value, a number, a tensor or a group, as a group of float64 tensors. A single value has the name
-    "".
-    """
+    """Return a value as a group of float64 tensors. A number or a single tensor has the name "" in the group."""
     if isinstance(value, dict):
         return {n: t.detach().double() for n, t in value.items()}
     return {"": value.detach().double() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)}

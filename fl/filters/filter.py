@@ -1,6 +1,4 @@
-"""Base class of filters, which process a method's replies on the client before sending and on the server after
-arrival.
-"""
+"""Base class of filters, which change a method's replies on the client and the aggregated replies on the server."""
 
 from __future__ import annotations
 
@@ -40,8 +38,9 @@ class Filter(Component):
 
     @classmethod
     def usage_example(cls, part: str) -> str:
-        """Return code that builds a method with this filter, for error messages. `part` is code that builds the
-        filter.
+        """Return code that builds a method with this filter, for error messages.
+
+        `part` is code that builds the filter.
         """
         return f"Filtered(FedAvg(factory=...), {part})"
 
@@ -52,8 +51,9 @@ class Filter(Component):
 
     @property
     def sealed(self) -> bool:
-        """Whether the filter hides single replies from the server, which learns only sums. Such a filter must come
-        last.
+        """Whether the filter hides single replies from the server, which learns only sums.
+
+        Such a filter must come last.
         """
         return False
 
@@ -71,10 +71,9 @@ class Filter(Component):
         raise LookupError(f"{self.name} leaves the draw to the engine: ask it only if `draws_clients`")
 
     def check(self, method: Method) -> None:
-        """Raise ValueError if the filter cannot be applied to a `method`. State the entry and the remedy in the
-        message.
+        """Raise ValueError if the filter cannot be applied to a `method`.
 
-        Called when `Filtered(method, ...)` is built.
+        State the entry and the remedy in the message. Called when `Filtered(method, ...)` is built.
         """
 
     def start(self, server: Server, expected: Schema, entries: Mapping[str, Entry[Any]]) -> None:
@@ -102,8 +101,7 @@ class Filter(Component):
         """
 
     def send_exchange(self, server: Server, verb: str, client: int) -> Message:
-        """Return the message to the `client` in the exchange called `verb`, which this filter declares in `before` or
-        `after`.
+        """Return the message to the `client` in the exchange called `verb`, which this filter declares.
 
         Called on the `server`. The hook must be pure: it may be called any number of times, and changes no state.
         """
@@ -130,8 +128,9 @@ class Filter(Component):
         return {}
 
     def out(self, client: Client, message: Message, reply: Message) -> Message:
-        """Return the changed reply, which the next filter gets or the client sends. Called on the client after
-        training.
+        """Return the changed reply, which the next filter gets or the client sends.
+
+        Called on the client after training.
 
         Args:
             client: client that replies. Changes of its memory are kept if the server uses the reply.
@@ -141,8 +140,9 @@ class Filter(Component):
         return reply
 
     def back(self, server: Server, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
-        """Change the aggregated replies, for example add noise or undo what `out` did. Called on the server, once per
-        round.
+        """Change the aggregated replies, for example add noise or undo what `out` did.
+
+        Called on the server, once per round.
 
         Args:
             server: server of the run.
@@ -156,10 +156,10 @@ class Filter(Component):
         return replies
 
     def after_receive(self, server: Server, before: Server, method: Method) -> None:
-        """Measure the result of the round, after the method has updated its state. Called on the server, once per
-        round.
+        """Measure the result of the round, after the method has updated its state.
 
-        Write measurements to `server.notes`; they become columns of the history. Do not change `server.state`.
+        Called on the server, once per round. Write measurements to `server.notes`; they become columns of the history.
+        Do not change `server.state`.
 
         Args:
             server: server with the new state.

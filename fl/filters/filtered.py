@@ -88,9 +88,7 @@ class Filtered(Method):
 
     @property
     def exchanges(self) -> tuple[str, ...]:
-        """Names of all exchanges in a round: those in the filters' `before`, those of the method, and those in
-        `after`.
-        """
+        """Names of all exchanges in a round: those in the filters' `before`, those of the method, those in `after`."""
         before = [verb for one in self.filters for verb in one.before]
         return (*before, *self.method.exchanges, *(verb for one in self.filters for verb in one.after))
 
@@ -107,8 +105,9 @@ class Filtered(Method):
         return self._owner(verb).expect_exchange(server, verb, client)
 
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
-        """Pass the replies of an exchange to the filter or method that declares it. All of them get those of
-        "local".
+        """Pass the replies of an exchange to the filter or method that declares it.
+
+        All of them get those of "local".
         """
         links = self._links if verb == "local" else (self._owner(verb),)
         found: dict[int, str] = {}

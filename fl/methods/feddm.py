@@ -1,6 +1,4 @@
-"""FedDM: clients send small synthetic sets that approximate their loss, and the server trains on the union of the
-sets.
-"""
+"""FedDM: clients send small synthetic sets that approximate their loss, and the server trains on all of these sets."""
 
 from __future__ import annotations
 
@@ -209,8 +207,7 @@ class FedDM(Method):
         self.train(server, replies[self.images], self.weigh(replies))
 
     def train(self, server: Server, union: LabeledImages, weight: Tensor) -> None:
-        """Train the server's weights on the union of the clients' sets by SGD (Eq. 9), and store both in the server's
-        state.
+        """Train the server's weights by SGD on the union of the clients' sets (Eq. 9), and store weights and union.
 
         With `project`, the weights are projected onto the ball of radius rho after every step.
 
@@ -250,7 +247,5 @@ class FedDM(Method):
         return Message({self.tested: {"global": Predictor(net.eval()).sums(client.test, client.task)}})
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """Return the schema of the results of `evaluate`: sums over the client's test images, for the received
-        model.
-        """
+        """Return the schema of the results of `evaluate`: sums over the client's test images for the received model."""
         return {self.tested.key: evaluation_spec(server.task, "global")}

@@ -1,6 +1,4 @@
-"""FedDM with differential privacy: clients send synthetic sets that they make from noised statistics of their
-records.
-"""
+"""FedDM with differential privacy: clients send synthetic sets that they make from noised statistics."""
 
 from __future__ import annotations
 
@@ -181,11 +179,10 @@ class PrivateFedDM(FedDM):
     def embedders(
         self, network: nn.Module, like: LabeledImages, generator: torch.Generator, around: Tensor | None = None
     ) -> PublicEmbedders:
-        """Return the networks with which records are embedded in a round. They depend on private data only through
-        earlier releases.
+        """Return the networks with which records are embedded in a round.
 
-        The networks are drawn at random around the received weights. The mean embedding of some images is subtracted
-        from all embeddings.
+        They depend on private data only through earlier releases. The networks are drawn at random around the received
+        weights. The mean embedding of some images is subtracted from all embeddings.
 
         Args:
             network: network with the received weights, in eval mode.
@@ -200,8 +197,7 @@ class PrivateFedDM(FedDM):
         return PublicEmbedders(NetworkBall(network, self.rho), self.num_networks, like=like, seed=seed, **options)
 
     def charged(self, client: Client) -> tuple[LabeledImages, privacy.Account]:
-        """Return the records of `client` after checks of their metadata, and the ledger account that its releases
-        charge.
+        """Check the metadata of a client's records. Return the records, and the ledger account that releases charge.
 
         Raises:
             PrivacyError: the client has no ledger, or the metadata of its set, such as a measured normalization, reveal
@@ -305,8 +301,9 @@ class PrivateFedDM(FedDM):
         return like.replace(images=images, labels=labels, columns={}, info={})
 
     def weight_of(self, client: Client, synthetic: LabeledImages) -> Tensor:
-        """Return the weight of each image that the client sends, float [N]: noised records of its class, divided by
-        `ipc`.
+        """Return the weight of each image that the client sends, float [N].
+
+        It is the noised number of records of the image's class, divided by `ipc`.
         """
         return (self.sizes_of(client)[synthetic.labels] / self.ipc).clamp(0.0, self.max_samples).float()
 

@@ -1,6 +1,4 @@
-"""FedDM with differential privacy in which clients send noised class sums, and the server fits one set for all
-clients.
-"""
+"""FedDM with differential privacy: clients send noised class sums, and the server fits one set for all clients."""
 
 from __future__ import annotations
 
@@ -82,8 +80,9 @@ class SummedFedDM(PrivateFedDM):
             server.ledger.add_remark(REMARK)
 
     def shared_embedders(self, side: Server | Client, holds: Message, like: LabeledImages) -> PublicEmbedders:
-        """Return the networks with which records are embedded in a round. They are the same on the server and on all
-        clients.
+        """Return the networks with which records are embedded in a round.
+
+        They are the same on the server and on all clients.
 
         Args:
             side: server or client that builds the networks.
@@ -127,7 +126,7 @@ class SummedFedDM(PrivateFedDM):
 
     @staticmethod
     def noised(client: Client, mechanism: str, sums: Tensor, sigma: float, sensitivity: float, share: float) -> Tensor:
-        """Charge the ledger for a release with the whole noise, and return the client's sums with its share of the
+        """Return a client's sums with its share of the noise, after charging the ledger for a release with the whole
         noise.
 
         Args:
