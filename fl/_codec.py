@@ -51,7 +51,7 @@ def _pack(key: str, value: Value, tensors: Tensors) -> dict[str, Any]:
     if not isinstance(value, dict | LabeledImages):
         return {"kind": "plain", "value": value}
     group, metadata = LabeledImages.parts(value) if isinstance(value, LabeledImages) else (value, {})
-    metadata.pop("class_names", None)  # they are no part of a message: both sides know the task's classes
+    metadata.pop("class_names", None)  # not part of a message, because both sides know the task's classes
     tensors.update({f"{key}{_SEPARATOR}{name}": tensor for name, tensor in group.items()})
     return {"kind": "group" if isinstance(value, dict) else "set", "names": list(group), **metadata}
 
@@ -158,7 +158,7 @@ def from_parts(tensors: Mapping[str, Tensor], strings: Mapping[str, str]) -> tup
         raise ValueError(f"not a message (format {meta.get('format')!r})")
     strange = [n for n, t in left.items() if t.dtype not in DTYPES]
     if strange:
-        raise ValueError(f"its tensor {strange[0]!r} has dtype {left[strange[0]].dtype}, which does not travel")
+        raise ValueError(f"its tensor {strange[0]!r} has dtype {left[strange[0]].dtype}, which messages cannot hold")
     checksum = meta.pop("checksum", "")
     if _checksum(left, meta) != checksum:
         raise ValueError("its content does not match its checksum")
@@ -222,7 +222,7 @@ def decode(data: bytes) -> tuple[Message, dict[str, str]]:
         tensors = load(data)
         size = int.from_bytes(data[:8], "little")
         meta = dict(json.loads(data[8 : 8 + size]).get("__metadata__") or {})
-    except Exception as error:  # the parsers fail in many ways, and all of them mean the same here
+    except Exception as error:  # the parsers raise many kinds of errors, which all mean that the bytes are damaged
         raise ValueError(f"damaged or truncated: {error}") from error
     return from_parts(tensors, meta)
 

@@ -163,6 +163,6 @@ class Client(Participant):
             PrivacyError: the run has no ledger, because the method is not `private`.
         """
         if self.ledger is None:
-            raise PrivacyError(f"{mechanism}: there is no ledger to charge; the method must say `private = True`")
+            raise PrivacyError(f"{mechanism}: the run has no ledger to charge; the method must have `private = True`")
         self.ledger.spend(Event(mechanism, sigma, rate, count, self.id, self.round, seeded=self.secret.seeded))
         return self.ledger

@@ -143,14 +143,14 @@ def _check_like(key: str, got: Value, like: EntrySpec, values: Mapping[str, Valu
     elif isinstance(want, LabeledImages) and isinstance(got, LabeledImages):
         _check_set(key, got, want, like)
     elif isinstance(want, float) and isinstance(got, float | int):
-        pass  # a whole number may travel as an int
+        pass  # a float with a whole value may arrive as an int
     elif type(want) is not type(got):
         raise BadReply(f"{key} is a {type(got).__name__}, want a {type(want).__name__}")
     if like.same_rows_as is not None:
         other = values.get(like.same_rows_as.key)
         count, wanted = _rows(got), _rows(other)
         if count is None or count != wanted:
-            raise BadReply(f"{key} must have a row for each of {like.same_rows_as.key}: {count} for {wanted}")
+            raise BadReply(f"{key} must have as many rows as {like.same_rows_as.key}, got {count} and {wanted}")
 
 
 def _rows(value: object) -> int | None:
@@ -172,7 +172,7 @@ def _check_tensor(name: str, got: Tensor, want: Tensor, rows: int | None) -> Non
 
 def _check_set(key: str, got: LabeledImages, want: LabeledImages, like: EntrySpec) -> None:
     try:
-        got.replace()  # a set can be changed after it was made: its own checks once more
+        got.replace()  # repeats the checks of the constructor, because a set can be changed after construction
         want.require_compatible(got)
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise BadReply(f"{key}: {error}") from error
@@ -250,7 +250,7 @@ def _check_rule(entry: Entry[Any], value: Value, values: Mapping[str, Value]) ->
         if tensor.dtype == torch.bool:
             raise BadReply(f"{key} is {tensor.dtype}, which has no {rule}")
     if rule == "union" and any(t.ndim == 0 for t in tensors):
-        raise BadReply(f"{key} has no rows to unite")
+        raise BadReply(f"{key} has no rows to concatenate")
     if entry.by is None:
         return
     if entry.by.key not in values:
@@ -259,6 +259,8 @@ def _check_rule(entry: Entry[Any], value: Value, values: Mapping[str, Value]) ->
     if isinstance(weight, float | int) or (isinstance(weight, Tensor) and weight.ndim == 0):
         return
     if not isinstance(weight, Tensor) or weight.ndim != 1 or weight.dtype == torch.bool:
-        raise BadReply(f"{entry.by.key} weighs {key}: it must be a number or a vector of numbers, one a row")
+        raise BadReply(
+            f"{entry.by.key} holds the weights of {key}: it must be a number, or a vector with one number per row"
+        )
     if not tensors or any(t.ndim == 0 or len(t) != len(weight) for t in tensors):
-        raise BadReply(f"{entry.by.key} has {len(weight)} weights, but {key} has other rows")
+        raise BadReply(f"{entry.by.key} has {len(weight)} weights, but {key} has another number of rows")

@@ -101,7 +101,7 @@ def _counts(sums: Tensor) -> tuple[float, float, float, float, float]:
         raise ValueError("counts must be whole numbers of at least 0, and the loss at least 0")
     count, correct = (float(v) for v in sums[:2])
     if not count > 0 or correct > count:
-        raise ValueError(f"{correct:g} of {count:g} cannot be right")
+        raise ValueError(f"{correct:g} of {count:g} predictions cannot be correct")
     tp, fp, fn = (float(v) for v in sums[3:].view(3, -1).sum(1))
     return count, correct, tp, fp, fn
 
@@ -178,7 +178,9 @@ class Classification:
         """Raise ValueError unless each image in `sums` is either a true positive or a false negative of its class."""
         count, correct, tp, fp, fn = _counts(sums)
         if tp != correct or fn != count - correct or fp > fn:
-            raise ValueError(f"of {count:g} images {correct:g} are right, but tp, fp, fn sum to {tp:g}, {fp:g}, {fn:g}")
+            raise ValueError(
+                f"{correct:g} of {count:g} images are correct, but tp, fp, fn sum to {tp:g}, {fp:g}, {fn:g}"
+            )
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
         """Return `accuracy` (a fraction) and `loss` (the mean cross-entropy), computed from the result of `sums`."""
@@ -264,7 +266,7 @@ class MultiLabel:
         count, correct, tp, fp, fn = _counts(sums)
         if fp + fn != count - correct or tp > correct:
             raise ValueError(
-                f"of {count:g} answers {correct:g} are right, but tp, fp, fn sum to {tp:g}, {fp:g}, {fn:g}"
+                f"{correct:g} of {count:g} predictions are correct, but tp, fp, fn sum to {tp:g}, {fp:g}, {fn:g}"
             )
 
     def metrics(self, sums: Tensor) -> dict[str, float]:

@@ -139,10 +139,10 @@ def validation_accuracy(server: AveragingServer, network: nn.Module) -> float:
 
 
 def starts_from_average(number: int, rate: float, warm_rounds: int) -> bool:
-    """Return whether the student of round `number` >= 1 starts from the average of the clients' models.
+    """Return whether distillation in round `number` >= 1 starts from the average of the clients' models.
 
-    It does so in the first `warm_rounds` rounds, and in a share `rate` of all rounds. The latter are evenly spaced:
-    rounds 5, 10, ... for a rate of 0.2. In all other rounds, the student starts from the server's previous model.
+    It does so in the first `warm_rounds` rounds, and in a share `rate` of all rounds, which are evenly spaced: rounds
+    5, 10, ... for a rate of 0.2. In all other rounds, distillation starts from the server's previous model.
     """
     exact = Fraction(rate).limit_denominator(1000)
     return number <= warm_rounds or math.floor(exact * number) > math.floor(exact * (number - 1))

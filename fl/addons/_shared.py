@@ -67,10 +67,7 @@ class Shared(AddOn):
             object.__setattr__(self, name, value)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse personal parameters.
-
-        If `rate` is below 1, also refuse add-ons that need the clients' weights in every round.
-        """
+        """Refuse personal parameters. If `rate` is below 1, also refuse add-ons that need weights in every round."""
         require_whole_models(self, settings, "it distils them on the server")
         for addon in addons if self.rate < 1 else ():
             if isinstance(addon, SCAFFOLD) or any(overrides(addon, slot) for slot in _AVERAGES):
@@ -80,9 +77,9 @@ class Shared(AddOn):
                 )
 
     def has_average(self, number: int) -> bool:
-        """Return whether the server's models start from the average of the clients' weights in round `number` >= 1.
+        """Return whether clients send their weights in round `number` >= 1.
 
-        The paper calls this FedAvg initialization. Clients send their weights only in these rounds.
+        The server's models start from the average of these weights, which the paper calls FedAvg initialization.
         """
         return starts_from_average(number, self.rate, self.warm_rounds)
 
@@ -94,29 +91,32 @@ class Shared(AddOn):
         """
         if self.returns == "best" and "validation" not in server.data:
             raise ValueError(
-                "returns='best' needs server_data={'validation': ...}, labelled images on the server; else give "
+                "returns='best' needs server_data={'validation': ...}, labelled images on the server; or give "
                 "returns='last'"
             )
         server.state[self.index] = self._select(server)
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the shared image or pool, and the indices of this round's images (line 5).
+        """Send the shared image or pool, and the indices of this round's images (line 5 of Algorithm 1).
 
         The image or pool is the same in every round, so it is sent to each client only once.
         """
         message[self.picture], message[self.index] = self.pixels, server.state[self.index]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect a row of logits for each of this round's images, and weights in rounds with FedAvg initialization."""
+        """Add a row of logits for each of this round's images to the schema of the reply.
+
+        In rounds in which clients do not send their weights (`has_average`), remove the weights from the schema.
+        """
         shape = len(server.state[self.index]), server.outputs
         schema[self.logits.key] = EntrySpec(torch.zeros(shape, dtype=server.dtype))
         for entry in () if self.has_average(server.round) else _WEIGHTS:
             schema.pop(entry.key, None)
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Add the model's logits on this round's images to the reply (lines 9-10).
+        """Add the trained model's logits on this round's images to the reply (lines 9-10 of Algorithm 1).
 
-        In rounds without FedAvg initialization (`has_average`), also remove the weights from the reply.
+        In rounds in which clients do not send their weights (`has_average`), remove the weights from the reply.
         """
         net, width = local.at(local.state()), local.settings.networks.outputs(local.task.num_classes)
         message, view = local.message, View.of(local.client)
@@ -128,8 +128,8 @@ class Shared(AddOn):
     def refine(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> Tensors:
         """Train the server's models to match the clients' mean logits, and return their weights.
 
-        In rounds with FedAvg initialization (`has_average`), the models start from the average of the clients' weights;
-        in all others, from their previous weights.
+        The models start from the average of the clients' weights, if clients sent them in this round, and otherwise
+        from their previous weights.
         """
         if not float(replies.weight(self.logits)) > 0:
             raise NoUsableReply("all weights of the round's replies are zero")
@@ -144,7 +144,7 @@ class Shared(AddOn):
         )  # fmt: skip
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Select the images for the next round (line 4)."""
+        """Select the images for the next round (line 4 of Algorithm 1)."""
         server.state[self.index] = self._select(server)
 
     def _select(self, server: AveragingServer) -> Tensor:

@@ -50,7 +50,9 @@ def virtual_set(
     channels, height, width = server.shape
     if isinstance(source, str) and source in NOISE:
         if height != width:
-            raise ValueError(f"{owner.name}: noise is square, but the clients' images are {height}x{width}; give a set")
+            raise ValueError(
+                f"{owner.name}: noise images are square, but the clients' images are {height}x{width}; give a set"
+            )
         generator = server.generator(owner.key)
         made = NOISE[source](classes, per_class, height, channels, device=server.device, generator=generator, **options)
         return made.to(dtype=server.dtype)

@@ -93,7 +93,7 @@ class Anchors(AddOn):
 
     @property
     def first_round(self) -> int:  # type: ignore[override]
-        """First round in which clients train on the anchors G."""
+        """First round in which clients train on the anchors, the server's distilled images."""
         return next(number for number in range(1, len(self.selected) + 2) if self._joins(number))
 
     @property
@@ -111,27 +111,30 @@ class Anchors(AddOn):
             raise ValueError("Anchors needs optimizer='sgd', got 'adam', whose weight change is not a sum of gradients")
 
     def start(self, server: AveragingServer) -> None:
-        """Draw the pixels of the anchors G from noise, N(0, 1)."""
+        """Draw the pixels of the anchors from noise, N(0, 1)."""
         shape = (server.task.num_classes, server.shape[0])
         self._draw(server, torch.zeros(shape, dtype=server.dtype), torch.ones(shape, dtype=server.dtype))
 
     def answer(self, local: Local, reply: Message) -> None:
-        """Send the mean and standard deviation of each channel for each class, and which classes the client has."""
+        """Send the mean and standard deviation of each channel for each class, and for each class whether the client
+        has it.
+        """
         stats = class_statistics(local.client.data, whole_set=self.init == "statistics-whole-set")
         reply[self.statistics] = torch.cat(stats, 1)
         reply[self.owned] = (local.counts > 0).float()
 
     def expect_answer(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect a row of statistics for each class, and a number in [0, 1] that states whether the client has it."""
+        """Add two entries to the schema of the answer.
+
+        They are a row of statistics for each class, and a number in [0, 1] for each class, which states whether the
+        client has it.
+        """
         blank = torch.zeros(server.task.num_classes, 2 * server.shape[0], dtype=server.dtype)
         schema[self.statistics.key] = EntrySpec(blank)
         schema[self.owned.key] = EntrySpec(torch.zeros(len(blank)), minimum=0.0, maximum=1.0)
 
     def receive_answers(self, server: AveragingServer, replies: AggregatedReplies) -> None:
-        """Draw the anchors G anew, from the clients' mean class statistics.
-
-        A class that no client has is drawn from noise.
-        """
+        """Draw the anchors from the clients' mean class statistics, or from noise for classes that no client has."""
         if self.has_query:
             nobody = (replies.weight(self.statistics) == 0).unsqueeze(1)
             means, stds = replies[self.statistics].chunk(2, 1)
@@ -145,7 +148,7 @@ class Anchors(AddOn):
         server.state[self.anchors] = drawn
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the anchors G in rounds in which clients train on them.
+        """Send the anchors in rounds in which clients train on them.
 
         The same images are sent only once to each client.
         """
@@ -156,14 +159,15 @@ class Anchors(AddOn):
         return self.joined == "always" or round_number not in self.selected
 
     def extra_records(self, local: Local) -> LabeledImages | None:
-        """Return the anchors G to add to the client's data (Eq. 3), or None in rounds without training on G."""
+        """Return the anchors to add to the client's data (Eq. 3), or None in rounds without training on them."""
         if not self._joins(local.round):
             return None
         return local.message[self.anchors]
 
     def extra_batches(self, local: Local) -> Iterator[Batch] | None:
-        """Return an iterator that yields all of G in every step, for the additional loss term; None in `selected`
-        rounds.
+        """Return an iterator that yields all anchors as one batch in every step, for the additional loss term.
+
+        The result is None in the `selected` rounds.
         """
         if local.round in self.selected or not self.weight:
             return None
@@ -171,8 +175,9 @@ class Anchors(AddOn):
         return local.stream(self, anchors, batch=len(anchors))
 
     def loss(self, step: Step) -> Tensor | None:
-        """Return `weight` times the contrastive loss over the batch and G (Eq. 4), or times their MMD
-        (`regulariser`).
+        """Return `weight` times the contrastive loss (Eq. 4) or the MMD between the batch and the anchors.
+
+        The option `regulariser` determines which of them.
         """
         if not step.has_batch(self):
             return None
@@ -184,7 +189,10 @@ class Anchors(AddOn):
         )  # fmt: skip
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """In a `selected` round, change G so that its gradient at the weights `old` matches the mean update (Eq. 6)."""
+        """In a `selected` round, change the anchors so that their gradient matches the clients' mean update (Eqs. 5-6).
+
+        The gradient is computed at the weights `old`.
+        """
         if server.round not in self.selected or FedAvg.update not in replies:
             return
         name = server.settings.networks.names[0]

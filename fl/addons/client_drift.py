@@ -73,7 +73,7 @@ class ClientDrift(AddOn):
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
         """Compute the squared norm of a client's update and, if `on` is given, the features of its trained model.
 
-        Features are scaled to norm 1.
+        Features are scaled to norm 1. The values are added to the entries of the reply.
         """
         if server.round % self.every or FedAvg.update not in reply:
             return
@@ -83,7 +83,7 @@ class ClientDrift(AddOn):
             out[self.features] = _unit_features(server.trained(reply).network, server.data[self.on].images)
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Write the measurements into the round's row of the history."""
+        """Write the distances between the clients' models to the round's row of the history."""
         count = replies.weight(self.squares)
         if count < 2:
             return

@@ -47,8 +47,8 @@ class Condensed(AddOn):
         steps: number of matching steps of the first condensation.
         refine_steps: number of matching steps of each refinement.
         selected: indices of the rounds, from 1, in which clients refine their sets.
-        init: source of the initial images (see `initial_images`): "statistics", "statistics-whole-set", "noise" or
-            "real".
+        init: source of the initial images (see `distillkit.condense.initial_images`): "statistics",
+            "statistics-whole-set", "noise" or "real".
         factory: function without arguments that returns a network for the first condensation. Default: networks of the
             client's own architecture.
         batch_real: number of real images per class in each step.

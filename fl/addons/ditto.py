@@ -53,7 +53,10 @@ class Ditto(AddOn):
         Phase(self.epochs, self.steps)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse add-ons with private training, and personal parameters, because v_k needs the whole global model."""
+        """Refuse add-ons with private training, and personal parameters.
+
+        The personal model is pulled towards the global model, so the global model must have all parameters.
+        """
         if private := next((a.name for a in addons if a.private), ""):
             raise ValueError(
                 f"Ditto cannot be combined with {private}: it trains a second model on the records, which {private} "
@@ -62,7 +65,7 @@ class Ditto(AddOn):
         require_whole_models(self, settings, "it pulls a client's model towards the global one")
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Train the personal model v_k for this round's steps, and store it in the client's memory."""
+        """Train the client's personal model for this round's steps, and store it in the client's memory."""
         before = local.memory.get(self.own, local.received)
         local.memory[self.own] = local.fit(
             before,
@@ -72,5 +75,5 @@ class Ditto(AddOn):
         )
 
     def personal_model(self, local: Local) -> Tensors:
-        """Return the personal model v_k from the client's memory; if the client was never drawn, the received model."""
+        """Return the personal model in the client's memory or, if the client was never drawn, the received model."""
         return local.memory.get(self.own, local.received)

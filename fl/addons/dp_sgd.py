@@ -95,7 +95,9 @@ class DPSGD(AddOn):
             if why := unsound(addon):
                 raise ValueError(f"DPSGD cannot be combined with {addon.name}, which {why}; leave it out")
         if settings.weights != "uniform":
-            raise ValueError("DPSGD needs weights='uniform': how many records a client has is private, got 'samples'")
+            raise ValueError(
+                "DPSGD needs weights='uniform': the number of a client's records is private, got 'samples'"
+            )
         for name in settings.networks.names:
             try:
                 require_per_example(settings.networks.draw(name, 2, torch.Generator()))
@@ -103,7 +105,9 @@ class DPSGD(AddOn):
                 raise type(error)(f"DPSGD: {error}") from error
 
     def start(self, server: AveragingServer) -> None:
-        """Test the objective on random noise, and refuse it if it mixes the examples of a batch. Also check delta.
+        """Refuse an objective that mixes the examples of a batch, and a delta of the ledger that is too large.
+
+        The objective is tested on random noise.
 
         Raises:
             NotSeparable: the objective mixes examples.
@@ -175,7 +179,10 @@ class DPSGD(AddOn):
             yield batch_at(data, torch.zeros(0, dtype=torch.int64))
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """Return the noised sum of the clipped gradients, plus the gradient of the terms that read no private data."""
+        """Return the noised sum of the clipped gradients, divided by `rate` times `size`, plus the public gradient.
+
+        The public gradient is that of the add-ons' terms that read no private data.
+        """
         noised = dict(zip(step.trained, step.local.scratch(self)["noised"], strict=True))
         public = step.public_gradient()
         return {n: g + public[n] if n in public else g for n, g in noised.items()}

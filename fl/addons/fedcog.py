@@ -99,7 +99,7 @@ class FedCOG(AddOn):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.decoder is not None and not callable(self.decoder):
-            raise TypeError(f"decoder must be called with a shape and a length, got {type(self.decoder).__name__}")
+            raise TypeError(f"decoder must be a function of a shape and a length, got {type(self.decoder).__name__}")
         if self.latent != 256 and self.decoder is None:
             raise ValueError(f"latent={self.latent} belongs to a decoder, but there is none: give one, or leave it out")
 
@@ -113,7 +113,7 @@ class FedCOG(AddOn):
         slot = slot_owner(addons, "batches")
         if self.regenerate and slot is not None:
             raise ValueError(
-                f"FedCOG(regenerate=True) cannot tell half of the steps: {slot.name} makes the batches; give "
+                f"FedCOG(regenerate=True) needs the number of steps, but {slot.name} makes the batches; give "
                 "regenerate=False"
             )
 
@@ -170,7 +170,7 @@ class FedCOG(AddOn):
             yield next(stream)
 
     def loss(self, step: Step) -> Tensor | None:
-        """Return the weighted distillation loss on a batch of generated images (section 4.2).
+        """Return the weighted distillation loss on a batch of generated images (section 4.2 of the paper).
 
         The targets are the stored logits of the global model, or its predicted classes with `labels="hard"`.
         """

@@ -44,7 +44,7 @@ class FedDecorr(AddOn):
     data_access = "batch"
 
     def loss(self, step: Step) -> Tensor | None:
-        """Return the penalty beta * L_FedDecorr of the batch's embeddings, or None for a batch of one image."""
+        """Return beta times the correlation penalty of the batch's embeddings, or None for a batch of one image."""
         embedding = step.output().embedding
         if len(embedding) < 2:
             return None

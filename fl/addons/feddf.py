@@ -88,7 +88,7 @@ class FedDF(AddOn):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.patience is not None and self.returns != "best":
-            raise ValueError(f"patience needs validation: returns='best', got returns={self.returns!r}")
+            raise ValueError(f"patience needs returns='best', got returns={self.returns!r}")
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse methods whose replies do not contain every client's whole model."""
@@ -102,7 +102,10 @@ class FedDF(AddOn):
                 )
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse a run without proxy images on the server, or whose proxy images differ in shape or normalization."""
+        """Refuse a run without proxy images (unlabeled images on the server), or with images in another format.
+
+        The format consists of the shape and the normalization of the clients' images.
+        """
         for name in ("proxy", "validation") if self.returns == "best" else ("proxy",):
             if name not in server.data:
                 raise ValueError(f"FedDF needs images on the server: server_data={{{name!r}: ...}}")
@@ -114,7 +117,9 @@ class FedDF(AddOn):
             )
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Run the client's trained model on the proxy images, and add its logits [N, K] to the entries of the reply."""
+        """Run the client's trained model on the proxy images (the server's unlabeled images), and add its logits to the
+        reply.
+        """
         net = server.trained(reply).network
         images = server.data["proxy"].images
         out[self.logits] = torch.cat(list(forward_chunks(net, images, chunk_size(images))))

@@ -29,10 +29,10 @@ class FedExP(AddOn):
 
         eta_g = max(1, sum_i p_i ||Delta_i||^2 / (2 (||mean Delta||^2 + epsilon)))
 
-    where p_i is the client's share of the weights in the mean (1/M for M clients in the paper). Successive weights
-    oscillate along steep directions, so the tested and saved model is the mean of the weights after the last two
-    rounds, including float buffers. Training continues from the last weights. Each client also sends ||Delta_i||^2, so
-    the server needs only sums over clients.
+    where p_i is the weight of client i in the mean (1/M for M clients in the paper). Successive weights oscillate along
+    steep directions, so the tested and saved model is the mean of the weights after the last two rounds, including
+    float buffers. Training continues from the last weights. Each client also sends ||Delta_i||^2, so the server needs
+    only sums over clients.
 
     Deviations. After round 1, the weights of this round alone are tested, as in the authors' code, because the initial
     weights are untrained. That code adds M epsilon where the paper and this class have epsilon, and reduces epsilon
@@ -59,15 +59,17 @@ class FedExP(AddOn):
         require_one_architecture(self, settings, "its step size is that of one vector of weights")
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect ||Delta_i||^2, the squared norm of the client's change, in addition to the entries of FedAvg."""
+        """Add ||Delta_i||^2, the squared norm of the client's change of the weights, to the schema of the reply."""
         schema[self.norm.key] = EntrySpec(1.0, minimum=0.0, maximum=schema[FedAvg.update.key].max_norm ** 2)
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Send ||Delta_i||^2, the squared norm of the change that the client sends."""
+        """Send ||Delta_i||^2, the squared norm of the client's change of the weights."""
         reply[self.norm] = _square(update.values())
 
     def aggregate(self, server: AveragingServer, replies: AggregatedReplies, mean: Tensors) -> Tensors:
-        """Return eta_g times the mean change, and write eta_g to the column "extrapolation" of the history."""
+        """Return the mean change times the step size eta_g, and write eta_g to the column "extrapolation" of the
+        history.
+        """
         size = 2 * (_square(mean.values()) + self.epsilon)
         step = max(1.0, replies[self.norm] / size) if size > 0 else 1.0
         server.notes["extrapolation"] = step

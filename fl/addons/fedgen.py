@@ -98,7 +98,7 @@ class FedGen(AddOn):
         return cast("LatentGenerator", build(made, draw or torch.Generator()))
 
     def start(self, server: AveragingServer) -> None:
-        """Draw the initial weights of the generator G, which is not yet trained for any class."""
+        """Draw the initial weights of the generator of embeddings, which is not yet trained for any class."""
         classes, embedding = server.task.num_classes, self._head(server).embedding
         drawn = self._generator(classes, embedding, server.generator("FedGen init")).to(server.dtype)
         server.state[self.generator] = copied(drawn)
@@ -111,7 +111,9 @@ class FedGen(AddOn):
             message[self.generator], message[self.seen] = server.state[self.generator], server.state[self.seen]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect a count for each class: one plus the number of images of this class in the batches of the training."""
+        """Add the class counts to the schema of the reply: one plus the number of images of the class in all
+        batches.
+        """
         settings = server.settings
         read = sum(
             p.epochs * settings.max_samples if p.steps is None else p.steps * settings.batch for p in settings.phases
@@ -119,7 +121,7 @@ class FedGen(AddOn):
         schema[self.counts.key] = EntrySpec(torch.zeros(1, server.task.num_classes), minimum=0.0, maximum=1 + read)
 
     def before_training(self, local: Local) -> None:
-        """Set the count of every class to one, and load the received generator, if there is one."""
+        """Set the count of every class to one, and load the received generator of embeddings, if there is one."""
         local.scratch(self)["counts"] = torch.ones_like(local.counts, dtype=torch.float32)
         if self.generator in local.message:
             weights = local.message[self.generator]
@@ -128,10 +130,12 @@ class FedGen(AddOn):
             local.scratch(self).update(net=net.eval(), draws=local.generator(self))
 
     def loss(self, step: Step) -> Tensor | None:
-        """Return alpha_t times the cross-entropy plus beta_t times the KL divergence, the terms of the clients' loss.
+        """Return the cross-entropy on generated embeddings, plus the KL divergence from their predictions, both
+        weighted.
 
-        The cross-entropy is that of generated embeddings of random classes. The divergence is between the predictions
-        for each image and for a generated embedding of the image's class.
+        The cross-entropy is that of generated embeddings of random classes, with the weight alpha_t. The divergence,
+        with the weight beta_t, is between the predictions for each image and for a generated embedding of the image's
+        class.
         """
         local, labels = step.local, step.batch.labels
         scratch, factor = local.scratch(self), self.decay ** (local.round - 1)
@@ -160,7 +164,7 @@ class FedGen(AddOn):
         reply[self.counts] = local.scratch(self)["counts"][None]
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Add the weights of h_k, the classifier of the client's trained model, to the entries of the reply."""
+        """Add the classifier's weights of the client's trained model to the entries of the reply."""
         if FedAvg.update not in reply:
             return
         name = server.settings.networks.names[0]
@@ -168,7 +172,10 @@ class FedGen(AddOn):
         out[self.head] = {n: (old[n] + update[n])[None] for n in self._head(server).names}
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Train G on the classifiers of this round's clients, and write its loss to the column "generator_loss"."""
+        """Train the generator on the classifiers of this round's clients.
+
+        The column "generator_loss" of the history shows its loss.
+        """
         if self.head not in replies:
             return
         counts = replies[self.counts]

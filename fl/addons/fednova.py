@@ -42,29 +42,35 @@ class FedNova(AddOn):
     tau = Entry[Tensors]("mean", by=FedAvg.samples)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse momentum that is kept between rounds, because |a_i|_1 covers only the gradients of one round."""
+        """Refuse momentum that is kept between rounds, because the effective number of steps covers only one round."""
         if settings.optimizer.state == "client":
             raise ValueError(
-                "FedNova needs ClientOptimizer(state='round'), got 'client': old momentum holds earlier gradients"
+                "FedNova needs ClientOptimizer(state='round'), got 'client': momentum of earlier rounds holds earlier "
+                "gradients"
             )
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect |a_i|_1, one number for every tensor of the update."""
+        """Add the client's effective number of steps |a_i|_1 to the schema of the reply, one number for each tensor."""
         update = cast(Tensors, schema[FedAvg.update.key].value)
         schema[self.tau.key] = EntrySpec({n: torch.tensor(1.0) for n in update}, minimum=0.0)
 
     def scale_update(self, local: Local, update: Tensors) -> Tensors:
-        """Return d_i, the change divided by |a_i|_1, for each tensor. It is zero for a tensor that was not trained."""
+        """Return the update divided by the client's effective number of steps |a_i|_1, for each tensor.
+
+        A tensor that was not trained has the update zero.
+        """
         return {
             n: u * local.lr / local.effective_lrs[n] if local.effective_lrs[n] > 0 else u for n, u in update.items()
         }
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Send |a_i|_1 of each tensor."""
+        """Send the client's effective number of steps |a_i|_1, one number for each tensor."""
         tau = {n: torch.tensor(path / local.lr) for n, path in local.effective_lrs.items()}
         reply[self.tau] = local.prefixed(tau)
 
     def aggregate(self, server: AveragingServer, replies: AggregatedReplies, mean: Tensors) -> Tensors:
-        """Return tau_eff sum_i p_i d_i, that is, the mean of the d_i times the mean of the |a_i|_1, for each tensor."""
+        """Return the mean of the normalized updates times the mean of the clients' effective numbers of steps, for each
+        tensor.
+        """
         tau = replies[self.tau]
         return {n: m * tau[n] for n, m in mean.items()}

@@ -20,10 +20,10 @@ __all__ = ["FedAdagrad", "FedAdam", "FedAvgM", "FedYogi", "ServerAdaptive"]
 class FedAvgM(AddOn):
     """FedAvgM (Hsu et al., "Measuring the effects of non-identical data distribution", 2019, section 4.3).
 
-    The server applies momentum over the rounds. From the mean Delta of the clients' changes in a round, it computes v
-    <- beta v + Delta and w <- w + lr v. With momentum 0, lr is a plain server step size (such as SCAFFOLD's eta_g).
-    With momentum 0 and lr 1, the add-on is disabled. Buffers have no momentum. If no drawn client has the architecture
-    of a tensor, the tensor and its v stay unchanged.
+    The server applies momentum over the rounds. From the mean Delta of the clients' changes in a round, it computes the
+    momentum v <- beta v + Delta and the weights w <- w + lr v. With momentum 0, lr is a plain server step size (such as
+    SCAFFOLD's eta_g). With momentum 0 and lr 1, the add-on is disabled. Buffers have no momentum. If no drawn client
+    has the architecture of a tensor, the tensor and its v stay unchanged.
 
     Args:
         momentum: beta, the momentum, in [0, 1).
@@ -46,7 +46,9 @@ class FedAvgM(AddOn):
         return self.momentum == 0 and self.lr == 1
 
     def server_step(self, server: AveragingServer, mean: Tensors) -> Tensors:
-        """Update the momentum v with the mean change Delta, and return the step of the option `rule`."""
+        """Update the server's momentum with the mean change of the weights, and return the step by the formula
+        `rule`.
+        """
         known: Tensors = server.state.get(self.velocity, {})
         v = {n: self.momentum * known[n] + delta if n in known else delta for n, delta in mean.items()}
         server.state[self.velocity] = {**known, **v}
@@ -89,15 +91,17 @@ class ServerAdaptive(AddOn, ABC):
 
     @abstractmethod
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return the new second moment v.
+        """Return the new second moment v of the clients' mean change, element by element.
 
         Args:
             v: second moment before this round.
-            square: Delta^2, the squared mean change of this round.
+            square: squared mean change of this round.
         """
 
     def server_step(self, server: AveragingServer, mean: Tensors) -> Tensors:
-        """Update the moments m and v with the mean change, and return the step lr m / (sqrt(v) + tau)."""
+        """Update the moments m and v with the mean change of the weights, and return the step lr m / (sqrt(v) +
+        tau).
+        """
         m: Tensors = server.state.get(self.m, {})
         v: Tensors = server.state.get(self.v, {})
         m, v = dict(m), dict(v)
@@ -121,7 +125,7 @@ class FedAdagrad(ServerAdaptive):
     beta1: Decay = 0.0
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return v + Delta^2, which accumulates the squared updates of all rounds."""
+        """Return v + square, which accumulates the squared mean changes of all rounds."""
         return v + square
 
 
@@ -139,7 +143,7 @@ class FedAdam(ServerAdaptive):
     beta2: Decay = 0.99
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return beta2 v + (1 - beta2) Delta^2, the moving average of the squared updates."""
+        """Return beta2 v + (1 - beta2) square, the moving average of the squared mean changes."""
         return self.beta2 * v + (1 - self.beta2) * square
 
 
@@ -155,5 +159,5 @@ class FedYogi(FedAdam):
     key = "ServerYogi"
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return v - (1 - beta2) Delta^2 sign(v - Delta^2)."""
+        """Return v - (1 - beta2) square sign(v - square), which is v moved towards the squared mean change."""
         return v - (1 - self.beta2) * square * torch.sign(v - square)

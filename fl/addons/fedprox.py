@@ -33,7 +33,7 @@ class FedProx(AddOn):
 
     @property
     def damping(self) -> float:  # type: ignore[override]
-        """The weight mu of the proximal term, whose gradient is mu (w - w_t)."""
+        """Weight mu of the proximal term, which pulls the weights towards their values at the start of the round."""
         return self.mu
 
     def loss(self, step: Step) -> Tensor:

@@ -77,7 +77,9 @@ class FedReg(AddOn):
                 )
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """Return the gradient at gamma w + (1 - gamma) w_t, in place of the gradient at w (part 1 of a step)."""
+        """Return the gradient at a mixture of the current weights w and the received weights w_t: gamma w + (1 - gamma)
+        w_t.
+        """
         local, shared = step.local, step.local.shared_parameters()
         with restored(shared.values()):
             with torch.no_grad():
@@ -86,7 +88,10 @@ class FedReg(AddOn):
             return compute()
 
     def after_step(self, step: Step) -> None:
-        """Remove from w - w_t the components that raise the loss on pseudo and perturbed images (part 2 of a step)."""
+        """Remove from the change of the weights its components that raise the loss on generated images.
+
+        These are first the pseudo images and then the perturbed images.
+        """
         local, scratch = step.local, step.local.scratch(self)
         names = [n for n in step.trained if n in local.start]
         if not names:

@@ -38,10 +38,7 @@ class FedSAM(AddOn):
     data_access = "none"
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """Return the gradient at w + rho g / ||g||, where g is the gradient at the weights w.
-
-        The weights stay as they are.
-        """
+        """Return the gradient at the perturbed weights w + rho g / ||g||, where g is the gradient at the weights w."""
         local = step.local
         masks = local.dropout.get_state()
         grads = compute()

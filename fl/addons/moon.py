@@ -46,7 +46,9 @@ class MOON(AddOn):
     data_access = "example"
 
     def loss(self, step: Step) -> Tensor | None:
-        """Return the term mu * l_con (Eq. 3) of the batch, or None if the client has no previous model yet."""
+        """Return mu times the contrastive loss of the batch (Eq. 3), or None if the client has no previous model
+        yet.
+        """
         local = step.local
         if local.previous is None:
             return None

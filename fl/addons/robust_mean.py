@@ -30,8 +30,8 @@ class RobustMean(AddOn):
     (`attackers`) the largest number of false ones among them:
 
     * "median": the median of every coordinate (the mean of the middle two if n is even).
-    * "trimmed": the mean of every coordinate without the f smallest and the f largest values, which is their trimmed
-      mean for beta = f / n.
+    * "trimmed": the mean of every coordinate without the f smallest and the f largest values, which is the paper's
+      trimmed mean with beta = f / n.
     * "krum": the whole change of the client with the smallest sum of squared distances to the n - f - 2 changes closest
       to it (Blanchard et al., "Machine learning with adversaries", NeurIPS 2017). With `best` > 1 it is the mean of the
       `best` changes with the smallest sums (Multi-Krum). The history's rows list the selected clients as
@@ -74,7 +74,9 @@ class RobustMean(AddOn):
 
     @property
     def disabled(self) -> bool:
-        """Whether the rule is a trimmed mean that removes no values, which equals the plain mean."""
+        """Whether the rule is a trimmed mean that removes no values, which equals the plain mean. The add-on is then
+        disabled.
+        """
         return self.rule == "trimmed" and self.attackers == 0
 
     @property
@@ -91,31 +93,31 @@ class RobustMean(AddOn):
         networks, some = settings.networks, 2  # classes: buffers do not depend on how many
         if settings.weights != "uniform":
             raise ValueError(
-                f"RobustMean counts every reply alike: give weights='uniform', got {settings.weights!r}, with which "
-                "an attacker would choose its own weight"
+                "RobustMean gives every reply the same weight: give weights='uniform', got "
+                f"{settings.weights!r}, with which an attacker would choose its own weight"
             )
         require_one_architecture(self, settings, "it compares the changes of one model")
         if any(settings.sent_buffers(networks.template(n, some)) for n in networks.names):
             raise ValueError(
-                "RobustMean does not guard buffers, which one false reply would move: give buffers='drop', or a "
-                "network without batch norm (norm='instance')"
+                "RobustMean does not protect buffers, which one false reply could change arbitrarily: give "
+                "buffers='drop', or a network without batch norm (norm='instance')"
             )
         for addon in (a for a in addons if a is not self and not isinstance(a, ClientDrift | LocalAccuracy)):
             for entry in (e for e in declared_entries(addon) if e.rule != "first"):
                 raise ValueError(
-                    f"RobustMean does not guard {entry.name}, which combines replies by {entry.rule!r}, so that one "
-                    f"false reply would move it: leave {addon.name} out"
+                    f"RobustMean does not protect {entry.name}, which combines replies by {entry.rule!r}, so that one "
+                    f"false reply could change it arbitrarily: leave {addon.name} out"
                 )
 
     def start(self, server: AveragingServer) -> None:
         """Raise ValueError if the run has fewer clients than the rule needs replies."""
         if server.clients < self.needed:
             raise ValueError(
-                f"{self._requirement()}; the run has {server.clients} clients: lower attackers, or bring more"
+                f"{self._requirement()}; the run has {server.clients} clients: lower attackers, or add clients"
             )
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Accept changes of any finite norm in replies, because the rule limits their influence."""
+        """Change the schema so that it accepts updates of any finite norm, because the rule limits their influence."""
         schema[FedAvg.update.key] = EntrySpec.finite(schema[FedAvg.update.key].value)
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:

@@ -47,35 +47,43 @@ class SCAFFOLD(AddOn):
     drift = Entry[Tensors]("sum")
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse Adam and momentum that is kept between rounds, because line 12 needs a sum of this round's
-        gradients.
+        """Refuse Adam and momentum that is kept between rounds, because the control variates need sums of gradients.
+
+        Also refuse several architectures.
         """
         if settings.optimizer.name == "adam":
             raise ValueError(
-                "SCAFFOLD needs optimizer='sgd', got 'adam': its steps do not tell the size of the gradient"
+                "SCAFFOLD needs optimizer='sgd', got 'adam': the size of its steps does not follow that of the gradient"
             )
         if settings.optimizer.state == "client":
             raise ValueError(
-                "SCAFFOLD needs ClientOptimizer(state='round'), got 'client': old momentum is in the change"
+                "SCAFFOLD needs ClientOptimizer(state='round'), got 'client': momentum of earlier rounds is part of "
+                "the change"
             )
         require_one_architecture(self, settings, "c is all clients' mean")
 
     def start(self, server: AveragingServer) -> None:
-        """Set the server's variate c to zero. An empty group stands for zero."""
+        """Set the server's control variate to zero. An empty group of tensors stands for zero."""
         server.state[self.control] = {}
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the server's variate c (line 4)."""
+        """Send the server's control variate c to the client."""
         message[self.control] = server.state[self.control]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect a change of c_i for every tensor of the update. Its norm must not exceed what line 12 can produce."""
+        """Add the change of the client's control variate to the schema of the reply: one tensor for each tensor of the
+        update.
+
+        Its norm must not exceed the largest change that local training can produce.
+        """
         update = schema[FedAvg.update.key]
         control = math.hypot(*(float(torch.linalg.vector_norm(c)) for c in server.state[self.control].values()))
         schema[self.drift.key] = replace(update, max_norm=control + update.max_norm / server.rate)
 
     def before_training(self, local: Local) -> None:
-        """Load both variates, c and c_i, and compute c - c_i, which is added to every gradient (line 10)."""
+        """Load the server's control variate c and the client's c_i, and compute c - c_i, which corrects every
+        gradient.
+        """
         c = local.unprefixed(local.message[self.control])
         own: Tensors = local.memory.get(self.own, {})
         zeros = {n: torch.zeros_like(p) for n, p in local.start.items()}
@@ -85,13 +93,15 @@ class SCAFFOLD(AddOn):
         scratch["shift"] = {n: scratch["c"][n] - scratch["own"][n] for n in zeros}
 
     def correct_gradient(self, step: Step, grads: Tensors) -> None:
-        """Replace g by the corrected gradient, g - c_i + c (line 10)."""
+        """Correct the gradients in place: add c - c_i, the server's minus the client's control variate."""
         for name, shift in step.local.scratch(self)["shift"].items():
             if name in grads:
                 grads[name] = grads[name] + shift
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Store the new c_i (line 12) in the client's memory, and send its change."""
+        """Store the client's new control variate c_i (option II of Algorithm 1) in its memory, and send the change of
+        c_i.
+        """
         c, own = local.scratch(self)["c"], local.scratch(self)["own"]
         drift = {
             n: -c[n] - delta / local.effective_lrs[n] if local.effective_lrs[n] > 0 else torch.zeros_like(delta)
@@ -101,6 +111,8 @@ class SCAFFOLD(AddOn):
         reply[self.drift] = local.prefixed(drift)
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Add the sum of the clients' changes of c_i, divided by the number of all clients, to c (line 17)."""
+        """Add the sum of the changes of the clients' control variates, divided by the number of all clients, to the
+        server's.
+        """
         c, moved = server.state[self.control], replies[self.drift]
         server.state[self.control] = {n: c.get(n, torch.zeros_like(d)) + d / server.clients for n, d in moved.items()}

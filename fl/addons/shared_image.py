@@ -95,9 +95,9 @@ class SharedPool(Shared):
     The labels of the pool are not used. If `keep` is the size of the pool, all images are used; this is the paper's
     FedDF (first row of Table 6).
 
-    In Table 6, the clients have images of CIFAR-10, and `keep` is 1,000 images of CIFAR-100's training split. In the
-    authors' code, runs with selection choose them from a pool of 10,000 images; runs without selection have a pool of
-    1,000.
+    In Table 6, the clients have images of CIFAR-10, and `keep` is 1,000. In the authors' code, runs with selection
+    choose these 1,000 images from a pool of 10,000 images of CIFAR-100's training split; runs without selection have a
+    pool of 1,000.
 
     Args:
         pool: a `LabeledImages`, which is converted to 8-bit pixels, or images uint8 [N, C, H, W]. C, H and W are those
@@ -126,7 +126,7 @@ class SharedPool(Shared):
             pixels = (255 * pixels.pixels().detach()).round().clamp(0, 255).to(torch.uint8)
         if not isinstance(pixels, Tensor) or pixels.dtype != torch.uint8 or pixels.ndim != 4 or not len(pixels):
             got = type(pixels).__name__ if not isinstance(pixels, Tensor) else f"{pixels.dtype} {list(pixels.shape)}"
-            raise TypeError(f"pool must be a set, or pictures uint8 [N, C, H, W], got {got}")
+            raise TypeError(f"pool must be a LabeledImages, or images uint8 [N, C, H, W], got {got}")
         pixels = pixels.cpu().contiguous()
         digest = hashlib.blake2b(repr(tuple(pixels.shape)).encode() + pixels.numpy().tobytes(), digest_size=8)
         self._set_source(pixels, Pool(len(pixels)), digest.hexdigest())

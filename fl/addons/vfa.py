@@ -47,7 +47,9 @@ class VFA(AddOn):
     means = Entry[Tensors]("first", cached=True)
 
     def start(self, server: AveragingServer) -> None:
-        """Draw the means mu_k, [K, d], for each architecture, whose embeddings have the length d."""
+        """Draw a mean of the random features for each class, for each architecture: [K, d] with embeddings of length
+        d.
+        """
         networks = server.settings.networks
         blank = torch.zeros(1, *server.shape, device=server.device, dtype=server.dtype)
 
@@ -59,16 +61,16 @@ class VFA(AddOn):
         server.state[self.means] = networks.for_each(draw)
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the means of this client's architecture.
+        """Send the means of the random features to the client.
 
-        They never change, so they are sent only once to each client.
+        They are those of the client's architecture. They never change, so they are sent only once to each client.
         """
         networks = server.settings.networks
         architecture = networks.architecture(client)
         message[self.means] = networks.prefixed(server.weights(architecture, of=server.state[self.means]), architecture)
 
     def before_training(self, local: Local) -> None:
-        """Load the received means, and make the generator that draws features around them."""
+        """Load the received means of the random features, and make the generator that draws features around them."""
         means = local.unprefixed(local.message[self.means])["mean"]
         local.scratch(self).update(means=means, generator=local.generator(self))
 

@@ -51,7 +51,7 @@ class VFTL(AddOn):
         require_source(self.source)
 
     def start(self, server: AveragingServer) -> None:
-        """Make the virtual set, and pretrain the initial weights of every architecture on it."""
+        """Make the virtual set of noise images, and pretrain the initial weights of every architecture on it."""
         if self.classes > server.task.num_classes:
             raise ValueError(
                 f"VFTL: {self.classes} virtual classes, but outputs for {server.task.num_classes} only: give "

@@ -97,7 +97,7 @@ class VHL(AddOn):
             require_augmentation(self.augment, siamese=False)
         if self.layer is not None and not (self.calibration or self.contrast):
             raise ValueError(
-                f"layer is what calibration and contrast read, but both are 0: leave it out, got layer={self.layer!r}"
+                f"only calibration and contrast use layer, but both are 0: leave it out, got layer={self.layer!r}"
             )
 
     @property
@@ -119,7 +119,9 @@ class VHL(AddOn):
             )
 
     def start(self, server: AveragingServer) -> None:
-        """Make the virtual set, and check that every network has the module `layer` with a usable output."""
+        """Make the virtual set of noise images, and check that every network has the module `layer` with a usable
+        output.
+        """
         noise = virtual_set(server, self, self.source, self.classes, self.per_class, self.options)
         for architecture in server.settings.networks.names if self.layer is not None else ():
             net = server.network(architecture).eval()
@@ -132,18 +134,18 @@ class VHL(AddOn):
         server.state[self.noise] = noise
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the virtual set. It never changes, so its images are sent only once to each client."""
+        """Send the virtual set of noise images. It never changes, so its images are sent only once to each client."""
         message[self.noise] = server.state[self.noise]
 
     def extra_batches(self, local: Local) -> Iterator[Batch]:
-        """Return an iterator over batches of the virtual set, with the augmentation `augment`."""
+        """Return an iterator over batches of the virtual set of noise images, with the augmentation `augment`."""
         noise = local.message[self.noise]
         change = local.settings.augment if isinstance(self.augment, str) else self.augment
         augment = None if change is None else adapt_normalization(change, noise.normalization)
         return local.stream(self, noise, batch=self.batch, joint=True, augment=augment)
 
     def loss(self, step: Step) -> Tensor:
-        """Return the sum of the three terms: the cross-entropy of virtual images, and the two contrastive terms."""
+        """Return the weighted sum of the cross-entropy of virtual images and the two contrastive terms."""
         real, virtual, labels = step.output(), step.output(self), step.batch_of(self).labels
         x, v = (o.embedding if self.layer is None else o.inner[self.layer] for o in (real, virtual))
         contrast = partial(supervised_contrastive, temperature=self.temperature, empty=self.empty)

@@ -42,7 +42,7 @@ def active_addons(addons: Sequence[object]) -> tuple[AddOn, ...]:
                 f"an add-on must be an object, got the class {addon.__name__}: FedAvg({addon.__name__}(...), ...)"
             )
         if not isinstance(addon, AddOn):
-            hint = "; what makes the network is an option: FedAvg(..., factory=...)" if callable(addon) else ""
+            hint = "; pass the function that makes the network as FedAvg(factory=...)" if callable(addon) else ""
             raise TypeError(f"FedAvg takes add-ons (`fl.addons`) before its options, got {type(addon).__name__}{hint}")
         require_plain_options(addon, AddOn)
         _require_attributes(addon)
@@ -61,7 +61,7 @@ def require_composable(addons: Sequence[AddOn]) -> None:
     Raises:
         ValueError: two add-ons have the same class or key, or two add-ons fill the same slot (see `AddOn`).
     """
-    require_distinct(addons, "an add-on may stand in a method once")
+    require_distinct(addons, "a method can have each add-on only once")
     for slot in SLOTS:
         both = [a.name for a in addons if overrides(a, slot)]
         if len(both) > 1:
@@ -121,8 +121,7 @@ def require_whole_models(asking: AddOn, settings: Settings, reason: str) -> None
     """
     if settings.personal:
         raise ValueError(
-            f"{asking.name} needs whole models, so nothing can be personal: {reason}; leave personal out, got "
-            f"personal={settings.personal}"
+            f"{asking.name} needs whole models, because {reason}: leave personal out, got personal={settings.personal}"
         )
 
 

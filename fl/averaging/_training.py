@@ -72,4 +72,4 @@ def train_step(step: Step, addons: Sequence[AddOn], optimizer: torch.optim.Optim
     for addon in addons:
         addon.after_step(step)
     for param in step.trained.values():
-        param.grad = None  # otherwise the next gradient is allocated beside this one
+        param.grad = None  # frees the memory before the next gradient is computed

@@ -49,7 +49,7 @@ def try_augmentation(server: Server, augment: Callable[[Tensor, torch.Generator]
         ) from error
     if not isinstance(changed, Tensor) or changed.shape != images.shape or changed.dtype != images.dtype:
         got = f"{changed.dtype} {list(changed.shape)}" if isinstance(changed, Tensor) else type(changed).__name__
-        raise ValueError(f"augment must give {images.dtype} {list(images.shape)} for such images, got {got}")
+        raise ValueError(f"augment must return {images.dtype} {list(images.shape)} for such images, got {got}")
 
 
 def try_objective(server: Server, objective: Callable[[Tensor, Tensor], Tensor] | None, outputs: int) -> None:
@@ -81,7 +81,7 @@ def try_objective(server: Server, objective: Callable[[Tensor, Tensor], Tensor] 
     if not isinstance(loss, Tensor) or loss.ndim or not loss.requires_grad:
         got = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ValueError(
-            f"objective must give one number, the mean over the batch, that depends on the logits; got {got}"
+            f"objective must return one number, the mean over the batch, that depends on the logits; got {got}"
             f"{'' if isinstance(loss, Tensor) and loss.ndim else ' without a gradient'}"
         )
 
@@ -116,7 +116,7 @@ def require_patterns(settings: Settings, templates: Mapping[str, nn.Module]) -> 
         for phase in settings.phases:
             if not any(phase.trains(n) for n in names):
                 raise ValueError(
-                    f"{phase} trains no parameter{where}: its pattern takes all of them out; give one that leaves some"
+                    f"{phase} trains no parameter{where}: its pattern excludes all of them; give another pattern"
                 )
     return known
 

@@ -201,8 +201,8 @@ class AddOn(Component):
     def loss(self, step: Step) -> Tensor | None:
         """Return a scalar tensor to add to the loss of this `step`, or None to add nothing.
 
-        Called on the client in each step, after the forward pass. If an add-on such as SAM computes the gradient twice
-        in a step, this hook is called twice.
+        Called on the client in each step, after the forward pass. If an add-on such as FedSAM computes the gradient
+        twice in a step, this hook is called twice.
         """
         return None
 
@@ -272,8 +272,8 @@ class AddOn(Component):
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
         """Return the gradient of a step, by parameter name. Called on the client in each step.
 
-        Without this hook, it is the gradient of the loss at the current weights. SAM, for example, moves the weights,
-        computes the gradient there, and moves the weights back.
+        Without this hook, it is the gradient of the loss at the current weights. FedSAM, for example, moves the
+        weights, computes the gradient there, and moves the weights back.
 
         Args:
             step: step with its batches and trained parameters.
@@ -341,7 +341,7 @@ class AddOn(Component):
         Returns:
             Parameters and buffers of all architectures in one group, like `server.state[FedAvg.model]`.
         """
-        raise LookupError(f"{self.name} does not fill the slot 'tested_model'")
+        raise LookupError(f"{self.name} does not fill the slot 'evaluation_model'")
 
     def personal_model(self, local: Local) -> Tensors:
         """Return the client's personal model. It is tested in addition to the global model.

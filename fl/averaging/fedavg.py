@@ -167,7 +167,7 @@ class FedAvg(Entries, Method):
         `docs/user_methods.md` lists the add-ons' hooks in the order in which this function calls them.
         """
         records, private = client.data, any(addon.private for addon in self.addons)
-        if private:  # add-ons see an empty set, besides the one that clips and noises
+        if private:  # only the private add-on gets the records; all others see an empty set
             client = client.without_records()
         local = Local(self.settings, client, message, self.addons)
         for addon in self.addons:
@@ -263,7 +263,10 @@ class FedAvg(Entries, Method):
     # Tests.
 
     def predictors(self, server: Server) -> Mapping[str, Predictor]:
-        """Return the global model of each architecture, by name. Models with personal parameters are left out."""
+        """Return the global model of each architecture, by name of the architecture.
+
+        A model is left out if a part of it stays with the clients.
+        """
         return global_models(self._view(server), self.addons)
 
     def evaluate(self, client: Client, message: Message) -> Message:

@@ -296,7 +296,7 @@ class Local:
         found = {distance for distance in self.effective_lrs.values() if distance > 0}
         if len(found) > 1:
             raise ValueError(
-                "the phases move the shared parameters by different distances, so there is no single path: "
+                "the phases move the shared parameters by different distances, so there is no single `effective_lr`: "
                 f"train all shared parameters in one phase, got phases={self.settings.phases}"
             )
         return max(found, default=0.0)

@@ -72,7 +72,10 @@ class Settings:
         default = 0.1 if self.optimizer.name == "sgd" else 0.001
         object.__setattr__(self, "lr", default if self.lr is None else learning_rate(self.lr, "lr"))
         if self.optimizer.state == "client" and self.optimizer.name == "sgd" and not self.momentum:
-            raise ValueError("ClientOptimizer(state='client') keeps momentum, but momentum is 0: give one, or leave it")
+            raise ValueError(
+                "ClientOptimizer(state='client') keeps momentum between rounds, but momentum is 0: set momentum, or "
+                "leave out state"
+            )
         if self.optimizer.name == "adam" and self.momentum:
             raise ValueError(
                 "momentum belongs to SGD; Adam has its own averages. With optimizer='adam' give momentum=0, "
@@ -177,7 +180,7 @@ def learning_rate(value: float, name: str) -> float:
     """
     rate = check.real_number(value, name, above=0.0)
     if rate > 10:
-        warn(f"{name}={rate:g} is far beyond the rates that train networks (0.001 to 1)")
+        warn(f"{name}={rate:g} is far above the usual learning rates (0.001 to 1)")
     return rate
 
 

@@ -57,7 +57,7 @@ def outputs(network: Network, images: Tensor, layers: Mapping[str, nn.Module] | 
                 f"layer {name!r} must run once in a forward pass and give a tensor with a row for each image, got "
                 f"{got}; name another layer"
             )
-        found[name] = output.flatten(1).clone()  # what follows may work in place
+        found[name] = output.flatten(1).clone()  # later modules may change the tensor in place
 
     with ExitStack() as hooks:
         for name, module in (layers or {}).items():

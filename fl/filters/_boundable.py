@@ -55,14 +55,19 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
             )
     if method.private:
         raise PrivacyError(
-            f"{name} protects single records already; one ledger cannot cover records and whole clients: take either"
+            f"{name} protects single records already; one ledger cannot cover records and whole clients: use "
+            "only one of the two"
         )
     if who := asking(method):
-        raise PrivacyError(f"{who} asks every client before round 1, and the answers would not be noised: leave it out")
+        raise PrivacyError(
+            f"{who} queries every client before round 1, and the answers would not be noised: leave it out"
+        )
     if isinstance(method, FedAvg) and len(method.networks.names) > 1:
-        raise PrivacyError("clients with several architectures have a public denominator each: take one network")
+        raise PrivacyError(
+            "with several architectures, the number of clients of each would be needed: use one architecture"
+        )
     if isinstance(method, FedAvg) and method.settings.weights == "samples":
-        raise PrivacyError("how many images a client has is private: give weights='uniform', got 'samples'")
+        raise PrivacyError("the number of a client's images is private: give weights='uniform', got 'samples'")
     if who := reading(method):
         raise PrivacyError(
             f"{who} reads single replies on the server (read_reply), where they have no noise: leave it out"
@@ -70,7 +75,7 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
     for entry in entries.values():
         if entry.rule == "union":
             raise PrivacyError(
-                f"{entry.name} holds each client's rows apart, without a sum to noise: leave its owner out"
+                f"{entry.name} keeps each client's rows separate, so there is no sum to noise: leave its owner out"
             )
     for addon in (a for a in addons if not overrides(a, "answer")):
         for entry in declared_entries(addon):
@@ -91,14 +96,18 @@ def require_shapes(schema: Schema, clips: Mapping[Entry[Any], float]) -> None:
     for entry in clips:
         if entry.key not in schema:
             raise PrivacyError(
-                f"`expect` must describe {entry.name}, which clip names: noise needs a shape when nobody answers"
+                f"`expect` must describe {entry.name}, which is clipped: noise needs its shape even if no "
+                "client replies"
             )
         if not _fixed(schema[entry.key]):
-            raise PrivacyError(f"{entry.name} must be float32 or float64, and of a fixed shape, as noise has one")
+            raise PrivacyError(
+                f"{entry.name} must be float32 or float64, and have a fixed shape, because noise is added to it"
+            )
     for key, like in schema.items():
         if key in weights and isinstance(like.value, Tensor | dict):
             raise PrivacyError(
-                f"{key} weighs each row of {weights[key]}, and 1 is no such weight: send sums and counts, both clipped"
+                f"{key} holds a weight for each row of {weights[key]}, but weights must be 1: send sums and "
+                "counts, both clipped"
             )
         if key in (FedAvg.buffers.key, FedAvg.counters.key):
             raise PrivacyError(

@@ -122,7 +122,7 @@ class ClientDP(Filter):
         return True
 
     def _split(self, clients: int) -> tuple[float, float]:
-        """Return the noise multiplier of the updates, and the standard deviation of the noise on the counts of bits.
+        """Return the noise multiplier of the updates, and the standard deviation of the noise on the sums of bits.
 
         With adaptive clip norms, `sigma` is divided between both as in theorem 1 of Andrew et al. Otherwise, there are
         no bits.
@@ -140,7 +140,7 @@ class ClientDP(Filter):
         if left <= 0:
             minimum = self.sigma * math.sqrt(len(self.clips)) / 2
             raise ValueError(
-                f"Adaptive(sigma=...) must be over {minimum:g}, as sigma is {self.sigma:g}; got {bits:g}: "
+                f"Adaptive(sigma=...) must be above {minimum:g}, because sigma is {self.sigma:g}; got {bits:g}: "
                 "give a larger one"
             )
         return left**-0.5, bits
@@ -194,7 +194,7 @@ class ClientDP(Filter):
             message[self.norms] = server.state[self.norms]
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
-        """Expect weights of exactly 1 and, with adaptive clip norms, one bit (1/2 or -1/2) for each clipped entry."""
+        """Change the schema so that weights are exactly 1. With adaptive clip norms, add the bits (1/2 or -1/2)."""
         for entry in self.clips:
             if entry.by is not None and entry.by.key in schema:
                 schema[entry.by.key] = EntrySpec(1.0, minimum=1.0, maximum=1.0)
@@ -224,7 +224,7 @@ class ClientDP(Filter):
         A tensor that no client sent consists of noise alone. The method gets only these noised tensors.
         """
         self._ledger(server).spend(self._event(server))
-        count = self.rate * server.clients  # expected in a round: public
+        count = self.rate * server.clients  # expected number of clients in a round, which is public
         update_noise, bit_noise = self._split(server.clients)
         norms = server.state.get(self.norms, torch.tensor(list(self.clips.values()), dtype=torch.float64))
         server.notes["clip_norm"] = dict(zip((e.key for e in self.clips), norms.tolist()))

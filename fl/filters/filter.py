@@ -68,7 +68,7 @@ class Filter(Component):
         By default, the engine draws the clients. Override this function if a privacy guarantee depends on the draw, and
         draw from `server.secret`.
         """
-        raise LookupError(f"{self.name} leaves the draw to the engine: ask it only if `draws_clients`")
+        raise LookupError(f"{self.name} leaves the draw to the engine: call `draw` only if `draws_clients` is true")
 
     def check(self, method: Method) -> None:
         """Raise ValueError if the filter cannot be applied to a `method`.

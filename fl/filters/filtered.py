@@ -30,8 +30,8 @@ class Filtered(Method):
 
     Raises:
         TypeError: `method` is not a method, or `filters` is empty or contains another object.
-        ValueError: two filters have the same class or key, two of the parts draw the clients, or a filter refuses the
-            method.
+        ValueError: two filters have the same class or key, more than one of the method and the filters draws the
+            clients, or a filter refuses the method.
         PrivacyError: a filter would change replies after a private filter has clipped them, or follows a filter that
             hides single replies (`Filter.sealed`).
     """
@@ -54,7 +54,7 @@ class Filtered(Method):
             raise TypeError(f"Filtered takes a method and then one or more filters, got {given}")
         for one in filters:
             require_plain_options(one, Filter)
-        require_distinct(filters, "a filter may stand in a chain once")
+        require_distinct(filters, "a method can have each filter only once")
         self.method: Method = method
         self.filters: tuple[Filter, ...] = filters
         self._links: tuple[Method | Filter, ...] = (method, *filters)
@@ -107,7 +107,7 @@ class Filtered(Method):
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
         """Pass the replies of an exchange to the filter or method that declares it.
 
-        All of them get those of "local".
+        The replies of the exchange "local" are passed to the method and to all filters.
         """
         links = self._links if verb == "local" else (self._owner(verb),)
         found: dict[int, str] = {}

@@ -32,9 +32,9 @@ class FedDM(Method):
     """Federated learning with iterative distribution matching (Xiong et al., CVPR 2023, Algorithm 1).
 
     In each round, a client optimizes `ipc` synthetic images for each of its classes so that their mean embeddings and
-    mean logits match those of its real images (Eq. 8). These are computed with networks drawn at random at distance rho
-    from the received weights (`NetworkBall`). The server then trains its weights on the union of all clients' synthetic
-    images, and keeps them within distance rho of the weights that it sent (section 4.4).
+    mean logits match those of its real images (Eq. 8). The embeddings and logits are computed with networks drawn at
+    random at distance rho from the received weights (`NetworkBall`). The server then trains its weights on the union of
+    all clients' synthetic images, and keeps them within distance rho of the weights that it sent (section 4.4).
 
     Options and deviations. In Eq. 9, every synthetic image has the same weight in the server's loss
     (`weights="synthetic"`). Eq. 9 approximates Eq. 2, which weights clients by their numbers of real images
@@ -45,7 +45,7 @@ class FedDM(Method):
     with fewer images than `ipc`.
 
     Args:
-        factory: function of the number of classes that returns the network.
+        factory: function that takes the number of classes and returns a network.
         ipc: number of images that a client sends for each of its classes; the paper uses 10 (5 on CIFAR-100).
         steps: T, the number of matching steps in a round; the paper uses 1,000.
         rho: radius of the ball; the paper uses 5.
@@ -56,8 +56,8 @@ class FedDM(Method):
         augment: differentiable Siamese augmentation of real and synthetic images, or None.
         server_epochs, server_batch, server_lr, server_momentum, server_weight_decay: options of SGD on the server.
         project: whether the server's weights are kept within distance rho of the weights at the start of the round.
-        weights: weights of the synthetic images in the server's loss: equal ("synthetic", Eq. 9), or such that each
-            client has the weight of its real images ("samples", Eq. 2).
+        weights: weights of the synthetic images in the server's loss: equal ("synthetic", Eq. 9), or such that the
+            images of a client together have its number of real images as weight ("samples", Eq. 2).
         max_samples: with "samples", the largest number of real images that a client may report. Replies with larger
             numbers are refused.
 
@@ -162,9 +162,10 @@ class FedDM(Method):
         return empty_set(server)
 
     def expect(self, server: Server, client: int) -> Schema:
-        """Expect an image set with at most `ipc` images per class and, with `weights="samples"`, the client's weight.
+        """Return the schema of a reply: an image set and, with `weights="samples"`, the client's weight.
 
-        The set must have no `info`, because it would show which classes a client lacks.
+        The set has at most `ipc` images per class. It must have no `info`, because this would show which classes a
+        client lacks.
         """
         most, limit = self.ipc * server.task.num_classes, pixel_limit(server)
         schema: Schema = {

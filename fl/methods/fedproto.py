@@ -101,7 +101,7 @@ class FedProto(Method):
             raise TypeError(f"condensed must be a Condensed(refine_steps=0, ...), got {stable_repr(self.condensed)}")
         if self.condensed is not None and self.condensed.refine_steps and self.condensed.selected:
             raise ValueError(
-                "FedProto has no global network to refine sets under: Condensed(refine_steps=0), got "
+                "FedProto has no global network with which to refine sets: give Condensed(refine_steps=0), got "
                 f"refine_steps={self.condensed.refine_steps}"
             )
         if self.condensed is not None and self.condensed.disabled:
@@ -170,7 +170,9 @@ class FedProto(Method):
         return Message({self.count: weight.to(means.dtype), self.means: means})
 
     def expect(self, server: Server, client: int) -> Schema:
-        """Expect a mean embedding and a count for every class; both are 0 for a class that the client lacks."""
+        """Return the schema of a reply: a mean embedding and a weight for every class, both 0 for a class that the
+        client lacks.
+        """
         prototypes = server.state[self.prototypes]
         most = self.max_samples if self.weights == "samples" else 1.0
         return {

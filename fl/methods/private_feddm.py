@@ -71,8 +71,8 @@ class PrivateFedDM(FedDM):
         rate: probability with which a record takes part in a step (only for "image_sgd").
         steps, lr, momentum: options of the optimization of the images. The default of `lr` is 200 for "class_means",
             and 0.1 for "image_sgd".
-        public_statistics: whether the normalization of the images comes from public data. A normalization that was
-            measured on the images is refused otherwise.
+        public_statistics: whether the normalization of the images comes from public data. If False, a normalization
+            that was measured on the images is refused.
         weights: weights of the images in the server's loss: equal ("synthetic"), or by the noised number of records of
             the image's class at its client ("samples").
         options: other options of `FedDM`: `factory`, `ipc`, `rho`, `match`, `augment`, and the options of the server.
@@ -308,7 +308,7 @@ class PrivateFedDM(FedDM):
         return (self.sizes_of(client)[synthetic.labels] / self.ipc).clamp(0.0, self.max_samples).float()
 
     def expect(self, server: Server, client: int) -> Schema:
-        """Expect the reply of `FedDM` and, with `weights="samples"`, a weight for each image.
+        """Return the schema of a reply: that of `FedDM` and, with `weights="samples"`, a weight for each image.
 
         Pixels may be as large as `MAX_MAGNITUDE`, because noise may make them far larger than in `FedDM`.
         """
@@ -328,7 +328,11 @@ class PrivateFedDM(FedDM):
         super().train(server, union, weight)
 
     def weigh(self, replies: AggregatedReplies) -> Tensor:
-        """Return the weight of each image of the union, float [N] with mean 1, by the option `weights`."""
+        """Return the weight of each image of the union in the server's loss, float [N] with mean 1.
+
+        All weights are equal with `weights="synthetic"`. With "samples", they are in proportion to those that clients
+        sent.
+        """
         if self.weights == "synthetic":
             return super().weigh(replies)
         weight = replies[self.samples]

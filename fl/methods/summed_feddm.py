@@ -47,8 +47,8 @@ class SummedFedDM(PrivateFedDM):
             depend on private data. Pass either this or `sigma_sizes`.
         sigma_sizes: standard deviation, in records, of the noise on the numbers of records per class. With "full", it
             applies to each client's numbers, which are released once. With "shares", it applies to the total, which is
-            released in every round; a client's share of the noise must not be used in two sums. For "shares", pass
-            `spent=[(sigma_sizes, 1.0, rounds)]` to `privacy.plan_noise`.
+            released in every round, because a client's share of the noise must not be part of two sums. For "shares",
+            pass `spent=[(sigma_sizes, 1.0, rounds)]` to `privacy.plan_noise`.
         options: other options of `PrivateFedDM`, except `mechanism`.
 
     Raises:
@@ -96,7 +96,8 @@ class SummedFedDM(PrivateFedDM):
     def send(self, server: Server, client: int) -> Message:
         """Return a message with the weights, the number of clients that share the noise, and the images for centering.
 
-        The mean embedding of these images is subtracted from all embeddings. The number is 1 with `noise="full"`.
+        The mean embedding of these images is subtracted from all embeddings. With `noise="full"`, the number of clients
+        is sent as 1.
         """
         among = float(len(server.drawn)) if self.noise == "shares" else 1.0
         message = Message({self.model: server.state[self.model], self.among: among})
@@ -143,7 +144,10 @@ class SummedFedDM(PrivateFedDM):
         return sums + noise.to(sums.device)
 
     def expect(self, server: Server, client: int) -> Schema:
-        """Expect sums for every network and class and, if `sizes` is not given, the number of records of each class."""
+        """Return the schema of a reply: noised sums of the embeddings, for each network and class.
+
+        If `sizes` is not given, the reply also has the noised number of records of each class.
+        """
         sums = server.state[self.sums]
         schema: Schema = {self.sums.key: EntrySpec(sums)}
         if self.sizes is None:

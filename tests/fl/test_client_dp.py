@@ -471,13 +471,13 @@ class Normed(Tiny):
 
 
 BUILT: list[tuple[Any, Any, str]] = [
-    (lambda: FedAvg(factory=Tiny), 1.0, "how many images a client has is private: give weights='uniform'"),
+    (lambda: FedAvg(factory=Tiny), 1.0, "the number of a client.s images is private: give weights='uniform'"),
     (lambda: averaging(SCAFFOLD()), 1.0, r"SCAFFOLD\.drift has no clip: give clip="),
     (lambda: averaging(FedNova()), 1.0, r"FedNova\.tau has no clip"),
     (lambda: averaging(FedExP()), 1.0, r"FedExP\.norm has no clip"),
     (lambda: averaging(FedDF(steps=1)), {FedAvg.update: 1.0, FedDF.logits: 1.0}, "FedDF reads single replies"),
     (lambda: averaging(FedGen()), 1.0, "FedGen reads single replies on the server"),
-    (lambda: averaging(Anchors(init="statistics")), 1.0, "Anchors asks every client before round 1"),
+    (lambda: averaging(Anchors(init="statistics")), 1.0, "Anchors queries every client before round 1"),
     (lambda: averaging(factory={"a": Tiny, "b": Tiny}, assign={}), 1.0, "several architectures"),
     (lambda: FedDM(factory=Tiny), {FedDM.samples: 1.0}, r"FedDM\.samples cannot be noised: its rule is 'union'"),
     (lambda: FedDM(factory=Tiny), 1.0, r"clip names FedAvg\.update, which FedDM does not have"),
@@ -509,7 +509,7 @@ def test_methods_with_unbounded_entries_are_refused_when_built() -> None:
     refused: list[tuple[Method, Any, str]] = [
         (averaging(Noisy()), 1.0, "FedAvg protects single records already; one ledger cannot cover"),
         (averaging(Largest()), 1.0, r"Largest\.top is a maximum"),
-        (Rows(), CLIPS, r"Rows\.rows holds each client's rows apart"),
+        (Rows(), CLIPS, r"Rows\.rows keeps each client's rows separate"),
         (Digests(), CLIPS, "Digests reads single replies on the server"),
     ]
     for method, clip, why in refused:
@@ -543,11 +543,11 @@ def test_replies_that_no_clip_bounds_are_refused_before_round_1() -> None:
         (averaging(factory=Normed), 1.0, r"FedAvg\.buffers, batch-norm statistics, .*buffers='drop'.*norm='instance'"),
         (averaging(factory=Normed, buffers="local"), 1.0, r"FedAvg\.counters, batch-norm statistics"),
         (Sums(), less, r"replies hold Sums\.number, which has no clip"),
-        (Free(), CLIPS, r"Sums\.vector must be float32 or float64, and of a fixed shape"),
-        (Whole(), CLIPS, r"Sums\.vector must be float32 or float64, and of a fixed shape"),
-        (Half(), CLIPS, r"Sums\.group must be float32 or float64, and of a fixed shape"),
+        (Free(), CLIPS, r"Sums\.vector must be float32 or float64, and have a fixed shape"),
+        (Whole(), CLIPS, r"Sums\.vector must be float32 or float64, and have a fixed shape"),
+        (Half(), CLIPS, r"Sums\.group must be float32 or float64, and have a fixed shape"),
         (Silent(), CLIPS, r"`expect` must describe Sums\.fixed"),
-        (FedProto(factory=Tiny), protos, r"FedProto\.count weighs each row of FedProto\.means"),
+        (FedProto(factory=Tiny), protos, r"FedProto\.count holds a weight for each row of FedProto\.means"),
     ]
     for method, clip, why in refused:
         with pytest.raises(PrivacyError, match=why):
@@ -564,7 +564,7 @@ def test_invalid_options_are_refused() -> None:
         ((1.0, 0.0, 1.0), None, "rate must be greater than 0"),
         ((1.0, 0.5, 0.0), None, r"the clip of FedAvg\.update must be greater than 0"),
         ((1.0, 0.5, {}), None, "clip must hold at least one entry"),
-        ((1.0, 0.5, 1.0), {"sigma": 0.5}, r"Adaptive\(sigma=...\) must be over 0\.5, as sigma is 1; got 0\.5"),
+        ((1.0, 0.5, 1.0), {"sigma": 0.5}, r"Adaptive\(sigma=...\) must be above 0\.5, because sigma is 1; got 0\.5"),
         ((1.0, 0.5, 1.0), {"sigma": -1.0}, "sigma must be greater than 0"),
         ((1.0, 0.5, 1.0), {"quantile": 1.5}, "quantile must be in"),
         ((1.0, 0.5, 1.0), {"step": 0.0}, "step must be greater than 0"),
@@ -572,7 +572,7 @@ def test_invalid_options_are_refused() -> None:
     for options, adaptive, why in bad:
         with pytest.raises(ValueError, match=why):
             ClientDP(*options, adaptive=None if adaptive is None else Adaptive(**adaptive))
-    with pytest.raises(ValueError, match=r"must be over 0\.5, as sigma is 1; got 0\.125"):
+    with pytest.raises(ValueError, match=r"must be above 0\.5, because sigma is 1; got 0\.125"):
         play(Filtered(averaging(), ClientDP(1.0, 0.5, 1.0, Adaptive())))
     with pytest.raises(ValueError, match="the method draws its clients itself"):
         play(Filtered(averaging(), ClientDP(1.0, 0.5, 1.0)), participation=0.5)

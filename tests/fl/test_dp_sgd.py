@@ -467,7 +467,7 @@ def test_per_example_term_is_clipped_together_with_the_objective() -> None:
 
 
 def test_counts_and_batch_statistics_are_refused_when_built() -> None:
-    with pytest.raises(ValueError, match="DPSGD needs weights='uniform': how many records a client has is private"):
+    with pytest.raises(ValueError, match="DPSGD needs weights='uniform': the number of a client's records is private"):
         FedAvg(noisy(), factory=network)
     normed = partial(Tiny, norm=True)
     with pytest.raises(BatchStatistics, match=r"DPSGD: .*norm='instance'.*without_batch_norm"):
@@ -514,9 +514,9 @@ class Centred(nn.Module):
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "class weights": ({"objective": weighted}, NotSeparable, "Use the mean over examples"),
     "a sum": ({"objective": added}, NotSeparable, "Use the mean over examples"),
-    "no number": ({"objective": each}, ValueError, "must give one number"),
+    "no number": ({"objective": each}, ValueError, "must return one number"),
     "mixup": ({"augment": mixup}, NotCapturable, "the augmentation mixup draws random numbers by aten.randperm"),
-    "two of one": ({"augment": lambda x, g: torch.cat([x, x])}, ValueError, r"augment must give torch.float32 \[2,"),
+    "two of one": ({"augment": lambda x, g: torch.cat([x, x])}, ValueError, r"augment must return torch.float32 \[2,"),
     "a network with memory": (
         {"factory": partial(Centred, how="counts")},
         BatchStatistics,

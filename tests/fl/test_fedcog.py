@@ -303,7 +303,7 @@ def test_refusals() -> None:
     for options in bad:
         with pytest.raises(ValueError, match=next(iter(options))):
             FedCOG(**options)
-    with pytest.raises(TypeError, match="decoder must be called with a shape and a length"):
+    with pytest.raises(TypeError, match="decoder must be a function of a shape and a length"):
         FedCOG(decoder="small")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="regenerate must be True or False"):
         FedCOG(regenerate=2)  # type: ignore[arg-type]
@@ -314,5 +314,5 @@ def test_refusals() -> None:
         def batches(self, local: Any, data: Any, phase: Any) -> Any:
             return iter(())
 
-    with pytest.raises(ValueError, match="cannot tell half of the steps: Makes makes the batches"):
+    with pytest.raises(ValueError, match="needs the number of steps, but Makes makes the batches"):
         FedAvg(FedCOG(regenerate=True), Makes(), factory=Tiny)

@@ -174,7 +174,9 @@ def test_on_condensed_data_equals_fedproto_on_these_sets(participation: float | 
 
 
 def test_values_of_condensed_are_checked() -> None:
-    with pytest.raises(ValueError, match=r"no global network to refine sets under: Condensed\(refine_steps=0\)"):
+    with pytest.raises(
+        ValueError, match=r"no global network with which to refine sets: give Condensed\(refine_steps=0\)"
+    ):
         FedProto(factory=Tiny, condensed=Condensed())
     with pytest.raises(TypeError, match="condensed must be a Condensed"):
         FedProto(factory=Tiny, condensed=Condensed)  # type: ignore[arg-type]

@@ -284,5 +284,5 @@ def test_misuse_of_a_message_is_refused() -> None:
         message.h = torch.zeros(2)
     with pytest.raises(TypeError, match=r"`items\(\)` yields"):
         list(message)
-    with pytest.raises(TypeError, match=r"by Entry, got 'Parts.number'"):
+    with pytest.raises(TypeError, match=r"by an Entry, got 'Parts.number'"):
         message["Parts.number"]

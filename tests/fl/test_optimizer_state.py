@@ -107,7 +107,7 @@ def test_nothing_more_is_sent_and_the_default_keeps_nothing(tmp_path: Path) -> N
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="state must be one of"):
         ClientOptimizer(state="server")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="keeps momentum, but momentum is 0"):
+    with pytest.raises(ValueError, match="keeps momentum between rounds, but momentum is 0"):
         FedAvg(factory=Tiny, optimizer=ClientOptimizer(state="client"))
     for addon in (SCAFFOLD(), FedNova()):
         with pytest.raises(ValueError, match=rf"{addon.name} needs ClientOptimizer\(state='round'\)"):

@@ -306,10 +306,10 @@ def test_method_not_declared_private_cannot_charge() -> None:
     class Silent(NoisySum):
         private = False
 
-    with pytest.raises(NoUsableReply, match="the method must say `private = True`"):
+    with pytest.raises(NoUsableReply, match="the method must have `private = True`"):
         simulate(Silent(), client_data()[:2], rounds=1, progress=False)
     client = Client(0, empty_client(), None, None, 1, 0)  # type: ignore[arg-type]
-    with pytest.raises(PrivacyError, match="there is no ledger"):
+    with pytest.raises(PrivacyError, match="the run has no ledger to charge"):
         client.spend("x", 1.0)
 
 

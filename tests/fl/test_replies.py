@@ -205,7 +205,7 @@ FOUND: list[tuple[str, str, Callable[[Message], Any], str]] = [
     ("uint16", "FedProto", with_values(FedProto__means=torch.zeros(3, 48).to(torch.uint16)), "uint16"),
     ("weight of another kind", "FedProto", with_values(FedProto__count=3.0), "is a float, want a Tensor"),
     ("weight of other rows", "FedProto", with_values(FedProto__count=torch.ones(4)), r"has shape \[4\], want \[3\]"),
-    ("no rows' weight", "PrivateFedDM", with_values(FedDM__samples=torch.ones(1)), "must have a row for each of"),
+    ("no rows' weight", "PrivateFedDM", with_values(FedDM__samples=torch.ones(1)), "must have as many rows as"),
     ("too many of one class", "FedDM", lambda r: with_values(FedDM__images=r[FedDM.images][[0] * 3])(r), "one class"),
     ("missing", "FedProto", gone("FedProto.means"), r"FedProto\.means is missing"),
 ]  # fmt: skip
@@ -232,7 +232,7 @@ def test_mismatched_or_missing_rows_are_refused_by_name(other: Any) -> None:
     along = EntrySpec(torch.zeros(1), max_rows=9, same_rows_as=Both.values)
     schema: Schema = {Both.weights.key: along, Both.values.key: EntrySpec(torch.zeros(1), max_rows=9)}
     check_reply(Message({Both.weights: torch.ones(2), Both.values: torch.ones(2)}), entries, schema)
-    with pytest.raises(BadReply, match=r"Both\.weights must have a row for each of Both\.values: 2 for (None|3)"):
+    with pytest.raises(BadReply, match=r"Both\.weights must have as many rows as Both\.values, got 2 and (None|3)"):
         check_reply(Message({Both.weights: torch.ones(2), Both.values: other}), entries, schema)
 
 
@@ -249,7 +249,7 @@ def test_impossible_evaluation_is_not_counted(place: int) -> None:
         return with_values(FedDM__tested={"global": sums})(honest)
 
     hostile, absent = (play(Hostile(METHODS["FedDM"](), answer(how)), 1) for how in (more, lost))
-    assert "right" in hostile.rows[0]["failed_evaluation"]["1"]
+    assert "correct" in hostile.rows[0]["failed_evaluation"]["1"]
     assert rows_of(hostile) == rows_of(absent)
     assert hostile.rows[0]["accuracy_clients"]["clients"] == 2
 

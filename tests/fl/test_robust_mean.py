@@ -250,14 +250,17 @@ class Summed(AddOn):
             lambda: FedAvg(RobustMean(1), factory={"a": Tiny, "b": Tiny}, weights="uniform", assign=lambda k: "a"),
             r"RobustMean needs one architecture, got \['a', 'b'\]",
         ),
-        (lambda: FedAvg(RobustMean(1), factory=network, weights="uniform"), r"does not guard buffers.*buffers='drop'"),
+        (
+            lambda: FedAvg(RobustMean(1), factory=network, weights="uniform"),
+            r"does not protect buffers.*buffers='drop'",
+        ),
         (
             lambda: FedAvg(RobustMean(1), SCAFFOLD(), factory=Tiny, weights="uniform"),
-            r"does not guard SCAFFOLD.drift, which combines replies by 'sum'.*leave SCAFFOLD out",
+            r"does not protect SCAFFOLD.drift, which combines replies by 'sum'.*leave SCAFFOLD out",
         ),
         (
             lambda: FedAvg(RobustMean(1), Summed(), factory=Tiny, weights="uniform"),
-            r"does not guard SCAFFOLD.drift.*leave Summed out",
+            r"does not protect SCAFFOLD.drift.*leave Summed out",
         ),
         (
             lambda: Filtered(FedAvg(RobustMean(1), factory=Tiny, weights="uniform"), ClientDP(1.0, 0.5, clip=1.0)),

@@ -109,7 +109,7 @@ def test_the_laws(tmp_path: Path, global_rng_untouched: None) -> None:
 
 def test_refusals() -> None:
     for bad in (PICTURES.float(), PICTURES[0], PICTURES[:0], None):
-        with pytest.raises(TypeError, match="pool must be a set, or pictures uint8"):
+        with pytest.raises(TypeError, match="pool must be a LabeledImages, or images uint8"):
             SharedPool(bad)  # type: ignore[arg-type]
     wrong: list[dict[str, Any]] = [{"keep": 15}, {"rate": 1.2}, {"steps": 0}, {"clip": 0.0}, {"returns": "first"}]
     for options in wrong:

@@ -386,7 +386,7 @@ def test_incompatible_parts_are_refused_when_built() -> None:
         FedAvg(SharedImage(PHOTO, **SMALL, rate=1.0), other, factory=Tiny)
     with pytest.raises(ValueError, match="FedDF and SharedImage cannot be combined: both fill the slot 'refine'"):
         FedAvg(shared, FedDF(), factory=Tiny)
-    with pytest.raises(ValueError, match="nothing can be personal"):
+    with pytest.raises(ValueError, match="leave personal out"):
         FedAvg(shared, factory=Tiny, personal="classifier.*")
     with pytest.raises(ValueError, match="max_norm must be greater than 0"):
         ClippedCrossEntropy(0.0)

@@ -72,9 +72,9 @@ def test_sums_of_any_test_set_pass_and_a_changed_count_fails(n: int, seed: int) 
         for place, by in wrong:
             other = sums.clone()
             other[place] += by
-            with pytest.raises(ValueError, match=r"cannot be right|whole numbers|are right, but"):
+            with pytest.raises(ValueError, match=r"cannot be correct|whole numbers|are correct, but"):
                 task.check_sums(other)
-        with pytest.raises(ValueError, match="cannot be right"):
+        with pytest.raises(ValueError, match="cannot be correct"):
             task.check_sums(torch.zeros(12, dtype=torch.float64))
 
 

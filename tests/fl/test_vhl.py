@@ -339,7 +339,7 @@ def test_refusals() -> None:
         VHL(augment="none")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="augment"):
         VHL(augment=True)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="layer is what calibration and contrast read, but both are 0"):
+    with pytest.raises(ValueError, match="only calibration and contrast use layer, but both are 0"):
         NaiveVHL(layer="body")
     with pytest.raises(ValueError, match=r"VHL: the network has no layer 'layer1'; it has body, body.0, body.1"):
         run_method(VHL(**NOISE, layer="layer1"))
@@ -356,7 +356,7 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="VFTL: 10 virtual classes, but outputs for 3 only"):
         run_method(VFTL())
     wide = LabeledImages(torch.rand(4, 1, 2, 3), torch.tensor([0, 1, 0, 1]))
-    with pytest.raises(ValueError, match="noise is square, but the clients' images are 2x3; give a set"):
+    with pytest.raises(ValueError, match="noise images are square, but the clients' images are 2x3; give a set"):
         run_method(VHL(), clients=[wide], factory=lambda k: nn.Sequential(nn.Flatten(), nn.Linear(6, k)))
     rows = [LabeledImages(c.images, F.one_hot(c.labels, 3).float()) for c in federation()]
     for addon in (VHL(), VFA(), VFTL()):
