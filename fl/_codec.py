@@ -30,7 +30,7 @@ _FORMS = {
     "set": {"kind", "names", "mean", "std", "num_classes", "info"},
     "plain": {"kind", "value"},
 }
-"""Fields of each kind of form. All of them are required; a set's form may have flags in addition."""
+"""Fields of a value's description, by kind of value. All are required; that of an image set may also have flags."""
 _FLAGS = ("measured", "given")
 _PARTS = ("images", "labels", "zca.center", "zca.matrix", "zca.inverse")
 

@@ -151,14 +151,14 @@ class Message:
 
     def __getitem__(self, entry: Entry[V]) -> V:
         if not isinstance(entry, Entry):
-            raise TypeError(f"a message is indexed by an Entry, got {entry!r}")
+            raise TypeError(f"the values of a message are accessed by an Entry, got {entry!r}")
         if entry.key not in self._values:
             raise KeyError(f"the message holds no {entry.key!r}; it holds {', '.join(self._values) or 'nothing'}")
         return cast(V, self._values[entry.key])
 
     def __setitem__(self, entry: Entry[Any], value: Any) -> None:
         if not isinstance(entry, Entry):
-            raise TypeError(f"a message is indexed by an Entry, got {entry!r}")
+            raise TypeError(f"the values of a message are accessed by an Entry, got {entry!r}")
         if not entry.key:
             raise ValueError(
                 "an Entry must be declared as a class attribute before it is used, in the class body, as "

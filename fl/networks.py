@@ -21,7 +21,7 @@ from fl.participants import Client, Server
 __all__ = ["Factory", "Networks", "copied", "embedding_size"]
 
 Factory = Callable[[int], nn.Module]
-"""Function of the number of outputs that returns the network."""
+"""Function that takes the number of outputs and returns a network."""
 
 _LOOKED_UP = 1000
 """Maximum number of clients for which a function `assign` is called before a run."""

@@ -114,7 +114,7 @@ class Source(ABC):
         Args:
             network: network in eval mode.
             stored: tensor from which the images are computed.
-            keep: number of images to select; with `count`, all images are selected.
+            keep: number of images to select. If it equals `count`, all images are selected.
             view: format of the network's input images.
             width: number of outputs of the network.
             generator: generator of the random draws of the selection.

@@ -39,17 +39,19 @@ class Anchors(AddOn):
     supervised contrastive loss over the batch together with all of G (Eqs. 2 and 4, line 20). G is sent only in these
     rounds, and only if it has changed since it was last sent to the client.
 
-    Deviations. The contrastive term is a mean over its elements, as in the authors' code; Eq. 4 has a sum
-    (`reduction="sum"`), which needs a different weight. `regulariser="mmd"` is the paper's alternative (Fig. 3a). The
-    term is then `weight` times the squared MMD between the embeddings of the batch and of G under five Gaussian kernels
-    (`losses.rbf_mmd`), without labels, as in the authors' code (fedlgd_main.py, lines 83-85). Gradients flow through
-    both sets of embeddings, as in that code. In the authors' code, clients also train on G in the selected rounds, so
-    that G contributes to the gradient that it is then fitted to; `joined="always"` does the same. In the authors' code,
-    G starts from the clients' mean class statistics; in the paper, it starts from noise. `init="statistics-whole-set"`
-    divides a class's sums by the number of all pixels of a client, as that code does; `init="statistics"` divides by
-    the pixels of the class. For both kinds of statistics, each client is queried once, before round 1. The client sends
-    2C values per class for C channels, and states which classes it has. Images of classes that no client has start from
-    noise.
+    `regulariser="mmd"` is the paper's alternative term (Fig. 3a), in the form of the authors' code (fedlgd_main.py,
+    lines 83-85). It is `weight` times the squared MMD between the embeddings of the batch and of G under five Gaussian
+    kernels (`losses.rbf_mmd`). It does not use labels, and gradients flow through both sets of embeddings.
+
+    Deviations. The contrastive term is a mean over images, as in the authors' code; Eq. 4 has a sum
+    (`reduction="sum"`), which needs a different weight. In the authors' code, clients also train on G in the selected
+    rounds, so G itself affects the gradient to which it is then fitted. Use `joined="always"` for this.
+
+    The initial G is noise, as in the paper; in the authors' code, it is drawn from the mean of the clients' class
+    statistics. With `init="statistics-whole-set"`, these statistics are divided by the number of all pixels of a
+    client, as in that code; with `init="statistics"`, by the number of pixels of the class. For both, each client is
+    queried once, before round 1. It sends 2C values per class for C channels, and states which classes it has. Images
+    of classes that no client has start from noise.
 
     Args:
         ipc: number of images per class in G; the paper uses 10. 0 disables the add-on.

@@ -141,8 +141,8 @@ class DPSGD(AddOn):
             batch = Batch(images, labels, dict(zip(names, columns)))
             return Step.example_loss(local, batch, moved).expand(len(images))
 
-        if any(term.data_access == "example" for term in local.terms):  # they may use values of this round
-            with torch.no_grad():  # values prepared at the first call must not be traced
+        if any(term.data_access == "example" for term in local.terms):  # these terms may use values of this round
+            with torch.no_grad():  # values that a term prepares at its first call must not be traced
                 losses(*(t.new_zeros(1, *t.shape[1:]) for t in tensors))
             return per_example_gradients(local.net, losses, tensors, trained=moved)
         with _LOCK:

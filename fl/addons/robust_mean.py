@@ -90,7 +90,7 @@ class RobustMean(AddOn):
 
         Also refuse several architectures, for which the rules are not defined.
         """
-        networks, some = settings.networks, 2  # classes: buffers do not depend on how many
+        networks, some = settings.networks, 2  # any number of classes, because buffers do not depend on it
         if settings.weights != "uniform":
             raise ValueError(
                 "RobustMean gives every reply the same weight: give weights='uniform', got "

@@ -45,7 +45,7 @@ class SharedImage(Shared):
     Args:
         image: the shared image, uint8 [C, H, W], or float in [0, 1], which is rounded to 8 bits; C is that of the
             clients' images.
-        keep: number of crops that are selected for a round; with `count`, all crops are used.
+        keep: number of crops that are selected for a round. If it equals `count`, all crops are used.
         count: number of crops from which to select.
         seed: seed from which every participant computes the same crops.
         size: side of a crop in pixels. None means the side of the clients' images, which must then be square.

@@ -98,7 +98,7 @@ def require_full_models(asking: AddOn, settings: Settings, addons: Sequence[AddO
         ValueError: parameters or batch statistics stay with the clients (options `personal` and `buffers`), or an
             add-on rescales the clients' updates.
     """
-    networks, some = settings.networks, 2  # classes: buffers do not depend on how many
+    networks, some = settings.networks, 2  # any number of classes, because buffers do not depend on it
     require_whole_models(asking, settings, "it runs the clients' models on the server")
     require_unscaled(asking, addons)
     if settings.buffers != "mean" and any(floating_buffers(networks.template(n, some)) for n in networks.names):

@@ -23,7 +23,7 @@ SLOTS = (
     "dataset", "batches", "gradient", "scale_update", "aggregate", "server_step", "refine",
     "evaluation_model", "personal_model",
 )  # fmt: skip
-"""Names of the slots. Only one add-on may fill a slot, because the result would depend on the order of several."""
+"""Names of the slots: hooks that only one add-on of a method may override, as the order of several would matter."""
 
 
 class AddOn(Component):

@@ -155,7 +155,7 @@ class ClientDP(Filter):
         Raises:
             PrivacyError: a reply contains an entry that is not clipped or has no fixed shape.
             NotAccountable: the ledger's delta is at least 1 / (number of clients).
-            ValueError: `Adaptive.sigma` is too small for `sigma`.
+            ValueError: `Adaptive.sigma` is so small that, with this `sigma`, no noise is left for the updates.
         """
         require_shapes(expected, self.clips)
         self._ledger(server).assume("ClientDP")

@@ -42,7 +42,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 SLOT = "both fill the slot '{}'"
 STEPS = ("FedAdagrad", "FedAdam", "FedAvgM", "FedYogi")
 ROUNDS = "needs weights from the clients in every round"
-UNGUARDED = "so that one false reply would move it"
+UNGUARDED = "so that one false reply could change it arbitrarily"
 TOGETHER, JOINS = "reads the images of a batch together", "adds images of its own"
 REFUSED: dict[tuple[str, str], str] = {
     **dict.fromkeys(itertools.combinations(STEPS, 2), SLOT.format("server_step")),
@@ -241,10 +241,10 @@ BASES: dict[str, tuple[Make, dict[str, str]]] = {
     ),
     "FedRep": (
         representation,
-        {"Anchors": "nothing can be personal", "Ditto": "nothing can be personal", "FedDF": "nothing can be personal",
-         "FedGen": "nothing can be personal", "SharedImage": "nothing can be personal",
-         "SharedPool": "nothing can be personal", "LocalAccuracy": "nothing can be personal",
-         "ClientDrift": "nothing can be personal"},
+        {"Anchors": "leave personal out", "Ditto": "leave personal out", "FedDF": "nothing can be personal",
+         "FedGen": "leave personal out", "SharedImage": "leave personal out",
+         "SharedPool": "leave personal out", "LocalAccuracy": "leave personal out",
+         "ClientDrift": "leave personal out"},
     ),
     "FedLGD": (
         virtual,
