@@ -241,7 +241,7 @@ BASES: dict[str, tuple[Make, dict[str, str]]] = {
     ),
     "FedRep": (
         representation,
-        {"Anchors": "leave personal out", "Ditto": "leave personal out", "FedDF": "nothing can be personal",
+        {"Anchors": "leave personal out", "Ditto": "leave personal out", "FedDF": "leave personal out",
          "FedGen": "leave personal out", "SharedImage": "leave personal out",
          "SharedPool": "leave personal out", "LocalAccuracy": "leave personal out",
          "ClientDrift": "leave personal out"},
