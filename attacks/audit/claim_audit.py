@@ -106,7 +106,7 @@ def audit_claim(
 
 
 def _worst(chosen: SplitRuns, claim: Sequence[tuple[float, float]]) -> tuple[Event, tuple[float, float]]:
-    """Return the event and the (epsilon, delta) pair whose inequality seems violated most, in standard errors.
+    """Return the event and the (epsilon, delta) pair whose inequality is violated by the most standard errors.
 
     Args:
         chosen: the half of the runs that is used for choosing an event.

@@ -28,7 +28,8 @@ class MessageResult:
         aligned: PSNR in decibels after the reconstruction's brightness and contrast were fitted to the private image
             (see `attacks.align`), because norm layers hide both.
         labels: share of the private labels that were recovered, compared by counts per class, in [0, 1].
-        loss: loss of the attack for the returned images. An attacker knows only this value of all results.
+        loss: loss of the attack for the returned images. This is the only result that an attacker can compute without
+            the private images.
     """
 
     name: str

@@ -164,7 +164,7 @@ class DefendedMessage:
         self._message.observed = self.observed  # labels are inferred from the sent message
 
     def replay(self, images: Tensor, labels: Tensor) -> Sequence[Tensor]:
-        """Return the message that images would cause, after the attacker's version of all defences.
+        """Return the message that images would cause, changed by `expected` of each defence in order.
 
         Args:
             images: candidate images, float [N, C, H, W].
@@ -176,9 +176,9 @@ class DefendedMessage:
         return message
 
     def count_classes(self, images: Tensor) -> int:
-        """Return the number of classes, after checking that the client could have had images of this shape.
+        """Return the number of classes, after checking that the message can come from images of this shape.
 
-        Both come from the message without defences.
+        The message without defences makes the check and returns the number.
 
         Args:
             images: noise of the shape to search for, float [N, C, H, W].

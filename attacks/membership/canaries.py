@@ -114,7 +114,7 @@ def canary_attack(
         train: function that takes a labeled set and a seed, and returns the trained teacher.
         publish: function that takes a teacher and a seed, and returns the observed model, for example a student trained
             on other images with the teacher's labels. The observed model is a network, or a function that maps images
-            to logits or class indices. The function must not use `records`. Default: the teacher itself is observed.
+            to logits or class indices. `publish` must not use `records`. Default: the teacher itself is observed.
         canaries: number of canaries of each teacher.
         generator: an int seed, or a CPU generator, which is advanced.
         chunk: number of images per forward pass; by default chosen by device and size.

@@ -40,8 +40,8 @@ def rmia(
     probability over models. There are two versions of p(x). Online, it is the average of the mean over the shadow
     models trained with x and the mean over those trained without x. Offline, it is computed from the mean p_out(x)
     over the shadow models trained without x, as p(x) = ((1 + a) p_out(x) + 1 - a) / 2. This approximates the
-    contribution of models trained with x. No model was trained on the population, so p(z) is computed from the mean
-    over all shadow models by the same formula.
+    contribution of models trained with x. No model was trained on the population. Therefore p(z) is the mean over all
+    shadow models (online), or is computed from this mean by the same formula (offline).
 
     For a single target, neither the population nor gamma changes the order of the records. They make scores comparable
     between targets.

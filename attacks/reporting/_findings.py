@@ -33,7 +33,9 @@ The threshold is chosen on the other half.
 
 @dataclass
 class Findings:
-    """Results of a privacy report: leaks, attacks that found no leak, and open questions. Each section adds its own.
+    """Results of a privacy report: leaks, attacks that found no leak, and open questions.
+
+    Each section of the report adds its results.
 
     Attributes:
         missing: questions that could not be answered, each with the argument of `report` that would allow an answer.

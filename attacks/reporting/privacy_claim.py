@@ -207,7 +207,7 @@ def _exact_numbers(run: RecordedRun, findings: Findings) -> list[str | Table]:
 
 
 def _ledger(lines: list[dict[str, Any]], observed: ObservedData, findings: Findings) -> list[str | Table]:
-    """Summarize the charges in the ledger, and check that each client was charged for at least as many as it replied.
+    """Summarize the charges in the ledger, and check that each client was charged for all of its replies.
 
     Args:
         lines: lines of the ledger.

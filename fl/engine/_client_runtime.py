@@ -100,7 +100,7 @@ def respond(
         return ClientResult(number, reply, notes=client.notes, remembers=remembers, seconds=cost())
     except (Interrupted, BudgetExhausted, LedgerWriteError):
         raise
-    except Exception as error:  # a client that fails in any way is counted, named and left out
+    except Exception as error:  # whatever fails, the history lists the client, and its reply is not used
         return ClientResult(number, error=_shown_reason(runtime.method, error), seconds=cost())
 
 

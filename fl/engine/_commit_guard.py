@@ -102,7 +102,7 @@ def _peaks(state: Message) -> dict[str, float]:
     for key, value in state.items():
         for name, part in value_parts(value):
             if isinstance(part, Tensor) and part.is_floating_point() and part.numel():
-                low, high = (float(v) for v in part.detach().aminmax())  # one pass; NaN is in both
+                low, high = (float(v) for v in part.detach().aminmax())  # one pass; if there is NaN, both are NaN
                 found[f"{key}[{name}]"] = float("inf") if math.isnan(low) else max(-low, high)
     return found
 
@@ -121,6 +121,6 @@ def _trial(method: Method, server: Server) -> str | None:
         check_reply(reply, {e.key: e for e in method.entries()}, method.expect(server, number))
     except BadReply as error:
         return str(error)
-    except Exception:  # the method may need more than noise images: this failure tells nothing
+    except Exception:  # the method may need more than noise images, so this failure does not show an unusable state
         return None
     return None

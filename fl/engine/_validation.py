@@ -175,15 +175,15 @@ def _drawn_count(participation: float | int, clients: int, min_replies: int, *, 
     check.positive_int(min_replies, "min_replies")
     if drawn_by_method and (isinstance(participation, Integral) or participation != 1.0 or min_replies != 1):
         raise ValueError(
-            "the method draws its clients itself, and every round counts: leave participation at 1.0 and min_replies "
-            f"at 1, got {participation} and {min_replies} (a privacy filter has a rate of its own)"
+            "the method draws its clients itself, so leave participation at 1.0 and min_replies at 1 (a privacy filter "
+            f"has its own option rate); got participation={participation} and min_replies={min_replies}"
         )
     if isinstance(participation, Integral) and not isinstance(participation, bool):
         wanted = check.positive_int(int(participation), "participation")
         if wanted == 1 and clients > 1:
             warn(
-                f"participation=1 is one client a round, of {clients}; all of them are participation=1.0 (one without "
-                "this warning: participation=1 / len(clients))"
+                f"participation=1 draws one of {clients} clients in each round. To draw all clients, pass "
+                "participation=1.0; for one client without this warning, pass participation=1 / len(clients)"
             )
     else:
         wanted = max(1, round(check.real_number(participation, "participation", above=0.0, most=1.0) * clients))

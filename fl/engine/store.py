@@ -310,7 +310,7 @@ class Store:
                     break
                 raise CheckpointError(f"{path} is damaged: line {number} cannot be read ({error})") from error
             if not isinstance(found, dict) or not {"round", "clients"} <= found.keys():
-                raise CheckpointError(f"{path} is damaged: line {number} is of no round")
+                raise CheckpointError(f"{path} is damaged: line {number} lacks the keys round and clients")
             if found["round"] > upto:
                 break
             kept.append(found)

@@ -112,7 +112,7 @@ class ReplyLayout:
         unknown = sorted(set(bounds) - set(schema))
         if unknown:
             raise ValueError(
-                f"bounds names {unknown[0]}, which is not in the replies; they hold {', '.join(sorted(schema))}"
+                f"bounds names {unknown[0]}, which is not in the replies; the replies have {', '.join(sorted(schema))}"
             )
         weights = {entry.by.key for entry in entries.values() if entry.by is not None}
         layouts = [_entry_layout(entries[k], schema[k], bounds.get(k), k in weights) for k in sorted(schema)]

@@ -49,7 +49,7 @@ class Registry(Configurable):
                 )
             self._keys[client] = found
         if len(self._keys) < 2:
-            raise ValueError(f"keys must name at least two clients; got {len(self._keys)}")
+            raise ValueError(f"keys must have the keys of at least two clients; got {len(self._keys)}")
         if len(set(self._keys.values())) < len(self._keys):
             raise ValueError("keys holds one key twice: each client needs its own key")
 

@@ -101,7 +101,7 @@ class SecureSums(Filter):
     before: ClassVar[tuple[str, ...]] = ("announce", "deal")
     after: ClassVar[tuple[str, ...]] = ("assent", "disclose")
     old_options: ClassVar[Mapping[str, str]] = {"bounds": "most"}
-    exact: ClassVar[bool] = False  # noise scaled to a clip would have to cover the rounding too
+    exact: ClassVar[bool] = False  # rounding changes replies, so noise for a clip norm would not cover them exactly
 
     registry: Registry
     keyring: Keyring | None = field(default=None, repr=False, kw_only=True)

@@ -115,10 +115,10 @@ def repeat(
                 whole = _of_task(known, target, keep, seed, data, backend, options)
             else:
                 if keep is not None or data is not None:
-                    raise ValueError("keep and data are for the run of a task; leave out of clients what is not kept")
+                    raise ValueError("keep and data are for a run of a study: pass clients with only the kept records")
                 whole = _of_images(known, target, seed, clients, test, server_data, backend, options)
         except OtherSettings as error:
-            raise NotRepeatable(f"the run in {folder} was another one: {error}") from error
+            raise NotRepeatable(f"the run in {folder} had other data or options: {error}") from error
         again = load(target, method=method, names=names, trust=trust)
         for name in ("task", "candidate", "settings", "kept"):  # read now what a temporary folder holds
             with suppress(NotRepeatable):

@@ -206,7 +206,7 @@ def test_run_of_simulate_is_repeated_on_given_images(tmp_path: Path) -> None:
         again(tmp_path / "run", clients=federation())
     with pytest.raises(ValueError, match="test goes with clients"):
         again(tmp_path / "run", test=HOW["test"])
-    with pytest.raises(ValueError, match="keep and data are for the run of a task"):
+    with pytest.raises(ValueError, match="keep and data are for a run of a study"):
         again(tmp_path / "run", clients=federation(), keep=[1])
 
 

@@ -273,7 +273,7 @@ def test_share_of_clients_is_rounded_to_the_nearest_number(share: float, clients
 
 
 def test_one_client_and_all_clients_are_distinguished() -> None:
-    with pytest.warns(UserWarning, match=r"participation=1 is one client a round, of 5; all of them are .*=1\.0"):
+    with pytest.warns(UserWarning, match=r"participation=1 draws one of 5 clients .* all clients, pass .*=1\.0"):
         assert len(play(participation=1).rows[0]["drawn"]) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -185,8 +185,9 @@ class Node:
             seconds = context["deadline"] - max(0.0, waited)
             if seconds <= 0:
                 raise _Late(
-                    f"was asked {waited:.0f} seconds ago by its own clock, but had only {context['deadline']:g}: the "
-                    "message came late, or its clock is ahead of the server's (set both by NTP)"
+                    f"got a request that is {waited:.0f} seconds old by its clock, but the time limit is "
+                    f"{context['deadline']:g} seconds: the message came late, or its clock is ahead of the server's "
+                    "(set both by NTP)"
                 )
             began = time.monotonic()
             data = _within(seconds, lambda: self._load(number, context["classes"]))

@@ -307,7 +307,7 @@ class GridTransport:
                         mirror_report(self._ledger, nodes[client], facts)
                         self._unreported.discard(client)
 
-    # Between rounds, start and end.
+    # Between rounds, and at the start and end of the run.
 
     def commit(self, versions: Mapping[int, str]) -> None:
         """Do nothing, because the next requests state the committed `versions` of the clients' memories."""

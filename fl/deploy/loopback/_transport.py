@@ -82,7 +82,7 @@ class ProcessTransport:
             self._slots[index] = WorkerSlot(acquire(self._config), set())
         return self._slots[index]
 
-    # Asking.
+    # Requests to the processes.
 
     def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
         """Run the clients of `exchange`, and yield their results in order; see `Transport.exchange`.
@@ -163,7 +163,7 @@ class ProcessTransport:
             del self._asked[client]
             self._done[client] = ClientResult(client, error=f"lost: {why}")
 
-    # Receiving.
+    # Frames from the processes.
 
     def _read_frames(self, timeout: float | None = None) -> None:
         """Wait until busy processes send frames, and read one frame from each process that sent some.
@@ -233,7 +233,7 @@ class ProcessTransport:
             while index in self._slots and self._read_frame(index) not in ("owes", "ended"):
                 pass
 
-    # Between the rounds, and the end.
+    # Between rounds, and at the end of the run.
 
     def commit(self, versions: Mapping[int, str]) -> None:
         """Tell each process which versions of its clients' memories are committed; see `Transport.commit`."""
