@@ -305,7 +305,7 @@ def device(value: torch.device | str, name: str = "device") -> torch.device:
 
     Raises:
         TypeError: the value is neither a name nor a device.
-        ValueError: the device does not exist, or it cannot store values.
+        ValueError: the device does not exist, or its tensors have no values, as on the device "meta".
     """
     if not isinstance(value, str | torch.device):
         raise TypeError(f"{name} must be a torch.device or a name such as 'cpu' or 'cuda', got {type(value).__name__}")

@@ -11,10 +11,10 @@ __all__ = ["Configurable"]
 class Configurable:
     """Base class that records constructor arguments, so that `distillkit.serialization` can rebuild the object.
 
-    Use it for classes that are not dataclasses. Methods, add-ons and filters already inherit from it. If your own
-    augmentation or network has an `__init__`, declare it as `class Cropped(Configurable)`. The object can then be
-    rebuilt from the file `config.json` of a run. The constructor must have no side effects, because reading a record
-    may call it.
+    Use it for classes that are not dataclasses. The base classes of federated methods and their add-ons already inherit
+    from it. If your own augmentation or network has an `__init__`, declare it as `class Cropped(Configurable)`. The
+    object can then be rebuilt from the file `config.json` of a run. The constructor must have no side effects, because
+    reading this file may call it.
     """
 
     __slots__ = ("_init_arguments",)  # kept out of `vars(self)`, which subclasses may use to list their options

@@ -182,9 +182,10 @@ def read(source: Any, name: str, *, progress: bool = True) -> tuple[Any, Any]:
 
 
 def _dataset_of(loader: DataLoader[Any], name: str) -> Any:
-    """Return the dataset of a loader, without drawing random numbers.
+    """Return the dataset of a loader. The loader is not iterated, so no random numbers are drawn.
 
-    A loader that has its own sampler or `collate_fn` is refused, because its dataset may differ from what it yields.
+    A loader with its own sampler or `collate_fn` is refused, because it may yield other items than those of its
+    dataset.
     """
     if isinstance(loader.dataset, IterableDataset):
         return loader.dataset

@@ -20,8 +20,8 @@ _CLASSES, _EACH, _PADDING = 10, 10, 1
 def stable_repr(value: object) -> str:
     """Return a description of a value that is the same in every process.
 
-    The description is the value's repr. If the repr contains a memory address, it is the qualified name of the value or
-    of its class.
+    The description is the value's repr. If the repr contains a memory address, the description is instead the qualified
+    name of the value (for example of a function) or of its class.
 
     Args:
         value: any value, for example an augmentation.

@@ -67,7 +67,10 @@ class ShufflePatches:
         return images if self.augment is None else apply_augmentation(self.augment, images, generator, siamese=siamese)
 
     def _order(self, side: int, count: int, generator: torch.Generator) -> Tensor:
-        """Draw random orders of the patches along a side, and return the orders of the pixels, int64 [count, side]."""
+        """Draw `count` random orders of the patches along a side of `side` pixels.
+
+        Return the resulting orders of the pixels, int64 [count, side].
+        """
         sizes = torch.tensor([side // self.factor + (k < side % self.factor) for k in range(self.factor)])
         patch = torch.arange(self.factor).repeat_interleave(sizes)
         place = torch.rand(count, self.factor, generator=generator, dtype=torch.float64).argsort(1)

@@ -39,8 +39,8 @@ class Condensation(PixelDescent):
         method: name of the method, which is recorded in the result.
         real: the set to condense.
         networks: sampler that returns the network of each step.
-        ipc, init, parametrize: number and source of the initial images and their parametrization, as in
-            `initial_images`.
+        ipc, init, parametrize: number of images per class, source of the initial images, and their parametrization
+            (`sets.Tiles`, or None to optimize pixels), as in `initial_images`.
         classes: the classes to condense. Default: the classes of `init` if it is a set, otherwise all classes with a
             real image.
         augment: augmentation that is applied equally to real and synthetic images (Siamese), or None.

@@ -107,8 +107,8 @@ def convolve(
     """Compute `F.conv2d`, with a double backward pass that skips the second derivative with respect to the weight.
 
     Use it to differentiate a function of the parameter gradients with respect to `images`. PyTorch's own convolution is
-    used under autocast, if `padding` is a string, and if the weight or the bias is not a leaf tensor: a computed weight
-    may depend on the images.
+    used under autocast, if `padding` is a string, and if the weight or the bias is not a leaf tensor, because a weight
+    that is the result of a computation may depend on the images.
 
     Args:
         images: the leaf tensor of images that are optimized. If it is the convolution's `input`, the first backward

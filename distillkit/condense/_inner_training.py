@@ -97,7 +97,7 @@ class TrainedNetwork:
 
     @torch.no_grad()
     def fix_statistics(self, images: Tensor) -> None:
-        """Set the running statistics of the layers in `norms` to those of `images`, and put them in eval mode."""
+        """Put the layers in `norms` in eval mode, with the statistics of the batch `images` as running statistics."""
         for norm in self.norms:
             norm.reset_running_stats()
             norm.momentum = None  # cumulative average, which for a single batch equals its statistics

@@ -37,8 +37,8 @@ class ParallelMap:
     def set_network(self, network: Network) -> None:
         """Set the network that later calls pass to their function.
 
-        Call this method again whenever the sampler has drawn a network. A draw may overwrite `network` in place, but
-        the map keeps copies of it.
+        Call this method again whenever the sampler has drawn a network. This object copies the network for its threads,
+        and the copies do not follow if a draw overwrites `network` in place.
         """
         self._networks = [network]
 

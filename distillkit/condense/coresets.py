@@ -45,9 +45,9 @@ def random_subset(
         ipc: number of images to select in each class.
         network: ignored; it is accepted because all coreset functions have the same arguments.
         generator: an int seed, or a CPU generator, which is advanced.
-        parametrize: parametrization of the images, such as `sets.Tiles(2)`, or None. With it, `ipc * factor ** 2`
-            images of each class are shrunk and share `ipc` stored images (see `TiledImages`). This is the baseline of a
-            condensation with the same parametrization.
+        parametrize: `sets.Tiles(f)`, for example with f = 2, or None. With `Tiles(f)`, `ipc * f ** 2` images of each
+            class are selected, shrunk, and combined to `ipc` stored images (see `TiledImages`). Use it as the baseline
+            of a condensation with the same parametrization.
         classes: the classes from which images are selected. Default: all classes with an image.
         num_classes: number of classes K. Pass it if some classes may be absent from `labels`.
         normalization: normalization of `images`, if `images` is a tensor.
@@ -55,9 +55,9 @@ def random_subset(
         progress: whether to show a progress bar while a dataset is read.
 
     Returns:
-        The selected images as a set, sorted by class, with the columns of the given set. Its `info` lists the classes
-        without images (`absent`), and the classes with fewer than `ipc` images (`with_replacement`). If a class has too
-        few images, its selected images are repeated in the same order.
+        The selected images as a set, sorted by class. It keeps the columns of `images`, if that is a set. Its `info`
+        lists the classes without images (`absent`), and the classes with fewer than `ipc` images (`with_replacement`).
+        If a class has too few images, its selected images are repeated in the same order.
 
     Raises:
         TypeError, ValueError: `images`, `labels` or `ipc` is invalid, the labels are soft, or a class in `classes` has
@@ -103,8 +103,8 @@ def herding(
 
     Args:
         images, labels, ipc, classes, num_classes, normalization: see `random_subset`.
-        network: network that computes the embeddings, of which a copy in eval mode is used. The published baselines use
-            a network trained on the whole set. Default: the pixels are used as embeddings.
+        network: network that computes the embeddings. A copy in eval mode is used. The published baselines use a
+            network trained on the whole set. Default: the pixels are used as embeddings.
         generator: ignored; the selection is deterministic.
         chunk: number of images per forward pass; the default depends on device and image size.
         progress: whether to show a progress bar.

@@ -81,13 +81,13 @@ def distribution_matching(
         ipc: number of synthetic images per class.
         steps: number of optimization steps.
         match: `"embedding"`, or `"embedding+logits"` to add the squared distance of the mean logits (FedDM). You can
-            also pass your own loss: a function of the embeddings of one class's real images [n, d] and synthetic
-            images [m, d] that returns a scalar. The losses of all classes are added. With your own loss, each step
-            samples `batch_real` images, and a resumed call must pass a function of the same name.
+            also pass your own loss: a function of the embeddings of one class's real images [n, d] and synthetic images
+            [m, d] that returns a scalar. The losses of all classes are added. With your own loss, each step samples
+            `batch_real` images of each class. To resume, pass a function with the same name.
         init: initial images, see `initial_images`. A `LabeledImages` is optimized further, and determines the classes
             and their counts.
-        parametrize: parametrization of the images, such as `sets.Tiles(2)`, or None. The result then is a
-            `TiledImages` with `ipc` stored images per class, which are decoded to `ipc * factor ** 2` images.
+        parametrize: `sets.Tiles(f)`, for example with f = 2, or None to optimize pixels. With `Tiles(f)`, the result is
+            a `TiledImages` with `ipc` stored images per class, which are decoded to `ipc * f ** 2` images.
         classes: the classes to condense; default: all classes with a real image.
         batch_real: number of real images per class and step, sampled without replacement. If a class has fewer images,
             all are used. None always uses all images. This argument has no effect if the sampler is

@@ -81,8 +81,8 @@ def gradient_matching(
         iterations: number of iterations; each one uses a new network.
         metric: distance D between gradients; see `losses.matching.gradient_distance`.
         init: initial images, see `initial_images`. The papers start from noise.
-        parametrize: parametrization of the images, such as `sets.Tiles(2)`, or None. The result then is a
-            `TiledImages` with `ipc` stored images per class, which are decoded to `ipc * factor ** 2` images.
+        parametrize: `sets.Tiles(f)`, for example with f = 2, or None to optimize pixels. With `Tiles(f)`, the result is
+            a `TiledImages` with `ipc` stored images per class, which are decoded to `ipc * f ** 2` images.
         classes: the classes to condense; default: all classes with a real image.
         batch_real: number of real images per class and matching step, sampled without replacement. If a class has fewer
             images, all are used. None always uses all images.

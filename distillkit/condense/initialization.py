@@ -26,9 +26,9 @@ def class_statistics(real: LabeledImages, *, whole_set: bool = False) -> tuple[T
 
     Args:
         real: a set with class indices. Classes without images get mean 0 and std 0.
-        whole_set: whether to divide the sums of each class by the number of pixels of the whole set, as FedLGD's
-            authors' code does. With K balanced classes, this multiplies the means by 1/K. By default the divisor is the
-            number of pixels of the class.
+        whole_set: whether to divide the sum over the pixels of a class by the number of pixels of the whole set, as the
+            code of FedLGD's authors does. With K balanced classes, this multiplies the means by 1/K. By default, the
+            sum is divided by the number of pixels of the class.
 
     Returns:
         The means [K, C] and the standard deviations [K, C]. The standard deviations use the population formula
@@ -99,8 +99,8 @@ def initial_images(
         ipc: number of images per class.
         init: source of the images. `"real"`: random real images of the class without replacement; a class with too few
             images uses all of them and repeats random ones. `"noise"`: N(0, 1) per pixel (DC, DM). `"statistics"`: each
-            pixel from N(mean, std) of its class and channel (FedLGD's paper). `"statistics-whole-set"`: the same with
-            the sums divided by the number of pixels of the whole set (the code and results of FedLGD's authors). You
+            pixel from N(mean, std) of its class and channel (FedLGD's paper). `"statistics-whole-set"`: the same, with
+            the statistics of `class_statistics(real, whole_set=True)` (the code and results of FedLGD's authors). You
             can also pass a set: its images are copied, and its labels determine the number of images per class. If its
             labels are soft, the class of an image is read from the column `class` or, without this column, is the
             largest entry of its soft label.
@@ -115,8 +115,8 @@ def initial_images(
 
     Returns:
         The initial set. Its `info` records `init`, the classes without images (`absent`), and the classes with repeated
-        images (`with_replacement`). If `init` is a set with soft labels, `start_classes` records how the classes were
-        read.
+        images (`with_replacement`). If `init` is a set with soft labels, `start_classes` records whether the classes
+        were read from the column `class` or from the largest entries.
 
     Raises:
         ValueError: the labels of `real` are soft, `init` is unknown, `init` needs real images of a class that has none,

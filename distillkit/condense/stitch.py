@@ -64,8 +64,8 @@ def stitch(
             used.
         ipc: number of images per class.
         factor: number of crops along each side of an image. Default: 1 for images whose shorter side is below 96
-            pixels, otherwise 2. At 32 pixels, networks trained on grids of smaller crops do not recognize whole images.
-            The authors also use 1 for CIFAR and Tiny-ImageNet.
+            pixels, otherwise 2. A network that is trained on 32-pixel images, each of which is a grid of smaller crops,
+            does not recognize whole images. The authors also use 1 for CIFAR and Tiny-ImageNet.
         pool: number of random images per class whose crops are scored, without replacement. None uses all images.
         crops: number of random crops of each image in the pool.
         min_scale: smallest area of a crop, as a fraction of the image's area. 1 keeps the whole image.
@@ -139,7 +139,7 @@ def stitch(
 
 @dataclass(frozen=True)
 class _Scoring:
-    """Selection of random crops, each scored by the log-probability that the observer gives to its class."""
+    """Selection of random crops by their score: the log-probability of the true class that `observer` predicts."""
 
     observer: nn.Module
     factor: int
@@ -234,9 +234,10 @@ def _checked_factor(factor: int | None, shape: tuple[int, int, int]) -> int:
 
 
 def _boxes(count: int, crops: int, min_scale: float, size: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """Draw random crops: their top, left, height and width, as int64 [count, crops, 4].
+    """Draw `crops` random crops for each of `count` images.
 
-    The area of a crop, as a fraction of the image's area, is uniform in [min_scale, 1].
+    The result, int64 [count, crops, 4], contains the top, left, height and width of each crop in pixels. The area of a
+    crop, as a fraction of the image's area, is uniform in [min_scale, 1].
     """
     area, down, right = torch.rand(3, count, crops, generator=generator, dtype=torch.float64)
     share = (min_scale + (1 - min_scale) * area).sqrt()
@@ -246,10 +247,10 @@ def _boxes(count: int, crops: int, min_scale: float, size: tuple[int, int], gene
 
 
 def _mosaics(crops: Tensor, factor: int, shape: tuple[int, int, int]) -> Tensor:
-    """Stitch crops, sorted by decreasing score, into n images of `factor` x `factor` cells.
+    """Stitch n * factor^2 crops, sorted by decreasing score, into n images of `factor` x `factor` cells.
 
-    The best n crops fill the first cell of the images, the next n crops the second cell, and so on. If `factor` does
-    not divide a side of the image, the first cells are one pixel larger.
+    The best n crops fill the first cells of the n images, the next n crops the second cells, and so on. If `factor`
+    does not divide a side of the image, the first rows or columns of cells are one pixel larger.
     """
     n = len(crops) // factor**2
     cells = crops.unflatten(0, (factor, factor, n))

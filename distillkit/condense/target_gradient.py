@@ -40,7 +40,7 @@ def fit_to_gradient(
 ) -> LabeledImages:
     """Optimize images so that their parameter gradient matches a given target, as FedLGD's server does.
 
-    Each step minimizes D(grad CE(all synthetic images), target) over all classes together, by SGD with momentum on the
+    Each step reduces D(grad CE(all synthetic images), target), over all classes together, by SGD with momentum on the
     pixels. The target may be computed from the parameters of a model before and after training, as (before - after) /
     lr. This is the server step of Huang et al., "Federated learning on virtual heterogeneous data with local-global
     dataset distillation" (FedLGD, TMLR 2024), Eq. 5.

@@ -36,7 +36,7 @@ def allocate_evenly(
     Args:
         groups: image indices of each group, such as a class or a domain.
         owns: whether client i owns a part of group k, bool [clients, groups].
-        labels: class or domain of each image. The index tensors are returned on its device.
+        labels: class or domain of each image. The result is on the device of this tensor.
         generator: seed or random generator.
         what: word for a group in error messages.
 
@@ -64,7 +64,7 @@ def allocate(groups: list[Tensor], counts: Tensor, labels: Tensor, generator: Se
     Args:
         groups: image indices of each group, such as a class.
         counts: number of images for each client and group, int [clients, groups].
-        labels: class of each image. The index tensors are returned on its device.
+        labels: class of each image. Only the device of this tensor is used; the result is on this device.
         generator: seed or random generator.
 
     Returns:

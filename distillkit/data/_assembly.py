@@ -20,7 +20,7 @@ __all__ = ["SplitBuilder", "assemble_raw"]
 
 @dataclass(frozen=True)
 class SplitBuilder:
-    """Builder of a split, which has the parts `train`, `test` and possibly `validation`.
+    """Builder of a `Split` or `StoredSplit`, which has the parts `train`, `test` and possibly `validation`.
 
     Attributes:
         labels: labels of each part.
@@ -30,7 +30,8 @@ class SplitBuilder:
         classes_given: whether the classes are known independently of the labels. False means that they were derived
             from the labels that occur.
         columns: further columns of each part by name, such as `user`.
-        users, domains: names of users and domains; the columns `user` and `domain` are indices into them.
+        users: names of the users who own the images. The column `user` contains indices into them.
+        domains: names of the sources of the images. The column `domain` contains indices into them.
     """
 
     labels: Mapping[str, Tensor]

@@ -121,7 +121,7 @@ def domains_by_dirichlet(
     tries: int = 1000,
     generator: Seed = 0,
 ) -> list[Tensor]:
-    """Split every domain among `parts` clients, class by class, in proportions from Dir(alpha) with a minimum size.
+    """Split each class of every domain among `parts` clients of the domain, in random proportions from Dir(alpha).
 
     FedLGD (Huang et al., TMLR 2024) forms its 57 clients of CIFAR-10-C in this way: each of 19 corruptions is a domain
     with three clients, the proportions are from Dir(2), and every client has at least 100 pictures of each class. The
@@ -196,7 +196,8 @@ def _draw_with_minimum(
 def _cut(totals: Tensor, shares: Tensor) -> Tensor:
     """Divide each number in `totals` [...] into integers in proportion to `shares` [..., clients].
 
-    The cumulative shares are rounded down, so the integers add up to the number, and a share of 0 gives 0.
+    The cumulative sums of the exact parts are rounded down, and the integers are the differences of these sums. They
+    therefore add up to the number, and a share of 0 gives 0.
     """
     cumulative = shares.cumsum(-1)
     edges = (cumulative / cumulative[..., -1:] * totals[..., None]).long()

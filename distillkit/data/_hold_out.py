@@ -42,6 +42,9 @@ def hold_out_classes(labels: Tensor, classes: Sequence[str], fraction: float) ->
         classes: class names, in label order, for messages.
         fraction: share of each class that is held out, as in `hold_out`.
 
+    Returns:
+        Indices of the training images, and indices of the held-out images, as in `hold_out`.
+
     Raises:
         ValueError: `fraction` is so small that no class has a held-out image.
     """
@@ -63,7 +66,7 @@ def hold_out_classes(labels: Tensor, classes: Sequence[str], fraction: float) ->
 
 
 def hold_out_values(labels: Tensor, values: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
-    """Hold out all images with certain values of a column, such as the patients of the test set.
+    """Hold out a random part of the values of a column, with all their images, such as all images of some patients.
 
     Args:
         labels: class indices int [N]. The class of a value is the class of the first image that has this value.

@@ -263,7 +263,7 @@ def open_dataset(
 
 
 def _find(name: str) -> tuple[str, Dataset, dict[str, Any]]:
-    """Find a dataset by name, and return its key, its row in `DATASETS`, and the options that the name implies."""
+    """Find a dataset by name, and return its key, its row in `DATASETS`, and the option `side` if it is in the name."""
     wanted = str(name).lower().replace("-", "").replace("_", "")
     for key, dataset in DATASETS.items():
         sides: tuple[int | None, ...] = (None, *dataset.sides)

@@ -58,7 +58,7 @@ def load_domains(
             training set.
         test_fraction: share of each class that becomes the test set of a folder without a `test` folder; see
             `load_folder`.
-        background: gray value behind transparent pixels of pictures in folders; see `load_folder`.
+        background: gray value in [0, 1] behind transparent pixels of pictures in folders; see `load_folder`.
         progress: whether to show a progress bar.
 
     Returns:
@@ -182,7 +182,17 @@ def _distinct(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _order(name: str, own: Sequence[str], classes: Sequence[str], may_lack: bool) -> Tensor:
-    """Return the position in `classes` of each name in `own`, int64 [len(own)], and refuse other names."""
+    """Return the position in `classes` of each class name of a source, int64 [len(own)].
+
+    Args:
+        name: name of the source, for the error message.
+        own: class names of the source.
+        classes: class names that all sources share.
+        may_lack: whether the source may lack some of `classes`.
+
+    Raises:
+        ValueError: the source has a class that is not in `classes`, or lacks one although `may_lack` is False.
+    """
     problems = []
     if lacking := [c for c in classes if c not in own]:
         problems += [] if may_lack else [f"lacks {', '.join(lacking[:5])}"]

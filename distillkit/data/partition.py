@@ -139,8 +139,8 @@ def dominant_class(labels: Tensor, clients: int, share: float = 0.99, *, generat
     This is the partition "subset" of VHL (Tang et al., ICML 2022; "long-tail" in its code). On CIFAR-10 with 10
     clients, each client gets 4,950 images of its dominant class, and 5 or 6 images of each other class.
 
-    Deviation: in the authors' code, the fractions that clients get of a class may add up to more than 1, such as 1.89
-    for 100 clients, and are truncated.
+    Deviation: in the authors' code, the fractions of a class that are meant for the clients may add up to more than 1,
+    for example to 1.89 with 100 clients. What exceeds 1 is then cut off.
 
     Args:
         labels: class indices int [N].
@@ -237,7 +237,7 @@ def cap_size(
 
 
 def _largest_remainder(counts: Tensor, size: int) -> Tensor:
-    """Return how many of `size` images belong to each class, in proportion to `counts`, by largest remainders."""
+    """Divide `size` images among the classes in proportion to `counts`, with the largest remainder method."""
     exact = counts * size
     quota, remainder = exact // counts.sum(), exact % counts.sum()
     quota[remainder.argsort(descending=True, stable=True)[: size - int(quota.sum())]] += 1
@@ -245,7 +245,10 @@ def _largest_remainder(counts: Tensor, size: int) -> Tensor:
 
 
 def _even_quota(counts: Tensor, size: int) -> Tensor:
-    """Return how many of `size` images belong to each class: equally many, or all `counts` if a class has fewer."""
+    """Divide `size` images among the classes as evenly as possible, and return the number for each class.
+
+    A class gets at most its number of images in `counts`.
+    """
     quota = torch.zeros_like(counts)
     for rank, k in enumerate(counts.argsort(stable=True).tolist()):
         quota[k] = min(int(counts[k]), (size - int(quota.sum())) // (len(counts) - rank))

@@ -113,7 +113,10 @@ def _load_shipped(path: Path, root: AnyPath | None) -> LabeledImages:
 
 
 def _checksum(data: LabeledImages) -> float:
-    """Return a weighted mean of the pixels, which depends on the images and their order, but hardly on rounding."""
+    """Return a weighted mean of the pixels, to recognize a set.
+
+    It depends on the images and their order, but rounding errors of single pixels hardly change it.
+    """
     means = data.pixels().flatten(1).double().mean(1)
     return float((means * torch.linspace(1, 2, len(means), dtype=torch.float64)).mean())
 

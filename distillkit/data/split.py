@@ -66,8 +66,8 @@ def split_by(data: Images, column: str, test_fraction: float = 0.2, *, classes: 
     """Split a set into training and test sets with different values of a column, such as different patients.
 
     Use it for sets in which several images belong together, such as the corruptions of one image or the slices of one
-    patient. Both sets store the name of the column in `info["apart"]`. A study that divides the training set further
-    also keeps equal values together.
+    patient. Both sets store the name of the column in `info["apart"]`. If `distillkit.study` divides the training set
+    further, it also keeps images with equal values together.
 
     Args:
         data: a set that has the column.

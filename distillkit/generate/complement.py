@@ -22,8 +22,8 @@ def complement_targets(counts: Tensor, *, total: int = 256, rounding: str = "tru
             labels may be missing from `total`. "largest_remainder" returns exactly `total` labels.
 
     Returns:
-        Labels int64, in ascending order, without the largest class. The tensor is empty if the classes are balanced; in
-        this case the authors' code divides 0 by 0.
+        Labels int64, in ascending order. The class with the most images does not occur, because its deficit is 0. The
+        tensor is empty if the classes are balanced; in this case the authors' code divides 0 by 0.
 
     Raises:
         TypeError, ValueError: `counts` is not a tensor [K] of non-negative integers, or `rounding` is unknown.

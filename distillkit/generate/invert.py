@@ -70,7 +70,7 @@ def invert(
             copy in eval mode is used. None omits the disagreement term.
         steps: number of Adam steps. FedCOG's paper uses 100, because more steps do not help (Table 10); its code uses
             500.
-        lr: learning rate of Adam. Without a `LatentDecoder`, its unit is that of normalized pixels.
+        lr: learning rate of Adam. Without a `LatentDecoder`, it is roughly the change of a normalized pixel per step.
         betas: betas of Adam.
         cross_entropy, total_variation, image_l2, batch_norm, disagreement: weights of the terms, at least 0. The
             defaults are those of FedCOG. DeepInversion also uses the terms whose default is 0. TV and the norm |x|_2
@@ -83,9 +83,9 @@ def invert(
             image per target is optimized. It is decoded to 4 images with this target, and the result is a
             `TiledImages`. With a `LatentDecoder`, the latents and weights of a generator network are optimized.
         normalization: normalization that the networks expect.
-        batch: number of images, after decoding, that are optimized together. A smaller number needs less memory. If
-            they share BatchNorm statistics or a generator network, the default is 256. Otherwise the default depends on
-            the device, and does not affect the result.
+        batch: number of images, after decoding, that are optimized together. A smaller number needs less memory. The
+            default is 256 if the images of a batch share BatchNorm statistics or a generator network. Otherwise the
+            default depends on the device, and does not affect the result.
         generator: seed or random generator. It is used to draw the initial images from N(0, 1) in the normalized space
             or, with a `LatentDecoder`, the latents and the weights of the generator network.
         progress: whether to show a progress bar.
@@ -104,9 +104,9 @@ def invert(
     Papers: DeepInversion (Yin et al., "Dreaming to Distill", CVPR 2020), Eq. 2-4 and 8-9; FedCOG (Ye et al., ICLR
     2024), section 4.1, with `student` and the labels of `complement_targets`.
 
-    Deviations: The authors' code returns the images of the last step, because it keeps a reference to the optimized
-    images instead of a copy of the best ones. FedCOG pairs these images with logits of an earlier step. The authors'
-    code computes norms and clamps over the batch. Here each image has its own loss, so the batch size changes images
+    Deviations: FedCOG's code returns the images of the last step, because it keeps a reference to the optimized images
+    instead of a copy of the best ones, and it pairs these images with logits of an earlier step. The code of both
+    papers computes norms and clamps over the batch. Here each image has its own loss, so the batch size changes images
     only by rounding errors, unless they share BatchNorm statistics or a generator network. FedCOG passes the
     generator's pixels in [0, 1] to networks that expect normalized images; here the pixels are normalized first.
     """
@@ -214,19 +214,20 @@ def _best_iterates(
 ) -> tuple[Tensor, float]:
     """Minimize the loss of a batch of images with Adam, and return the iterate of each image with the lowest loss.
 
-    If images are decoded, the loss of a stored image is the sum over the images that it is decoded to.
+    With `Tiles`, each stored image is decoded to several images, and its loss is the sum of their losses. Without
+    `Tiles`, the stored images are the images.
 
     Args:
         objective: the loss.
         targets: target of each decoded image.
         free: the tensors to optimize.
-        draw: function that computes the (stored) images from `free`.
-        decode: function that decodes these images.
+        draw: function that computes the stored images from the tensors in `free`.
+        decode: function that decodes stored images to images.
         steps, lr, betas: number of steps, and options of Adam.
         shown: progress bar, which is advanced by one for each computation of the loss.
 
     Returns:
-        The (stored) images, and the sum of their losses.
+        The stored images, and the sum of their losses.
 
     Raises:
         ValueError: the loss of an image was never finite.

@@ -87,7 +87,7 @@ class StyleGAN2(nn.Module):
         channels: number of channels C of the images.
         latent: length of a latent vector.
         width: number of feature maps at resolutions up to 32 pixels. Each further doubling of the resolution halves
-            this number. The paper uses 512 with a channel multiplier of 1.
+            this number. The paper uses 512.
         depth: number of layers of the mapping network.
 
     Raises:

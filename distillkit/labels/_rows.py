@@ -29,7 +29,9 @@ def stored_logits(logits: Tensor, top_k: int | None) -> tuple[Tensor, Tensor | N
 
 
 def label_rows(values: Tensor, index: Tensor | None, classes: int, temperature: float, dtype: torch.dtype) -> Tensor:
-    """Return the soft labels, float [N, K], of logits that `stored_logits` returned. Other classes get probability 0.
+    """Convert logits that `stored_logits` returned to soft labels, float [N, K].
+
+    Classes whose logits were not kept get probability 0.
 
     Args:
         values: logits in half precision, [N, k].

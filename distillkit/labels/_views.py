@@ -38,9 +38,9 @@ class View(NamedTuple):
 
     Attributes:
         images: the views, float [B, C, H, W].
-        rows: index in the set of the image of each view, int64 [B], on the CPU.
-        partner: position in the batch of the image with which each image is mixed, int64 [B].
-        share: share of a view that comes from its own image. The rest comes from the partner.
+        rows: index of the image from which each view was made, int64 [B], on the CPU. It counts the images of the set.
+        partner: index of the image with which each image is mixed, int64 [B]. It counts the images of the batch.
+        share: share of a view that comes from the image in `rows`. The rest comes from the image in `partner`.
     """
 
     images: Tensor
@@ -73,11 +73,13 @@ def views(images: Tensor, options: ViewOptions, seed: int, epoch: int) -> Iterat
 def mixed_batches(
     images: Tensor, rows: Tensor, options: ViewOptions, seed: int, epoch: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the views of one epoch and their labels, averaged over the two images of a view by their shares.
+    """Yield the views of one epoch in batches, with their labels.
+
+    The label of a view is the average of the labels of the two images that are mixed, weighted by their shares.
 
     Args:
         images: the images of the set, float [N, C, H, W].
-        rows: label rows of the images, float [N, K].
+        rows: soft or one-hot labels of the images, float [N, K].
         options, seed, epoch: as in `views`.
     """
     for view in views(images, options, seed, epoch):

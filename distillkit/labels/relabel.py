@@ -30,15 +30,15 @@ class Relabel:
 
     Args:
         teacher: network that was trained on the same classes, with the same normalization. It runs in eval mode and is
-            not changed. It is None in `PROTOCOLS`; use `Protocol.with_teacher` to set it.
+            not changed. It is None in the published protocols `PROTOCOLS`; use `Protocol.with_teacher` to set it.
         temperature: temperature T > 0 of the teacher and the student. RDED uses 20 with CutMix and 4 with Mixup.
         mix: mixing of every batch, `CutMix()`, `Mixup()` or None. The teacher labels the mixed images.
         top_k: number of largest logits that are used. All other classes get probability 0. Default: all logits are
             used.
         scale_loss: whether to multiply the loss by T^2 (Hinton et al., 2015). The papers omit this factor, so their
             gradients are about T^2 times smaller. This affects SGD, but not AdamW.
-        path: file from which the teacher was loaded. It is only written to records, together with a fingerprint of the
-            teacher.
+        path: file from which the teacher was loaded. It has no effect on training; `record` returns it, so that the
+            description of a run states where the teacher comes from.
 
     Papers: Yin et al., "Squeeze, Recover and Relabel" (NeurIPS 2023), section 3.3; Sun et al., "On the Diversity and
     Realism of Distilled Dataset" (CVPR 2024), section 4.

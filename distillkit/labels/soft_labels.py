@@ -16,7 +16,7 @@ __all__ = ["soft_labels"]
 
 
 class Guarantee(Protocol):
-    """Guarantee of differential privacy, such as a `distillkit.privacy.Guarantee`."""
+    """Interface of guarantees of differential privacy, such as `distillkit.privacy.Guarantee`."""
 
     def info(self) -> dict[str, Any]:
         """Return the guarantee as JSON values with the key "epsilon"."""
@@ -42,14 +42,15 @@ def soft_labels(
         pool: labeled images on which the teacher's accuracy is checked first, preferably the real training images.
             Default: the set `small` with its current labels. The result publishes the accuracy, so no pool is accepted
             with a `guarantee`.
-        guarantee: guarantee of differential privacy that covers both the images and the teacher, for a private set.
-            Train the teacher with the ledger to which the condensation was charged, and pass `ledger.guarantee()`.
-            Default: no guarantee covers the teacher, so the result has none.
+        guarantee: guarantee of differential privacy that covers both the images and the teacher. Pass it if `small` was
+            condensed with differential privacy: train the teacher with the same `privacy.Ledger` as the condensation,
+            and pass `ledger.guarantee()`. Default: None, so the result has no guarantee.
 
     Returns:
         The set with soft labels, float [N, K]. Its columns `logits` [N, K] and `class` [N] contain the teacher's logits
-        and the previous labels. `info["soft_labels"]` records the teacher's class and fingerprint. If the images are
-        private, `info["epsilon"]` is that of `guarantee`, or None with the reason.
+        and the previous labels. `info["soft_labels"]` records the teacher's class and fingerprint. If `small` has a
+        privacy guarantee, `info["epsilon"]` is the epsilon of `guarantee`. Without `guarantee`, it is None, and
+        `info["reason"]` states why.
 
     Raises:
         TypeError, ValueError: an argument is invalid, the teacher's accuracy on the pool is not clearly above chance,
@@ -79,7 +80,10 @@ def soft_labels(
 
 
 def _with_guarantee(info: dict[str, Any], guarantee: Guarantee | None) -> dict[str, Any]:
-    """Return a set's `info` in which the epsilon covers the labels too, or is None."""
+    """Update the guarantee in the `info` of a set whose images get labels from a teacher.
+
+    Without a `guarantee` that covers the teacher, an existing epsilon is replaced by None, with the reason.
+    """
     own = info.get("epsilon")
     if guarantee is not None:
         if own is None:

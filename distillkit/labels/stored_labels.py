@@ -47,7 +47,7 @@ class _TrainingViews(Protocol):
 class StoredLabels:
     """A teacher's soft labels for the views of some epochs, which `stored_soft_labels` computes.
 
-    Pass it as `relabel=` to the protocol with which it was computed. An epoch of training uses the stored views and
+    Pass it as `relabel=` to the `Protocol` for which it was computed. An epoch of training uses the stored views and
     labels of the same epoch number. If this number is not stored, it uses a stored epoch that is drawn at random from
     the seed. The views depend only on the stored seed, so all networks are trained on the same views.
 

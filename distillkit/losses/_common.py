@@ -16,8 +16,8 @@ Reduction = Literal["mean", "sum", "none"]
 def require_float(value: Tensor, name: str, shape: str) -> Tensor:
     """Check that `value` is a non-empty floating-point tensor with the right number of dimensions, and return it.
 
-    `shape` describes the dimensions as text, such as "N, d". The values are not checked, because such a check would
-    wait for the device. If inputs are NaN, the loss is NaN.
+    `shape` describes the dimensions as text, such as "N, d". The values are not checked, because reading them would
+    synchronize with the GPU. If inputs are NaN, the loss is NaN.
 
     Raises:
         TypeError: `value` is not a tensor, or not floating point.

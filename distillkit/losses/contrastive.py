@@ -38,8 +38,8 @@ def supervised_contrastive(
         other_embeddings: further embeddings from a second source, float [M, d], such as VHL's virtual features or
             FedLGD's global anchors. They are anchors too, as in both papers. Even if they are detached, their loss has
             a gradient with respect to `embeddings`.
-        other_labels: class indices of the second source, int [M], with the same meaning as in `labels`. For VHL, pass
-            them without the shift that its classifier uses for virtual classes.
+        other_labels: class indices of the second source, int [M], with the same meaning as in `labels`. VHL's
+            classifier has its own outputs for the virtual classes; here, virtual class k nevertheless has the label k.
         temperature: temperature t > 0.
         detach_other: whether to stop gradients to `other_embeddings`, as VHL does. FedLGD's code does not stop them.
         empty: treatment of anchors without positives. "drop" excludes them from the mean. "zero" counts their loss as 0

@@ -206,8 +206,8 @@ def gradient_distance(
             equal gradients have distance 0.
 
     Returns:
-        A scalar. If one of two rows is zero, their distance is 1 and all its derivatives are zero. In the authors'
-        code, the gradient at a zero row is instead the corresponding row divided by eps.
+        A scalar. If one of two corresponding rows is zero, the distance of the pair is 1, and all derivatives of this
+        distance are zero. The authors' code instead has a large derivative there, of the order of 1 / eps.
 
     Raises:
         TypeError: a value is not a floating-point tensor, such as the gradient None of an unused parameter.

@@ -77,9 +77,9 @@ def draw_seed(generator: torch.Generator) -> int:
 
 
 def _reset(module: nn.Module, generator: torch.Generator) -> bool:
-    """Initialize a module with its method `reset_parameters`, and return whether it set all of its own parameters.
+    """Initialize the parameters that belong to a module itself, not to its children, with `reset_parameters`.
 
-    If it did not, undo the call.
+    Return True if this method has set all of these parameters. Otherwise restore their values and return False.
     """
     own = list(module.parameters(recurse=False))
     before = [parameter.clone() for parameter in own]

@@ -127,7 +127,7 @@ class ImageNetwork(Configurable, nn.Module):
     Attributes:
         shape, num_classes, embedding_dim: the values of the arguments.
         body, classifier: the module `body`, and the classifier, which is an `nn.Linear`.
-        chunked_stem: whether the network itself divides the batch into chunks for its first block, on a CPU with
+        chunked_stem: whether the first block of the network processes a batch in chunks, if it runs on a CPU with
             gradients disabled. `chunking.chunk_size` then allows larger batches.
 
     Raises:

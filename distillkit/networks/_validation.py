@@ -56,7 +56,7 @@ def check_network(
         network: the network to check.
         images: images [N, C, H, W] of the data. The noise images have the same shape, dtype and device.
         classes: number of classes K. The logits must then be [2, K]. None if the logits are not used.
-        more: whether a network may have more than K logits, as networks with additional virtual classes do.
+        more: whether a network with more than K logits is accepted, too.
         features: whether the embeddings are used. They must then be [2, d]. If `classes` is given too, the logits must
             be the output of the network's `classifier` for these embeddings.
         name: name of the argument in error messages.

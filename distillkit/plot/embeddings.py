@@ -34,8 +34,8 @@ def tsne(
     Args:
         embeddings: mapping from client names to embeddings, float [N_i, d], with at least 5 rows in total.
         labels: mapping from the same client names to class indices, int [N_i].
-        perplexity: perplexity of t-SNE, roughly the number of neighbors of a point. A value above a third of the number
-            of rows is reduced to it.
+        perplexity: perplexity of t-SNE, roughly the number of neighbors of a point. It is limited to a third of the
+            number of rows.
         classes: class names; default: the class indices.
         generator: seed or random generator for t-SNE.
         ax: the axes to draw into; default: the axes of a new figure.
@@ -167,9 +167,10 @@ def mmd_table(
 
 
 def _number_format(most: float) -> tuple[int, int]:
-    """Return the power of ten by which numbers up to `most` are divided, and the number of decimals to show.
+    """Return how to print numbers up to `most`: an exponent p, and a number of decimals.
 
-    Two significant digits of `most` are shown. The power is 0 if `most` is neither very small nor very large.
+    The numbers are divided by 10^p, and `most` is then shown with at least two significant digits. p is 0 if `most` is
+    0, or at least 0.001 and below 10,000.
     """
     exponent = math.floor(math.log10(most)) if most > 0 else 0
     power = 0 if -3 <= exponent <= 3 else exponent

@@ -16,7 +16,7 @@ __all__ = ["class_indices", "class_labels", "class_rows", "random_rows", "with_c
 
 
 def class_rows(real: LabeledImages | StoredImages, classes: Sequence[int] | None = None) -> dict[int, Tensor]:
-    """Return a mapping from each class to the indices of its images, int64 [n_c], ascending, on the CPU.
+    """Return a mapping from each class to the indices of its images, as ascending int64 tensors on the CPU.
 
     Args:
         real: set with class indices as labels.

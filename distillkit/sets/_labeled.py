@@ -220,7 +220,7 @@ class LabeledImages:
 
         Args:
             changes: constructor arguments by name. Passing `num_classes` sets `classes_given` to True. It also drops
-                the class names, if the number differs or `labels` is passed, too.
+                the class names, unless the number stays the same and `labels` is not passed.
 
         Raises:
             TypeError, ValueError: an argument is unknown or invalid.
@@ -321,14 +321,16 @@ class LabeledImages:
     def concatenate(sets: Sequence[LabeledImages]) -> LabeledImages:
         """Join sets in the given order, for example the sets of several clients.
 
+        The result has the `info` of the first set. Class names are kept if all sets that have class names have the same
+        ones.
+
         Args:
-            sets: at least one set. All sets must have the same normalization, image shape, number of classes, columns
-                and kind of labels. The result has the `info` of the first set. It has class names if those of all sets
-                that have any are equal.
+            sets: at least one set. All sets must have the same normalization, image shape, number of classes, names of
+                columns, and kind of labels (class indices or label rows).
 
         Raises:
-            ValueError: there are no sets, or the sets differ in one of these properties. The message explains how to
-                convert a set.
+            ValueError: there are no sets, or the sets differ in one of the required properties. The message explains
+                how to convert a set.
         """
         if not sets:
             raise ValueError("sets must hold at least one set, got none")
@@ -517,7 +519,7 @@ def resolve_subset(images: Any) -> Any:
     Reading the subset item by item would lose the set's normalization, number of classes and columns.
 
     Args:
-        images: a subset of a set, possibly of a nested subset. Other values are returned unchanged.
+        images: a `Subset` of a `LabeledImages`, or a `Subset` of such a `Subset`. Other values are returned unchanged.
     """
     if not isinstance(images, Subset):
         return images

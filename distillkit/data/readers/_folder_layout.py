@@ -168,8 +168,8 @@ def _class_pictures(folder: Path, classes: list[str], part: str) -> tuple[list[P
 def _common_subfolders(files: list[Path], labels: list[int], folder: Path) -> list[str]:
     """Return the names of sub-folders that occur in all class folders.
 
-    If this list is not empty, the class folders are probably datasets. It is empty if a picture is directly in its
-    class folder.
+    If there are such names, each class folder is probably a whole dataset, and the names are its classes. The list is
+    empty if any picture is directly in a class folder.
     """
     inside: dict[int, set[str]] = {label: set() for label in labels}
     for file, label in zip(files, labels):

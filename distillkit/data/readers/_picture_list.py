@@ -120,11 +120,12 @@ def open_picture_list(
 def _with_test(
     listing: PictureList, parts: dict[str, Tensor], normalization: Normalization | None, fraction: float
 ) -> tuple[dict[str, Tensor], SplitBuilder]:
-    """Return `parts` with a part `test`, and a `SplitBuilder` for these parts.
+    """Hold out a test set if the list has none, and return all parts, with a `SplitBuilder` for them.
 
     Args:
         listing: the list of pictures.
-        parts: indices of the pictures or the pictures themselves, for each part.
+        parts: indices of the pictures or the pictures themselves, for each of the parts `train`, `test` and
+            `validation` that the list has.
         normalization: normalization of the split; None measures it.
         fraction: share of each class of `train` that is held out as `test`, if the list has no part `test`.
     """

@@ -57,11 +57,11 @@ def load_cifar10c(
             trained on CIFAR-10 can be tested on this set. For gray pictures it is measured on this set.
 
     Returns:
-        A set with the domains one after the other, sorted by corruption and then by severity, in the given order. The
-        column `domain`, int64 [N], is the index of each picture's domain, and `info["domains"]` lists the names of the
-        domains, such as `fog-5`. The column `picture`, int64 [N], is the index of the original picture in CIFAR-10's
-        test split. Pictures with the same index show the same original, so a training and a test set must not share an
-        index.
+        A set with the domains one after the other: the corruptions in the given order, and for each corruption, the
+        severities in the given order. The column `domain`, int64 [N], is the index of each picture's domain, and
+        `info["domains"]` lists the names of the domains, such as `fog-5`. The column `picture`, int64 [N], is the index
+        of the original picture in CIFAR-10's test split. Pictures with the same index show the same original, so a
+        training and a test set must not share an index.
 
     All 19 corruptions at one severity are 190,000 pictures, which take 2.3 GB as float32 at 32x32 pixels.
 

@@ -89,7 +89,7 @@ def load_client_arrays(
 
 
 def _client_numbers(folder: Path) -> list[int]:
-    """Return the indices of the clients that have files in the folder. An index occurs once per file."""
+    """Return the client index in the name of each file in the folder. A client with two files occurs twice."""
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     found = [re.fullmatch(r"client(\d+)_(images|labels)\.npy", name) for name in names]
     return [int(match[1]) for match in found if match]

@@ -45,9 +45,9 @@ def load_femnist(
         `users`. The characters are dark on white. If the files were created with LEAF's option `-t sample`, the
         training and test sets have the same users; with `-t user`, they have different users.
 
-    The files are read one at a time, and images are converted to bytes immediately. At its peak, the function needs
-    memory for the float32 sets (2.6 GB for all 817,851 images), for the bytes of all images, and for twice the text of
-    one file.
+    The files are read one at a time, and images are converted to bytes immediately. At its peak, the memory use is the
+    size of the float32 sets (2.6 GB for all 817,851 images), plus one byte per pixel of all images, plus twice the size
+    of one file.
 
     Raises:
         FileNotFoundError: `train` or `test` is missing, or contains no `.json` file. The message says where to get the

@@ -33,8 +33,8 @@ def load_folder(
             upper or lower case.
         size: height and width in pixels of every picture, or one number for square pictures. Resizing is bilinear with
             antialiasing and ignores the aspect ratio. Required if the pictures differ in size.
-        channels: 1 to convert RGB to gray, or 3 to repeat gray as RGB. Required if only some pictures are gray. 16-bit
-            gray keeps its depth.
+        channels: 1 to convert RGB to gray, or 3 to repeat gray as RGB. Required if only some pictures are gray.
+            Pictures in 16-bit gray are not reduced to 8 bits.
         normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
         test_fraction: share of each class that becomes the test set if there is no folder `test`, in [0, 1). Every call
             makes the same random choice. 0 gives an empty test set.
@@ -51,8 +51,9 @@ def load_folder(
         ValueError: a picture cannot be read, a picture is transparent and `background` is None, or the pictures differ
             in size or channels or do not fit in memory. A class occurs only in `test` or `val`, `test` has no class
             folders or no pictures, there is a `test` but no `train`, or two folders are the same split. `test_fraction`
-            is so small that no class has a test picture. The sub-folders are probably not classes: all are named like
-            splits, a table beside them probably contains the labels, or the only one has its pictures in sub-folders.
+            is so small that no class has a test picture. The sub-folders are probably not classes: all of them have
+            names of splits, a table beside them probably contains the labels, or there is only one sub-folder, and its
+            pictures are in further sub-folders.
     """
     test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0)
     background = None if background is None else check.real_number(background, "background", least=0.0, most=1.0)
