@@ -247,12 +247,13 @@ class Roc:
     def at(self, fpr: float, *, confidence: float = 0.95) -> OperatingPoint:
         """Return the rates at the lowest threshold whose false-positive rate on these scores is at most `fpr`.
 
-        The interval of the true-positive rate is for a *true* false-positive rate of `fpr`. A Clopper-Pearson interval
-        would be too narrow, because the threshold is chosen on the non-members that are then counted. The interval
-        combines two errors: the error of the count of members, and the error of the threshold. The error of the
-        threshold is the difference to the true-positive rates at two other thresholds: one whose true false-positive
-        rate is at most `fpr` with high probability, and one where it is at least `fpr`. Both errors are independent, so
-        their squares are added, separately for the lower and the upper end.
+        The interval of the true-positive rate is for the threshold whose *true* false-positive rate is `fpr`. The
+        threshold that is used here may differ from it, because it was chosen on a sample of non-members. A
+        Clopper-Pearson interval ignores this error, and would be too narrow. To include the error, the true-positive
+        rate is also computed at two other thresholds: with high probability, one of them has a true false-positive rate
+        of at most `fpr`, and the other one of at least `fpr`. The differences to these rates are the error of the
+        threshold. This error and the error of the count of members are independent, so their squares are added,
+        separately for the lower and the upper end.
 
         Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach"
         (Statistics in Medicine 2008), for the sum of squares.

@@ -66,8 +66,8 @@ def _epsilon(likely: Any, unlikely: Any, delta: float) -> Any:
     """Return the smallest epsilon >= 0 with likely <= e^epsilon * unlikely + delta, for numbers or arrays.
 
     Args:
-        likely: lower bound on an event's probability in one world.
-        unlikely: upper bound on the event's probability in the other world.
+        likely: lower bound on an event's probability in runs with the record (or without it).
+        unlikely: upper bound on the event's probability in the other runs.
         delta: delta at which epsilon is bounded.
     """
     return np.log(np.maximum((np.asarray(likely) - delta) / unlikely, 1.0))

@@ -118,7 +118,9 @@ class PayloadCache:
 
 
 def job_parts(job: Job, facts: Mapping[str, str] | None = None, *, whole: bool = False) -> Parts:
-    """Encode a job as tensors and strings. An entry that the client has in its cache is encoded as its digest.
+    """Encode a request to a client (job) as tensors and strings.
+
+    A message entry that the client has in its cache is encoded as its digest.
 
     Args:
         job: the job to encode.
@@ -145,7 +147,7 @@ def read_job(
     payloads: PayloadStore,
     accept: Callable[[RequestHeader, int], None] | None = None,
 ) -> Job:
-    """Decode an untrusted job that `job_parts` encoded.
+    """Decode an untrusted request to a client (job) that `job_parts` encoded.
 
     An entry of which only the digest was sent gets its value from `payloads`.
 
@@ -180,7 +182,7 @@ def read_job(
 
 
 def pack_job(job: Job, *, whole: bool = False) -> bytes:
-    """Encode a job as bytes.
+    """Encode a request to a client (job) as bytes.
 
     Args:
         job: the job to encode.

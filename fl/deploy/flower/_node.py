@@ -270,7 +270,10 @@ T = TypeVar("T")
 
 
 class _Late(TimeoutError):
-    """Error: a request cannot be answered in time. Its message may be sent, because it does not depend on the data."""
+    """Error: a request cannot be answered in time.
+
+    The error's message does not depend on the node's data, so it may be sent to the server.
+    """
 
 
 def _within(seconds: float, work: Callable[[], T]) -> T:

@@ -124,7 +124,7 @@ def ledger_position(ledger: Ledger | None, info: NodeInfo) -> dict[str, Any] | N
     """Return the name of a node's privacy ledger, and the number of its lines that the server has seen.
 
     Args:
-        ledger: the run's ledger on the server; None if the method is not private, and the result is then None, too.
+        ledger: the run's ledger on the server. It is None if the method is not private; the result is None, too.
         info: description of the node.
     """
     return None if ledger is None else {"name": info.ledger, "seen": mirrored_count(ledger, info.ledger)}

@@ -142,7 +142,8 @@ class _WorkerRun:
     def commit(self, versions: Mapping[int, str]) -> None:
         """Commit the clients' memories after a round.
 
-        If fault injection is on, some clients are skipped at random, as if this message to them were lost.
+        If fault injection is on, some clients are skipped at random, as if the server's message about the commit were
+        lost for them.
 
         Args:
             versions: version name of each changed memory, by client index.
