@@ -38,7 +38,7 @@ class ParallelMap:
         """Set the network that later calls pass to their function.
 
         Call this method again whenever the sampler has drawn a network. This object copies the network for its threads,
-        and the copies do not follow if a draw overwrites `network` in place.
+        and these copies are outdated if a draw overwrites `network` in place.
         """
         self._networks = [network]
 

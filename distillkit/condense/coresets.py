@@ -55,9 +55,9 @@ def random_subset(
         progress: whether to show a progress bar while a dataset is read.
 
     Returns:
-        The selected images as a set, sorted by class. It keeps the columns of `images`, if that is a set. Its `info`
-        lists the classes without images (`absent`), and the classes with fewer than `ipc` images (`with_replacement`).
-        If a class has too few images, its selected images are repeated in the same order.
+        The selected images as a set, sorted by class, with the columns of `images` if that is a set. The `info` of the
+        result lists the classes without images (`absent`), and the classes with fewer than `ipc` images
+        (`with_replacement`). If a class has too few images, its selected images are repeated in the same order.
 
     Raises:
         TypeError, ValueError: `images`, `labels` or `ipc` is invalid, the labels are soft, or a class in `classes` has

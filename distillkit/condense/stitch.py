@@ -139,7 +139,7 @@ def stitch(
 
 @dataclass(frozen=True)
 class _Scoring:
-    """Selection of random crops by their score: the log-probability of the true class that `observer` predicts."""
+    """Selection of random crops by score, the log-probability that `observer` predicts for the true class."""
 
     observer: nn.Module
     factor: int

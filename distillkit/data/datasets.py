@@ -263,7 +263,7 @@ def open_dataset(
 
 
 def _find(name: str) -> tuple[str, Dataset, dict[str, Any]]:
-    """Find a dataset by name, and return its key, its row in `DATASETS`, and the option `side` if it is in the name."""
+    """Find a dataset by name. Return its key, its row in `DATASETS`, and {"side": 64} for a suffix such as `_64`."""
     wanted = str(name).lower().replace("-", "").replace("_", "")
     for key, dataset in DATASETS.items():
         sides: tuple[int | None, ...] = (None, *dataset.sides)

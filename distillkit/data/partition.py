@@ -140,7 +140,7 @@ def dominant_class(labels: Tensor, clients: int, share: float = 0.99, *, generat
     clients, each client gets 4,950 images of its dominant class, and 5 or 6 images of each other class.
 
     Deviation: in the authors' code, the fractions of a class that are meant for the clients may add up to more than 1,
-    for example to 1.89 with 100 clients. What exceeds 1 is then cut off.
+    for example to 1.89 with 100 clients. The fractions beyond a sum of 1 are then cut off.
 
     Args:
         labels: class indices int [N].

@@ -38,8 +38,8 @@ class View(NamedTuple):
 
     Attributes:
         images: the views, float [B, C, H, W].
-        rows: index of the image from which each view was made, int64 [B], on the CPU. It counts the images of the set.
-        partner: index of the image with which each image is mixed, int64 [B]. It counts the images of the batch.
+        rows: index, within the set, of the image from which each view was made, int64 [B], on the CPU.
+        partner: index, within the batch, of the image with which this image was mixed, int64 [B].
         share: share of a view that comes from the image in `rows`. The rest comes from the image in `partner`.
     """
 

@@ -46,8 +46,8 @@ def feature_decorrelation(
       uncorrelated dimensions, and 1.
     - "released": the formula of the authors' code: 1/N times the mean of the squared off-diagonal entries of Z^T Z,
       where Z [N, d] are the embeddings, standardized by the unbiased standard deviation. The gradient is that of
-      "paper" times (N-1)^2 d / (N (d-1)), so it is about N times as large. The published weight of 0.1 is meant for this
-      variant at batch size 64.
+      "paper" times (N-1)^2 d / (N (d-1)), so it is about N times as large. The published weight of 0.1 is meant for
+      this variant at batch size 64.
 
     Args:
         embeddings: float [N, d].

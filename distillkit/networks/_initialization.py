@@ -77,9 +77,9 @@ def draw_seed(generator: torch.Generator) -> int:
 
 
 def _reset(module: nn.Module, generator: torch.Generator) -> bool:
-    """Initialize the parameters that belong to a module itself, not to its children, with `reset_parameters`.
+    """Call a module's `reset_parameters`, to initialize the parameters of the module itself, not of its children.
 
-    Return True if this method has set all of these parameters. Otherwise restore their values and return False.
+    Return True if the call has set all of these parameters. Otherwise restore their values and return False.
     """
     own = list(module.parameters(recurse=False))
     before = [parameter.clone() for parameter in own]
