@@ -25,6 +25,7 @@ class Claim:
         describe: function of the records that returns a further table.
         measured: the same candidates with additional measurements in the history, for the option `--inside`.
         measured_task: task of the runs with measurements; None for the first task.
+        least: smallest number of seeds of the registered runs.
     """
 
     text: str
@@ -36,6 +37,7 @@ class Claim:
     describe: Callable[[Records], object] | None = None
     measured: Mapping[str, Candidate] | None = None
     measured_task: Task | None = None
+    least: int = 5
 
     def inside(self) -> Claim:
         """Return this claim with the candidates that measure more, on the task for the measurements."""

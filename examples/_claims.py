@@ -91,8 +91,8 @@ def single_image(o: argparse.Namespace) -> Claim:
     """Return the claim that selected crops beat fixed crops. In every round, all clients take part and send weights."""
     sizes, small = SIZES[o.preset], o.preset == "smoke"
     name = "digits" if small else "cifar10"
-    preset = sizes | {"epochs": 1 if small else 2, "batch": 64, "steps": 2 if small else 60, "augment": False}
-    preset |= {"lr": [0.003] if small else [0.003, 0.01], "server_lr": [0.001]}
+    preset = sizes | {"epochs": 1 if small else 5, "batch": 64, "steps": 2 if small else 60, "augment": False}
+    preset |= {"lr": [0.003] if small else [0.001, 0.003, 0.01], "server_lr": [0.001]}
     data = partial(load_subset, name, None, None if small else 5000, 16, CROP_SPACES.get(name))
     assign = partial(partition.dirichlet_prior, clients=10, alpha=1.0)
     options: Any = {"factory": "simple_cnn" if small else "resnet8", "rounds": 3 if small else 10, "validation": 0.1}
@@ -100,11 +100,11 @@ def single_image(o: argparse.Namespace) -> Claim:
     text = (
         "Distilling on crops that the global model selects anew in each round makes a more accurate model than "
         "distilling on fixed crops, on average over the last five rounds, if all clients send weights in every round. "
-        "The effect is that of the paper's Table 2 for the best of 30 rounds: 77.0 against 75.7 %."
+        "The effect is that of the paper's Table 5 for the best of 30 rounds at a rate of 0.2: 67.0 against 63.4 %."
     )
     compared: dict[str, Candidate] = {label: both[label] for label in (NOTHING, CHOSEN)}
     pilot = {label: {"lr": 0.003, "server_lr": 0.001} for label in compared}
-    return Claim(text, (Task(f"{name}-two-epochs", data, assign, **options),), compared, 5, 0.013, pilot)
+    return Claim(text, (Task(f"{name}-dirichlet1", data, assign, **options),), compared, 5, 0.036, pilot, least=12)
 
 
 def vhl_cifar10(o: argparse.Namespace) -> Claim:

@@ -37,8 +37,8 @@ RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 CLAIMS = ON_IMAGES | CONDENSED
 DESIGNS = RESULTS / "designs"
 PILOT, TUNING = range(200, 205), (100, 101)
-FIRST, LEAST = 300, 5
-"""First seed of the registered runs, and smallest number of seeds."""
+FIRST = 300
+"""First seed of the registered runs."""
 
 
 def main(words: list[str] | None = None) -> None:
@@ -68,7 +68,7 @@ def main(words: list[str] | None = None) -> None:
     if o.register:
         found = read_records(o.register).late(claim.rounds)
         power = power_analysis(found, candidate, base, effect=claim.effect, column="accuracy_late")
-        seeds = range(FIRST, FIRST + max(LEAST, power.seeds))
+        seeds = range(FIRST, FIRST + max(claim.least, power.seeds))
     elif not pilot and not path.is_file():
         parser.error(f"{o.claim} has no registered design ({path.name}); run its pilot first, with --pilot")
     else:
