@@ -44,7 +44,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 _TEACHERS: dict[Any, nn.Module] = {}
 
 
-def teacher(records: LabeledImages, seed: int, epochs: int) -> nn.Module:
+def train_teacher(records: LabeledImages, seed: int, epochs: int) -> nn.Module:
     """Train a teacher without augmentation, so that it memorizes; the last two are kept in memory."""
     key = (set_fingerprint(records), seed, epochs)
     if key not in _TEACHERS:
@@ -57,18 +57,18 @@ def teacher(records: LabeledImages, seed: int, epochs: int) -> nn.Module:
     return _TEACHERS[key]
 
 
-def student(
-    taught: nn.Module, seed: int, *, images: LabeledImages, regime: str, protocol: Protocol, network: Any
+def train_student(
+    teacher: nn.Module, seed: int, *, images: LabeledImages, regime: str, protocol: Protocol, network: Any
 ) -> Any:
     """Train a student on other images, with labels from a teacher."""
     if regime == "teacher":
-        return taught
+        return teacher
     if regime.startswith("per view"):
-        protocol = per_view(protocol, taught)
+        protocol = per_view(protocol, teacher)
         if regime.endswith("T=4"):
-            protocol = replace(protocol, relabel=Relabel(taught, temperature=4.0, mix=CutMix()))
+            protocol = replace(protocol, relabel=Relabel(teacher, temperature=4.0, mix=CutMix()))
     elif regime != "true labels":
-        images = soft_labels(images, taught, temperature=4.0 if regime.endswith("T=4") else 1.0)
+        images = soft_labels(images, teacher, temperature=4.0 if regime.endswith("T=4") else 1.0)
         if regime == "decisions":
             images = images.replace(labels=images.labels.argmax(1))
     fresh = build(network, derive(seed, "network"))
@@ -95,13 +95,13 @@ def label_leak(
     network = partial(job.task.network(job.split), images.num_classes)
     accuracies = []
 
-    def publish(taught: nn.Module, seed: int) -> nn.Module:
-        found = student(taught, seed, images=images, regime=regime, protocol=protocol, network=network)
+    def publish(teacher: nn.Module, seed: int) -> nn.Module:
+        found = train_student(teacher, seed, images=images, regime=regime, protocol=protocol, network=network)
         accuracies.append(accuracy(found, test))
         return found
 
     found = canary_attack(
-        real[chosen], partial(teacher, epochs=epochs), publish, canaries=canaries,
+        real[chosen], partial(train_teacher, epochs=epochs), publish, canaries=canaries,
         generator=derive(job.seed, "canaries"),
     )  # fmt: skip
     return {

@@ -153,7 +153,7 @@ def canary_attack(
     return CanaryAttack(taught_rate, control_rate, int((taught & ~control).sum()), int((control & ~taught).sum()))
 
 
-def _repeats(network: Observed, records: LabeledImages, chosen: Tensor, chunk: int | None) -> Tensor:
+def _repeats(observed: Observed, records: LabeledImages, chosen: Tensor, chunk: int | None) -> Tensor:
     """Return whether a network predicts the label of each canary, bool [n] on the CPU.
 
     Args:
@@ -163,4 +163,4 @@ def _repeats(network: Observed, records: LabeledImages, chosen: Tensor, chunk: i
         chunk: number of images per forward pass; None for a number that is chosen by device and size.
     """
     canaries = records[chosen]
-    return decisions(network, canaries.images, chunk).cpu() == canaries.labels.cpu()
+    return decisions(observed, canaries.images, chunk).cpu() == canaries.labels.cpu()

@@ -49,7 +49,7 @@ def test_students_are_trained_with_the_labels_of_their_regime(
     labels[0] = 1 - labels[0]  # the teacher is wrong on one image
     images = images.replace(labels=labels)
     network = lambda: ConvNet((1, 8, 8), 2, width=4, depth=1)  # noqa: E731
-    script.student(taught, 0, images=images, regime=regime, protocol=Protocol(epochs=2), network=network)
+    script.train_student(taught, 0, images=images, regime=regime, protocol=Protocol(epochs=2), network=network)
     [(data, protocol)] = seen
     if regime.startswith("per view"):
         assert torch.equal(data.labels, images.labels)
