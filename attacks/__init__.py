@@ -1,8 +1,9 @@
 """Evaluation of privacy: membership inference, gradient inversion, audits of privacy claims, and reports on runs.
 
 The functions work on plain tensors (scores, images, logits) of any model. This package exports image metrics,
-statistics of attacks, `leaks` for a published set, and `report` for a finished run. The attacks are in
-`attacks.membership` and `attacks.inversion`, and the audits of differential-privacy claims in `attacks.audit`.
+statistics of attacks, `leaks` (what a published set reveals of its training records), and `report` for a finished run.
+The attacks are in `attacks.membership` and `attacks.inversion`, and the audits of differential-privacy claims in
+`attacks.audit`.
 """
 
 from attacks.matching import align, match

@@ -91,7 +91,8 @@ def read_transcript(folder: str | os.PathLike[str]) -> Iterator[TranscriptMessag
 
     Raises:
         TypeError: `folder` is not a path.
-        NoTranscript: the folder does not exist or has no messages. The call itself raises this error.
+        NoTranscript: the folder does not exist or has no messages. The call raises this error before the iteration
+            begins.
         DamagedTranscript: a message is damaged. The error is raised when the iteration reaches the message.
     """
     check.instance(folder, str | os.PathLike, "folder", "the path of a run's folder")

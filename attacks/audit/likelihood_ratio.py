@@ -24,14 +24,14 @@ def step_scores(steps: Tensor, sigma: float, *, rate: float = 1.0) -> Tensor:
 
     Args:
         steps: projections in units of the sensitivity, float [n, T]: n runs of T steps.
-        sigma: noise standard deviation / sensitivity, > 0, as accounted.
-        rate: sample rate, in (0, 1], as accounted.
+        sigma: noise standard deviation / sensitivity, > 0: the value with which the mechanism claims its epsilon.
+        rate: sampling rate of the record, in (0, 1]: the value with which the mechanism claims its epsilon.
 
     Returns:
         Scores, float64 [n, 2].
 
     Raises:
-        TypeError, ValueError: `steps` is not a table of finite floats, or a value is out of range.
+        TypeError, ValueError: `steps` is not a matrix of finite floats, or a value is out of range.
     """
     sigma = check.real_number(sigma, "sigma", above=0.0)
     rate = check.real_number(rate, "rate", above=0.0, most=1.0)

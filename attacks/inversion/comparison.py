@@ -27,7 +27,8 @@ class MessageResult:
         psnr: PSNR in decibels between each private image and the reconstruction that is matched to it.
         aligned: PSNR in decibels after the reconstruction's brightness and contrast were fitted to the private image
             (see `attacks.align`), because norm layers hide both.
-        labels: share of the private labels that were recovered, compared by counts per class, in [0, 1].
+        labels: share of the private labels that were recovered, in [0, 1]. Only the number of images per class counts,
+            and not the order of the labels.
         loss: loss of the attack for the returned images. This is the only result that an attacker can compute without
             the private images.
     """
@@ -80,7 +81,8 @@ def compare_messages(
     Args:
         messages: messages by name, all about the same number of images: `{"none": sent, "clipped":
             DefendedMessage(sent, Clip(1.0)), "five steps": FedAvgUpdate.of(network, images, labels, lr=0.1,
-            epochs=5)}`. To attack distilled data, pass a separate message about as many distilled images.
+            epochs=5)}`. To attack distilled data, pass a message that was computed
+            from equally many distilled images.
         images: the private images, float [N, C, H, W], normalized for the network.
         labels: labels of the private images, int [N].
         normalization: normalization of `images`.

@@ -186,7 +186,7 @@ class DefendedMessage:
         return self._message.count_classes(images)
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
-        """Infer the labels from the sent message, int64 [count], with the rule of the message without defences.
+        """Infer the labels, int64 [count]: apply `read_labels` of the message without defences to the sent tensors.
 
         Args:
             count: number of images behind the message.

@@ -52,7 +52,7 @@ def group_mean(images: Mapping[int, Tensor], labels: Mapping[int, Tensor]) -> di
     """Return the mean images over all restarts of an inversion, for GradInversion's group consistency.
 
     Restarts may have found the same images in different orders. Images of one class are therefore paired by their
-    distance before the mean is taken. The means are returned once per restart, in the order of its images.
+    distance before the mean is taken. For each restart, the means are returned in the order of this restart's images.
 
     Args:
         images: images of each restart, float [N, C, H, W], by restart index.

@@ -246,9 +246,10 @@ def _noise(shape: tuple[int, ...], like: Tensor, seed: int, restart: int) -> Ten
 
 
 def _permute_labels(count: int, seed: int, restart: int) -> Tensor:
-    """Return a random permutation of the labels for a restart, int64 [count], which is different in each restart.
+    """Return the order in which a restart uses the labels: a permutation of 0 to count - 1, int64 [count].
 
-    Consecutive restarts use the same random permutation, rotated by one position more each time.
+    Each block of `count` consecutive restarts has one random permutation, which is rotated by one position more in each
+    restart.
     """
     order = torch.randperm(count, generator=derive(seed, "inversion", "labels", restart // count))
     return order.roll(restart % count)

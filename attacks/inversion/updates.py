@@ -84,10 +84,10 @@ class FedAvgUpdate:
     """Update of a FedAvg client after several local steps: its weights after training minus those that it received.
 
     Implements `ObservedMessage`. The attack differentiates through every step of local SGD. The attacker does not know
-    the order in which the client uses its images. In the first epoch the order does not matter, because the images are
-    unknown. Labels that are not given are assigned to the batches differently in each restart, so use several restarts.
-    In later epochs the attack assumes the order of the first epoch. This is an approximation, which works if each step
-    is small.
+    the order in which the client uses its images. In the first epoch this does not matter: the unknown images can be
+    numbered in the order of their use. Labels that are not given are assigned to the batches differently in each
+    restart, so use several restarts. In later epochs the attack assumes the order of the first epoch. This is an
+    approximation, which works if each step is small.
 
     Args:
         network: network with the weights that the client received, in the mode in which it trained; see `Gradient`.

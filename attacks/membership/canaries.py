@@ -62,7 +62,8 @@ class CanaryAttack:
             on the canary. It shows how often the label is predicted by chance.
         only_taught: number of canaries whose wrong label is predicted only by the model whose teacher was trained on
             them.
-        only_control: number of canaries whose wrong label is predicted only by the other model.
+        only_control: number of canaries whose wrong label is predicted only by the model whose teacher was not trained
+            on them.
     """
 
     taught: Rate

@@ -16,9 +16,10 @@ def shadow_classifier(target: Tensor, inside: Tensor, shadows: Tensor, labels: T
 
     This is the attack of Shokri et al. For every class, a logistic regression is trained to separate the outputs of the
     shadow models on their training records from their outputs on other records. It then scores the target's outputs.
-    The attack compares all records of a class with each other, so it is a baseline for `lira`, which compares each
-    record with itself. Do not use the target itself or a shadow model on the complementary records as a shadow
-    (`leave_one_out` excludes both); the training data of the attack is then independent of the target.
+    The attack uses one decision rule for all records of a class. It is therefore a baseline for `lira`, which has
+    another rule for each record. The shadow models must include neither the target itself nor a model that was trained
+    on exactly the other records (`leave_one_out` excludes both). Otherwise the training data of the attack would depend
+    on the target.
 
     Paper: Shokri et al., "Membership inference attacks against machine learning models" (S&P 2017). Deviations: we use
     logistic regression (scikit-learn, on standardized outputs, with its default penalty) in place of a network; logits

@@ -63,8 +63,8 @@ def rmia(
         Scores in [0, 1], float64 [n], higher for members.
 
     Raises:
-        TypeError, ValueError: the shapes do not fit; a score is not finite; the population is empty; or some record has
-            no shadow model trained without it (online: with it or without it).
+        TypeError, ValueError: the shapes do not fit; a score is not finite; the population is empty; or a record was
+            in the training set of every shadow model (in the online version: of every or of no shadow model).
     """
     check.boolean(online, "online")
     a = check.real_number(a, "a", least=0.0, most=1.0)

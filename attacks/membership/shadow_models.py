@@ -175,7 +175,7 @@ def run_shadows(
 class _Design:
     """Plan of a set of shadow models: the records and the seed of each model, and their common settings.
 
-    The method `facts` returns the settings, which must be equal to those in a folder before its models are used.
+    The method `facts` returns the settings. Saved shadow models are reused only if they were made with equal settings.
     """
 
     def __init__(self, pipeline: Pipeline, count: int, seed: int) -> None:

@@ -19,7 +19,7 @@ __all__ = ["ShadowScores", "Target"]
 class Target:
     """Inputs of an attack with R shadow models on a target model.
 
-    They do not include the information which records the target was trained on.
+    The target's training records are what the attack must find out, so they are not among the inputs.
 
     Attributes:
         scores: scores of the N candidate records under the target, float64 [N] or [N, d].

@@ -181,7 +181,7 @@ def _lines(path: Path) -> list[dict[str, Any]] | None:
 def _objects(path: Path, *, lines: bool) -> list[dict[str, Any]]:
     """Read the objects of a JSON-lines file, or the single object of a JSON file.
 
-    A line that was only partly written is skipped, if the next line says that it is torn.
+    A line that was only partly written is skipped if the line after it is `{"torn": true}`.
 
     Args:
         path: path of the file.

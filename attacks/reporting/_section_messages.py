@@ -64,7 +64,9 @@ class ObservedData:
 
 
 def adversary_section(run: RecordedRun) -> Section:
-    """Return the section that lists what each adversary sees, and where the run's folder contains it.
+    """Return the section that lists what each adversary, such as the server, sees of a run.
+
+    For each adversary, the section also names the files in the run's folder that contain these data.
 
     Args:
         run: the recorded run.

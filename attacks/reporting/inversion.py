@@ -136,7 +136,7 @@ def message_pair(run: RecordedRun, client: int, number: int | None) -> tuple[Tra
 def replay_obstacle(run: RecordedRun) -> str:
     """Return the reason why a client's update cannot be recomputed from the run's folder and candidate images.
 
-    The result is "" if there is no such reason, because the method is plain FedAvg with SGD.
+    The result is "" if the update can be recomputed, which requires plain FedAvg with SGD.
 
     Args:
         run: the recorded run.

@@ -36,7 +36,7 @@ class Leaks:
             PSNR of at least 48.13 dB to it.
         close: share of the images that have a PSNR of at least 25 dB to some training record, including the copies.
         close_held_out: share of the images that have a PSNR of at least 25 dB to some held-out record. It shows how
-            close unrelated records come. If there are fewer held-out records than training records, it is too small.
+            close unrelated records come. With fewer held-out records than training records, this share is too small.
         nearest: rates of the attack `attacks.membership.nearest` at about 1 % false positives. The threshold is chosen
             on half of the held-out records. The rates are counted on the used records and on the other half.
         auc: area under the ROC curve of this attack.

@@ -45,8 +45,8 @@ def record_scores(rounds: list[Tensor], candidates: Tensor) -> dict[str, Tensor]
     Returns:
         Scores [n] by attack. "distance" is the PSNR of the nearest image of all rounds. "nearest" is the largest score
         of `attacks.membership.nearest` over the rounds; it is left out if no round has two different images. Each round
-        is scored on its own, because images of several rounds may be initialized from the same record. Then neither of
-        them would be much closer to the record than all other images.
+        is scored on its own, because images of several rounds may be initialized from the same record. If the rounds
+        were scored together, none of these images would be much closer to the record than all other images.
     """
     found = {"distance": closest_images(torch.cat(rounds), candidates)[0].double()}
     several = [one for one in rounds if len(one.unique(dim=0)) > 1]

@@ -123,7 +123,7 @@ class ThreadTransport:
         self._pool = create_thread_pool(workers, "client")
 
     def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
-        """Run the clients of `exchange`, and yield their results in order; see `Transport.exchange`.
+        """Run the clients of `exchange`, and yield their results in the order of `exchange.clients`.
 
         The `bundled` exchange runs before `exchange`. At most two clients per worker are queued or running at a time.
         """
@@ -144,11 +144,17 @@ class ThreadTransport:
             yield result
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Keep the memory version of each client in `versions`, and delete older ones; see `Transport.commit`."""
+        """Commit one memory version of each client in `versions`, and delete older ones.
+
+        A client's memory holds the values that the client keeps between rounds.
+
+        Args:
+            versions: name of the committed version, by client index.
+        """
         self.runtime.memories.commit(versions)
 
     def rollback(self) -> None:
-        """Delete the memories that clients wrote in the failed round."""
+        """Delete the memories (values kept between rounds) that clients stored in the failed round."""
         self.runtime.memories.rollback()
 
     def metadata(self) -> dict[str, str]:
@@ -156,7 +162,12 @@ class ThreadTransport:
         return {}
 
     def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Delete all memories of clients except `versions` (one version per client). `metadata` is not used."""
+        """Delete all client memories (values kept between rounds) except the committed ones.
+
+        Args:
+            metadata: not used.
+            versions: version name of each client's committed memory, by client index.
+        """
         self.runtime.memories.restore(versions)
 
     def __enter__(self) -> Self:

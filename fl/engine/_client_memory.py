@@ -22,9 +22,9 @@ class MemoryStore:
     """Store of the clients' memories: the values that a method keeps on each client between rounds.
 
     A client that finishes a round stores a new version of its memory. This version is pending until the server commits
-    the round. Every request of the server states which version is valid. Therefore losing a call of `commit` does no
-    harm, and a memory from a failed or killed round is never read. If memories are files, the version before the valid
-    one is kept, too, for a server that must return to its previous checkpoint because its last one is damaged.
+    the round. Every request of the server states which version is valid. Therefore a memory from a failed or killed
+    round is never read, even if a client misses the call of `commit` or `rollback`. If memories are files, the version
+    before the valid one is kept, too, because the server returns to its previous checkpoint if the last one is damaged.
 
     The name of a version starts with the number of its round, such as "7-3f-1".
 
@@ -76,8 +76,9 @@ class MemoryStore:
         Args:
             client: index of the client.
             version: name of the version to load, from the server's request; "" if the client has no memory yet.
-            tidy: whether to delete the versions of failed rounds. Use False for requests that only read the memory. In
-                such a request, `version` may still be pending, and the committed version is needed if the round fails.
+            tidy: whether to delete the versions of failed rounds. Use False for requests that only read the memory:
+                `version` may then still be pending, and the earlier, committed version must be kept in case the round
+                fails.
 
         Raises:
             CheckpointError: the memory is lost or damaged.

@@ -108,7 +108,8 @@ def _shown_reason(method: Method, error: Exception) -> str:
     """Return the text that tells the server why a client failed.
 
     For a private method, this text is always the same sentence, and the actual reason is only logged on this machine.
-    An error of the server while it built the request is always described.
+    The reason of a `RequestError` is returned for every method, because it is an error of the server itself, raised
+    while it built the request.
     """
     if not method.private or isinstance(error, RequestError):
         return reason_of(error)

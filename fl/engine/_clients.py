@@ -77,7 +77,8 @@ def extend_classes(data: Either, classes: int, given: bool) -> Either:
         data: the set. It is returned unchanged if the user gave its number of classes, or if it already has at least
             `classes` classes.
         classes: number of classes of the returned set.
-        given: whether the user gave the number `classes`, so that the returned set's number counts as given, too.
+        given: whether the user gave the number `classes`. If not, the number of the returned set still counts as
+            inferred.
     """
     if data.classes_given or data.num_classes >= classes:
         return data
@@ -85,14 +86,16 @@ def extend_classes(data: Either, classes: int, given: bool) -> Either:
 
 
 def require_like(first: LabeledImages, other: LabeledImages | StoredImages, name: str, *, classes: bool = True) -> None:
-    """Refuse a set whose normalization, shape, dtype, classes or kind of labels differ from the first client's set.
+    """Refuse a set whose normalization, shape, dtype, classes or form of labels differ from the first client's set.
+
+    The form of labels is either class indices [N] or rows [N, K] with one value per class.
 
     Args:
         first: the first client's set.
         other: set to check. The images of a stored set are not read, because their pixels are bytes, which cannot be
             NaN or infinite.
         name: name of the argument that holds `other`, for error messages.
-        classes: whether the number of classes and the kind of labels must agree, too.
+        classes: whether the number of classes and the form of labels must agree, too.
 
     Raises:
         ValueError: the sets differ, or `other` has NaN or infinite pixels.
@@ -124,8 +127,9 @@ def fitting_set(data: Either, name: str, first: LabeledImages, *, classes: bool 
         data: set of the server, such as the global test set.
         name: name of the argument that holds `data`, for error messages.
         first: the first client's set.
-        classes: whether the number of classes and the kind of labels must agree, too. In this case, the number of
-            classes of `data` is raised to the clients' number if it was only inferred from the labels of `data`.
+        classes: whether the number of classes and the form of labels (class indices or rows) must agree, too. If
+            True, and the number of classes of `data` was only inferred from labels, it is first raised to the clients'
+            number.
 
     Raises:
         ValueError: the set is empty, or differs from the first client's; see `require_like`.

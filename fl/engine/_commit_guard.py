@@ -59,9 +59,9 @@ def _unusable(
     """Return the reason why a round's new state must not be committed, or None if it is usable.
 
     A state is unusable if it holds NaN or Inf, or if a global model's outputs on noise images are not finite. If
-    `growth` is above 3, one client's training is also tried on noise images, once with the new state and once with the
-    state before the round. The new state is unusable if only the reply that was trained with the new state fails the
-    server's checks. Private methods skip this training, because it would charge the privacy ledger.
+    `growth` is above 3, one client is also trained on noise images, once with the new state and once with the state
+    before the round. The new state is unusable if the reply fails the server's checks with the new state, but passes
+    with the earlier one. Private methods skip this training, because it would charge the privacy ledger.
 
     Args:
         method: the run's method.
@@ -111,7 +111,8 @@ def _trial(method: Method, server: Server) -> str | None:
     """Train one client on noise images with the server's state, and check its reply as in a round.
 
     Returns:
-        The reason why the reply fails the check; None if it passes, or if the training raises another error.
+        The reason why the reply fails the check; None if it passes, or if there is no reply because the training
+        raised an error.
     """
     method, number = method.inner, (server.drawn or [0])[0]
     data = noise_set(server.task, empty_set(server), server.generator("commit guard trial"))

@@ -1,7 +1,8 @@
 """Sending of the server's requests, and the record of the values that each client has in its cache or memory.
 
-An exchange is one request of the server to each of several clients, and their replies. A message consists of entries;
-an entry that the method declares as cached is sent to a client only if its value differs from the last one.
+An exchange is one request of the server to each of several clients, and their replies. A message consists of entries.
+An entry that the method declares as cached is sent to a client only if its value differs from the value that this
+client got last.
 """
 
 from __future__ import annotations

@@ -92,12 +92,12 @@ class ClientEvaluation:
 
     @classmethod
     def of_row(cls, dispatcher: Dispatcher, row: Mapping[str, Any], evaluate: str | Sequence[int]) -> ClientEvaluation:
-        """Return the evaluation that an open row of the history still needs.
+        """Return the evaluation for a row of the history that still lacks the clients' evaluation results.
 
         Args:
             dispatcher: sender of the requests.
             row: row of the last completed round, without evaluation results.
-            evaluate: clients to evaluate, as in the class.
+            evaluate: clients to evaluate: "drawn" (those drawn in the round), "all", "none" or client indices.
         """
         return cls(dispatcher, replace(dispatcher.server, round=row["round"], drawn=row["drawn"]), evaluate, row)
 

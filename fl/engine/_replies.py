@@ -162,7 +162,7 @@ def _checked_reply(dispatcher: Dispatcher, server: Server, verb: str, result: Cl
 
     Raises:
         BadReply: an entry is missing or undeclared, or has a wrong type, shape or range (see `fl.schema.check_reply`);
-            or one of the client's `notes` is not a finite number.
+            or a value in `result.notes` is not a finite number.
     """
     entries, reply = dispatcher.entries, result.reply
     if verb == "evaluate" and (reply is None or (isinstance(reply, Message) and not len(reply))):

@@ -40,7 +40,7 @@ class RoundRunner:
         store: folder of the run; None if the run writes no files.
         test: the global test set; None if there is none.
         run_id: fingerprint of the run's options, which is stored in its checkpoints.
-        transcript: whether to save every message that the server sends or accepts in the run's folder.
+        transcript: whether to save, in the run's folder, every message that the server sends or accepts.
 
     Attributes:
         committed: index of the last completed round.

@@ -179,12 +179,13 @@ def _without_address(value: Any) -> str:
 
 
 def require_whole_ledger(ledger: Ledger | None, row: dict[str, Any], metadata: Mapping[str, str]) -> None:
-    """Refuse to resume a private run if its privacy ledger lacks charges of the run, or if its lines were changed.
+    """Refuse to resume a private run if its privacy ledger lacks charges, or if lines of the ledger were changed.
 
     Args:
         ledger: privacy ledger of the resumed run; None if the method is not private, which passes the check.
         row: row of the last completed round in the history.
-        metadata: metadata of the run's checkpoint. Its value "ledger" identifies the ledger's last line at that time.
+        metadata: metadata of the run's checkpoint. The value "ledger" identifies the line that was the ledger's last
+            one when the checkpoint was written.
 
     Raises:
         CheckpointError: the ledger records less epsilon than the run has spent, or lines that the checkpoint refers to

@@ -40,8 +40,9 @@ class Deployment:
         fingerprint: function that takes a secret key (or b"") and returns a fingerprint of the clients' images. It is
             called only if the run writes files.
         open: function that opens and returns the transport to the clients.
-        open_ledger: function that adds remarks to the privacy ledger of a private method before round 1. Its arguments
-            are the ledger, whether the ledger was created for this run, and the clients to evaluate.
+        open_ledger: function that adds remarks to the privacy ledger of a private method before round 1, about
+            releases that epsilon does not cover. Its arguments are the ledger, whether the ledger was created for this
+            run, and the clients to evaluate.
         faults: description of the faults that the backend injects on purpose; None if it injects none.
     """
 

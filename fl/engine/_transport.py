@@ -61,7 +61,7 @@ class RequestHeader:
 
     @property
     def version(self) -> str:
-        """Name under which a client stores its memory in this exchange, from the round and the attempt.
+        """Name under which a client stores its memory in this exchange, composed of `round` and `attempt`.
 
         The same name identifies the results of the exchange.
         """

@@ -91,8 +91,9 @@ def resolve_task(task: LabelTask | None, first: LabeledImages) -> LabelTask:
         first: the first client's set.
 
     Raises:
-        TypeError: `task` is not a task.
-        ValueError: the form of the clients' labels (indices or rows) or their number of classes does not fit the task.
+        TypeError: `task` is not a `LabelTask` object.
+        ValueError: the clients' labels have another form than the task needs (class indices [N], or rows [N, K] of 0
+            and 1), or another number of classes.
     """
     rows = first.labels.ndim == 2
     if task is None:
@@ -290,7 +291,8 @@ EXACT_TESTS = (
 def open_ledger(clients: ClientRegistry, ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
     """Prepare the privacy ledger of a private method before round 1.
 
-    This adds the remarks of `remark_on`, and warns if two clients have the same images.
+    The function adds remarks about releases that epsilon does not cover (see `remark_on`), and warns if two clients
+    have the same images.
 
     Args:
         clients: the clients' data. Images are compared only if all clients were read before round 1.

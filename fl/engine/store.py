@@ -319,8 +319,9 @@ class Store:
     def _adopt(self, upto: int) -> None:
         """Write the file of `ClientRecord`s for a run of an older version of distillkit, which has no such file.
 
-        In such a run, the files of the clients' memories are named by their round. Which values clients have in their
-        caches is unknown, so all values are sent again.
+        The new file records the version of each client's memory, that is, of the values that the client keeps between
+        rounds. In older versions, the name of a memory's file is the index of its round. The new file does not record
+        which values the clients have in their caches, so all values are sent again.
 
         Args:
             upto: index of the last completed round; memories of later rounds are ignored.

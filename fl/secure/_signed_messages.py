@@ -58,7 +58,7 @@ class RoundContext:
 
     @staticmethod
     def sum_digest(transcript: bytes, partners: Sequence[int], survivors: Sequence[int]) -> bytes:
-        """Return the digest with which a client signs the set of clients in the sum, before the masks are removed.
+        """Return the digest that a client signs to confirm which clients are in the sum, before the masks are removed.
 
         Args:
             transcript: digest of the participants and their keys, from `transcript`.

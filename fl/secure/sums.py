@@ -10,7 +10,7 @@ A round has five exchanges instead of one:
 
     announce   The client draws two X25519 key pairs (a "box key" for encryption and a "mask key" for pairwise masks)
                and a seed. It signs both public keys and the digest of the seed with its Ed25519 key, whose public key
-               is in the registry. Together with the signature, they are called a bundle.
+               is in the registry. The public keys, the digest and the signature together are called a bundle.
     deal       The client checks the signatures of all bundles. It splits its private mask key and its seed into shares
                (Shamir, t of n). It encrypts a share of each for every other client (ChaCha20-Poly1305). Such an
                encrypted message is called a box. The server forwards the boxes.
@@ -219,7 +219,8 @@ class SecureSums(Filter):
     def out(self, client: Client, message: Message, reply: Message) -> Message:
         """Step 3, on a client: encode and mask the reply of the training.
 
-        The client's notes for the history are deleted, so that they are not sent.
+        The numbers that the client would report for the history (`Client.notes`) are deleted, because they would reach
+        the server without a mask.
 
         Args:
             client: the client.

@@ -24,9 +24,9 @@ def outcome_hash(run: Run) -> str:
     """Return a hash of the server's last state and the whole history.
 
     Two runs of the same method on the same task with the same seed have the same hash, for any number of workers, for
-    threads and `Loopback`, and after interruptions. The hash does not include durations and the columns of bytes that
-    were sent again or need not be sent. Two runs of a private method have different hashes, because their noise comes
-    from the operating system.
+    threads and `Loopback`, and after interruptions. The hash leaves out durations, and two columns of the history:
+    `bytes_resent` (sent again after a loss) and `bytes_spared` (not sent, because the message contained them already).
+    Two runs of a private method have different hashes, because their noise comes from the operating system.
 
     Args:
         run: the result of `simulate`.

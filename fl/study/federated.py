@@ -34,8 +34,8 @@ class Federated(Candidate):
     argument of that name.
 
     The summary of a run has the columns of `fl.history.summary`, and `accuracy_own`, the clients' mean accuracy on
-    their own test images (of the personal models if there are any). For a private method, it also has the privacy
-    columns of `Condense`.
+    their own test images (of the personal models if there are any). For a private method, it also has columns with the
+    privacy guarantee, as in the summaries of `Condense` candidates.
 
     Args:
         make, search, settings, like: arguments of `Candidate`.
@@ -128,9 +128,9 @@ class Federated(Candidate):
 
 
 def client_data(allocation: Allocation) -> list[ClientData]:
-    """Return the argument `clients` of `simulate` for a study's allocation. Stored images are read when needed.
+    """Convert a study's allocation of images to clients to the argument `clients` of `simulate`.
 
     Args:
-        allocation: allocation of a task's images, from `Task.assign`.
+        allocation: each client's training and test images, from `Task.assign`. Sets in files are not read here.
     """
     return [ClientData(*sets) for sets in zip(allocation.clients, allocation.own_tests, strict=True)]

@@ -55,7 +55,7 @@ def repeat(
 ) -> SavedRun:
     """Repeat a saved run, using only its `config.json` and the images.
 
-    Before round 1, the images are read again and compared with the images of the run. The result has the same hash for
+    Before round 1, the images are read again and compared with the images of the run. The results are bit-identical for
     any number of workers. If you pass `keep`, the clients get only the listed records, and each record stays with its
     client. You can train shadow runs for membership attacks in this way.
 
@@ -75,8 +75,8 @@ def repeat(
         backend: backend that runs the clients; see `simulate`. Default: the backend of the study's candidate, or
             threads for a run outside a study.
         workers: number of clients that run in parallel.
-        device: device of clients and server; default: the device of the run. On another device, rounding and the hash
-            may differ.
+        device: device of clients and server; default: the device of the run. On another device, rounding may differ,
+            and so may the hash of the results (`outcome_hash`).
         names, trust: your functions and classes that the run uses; see `distillkit.serialization.from_config`.
         progress: whether to show a progress bar.
 
@@ -212,7 +212,9 @@ def _of_images(
 
 
 def _begin(known: SavedRun, out: Path, seed: int, device: str) -> None:
-    """Write the saved run's options to the folder of its repetition, where `simulate` compares them with its own.
+    """Write the saved run's options to the folder of its repetition.
+
+    `simulate` then refuses to run the repetition with other options.
 
     Args:
         known: the saved run.

@@ -105,7 +105,7 @@ class SavedRun:
 
     @cached_property
     def candidate(self) -> Candidate:
-        """The study's candidate that produced the run, without `make`, settings and search.
+        """The study's candidate that produced the run, with its options except `make`, `settings` and `search`.
 
         Raises:
             NotRepeatable: the run was not part of a study.
@@ -173,8 +173,8 @@ def load(
 
     Args:
         folder: folder of the run, written by `simulate(..., out=folder)` or a study.
-        method: the method, if `config.json` cannot describe it (for example with a lambda as network). The method is
-            checked against the record.
+        method: the method, if `config.json` cannot describe it (for example with a lambda as network). Its description
+            must be equal to the one in `config.json`.
         factory: network factory, for a folder from an earlier version, which does not record its method. The history
             and the models are read, and the attribute `method` is None.
         names, trust: your functions and classes that the run uses; see `distillkit.serialization.from_config`.

@@ -81,7 +81,8 @@ class NodeInfo:
         untested: whether the node has no test images.
         version: version of distillkit on the node.
         clock: time of the node's clock when it replied, in seconds since 1970.
-        space: empty set with the shape, normalization and kind of labels of the node's images.
+        space: set without images, with the shape and normalization of the node's images and the form of their labels
+            (class indices or rows).
         node: Flower's id of the node. It is not part of the reply's contents, because Flower supplies it.
     """
 

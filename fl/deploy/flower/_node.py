@@ -112,7 +112,8 @@ class Node:
         """Return the reply to a message of the type "query.hello": the node's description, or its new ledger lines.
 
         Args:
-            content: content of the Flower message, which says which of both the server wants.
+            content: content of the Flower message. The reply has the ledger lines if the message has a field "ledger",
+                and the description otherwise.
             config: Flower's `context.node_config`.
         """
         return self.ledger(content, config) if "ledger" in content.get("strings", ()) else self.handshake(config)
@@ -232,7 +233,7 @@ class Node:
         )
 
     def _guard(self, number: int, data: _LoadedData) -> ReleaseGuard:
-        """Return the guard for one message, with the current policy and, for a private method, the data's ledger."""
+        """Return the checks of one message, by the current policy and, for a private method, by the data's ledger."""
         policy = None if self.policy is None else read_policy(self.policy)
         private = self.method.private
         ledger = NodeLedger(self.folder / "ledgers", number, data.ledger, policy) if private else None

@@ -62,7 +62,9 @@ class NodeLedger:
                 mirror_lines(self.ledger, other, partition, own)
 
     def branch(self, known: Mapping[str, Any]) -> ChildLedger:
-        """Return a copy of the run's ledger, which the client charges. Each charge is written to this ledger first.
+        """Return a copy of the run's ledger, which the client charges for its releases.
+
+        Each charge to the copy is first checked by the policy and written to this node's own ledger.
 
         Args:
             known: extract of the run's ledger, as the server sent it.
@@ -123,8 +125,10 @@ class NodeLedger:
 def ledger_position(ledger: Ledger | None, info: NodeInfo) -> dict[str, Any] | None:
     """Return the name of a node's privacy ledger, and the number of its lines that the server has seen.
 
+    The result is None if the method is not private.
+
     Args:
-        ledger: the run's ledger on the server. It is None if the method is not private; the result is None, too.
+        ledger: the run's ledger on the server; None if the method is not private.
         info: description of the node.
     """
     return None if ledger is None else {"name": info.ledger, "seen": mirrored_count(ledger, info.ledger)}

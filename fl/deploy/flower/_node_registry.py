@@ -82,8 +82,8 @@ class NodeRegistry:
             seconds: time to wait for replies, in seconds. A node that does not reply is asked again in the next call.
 
         Returns:
-            An error for each node that does not match, or whose app fails. Such an app is not distillkit's client app,
-            which always replies.
+            An error for each node that does not match, or whose app fails. A failing app cannot be loaded, or is not
+            distillkit's client app, which always replies.
         """
         new = sorted(set(connection.grid.get_node_ids()) - self._contacted)
         if not new:
@@ -186,7 +186,8 @@ class NodeRegistry:
             task: label task of the run; None if the user gave none.
 
         Raises:
-            IncompatibleNode: another node's images differ in shape, normalization, classes, dtype or kind of labels.
+            IncompatibleNode: the nodes' sets differ in shape, normalization, classes, dtype or form of labels (class
+                indices or rows).
         """
         classes = task.num_classes if task is not None else self.num_classes
         given = task is not None or any(info.space.classes_given for info in self.nodes.values())

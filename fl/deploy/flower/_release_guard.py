@@ -32,7 +32,7 @@ _RELEASING_VERBS = ("local", "answer")
 
 
 class ReleaseGuard:
-    """Checks of one message to a node and of its reply, by the owner's policy and the privacy ledger.
+    """Checks of one message to a node and of the node's reply, by the owner's policy and the privacy ledger.
 
     Args:
         method: the node's method.

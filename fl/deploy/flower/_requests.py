@@ -41,7 +41,10 @@ class PendingRequest:
     shared: int = 0
 
     def retry(self) -> PendingRequest:
-        """Return a copy of this request that is to be sent again with all cached values, and counts their bytes."""
+        """Return a copy of this request for sending it again with all cached values.
+
+        The attribute `resent` of the copy is the number of bytes of the values that were not sent the first time.
+        """
         request = self.job.request
         missing = [size for key, size in payload_bytes(request.message).items() if key.split(":")[0] in request.cached]
         return replace(self, resent=sum(missing))
@@ -58,7 +61,8 @@ def pack_requests(
         whole: whether to send the values of all entries, including those that the client has in its cache.
 
     Returns:
-        A pair: the requests, where `shared` of the first of two requests is set; and the parts of the message.
+        A pair: the requests, where the attribute `shared` of the first one is set if there are two; and the parts of
+        the message.
     """
     parts, *rest = [job_parts(one.job, facts, whole=whole) for one in requests]
     if not rest:

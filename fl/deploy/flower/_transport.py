@@ -333,7 +333,7 @@ class GridTransport:
 
         Args:
             facts: values from the checkpoint, as `metadata` returned them.
-            versions: version name of each client's memory. Not used, because every request states its version.
+            versions: version name of each client's memory. Not used, because every request states the version to use.
         """
         self._run = facts.get("run", self._run)
 
@@ -360,9 +360,10 @@ class GridTransport:
 
 
 def _run_name(out: Path | None) -> str:
-    """Return the name under which nodes keep a run's files: the name stored in `out`, or else a new random name.
+    """Return the name under which nodes keep a run's files: the name stored in `out`, if there is one.
 
-    A new name is stored in the folder `out`, so that the run can be resumed.
+    Otherwise, draw a random name, and store it in the folder `out`, so that the run can be resumed. If `out` is None,
+    the name is not stored.
     """
     drawn = secrets.token_hex(8)
     if out is None:

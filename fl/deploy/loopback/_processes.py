@@ -153,7 +153,7 @@ def release(process: Process) -> None:
 def _pickle(value: Any) -> bytes:
     """Pickle a value for another process.
 
-    Each lock in the value becomes a new lock there, because locks only guard caches within a process.
+    Each lock in the value becomes a new lock in the other process, because locks only guard caches within a process.
     """
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer)

@@ -85,7 +85,7 @@ class ProcessTransport:
     # Requests to the processes.
 
     def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
-        """Run the clients of `exchange`, and yield their results in order; see `Transport.exchange`.
+        """Run the clients of `exchange`, and yield their results in the order of `exchange.clients`.
 
         The `bundled` exchange runs before `exchange`. At most two clients per process are queued or running at a time.
         """
@@ -181,7 +181,7 @@ class ProcessTransport:
                 self._read_frame(index)
 
     def _read_frame(self, index: int) -> str:
-        """Read and process one frame from the process with this index, and return the frame's kind.
+        """Read and process one frame from the process with the index `index`, and return the frame's kind.
 
         The result is "ended" if the process has ended.
 
@@ -254,9 +254,13 @@ class ProcessTransport:
         return {}
 
     def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Delete all memories of clients except `versions` (one version per client). `metadata` is not used.
+        """Delete all client memories (values kept between rounds) except the committed ones.
 
         The processes have a common folder of memories, so only one process deletes files.
+
+        Args:
+            metadata: not used.
+            versions: version name of each client's committed memory, by client index.
         """
         self._send(0, ("restore", dict(versions)))
 

@@ -74,7 +74,7 @@ class WorkerConfig:
 class _WorkerRun:
     """One run in this worker process: the method, the data and memories of its clients, and their cached values.
 
-    The methods `data`, `forget`, `job` and `commit` handle the frames of these kinds.
+    The methods `data`, `forget` and `job` handle the frames of the same names, and `commit` those of the kind "settle".
     """
 
     def __init__(self, config: WorkerConfig, stop: threading.Event) -> None:
@@ -160,7 +160,7 @@ def _serve_frames(connection: Connection, frames: queue.SimpleQueue[Frame], stop
     """Handle frames in the order of their arrival, in an endless loop.
 
     Args:
-        connection: pipe to the server, for the frames that answer.
+        connection: pipe to the server, to which the replies to frames are sent.
         frames: queue of the received frames.
         stop: event that is set when the run is being stopped.
     """
