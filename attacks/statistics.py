@@ -252,8 +252,8 @@ class Roc:
         Clopper-Pearson interval ignores this error, and would be too narrow. To include the error, the true-positive
         rate is also computed at two other thresholds: with high probability, one of them has a true false-positive rate
         of at most `fpr`, and the other one of at least `fpr`. The error of the threshold is the difference between the
-        true-positive rates at these two thresholds and the returned one. This error and the error of the count of members are independent, so their
-        squares are added, separately for the lower and the upper end.
+        true-positive rates at these two thresholds and the returned one. This error and the error of the count of
+        members are independent, so their squares are added, separately for the lower and the upper end.
 
         Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach"
         (Statistics in Medicine 2008), for the sum of squares.

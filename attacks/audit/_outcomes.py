@@ -82,14 +82,15 @@ def split_runs(inside: Tensor, outside: Tensor, generator: int | torch.Generator
 def candidate_events(runs: SplitRuns) -> Iterator[tuple[list[Event], Tensor, int, Tensor, int]]:
     """Yield the events from which an audit chooses, with their counts, one group at a time.
 
-    The events of a group differ only in their threshold.
+    The events of a group differ only in their threshold. The two "worlds" are the runs with a record and the runs
+    without it.
 
     Args:
         runs: the half of the runs that is used for choosing an event.
 
     Yields:
-        A tuple of five items: the events of a group; the number of runs with each event among the runs of the event's
-        `world`, and the number of all runs in that world; and the same two numbers for the other world.
+        A tuple of five items: the events of a group; the number of runs with each event in `Event.world`, and the
+        number of all runs in that world; and the same two numbers for the other world.
     """
     columns = runs["inside"].shape[1]
     for column in range(columns):
@@ -105,7 +106,7 @@ def candidate_events(runs: SplitRuns) -> Iterator[tuple[list[Event], Tensor, int
 
 
 def event_bounds(runs: SplitRuns, event: Event, confidence: float) -> tuple[float, float]:
-    """Bound an event's probability in both worlds by Clopper-Pearson bounds.
+    """Bound an event's probability in runs with a record and in runs without it, by Clopper-Pearson bounds.
 
     Args:
         runs: the half of the runs that was not used for choosing the event.
@@ -113,7 +114,8 @@ def event_bounds(runs: SplitRuns, event: Event, confidence: float) -> tuple[floa
         confidence: probability that both bounds hold together.
 
     Returns:
-        A lower bound on the probability in the event's `world`, and an upper bound in the other world.
+        A lower bound on the probability in `event.world` (the runs in which the event seems more likely), and an upper
+        bound on the probability in the other runs.
     """
 
     def count(world: str) -> tuple[int, int]:

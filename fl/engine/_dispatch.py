@@ -174,11 +174,14 @@ class Dispatcher:
         return cost
 
     def commit(self) -> None:
-        """Commit the memories and cached values of this round's clients, after the round's checkpoint is written."""
+        """Commit the changes of clients' memories and caches in this round, after its checkpoint is written.
+
+        A client's memory holds the values that a method keeps on the client between rounds.
+        """
         self.transport.commit(self.cache_index.commit())
 
     def rollback(self) -> None:
-        """Discard the memories and cached values that clients got in a round that failed."""
+        """Discard the changes of clients' memories (values kept between rounds) and caches in a failed round."""
         self.cache_index.rollback()
         self.transport.rollback()
 

@@ -74,9 +74,9 @@ class ClientRequest:
 
     Attributes:
         message: the complete message of the method, including entries that the client has in its cache.
-        memory: version name of the client's memory to load; "" if the client has no memory. This is the committed
-            version, or one that the client stored earlier in this round. Other versions belong to failed rounds, and
-            the client deletes them.
+        memory: version name of the client's memory (values kept between rounds) to load; "" if the client has no
+            memory. This is the committed version, or one that the client stored earlier in this round. Other versions
+            belong to failed rounds, and the client deletes them.
         digests: digest of each entry in the message that is declared as cached, by the entry's key.
         cached: keys of the entries that the client has in its cache already. Only their digests are sent.
     """
@@ -105,7 +105,8 @@ class ClientResult:
         absent: whether the client took no part, because it has no images to train or evaluate on.
         seconds: CPU seconds that the client took.
         notes: numbers that the client reports for the round's row of the history (`Client.notes`), by name.
-        remembers: whether the client stored a memory, under the name `RequestHeader.version`.
+        remembers: whether the client stored a memory (values that it keeps between rounds), under the name
+            `RequestHeader.version`.
         resent: bytes of cached entries that were sent again, because the client had lost them.
         spared: bytes that were not sent, because a bundled request in the same network message already contained them.
     """
@@ -179,16 +180,17 @@ class Transport(Protocol):
         """
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Commit the memories that clients stored in a round, so that older versions can be deleted.
+        """Commit the memories (values kept between rounds) that clients stored in a round.
 
-        If this call is lost on the way to a client, no harm is done, because each request states the valid version.
+        Older versions can then be deleted. If a client misses this call, its results do not change, because each
+        request states the valid version.
 
         Args:
             versions: version name of each changed memory, by client index.
         """
 
     def rollback(self) -> None:
-        """Discard the memories that clients stored in a failed round."""
+        """Discard the memories (values kept between rounds) that clients stored in a failed round."""
 
     def metadata(self) -> dict[str, str]:
         """Return values that are stored in the checkpoint and passed to `restore` when the run is resumed.

@@ -250,7 +250,8 @@ class Store:
             The contents of the checkpoint, or None if no round was completed.
 
         Raises:
-            CheckpointError: the checkpoint is damaged, incomplete, or of another run; the message names the file.
+            CheckpointError: the last checkpoint is damaged, incomplete or of another run, and the previous one is
+                missing or cannot be restored either. The message names the file.
         """
         try:
             return self._restore(self.manifest(), run)

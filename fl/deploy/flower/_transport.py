@@ -310,12 +310,16 @@ class GridTransport:
     # Between rounds, and at the start and end of the run.
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Do nothing, because the next requests state the committed `versions` of the clients' memories."""
+        """Do nothing: the next requests state the committed `versions` of the clients' memories.
+
+        A client's memory holds the values that it keeps between rounds.
+        """
 
     def rollback(self) -> None:
         """Stop waiting for replies of the failed round.
 
-        Memories that clients stored in the failed round need not be deleted, because no later request uses them.
+        Memories (values kept between rounds) that clients stored in the failed round need not be deleted, because no
+        later request uses them.
         """
         self._connection.clear()
         self._pending.clear()
@@ -333,7 +337,7 @@ class GridTransport:
 
         Args:
             facts: values from the checkpoint, as `metadata` returned them.
-            versions: version name of each client's memory. Not used, because every request states the version to use.
+            versions: not used, because every request states the version of the client's memory to use.
         """
         self._run = facts.get("run", self._run)
 

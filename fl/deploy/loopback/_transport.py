@@ -43,8 +43,8 @@ class WorkerSlot:
 class ProcessTransport:
     """Transport to clients in worker processes. A client always runs in the same process.
 
-    If a process dies, all clients that are queued or running in it fail. A new process then replaces it. Client
-    memories that the old process had in RAM are lost.
+    If a process dies, all clients that are queued or running in it fail. A new process then replaces it. Values
+    that clients keep between rounds (their memories) are lost if the old process had them in RAM.
 
     Args:
         config: configuration of the processes.
@@ -236,12 +236,18 @@ class ProcessTransport:
     # Between rounds, and at the end of the run.
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Tell each process which versions of its clients' memories are committed; see `Transport.commit`."""
+        """Send to each process the names of the committed versions of its clients' memories.
+
+        A client's memory holds the values that it keeps between rounds.
+
+        Args:
+            versions: version name of each changed memory, by client index.
+        """
         for index in list(self._slots):
             self._send(index, ("settle", {c: v for c, v in versions.items() if c % self._workers == index}))
 
     def rollback(self) -> None:
-        """Stop running clients, and discard the memories that clients stored in the failed round.
+        """Stop running clients, and discard the memories (values kept between rounds) stored in the failed round.
 
         The clients' charges to the privacy ledger still count.
         """

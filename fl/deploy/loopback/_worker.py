@@ -140,7 +140,7 @@ class _WorkerRun:
         return [("answer", data)] * (2 if fate == "twice" else 1)
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Commit the clients' memories after a round.
+        """Commit the clients' memories (values kept between rounds) after a round.
 
         If fault injection is on, some clients are skipped at random, as if the server's message about the commit were
         lost for them.
