@@ -141,7 +141,7 @@ def entry_key(name: str) -> str:
 
 
 def from_parts(tensors: Mapping[str, Tensor], strings: Mapping[str, str]) -> tuple[Message, dict[str, str]]:
-    """Rebuild a message and its facts from the parts that `to_parts` returned.
+    """Rebuild a message, and the strings `facts` that were stored with it, from the result of `to_parts`.
 
     The parts may come from an untrusted source. The function checks the checksum and every value, and that every tensor
     belongs to exactly one entry.
@@ -208,7 +208,9 @@ def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
 
 
 def decode(data: bytes) -> tuple[Message, dict[str, str]]:
-    """Deserialize the bytes that `encode` returned. Return the message, with tensors on the CPU, and the facts.
+    """Deserialize the bytes that `encode` returned.
+
+    Return the message, with tensors on the CPU, and the strings `facts` that were stored with it.
 
     Args:
         data: bytes, which may come from an untrusted source.

@@ -28,10 +28,10 @@ def _number(value: float, rule: str) -> Tensor:
 
 
 def _forms(entry: Entry[Any], value: Value) -> Iterator[tuple[str, object]]:
-    """Yield the properties of each part of a value that must be equal in the replies of all clients.
+    """Yield those properties of an entry's value that must be equal in the replies of all clients.
 
     The properties are dtype and shape and, for image sets, normalization and number of classes. The result consists of
-    pairs of the part's name and its properties.
+    pairs of a tensor's name and its properties. The name is "" for a value that is not a dict of tensors.
     """
     first = 1 if entry.rule == "union" else 0
     if isinstance(value, Tensor):
@@ -72,7 +72,7 @@ def finalize(rule: str, over: float | None, total: Tensor, weight: Any, like: An
 
     Args:
         rule: the entry's aggregation rule, see `Entry`.
-        over: the public constant that divides a mean; None: the sum of the weights divides it.
+        over: public constant by which a mean is divided. None: it is divided by the sum of the weights.
         total: sum of the clients' values times their weights.
         weight: sum of the weights: a number, or a vector with one weight per row.
         like: one client's value, a tensor or a number, whose type and dtype the result gets.

@@ -112,7 +112,7 @@ def declared_entries(owner: object) -> list[Entry[Any]]:
 
 
 class Message:
-    """Flat map from entries to values: tensors, groups of tensors, image sets, numbers and strings.
+    """Flat map from entries to values: tensors, groups of tensors (dicts), image sets, numbers and strings.
 
     Build a message from its values, `Message({self.model: weights})`, or build an empty message and set its entries one
     by one. `message[self.model]` reads the value of an entry. `self.model in message` is true if the message holds a
@@ -245,11 +245,11 @@ def check_value(key: str, value: Any) -> Value:
 
 
 def _tensors(key: str, value: Value) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor of a value, with its name in the group or image set. The name is "" if the value is a tensor.
+    """Yield every tensor of a value, with its name in the dict or image set. The name is "" if the value is a tensor.
 
     Raises:
-        TypeError: `value` is an image set that lacks a part, or one of its parts is not a tensor. The message names
-            `key`.
+        TypeError: `value` is an image set without images or labels, or with images, labels or columns that are not
+            tensors. The message names `key`.
     """
     if isinstance(value, Tensor):
         yield "", value

@@ -140,7 +140,7 @@ class Method(KeyedObject, ABC):
 
     @property
     def draws_clients(self) -> bool:
-        """Whether the method draws the clients of a round (`draw`) instead of the engine."""
+        """Whether the method overrides `draw`, and so draws the clients of each round itself."""
         return type(self).draw is not Method.draw
 
     def draw(self, server: Server) -> list[int]:
@@ -155,7 +155,7 @@ class Method(KeyedObject, ABC):
 
     @property
     def parts(self) -> tuple[KeyedObject, ...]:
-        """The objects that declare entries: the method itself, its add-ons and its filters."""
+        """The method itself, its add-ons and its filters, whose classes declare the entries of messages."""
         return (self,)
 
     def entries(self) -> list[Entry[Any]]:

@@ -32,7 +32,7 @@ _EXAMPLE = "a function that makes a network, as `factory=lambda outputs: ConvNet
 class Networks:
     """Architectures of one method. Every method builds a `Networks` object from its options `factory` and `assign`.
 
-    A single architecture has the name "". With several architectures, one group holds the tensors of all of them, each
+    A single architecture has the name "". With several architectures, one dict holds the tensors of all of them, each
     under the name "architecture/tensor". `prefixed` and `unprefixed` add and remove this prefix.
 
     Each architecture is built once for each number of outputs. Later networks are copies of it. A lock guards the first
@@ -169,7 +169,7 @@ class Networks:
         return {n: given.get(n, t).detach().to("cpu", copy=True) for n, t in net.state_dict().items()}
 
     def all_first(self, server: Server) -> Tensors:
-        """Return the initial weights w_0 of all architectures as one group of tensors, on the server's device.
+        """Return the initial weights w_0 of all architectures in one dict, on the server's device.
 
         Args:
             server: server of the run, which knows the task, the seed and the device.
@@ -178,11 +178,11 @@ class Networks:
         return {n: t.to(server.device) for n, t in found.items()}
 
     def for_each(self, compute: Callable[[str], Tensors]) -> Tensors:
-        """Call `compute` with the name of each architecture, and return all resulting tensors in one group.
+        """Call `compute` with the name of each architecture, and return all resulting tensors in one dict.
 
         Args:
-            compute: function that takes the name of an architecture and returns tensors by name. In the group, their
-                names have the prefix "architecture/".
+            compute: function that takes the name of an architecture and returns tensors by name. In the result, their
+                names have the prefix "architecture/" if there are several architectures.
         """
         groups = ((name, compute(name)) for name in self.names)
         return {n: t for name, tensors in groups for n, t in self.prefixed(tensors, name).items()}
@@ -205,7 +205,7 @@ class Networks:
 
     @staticmethod
     def unprefixed(group: Tensors, name: str) -> Tensors:
-        """Return one architecture's tensors from a group of all architectures, under its network's own names.
+        """Select the tensors of one architecture from those of all, and return them under the network's own names.
 
         Args:
             group: "architecture/tensor" -> tensor; with one architecture, "tensor" -> tensor.
@@ -218,7 +218,7 @@ class Networks:
 
     @staticmethod
     def prefixed(tensors: Tensors, name: str) -> Tensors:
-        """Return one architecture's tensors under the names that they have in a group of all architectures.
+        """Return one architecture's tensors under the names that they have in a dict with all architectures.
 
         This is the inverse of `unprefixed`.
 

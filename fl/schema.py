@@ -39,7 +39,7 @@ class EntrySpec:
     expect. Values that are not finite are always refused.
 
     Attributes:
-        value: an example value. A tensor must have the shape and dtype of the example, and a group of tensors also the
+        value: an example value. A tensor must have the shape and dtype of the example, and a dict of tensors also the
             same names. An image set may have any number of images, but must have the normalization, classes, image
             shape, dtypes, columns and `info` of the example (usually no columns and no info).
         max_rows: maximum number of images of a set, or of rows of a tensor. The first dimension of a tensor may then

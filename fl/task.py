@@ -75,7 +75,7 @@ class LabelTask(Protocol):
     def check_sums(self, sums: Tensor) -> None:
         """Raise ValueError if no test set could yield these `sums`, float64 [3 + 3K].
 
-        The server checks clients' results with it.
+        The server checks the test results of clients with this function.
         """
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
@@ -86,15 +86,14 @@ class LabelTask(Protocol):
 
 
 def _counts(sums: Tensor) -> tuple[float, float, float, float, float]:
-    """Return five numbers of a test: all predictions, correct ones, and true positives, false positives, false
-    negatives.
+    """Return the numbers of predictions, correct predictions, true positives, false positives and false negatives.
 
     Args:
-        sums: result of `LabelTask.sums`; its counts of each class are summed over the classes.
+        sums: result of `LabelTask.sums`. Its last 3K counts are summed over the K classes.
 
     Raises:
-        ValueError: a count is negative or not a whole number, the loss is negative, or there are no predictions or
-            fewer than correct ones.
+        ValueError: a count is negative or not a whole number, the loss is negative, there are no predictions, or more
+            correct predictions than predictions.
     """
     counts = torch.cat([sums[:2], sums[3:]])
     if bool((counts < 0).any() | (counts != counts.floor()).any() | (counts > 2**53).any()) or float(sums[2]) < 0:
@@ -175,7 +174,11 @@ class Classification:
         return torch.cat([head, torch.cat([tp, fp, fn]).double().cpu()])
 
     def check_sums(self, sums: Tensor) -> None:
-        """Raise ValueError unless each image in `sums` is either a true positive or a false negative of its class."""
+        """Raise ValueError if the counts in `sums` contradict each other.
+
+        The true positives must be as many as the correct predictions, and the false negatives as many as the wrong
+        ones.
+        """
         count, correct, tp, fp, fn = _counts(sums)
         if tp != correct or fn != count - correct or fp > fn:
             raise ValueError(
@@ -260,8 +263,9 @@ class MultiLabel:
         return torch.cat([head, torch.cat(cells).double().cpu()])
 
     def check_sums(self, sums: Tensor) -> None:
-        """Raise ValueError unless each wrong prediction in `sums` is a false positive or a false negative of its
-        class.
+        """Raise ValueError if the counts in `sums` contradict each other.
+
+        The false positives and false negatives together must be as many as the wrong predictions.
         """
         count, correct, tp, fp, fn = _counts(sums)
         if fp + fn != count - correct or tp > correct:

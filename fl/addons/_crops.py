@@ -180,7 +180,10 @@ class Crops(Source):
         return patches
 
     def images(self, stored: Tensor, indices: Tensor, view: View) -> Tensor:
-        """Return the normalized crops [B, C, size, size] with these indices; `stored` is the image, uint8 [C, H, W]."""
+        """Return the crops with these indices, as normalized images of the format `view`.
+
+        `stored` is the image from which the crops are taken, uint8 [C, H, W].
+        """
         size, where = self.side(stored, view.shape), indices.long().cpu()
         with self._lock:
             patches = self._of(stored.cpu(), size)

@@ -49,9 +49,10 @@ def distill(
         teacher_logits: logits of the teacher, float [N, K]; for averaged probabilities, pass their logarithms.
         steps: number of optimizer steps. The batches come from shuffled passes over the images.
         batch: number of images per step. The last batch of a pass may be smaller.
-        lr: Adam's rate; betas are 0.9 and 0.999.
+        lr: learning rate of Adam, whose betas are 0.9 and 0.999.
         generator: generator of the order of the images and the dropout masks.
-        schedule: "constant", or "cosine": the rate falls from `lr` to 0 over `steps` steps, along half a cosine.
+        schedule: schedule of the learning rate: "constant", or "cosine", with which it falls from `lr` to 0 over
+            `steps` steps along half a cosine.
         clip: largest norm of the student's logits (`losses.clip_logit_norm`); the teacher's logits are not clipped.
         gradient_norm: largest norm of a gradient; longer gradients are rescaled to this norm.
         loss: function that takes the student's and the teacher's logits and returns the scalar loss. Default:
@@ -101,16 +102,16 @@ def distill_models(
     best: bool,
     **options: Any,
 ) -> Tensors:
-    """Train the server's model of each architecture by distillation, and return all their weights as one group.
+    """Train the server's model of each architecture by distillation, and return the weights of all models.
 
     The function writes `distillation_steps`, the largest number of steps of any architecture, to the history.
 
     Args:
         server: server of the run, with the networks and, for `best`, the validation images.
-        start: initial weights of all architectures, in one group.
+        start: initial weights of all architectures, by name.
         images: normalized images, float [N, C, H, W].
         teacher_logits: logits of the teacher, float [N, K].
-        owner: key of the calling add-on, which determines the random draws.
+        owner: key of the add-on that calls this function. The random draws depend on this key.
         best: whether to return the weights that are best on `server.data["validation"]` instead of the last weights.
         options: further options of `distill`.
     """
@@ -141,8 +142,8 @@ def validation_accuracy(server: AveragingServer, network: nn.Module) -> float:
 def starts_from_average(number: int, rate: float, warm_rounds: int) -> bool:
     """Return whether distillation in round `number` >= 1 starts from the average of the clients' models.
 
-    It does so in the first `warm_rounds` rounds, and in a share `rate` of all rounds, which are evenly spaced: rounds
-    5, 10, ... for a rate of 0.2. In all other rounds, distillation starts from the server's previous model.
+    This is the case in the first `warm_rounds` rounds, and in evenly spaced rounds that are a share `rate` of all
+    rounds: 5, 10, ... for a rate of 0.2. In all other rounds, distillation starts from the server's previous model.
     """
     exact = Fraction(rate).limit_denominator(1000)
     return number <= warm_rounds or math.floor(exact * number) > math.floor(exact * (number - 1))

@@ -34,8 +34,8 @@ class Shared(AddOn):
     have.
 
     The class implements lines 4 to 12 of Algorithm 1 of "Federated Learning with a Single Shared Image" (Soni, Saeed
-    and Asano, 2024). A subclass documents the options, declares the entries `picture`, `index` and `logits`, and passes
-    the shared images to `_set_source`.
+    and Asano, 2024). A subclass documents the options, declares the message entries `picture` (the image or pool),
+    `index` (indices of the selected images) and `logits`, and passes the image or pool to `_set_source`.
     """
 
     key = "Shared"
@@ -67,7 +67,10 @@ class Shared(AddOn):
             object.__setattr__(self, name, value)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse personal parameters. If `rate` is below 1, also refuse add-ons that need weights in every round."""
+        """Refuse parameters that stay with the clients, and add-ons that need the clients' weights in every round.
+
+        These add-ons are permitted if clients send weights in every round, that is, if `rate` is 1.
+        """
         require_whole_models(self, settings, "it distils them on the server")
         for addon in addons if self.rate < 1 else ():
             if isinstance(addon, SCAFFOLD) or any(overrides(addon, slot) for slot in _AVERAGES):
@@ -87,7 +90,7 @@ class Shared(AddOn):
         """Select the images for the first round (line 4 of Algorithm 1).
 
         Raises:
-            ValueError: `returns` is "best" but the server has no validation images.
+            ValueError: the option `returns` is "best", but the server has no images `server.data["validation"]`.
         """
         if self.returns == "best" and "validation" not in server.data:
             raise ValueError(

@@ -104,7 +104,9 @@ class Anchors(AddOn):
         return self.init != "noise"
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse several architectures, personal parameters, and Adam, whose changes of weights are not sums of
+        """Refuse several architectures, parameters that stay with the clients, and the optimizer Adam.
+
+        The server computes the mean gradient from the change of the weights. With Adam, this change is not a sum of
         gradients.
         """
         require_one_architecture(self, settings, "it matches the gradient of one model")
@@ -169,7 +171,7 @@ class Anchors(AddOn):
     def extra_batches(self, local: Local) -> Iterator[Batch] | None:
         """Return an iterator that yields all anchors as one batch in every step, for the additional loss term.
 
-        The result is None in the `selected` rounds.
+        The result is None if the loss has no such term, which is the case in the `selected` rounds.
         """
         if local.round in self.selected or not self.weight:
             return None

@@ -66,7 +66,7 @@ class ClientDrift(AddOn):
         require_one_architecture(self, settings, "it compares the updates of one model")
 
     def start(self, server: AveragingServer) -> None:
-        """Raise ValueError if `on` is given but the server has no such images."""
+        """Raise ValueError if the option `on` is a name of images that the server does not have."""
         if self.on is not None and self.on not in server.data:
             raise ValueError(f"ClientDrift needs images on the server: server_data={{{self.on!r}: ...}}")
 

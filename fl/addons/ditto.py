@@ -25,9 +25,10 @@ class Ditto(AddOn):
         v_k <- v_k - lr (grad F_k(v_k) + lam (v_k - w_t)),
 
     where w_t is the model received in round t, and F_k the local loss. The expression in parentheses is the gradient of
-    the paper's h_k, F_k(v) + (lam / 2) ||v - w_t||^2, on separately drawn batches. Ditto does not change the global
-    model. v_k has its own batch-norm statistics, and is tested as the "personal" model (`accuracy_personal` in the
-    history). For a client that was never drawn, the global model is tested.
+    the paper's h_k(v) = F_k(v) + (lam / 2) ||v - w_t||^2. The batches of these steps are drawn separately from those of
+    the global training. Ditto does not change the global model. v_k has its own batch-norm statistics, and is tested as
+    the "personal" model (`accuracy_personal` in the history). For a client that was never drawn, the global model is
+    tested.
 
     Deviations: v_k starts from the first model that the client receives (the paper leaves v_k^0 open), and its steps
     use the method's optimizer (with any momentum and decay), as the global steps do. The paper picks lam per client on
@@ -53,7 +54,7 @@ class Ditto(AddOn):
         Phase(self.epochs, self.steps)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse add-ons with private training, and personal parameters.
+        """Refuse add-ons that train with differential privacy, and parameters that stay with the clients.
 
         The personal model is pulled towards the global model, so the global model must have all parameters.
         """

@@ -46,13 +46,13 @@ class DPSGD(AddOn):
     plus the gradient of the add-ons' terms that read no private data, such as FedProx's. All further computations are
     post-processing: momentum, weight decay, Adam, SCAFFOLD's correction, averages, server steps, distillation on the
     server. The guarantee protects one record of one client against the server and everyone else. Clients hold different
-    records, so the run's epsilon is the largest epsilon of any client. The ledger is charged for all steps of a phase
-    before the first step draws its records.
+    records, so the run's epsilon is the largest epsilon of any client. The ledger is charged for all steps of a
+    training phase (option `phases` of `FedAvg`) before the first step draws its records.
 
-    Before a client is charged, its process captures the gradient computation of one record as a fixed graph, for each
-    phase (see `privacy.per_example_gradients`). Only these graphs run on records, not the Python code of the network,
-    the objective, the augmentation or another add-on. Other add-ons receive no records: their `local` and `step` hold
-    an empty set. A record whose gradient fails or is not finite counts as zero.
+    Before a client is charged, its process captures the gradient computation of one record as a fixed graph, once for
+    each phase (see `privacy.per_example_gradients`). Only these graphs run on records, not the Python code of the
+    network, the objective, the augmentation or another add-on. Other add-ons receive no records: the arguments `local`
+    and `step` of their hooks hold an empty set. A record whose gradient fails or is not finite counts as zero.
 
     To choose sigma for a given epsilon, use `privacy.plan_noise(epsilon, delta, rate=rate, count=count).sigma`, where
     `count` is the number of steps in a round times the number of rounds.
@@ -119,8 +119,9 @@ class DPSGD(AddOn):
         refuse_mixing_objective(server, server.generator(self.key))
 
     def dry_run(self, local: Local) -> None:
-        """Capture the gradient computation of an architecture in every phase and the augmentation, to detect errors
-        early.
+        """Capture the gradient computation of every training phase, and the augmentation, as fixed graphs.
+
+        This is done on noise images before round 1, to detect errors early.
 
         Raises:
             BatchStatistics, NotCapturable, NotSeparable, PrivacyError: the network, the objective, the augmentation or
@@ -156,8 +157,8 @@ class DPSGD(AddOn):
     def batches(self, local: Local, data: LabeledImages, phase: Phase) -> Iterator[Batch]:
         """Charge the ledger for all steps of the phase, then yield an empty batch for every step.
 
-        For each step, the function draws records, each with probability `rate`, and computes their noised gradient. It
-        stores the gradient for `gradient`, so that no other code sees the records.
+        For each step, the function draws records, each with probability `rate`, and computes their noised gradient. The
+        hook `gradient` later returns this gradient, so no other code sees the records.
         """
         client, settings, moved = local.client, local.settings, local.trained_parameters(phase)
         steps = max(1, round(phase.epochs / self.rate)) if phase.steps is None else phase.steps

@@ -37,9 +37,9 @@ class FedDF(AddOn):
     In the paper, the student is scored every 100 steps on labeled validation images. The distillation takes at most
     10,000 steps, stops when the accuracy has not risen for 1,000 steps, and keeps the best weights. To do the same, use
     `FedDF(steps=10_000, returns="best", patience=1000)` with `server_data={"validation": ...}`. By default, no
-    validation images are needed: the student takes 1,000 steps, and the last weights are kept. The rate falls along a
-    cosine and gradients are clipped, as in the authors' code (epfml/federated-learning-public-code: `NoiseKTSolver` in
-    FedDF-code/pcode/aggregation/noise_knowledge_transfer.py).
+    validation images are needed: the student takes 1,000 steps, and the last weights are kept. The learning rate falls
+    along a cosine, and gradients are clipped, as in the authors' code (epfml/federated-learning-public-code:
+    `NoiseKTSolver` in FedDF-code/pcode/aggregation/noise_knowledge_transfer.py).
 
     Deviations: the student is also scored after step 1 and the last step. Teachers run in eval mode with the batch-norm
     statistics that their clients sent; the student runs in train mode.
@@ -54,8 +54,9 @@ class FedDF(AddOn):
     Args:
         steps: number of Adam steps in a round; 0 disables the add-on.
         batch: number of images per step; the paper uses 128.
-        lr: Adam's rate; the paper uses 1e-3.
-        schedule: "cosine": the rate falls along half a cosine to 0 after `steps`; or "constant".
+        lr: learning rate of Adam; the paper uses 1e-3.
+        schedule: schedule of the learning rate: "cosine", with which it falls to 0 over `steps` steps along half a
+            cosine, or "constant".
         gradient_norm: largest norm of a gradient; the authors' code uses 5. None: gradients are not clipped.
         returns: weights that the distillation returns: the "last", or the "best" on the validation images among those
             after every 100th step.

@@ -25,14 +25,15 @@ def _square(tensors: Iterable[Tensor]) -> float:
 class FedExP(AddOn):
     """FedExP (Jhunjhunwala et al., "Speeding up federated averaging via extrapolation", ICLR 2023, Algorithm 1).
 
-    The server adds eta_g times the mean of the clients' changes Delta_i to the weights, with
+    Let Delta_i be the change of the weights in the training of client i. The server adds the mean of all Delta_i, times
+    eta_g, to its weights, with
 
         eta_g = max(1, sum_i p_i ||Delta_i||^2 / (2 (||mean Delta||^2 + epsilon)))
 
     where p_i is the weight of client i in the mean (1/M for M clients in the paper). Successive weights oscillate along
-    steep directions, so the tested and saved model is the mean of the weights after the last two rounds, including
-    float buffers. Training continues from the last weights. Each client also sends ||Delta_i||^2, so the server needs
-    only sums over clients.
+    steep directions, so the tested and saved model is the mean of the weights and float buffers after the last two
+    rounds. Training continues from the last weights. Each client also sends ||Delta_i||^2, so the server needs only
+    sums over clients.
 
     Deviations. After round 1, the weights of this round alone are tested, as in the authors' code, because the initial
     weights are untrained. That code adds M epsilon where the paper and this class have epsilon, and reduces epsilon

@@ -85,7 +85,11 @@ class FedGen(AddOn):
     first_round = 2
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse several architectures, personal parameters and rescaled updates: the server needs every classifier."""
+        """Refuse several architectures, parameters that stay with the clients, and add-ons that rescale updates.
+
+        The server must be able to rebuild the classifier of every client, and all classifiers must have the same
+        structure.
+        """
         require_one_architecture(self, settings, "its generator learns from one kind of classifier")
         require_whole_models(self, settings, "its generator learns from the clients' classifiers")
         require_unscaled(self, addons)
@@ -130,12 +134,11 @@ class FedGen(AddOn):
             local.scratch(self).update(net=net.eval(), draws=local.generator(self))
 
     def loss(self, step: Step) -> Tensor | None:
-        """Return the cross-entropy on generated embeddings, plus the KL divergence from their predictions, both
-        weighted.
+        """Return the sum of two weighted terms on generated embeddings, or None if no generator was received.
 
-        The cross-entropy is that of generated embeddings of random classes, with the weight alpha_t. The divergence,
-        with the weight beta_t, is between the predictions for each image and for a generated embedding of the image's
-        class.
+        The first term, with the weight alpha_t, is the cross-entropy of the classifier on embeddings of random classes.
+        The second term, with the weight beta_t, is the mean KL divergence between the prediction for an image and the
+        prediction for an embedding of the image's class.
         """
         local, labels = step.local, step.batch.labels
         scratch, factor = local.scratch(self), self.decay ** (local.round - 1)
@@ -174,7 +177,7 @@ class FedGen(AddOn):
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
         """Train the generator on the classifiers of this round's clients.
 
-        The column "generator_loss" of the history shows its loss.
+        The column "generator_loss" of the history shows the loss of the generator.
         """
         if self.head not in replies:
             return

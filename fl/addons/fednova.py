@@ -28,13 +28,13 @@ class FedNova(AddOn):
     clients, FedNova equals FedAvg, up to rounding.
 
     |a_i|_1 is the distance by which the client's tau steps would move a weight under a constant gradient of 1, divided
-    by lr. For k = 0, ..., tau - 1, it is tau for SGD, sum_k (1 - rho^(tau - k)) / (1 - rho) with momentum rho, and
-    sum_k (1 - lr mu)^k with a proximal term of weight mu.
+    by lr. It is tau for SGD. With momentum rho, it is sum_k (1 - rho^(tau - k)) / (1 - rho); with a proximal term of
+    weight mu, it is sum_k (1 - lr mu)^k. Both sums are over k = 0, ..., tau - 1.
 
     Deviations. If the clients use both momentum and a proximal term, |a_i|_1 is computed for their combination; the
     authors' code mixes two formulas. With a proximal term, the authors' code sets tau_eff to the mean number of steps.
-    A client sends |a_i|_1 for each tensor instead of once per model, because phases may train parts of the model for
-    different numbers of steps. For Adam, |a_i|_1 is the number of steps.
+    A client sends |a_i|_1 for each tensor instead of once per model, because the training phases (option `phases` of
+    `FedAvg`) may train parts of the model for different numbers of steps. For Adam, |a_i|_1 is the number of steps.
     """
 
     key = "Nova"

@@ -41,15 +41,15 @@ class FedReg(AddOn):
     These operations and their order are those of the authors' code (Zoesgithub/FedReg: `step_func` in
     FedUtils/fed/fedreg.py, `FSGM` in FedUtils/models/utils.py), which averages clients uniformly (`weights="uniform"`).
     The generated images are made once per round, in batches. The steps use these batches one after the other, so a
-    step's generated images do not come from the images of its own batch. Images are not clamped to the range of pixels,
-    as in the code, whose clamped tensor is never used.
+    step's generated images do not come from the images of its own batch. As in the code, images are not clamped to the
+    range of pixels (the code computes a clamped tensor, but never uses it).
 
     Deviations. The optional privacy mask of the code is not implemented. In the code, which computes every gradient on
     copies, batch-norm statistics never change; here, part 1 of a step updates them as in FedAvg. On a CPU, pseudo and
     perturbed images are the same tensor in the code; on a GPU they are two tensors, as here.
 
     Args:
-        gamma: weight of w in part 1, in [0, 1]; the code's settings are 0.5, or 0.25 to 0.4.
+        gamma: weight of w in part 1, in [0, 1]; the settings in the code are between 0.25 and 0.5.
         eta: step size for the pseudo images, in normalized pixels; the code uses 0.1 on CIFAR and 0.2 on MNIST.
         eta_perturbed: step size for the perturbed images; None: eta / 100, as in the code.
         iterations: number of gradient steps for each image; the code uses 10.

@@ -20,14 +20,13 @@ __all__ = ["LocalAccuracy"]
 
 @dataclass(frozen=True)
 class LocalAccuracy(AddOn):
-    """Measurement of the accuracy of the clients' models after local training: mean, std and worst tenth of the
-    clients.
+    """Measurement of the accuracy of the clients' models after local training, before they are averaged.
 
-    The column of the history is `accuracy_locals`. Use it "to examine the preservation of general knowledge during
-    local training" (FedCOG, Ye et al., ICLR 2024, section 6.4, Fig. 2b). The server tests each model on
-    `server_data={"test": ...}` when the client's reply arrives. The add-on does not change the training, and no
-    additional values are sent. With `SharedImage` or `SharedPool`, only rounds in which clients send weights have the
-    column.
+    The column of the history is `accuracy_locals`, with the mean over the clients, the standard deviation, and the mean
+    over the worst tenth of the clients. Use it "to examine the preservation of general knowledge during local training"
+    (FedCOG, Ye et al., ICLR 2024, section 6.4, Fig. 2b). The server tests each model on `server_data={"test": ...}`
+    when the client's reply arrives. The add-on does not change the training, and no additional values are sent. With
+    `SharedImage` or `SharedPool`, only rounds in which clients send weights have the column.
 
     Args:
         on: name of the set in `server_data`.
@@ -51,7 +50,7 @@ class LocalAccuracy(AddOn):
         require_full_models(self, settings, addons)
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse a run without the set `on`, or with a set whose labels have another form than the task's."""
+        """Refuse a run if the server has no set `on`, or if the labels of this set do not have the form of the task."""
         if self.on not in server.data:
             raise ValueError(f"LocalAccuracy needs images on the server: server_data={{{self.on!r}: ...}}")
         data = server.data[self.on]
@@ -70,6 +69,6 @@ class LocalAccuracy(AddOn):
         out[self.accuracies] = torch.tensor([server.task.metrics(sums)["accuracy"]], dtype=torch.float64)
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Write the mean, std and worst tenth of the accuracies to the round's row of the history."""
+        """Write the clients' mean accuracy, its standard deviation and the mean of the worst tenth to the history."""
         if self.accuracies in replies:
             server.notes["accuracy_locals"] = clients_accuracy(replies[self.accuracies].tolist())

@@ -53,10 +53,10 @@ class RobustMean(AddOn):
         best: number of changes that Krum averages, at least 1.
 
     Raises:
-        ValueError: `best` is given for a rule other than Krum; `weights` is "samples"; there are several architectures,
-            or buffers that are averaged; an add-on combines other entries of the replies (SCAFFOLD) or rescales the
-            mean (FedNova); or a round has fewer clients than the rule needs (2 f + 1, and for Krum 2 f + 3 and f +
-            `best`).
+        ValueError: `best` is given for a rule other than Krum; `weights` is "samples"; there are several architectures;
+            the networks have buffers that clients send; an add-on combines other entries of the replies (SCAFFOLD) or
+            rescales the mean (FedNova); or a round has fewer clients than the rule needs (2 f + 1, and for Krum 2 f + 3
+            and f + `best`).
         NoUsableReply: a round has fewer replies than the rule needs.
     """
 

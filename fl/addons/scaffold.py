@@ -63,7 +63,7 @@ class SCAFFOLD(AddOn):
         require_one_architecture(self, settings, "c is all clients' mean")
 
     def start(self, server: AveragingServer) -> None:
-        """Set the server's control variate to zero. An empty group of tensors stands for zero."""
+        """Set the server's control variate to zero, which is stored as an empty dict of tensors."""
         server.state[self.control] = {}
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
@@ -111,8 +111,9 @@ class SCAFFOLD(AddOn):
         reply[self.drift] = local.prefixed(drift)
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Add the sum of the changes of the clients' control variates, divided by the number of all clients, to the
-        server's.
+        """Update the server's control variate c with the changes of the clients' control variates c_i.
+
+        The sum of the changes, divided by the number of all clients, is added to c.
         """
         c, moved = server.state[self.control], replies[self.drift]
         server.state[self.control] = {n: c.get(n, torch.zeros_like(d)) + d / server.clients for n, d in moved.items()}

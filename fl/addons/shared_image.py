@@ -39,8 +39,9 @@ class SharedImage(Shared):
     code, the first round has FedAvg initialization, and the norm of the trained model's logits is limited to 2.5. The
     paper does not mention this limit. The last weights are kept, as in the paper; the authors' code keeps the best on
     the clients' own validation images (`returns="best"` uses `server.data["validation"]`). If there are several
-    architectures, the model that is best on that set selects the crops; without the set, the first model does so. (In
-    the authors' code, the model that is best on the test set selects them.)
+    architectures, the model with the highest accuracy on `server.data["validation"]` selects the crops; without these
+    images, the first model selects them. (In the authors' code, it is the model with the highest accuracy on the test
+    set.)
 
     Args:
         image: the shared image, uint8 [C, H, W], or float in [0, 1], which is rounded to 8 bits; C is that of the
@@ -61,9 +62,9 @@ class SharedImage(Shared):
         returns: weights that the training on the server returns: the "last", or the "best" on
             `server.data["validation"]`.
         crops: other options of `generate.Patches`; the paper uses rotation=35 and flip=0.5.
-        selection: options of `distillkit.select.select`. The default, {"kmeans_share": 0}, only prunes by entropy: if
-            5,000 of 50,000 crops are kept, the pruning of section 4.1 ("we remove 90 % of the training examples") alone
-            determines the selection.
+        selection: options of `distillkit.select.select`. The default, {"kmeans_share": 0}, selects crops only by the
+            entropy of their predictions. If 5,000 of 50,000 crops are kept, this is the pruning of section 4.1 ("we
+            remove 90 % of the training examples").
     """
 
     key = "SharedImage"
@@ -103,8 +104,8 @@ class SharedPool(Shared):
         pool: a `LabeledImages`, which is converted to 8-bit pixels, or images uint8 [N, C, H, W]. C, H and W are those
             of the clients' images.
         keep: number of images to select for a round.
-        rate, warm_rounds, steps, batch, lr, least_steps, clip, returns, selection: as in `SharedImage`. The rates of
-            Table 6 are 1, 0.5 and 0.2.
+        rate, warm_rounds, steps, batch, lr, least_steps, clip, returns, selection: options with the same meaning as in
+            `SharedImage`. In Table 6, `rate` is 1, 0.5 and 0.2.
 
     Raises:
         TypeError, ValueError: `pool` is neither a `LabeledImages` nor a uint8 tensor of images, or an option is out of
@@ -135,8 +136,8 @@ class SharedPool(Shared):
         """Select the images for the first round.
 
         Raises:
-            ValueError: the pool's images differ in shape from the clients', or `returns` is "best" but the server has
-                no validation images.
+            ValueError: the pool's images differ in shape from the clients', or the option `returns` is "best", but the
+                server has no images `server.data["validation"]`.
         """
         if tuple(self.pixels.shape[1:]) != tuple(server.shape):
             raise ValueError(

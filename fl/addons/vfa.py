@@ -19,7 +19,7 @@ __all__ = ["VFA"]
 
 @dataclass(frozen=True)
 class VFA(AddOn):
-    """Virtual feature alignment, a control for VHL without virtual images (Tang et al., ICML 2022, section 5.3).
+    """Virtual feature alignment, VHL's control experiment without images (Tang et al., ICML 2022, section 5.3).
 
     The server draws a mean mu_k ~ U[0, 1)^d for each of the K classes, where d is the length of the embeddings. Each
     client downloads the means once. In a step with B images, a client draws B // K + 1 random features from N(mu_k,

@@ -20,7 +20,9 @@ __all__ = ["VFTL"]
 
 @dataclass(frozen=True)
 class VFTL(AddOn):
-    """VFTL, a control for VHL (Tang et al., ICML 2022, section 5.3): pretraining on the virtual set, then plain FedAvg.
+    """VFTL (Tang et al., ICML 2022, section 5.3): pretraining on noise images, then plain FedAvg.
+
+    The paper compares VHL with it. Both use the same virtual set, which consists of noise images with labels.
 
     Neither the paper nor its code specifies the pretraining. Here, before round 1, the server trains the initial
     weights by SGD with momentum on the cross-entropy of the virtual images, with output k for virtual class k. The
@@ -29,7 +31,7 @@ class VFTL(AddOn):
     Args:
         epochs: number of passes over the virtual set; 0 disables the add-on.
         lr, momentum, batch: options of SGD on the server; `batch` is the number of images per step.
-        source, classes, per_class, options: options of the virtual set, as in `VHL`. The virtual set cannot have more
+        source, classes, per_class, options: options that determine the virtual set, as in `VHL`. It cannot have more
             classes than the task.
     """
 

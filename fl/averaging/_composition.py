@@ -23,9 +23,10 @@ __all__ = [
 
 
 def active_addons(addons: Sequence[object]) -> tuple[AddOn, ...]:
-    """Check the add-ons of a method, and return those that their options do not disable, sorted by key.
+    """Check the add-ons of a method, and return the active ones, sorted by key.
 
-    Add-ons act in the order of their keys.
+    An add-on is active unless its options disable it. The key of an add-on is by default the name of its class. Add-ons
+    act in the order of their keys.
 
     Args:
         addons: add-ons as the user passed them to `FedAvg`.
@@ -59,7 +60,8 @@ def require_composable(addons: Sequence[AddOn]) -> None:
         addons: the active add-ons, sorted by their keys.
 
     Raises:
-        ValueError: two add-ons have the same class or key, or two add-ons fill the same slot (see `AddOn`).
+        ValueError: two add-ons have the same class or key, or two add-ons override the same slot (a hook of `AddOn`
+            that only one add-on may override).
     """
     require_distinct(addons, "a method can have each add-on only once")
     for slot in SLOTS:
@@ -69,7 +71,7 @@ def require_composable(addons: Sequence[AddOn]) -> None:
 
 
 def require_answer_schema(addons: Sequence[AddOn]) -> None:
-    """Refuse an add-on that overrides `answer` but not `expect_answer`, so that its answers would have no schema.
+    """Refuse an add-on that overrides `AddOn.answer` but not `AddOn.expect_answer`, which describes the answers.
 
     Args:
         addons: the active add-ons.
@@ -109,15 +111,15 @@ def require_full_models(asking: AddOn, settings: Settings, addons: Sequence[AddO
 
 
 def require_whole_models(asking: AddOn, settings: Settings, reason: str) -> None:
-    """Refuse a method with personal parameters, because an add-on needs all parameters on the server.
+    """Refuse a method in which parameters stay with the clients, because an add-on needs all parameters.
 
     Args:
-        asking: add-on that needs all parameters.
+        asking: add-on that needs all parameters on the server.
         settings: the method's options.
         reason: reason why the add-on needs them, for the error message.
 
     Raises:
-        ValueError: some parameters are personal.
+        ValueError: some parameters stay with the clients (option `personal` of `FedAvg`).
     """
     if settings.personal:
         raise ValueError(
@@ -204,8 +206,8 @@ def _require_attributes(addon: AddOn) -> None:
 def _warn_of_constant_damping(addon: AddOn) -> None:
     """Warn if an add-on's class body sets `damping` to the default of one of its options.
 
-    After `damping = alpha` in a class body, `damping` keeps the default of the option alpha, whatever value the user
-    gives.
+    With `damping = alpha` in a class body, `damping` is the default of the option `alpha`, even if the user passes
+    another value of `alpha`.
     """
     options: tuple[Field[Any], ...] = fields(addon) if is_dataclass(addon) else ()
     for option in options:
@@ -217,9 +219,7 @@ def _warn_of_constant_damping(addon: AddOn) -> None:
 
 
 def _warn_of_misspelt_hooks(addon: AddOn) -> None:
-    """Warn about methods of an add-on that are never called because their names resemble, but differ from, those of
-    hooks.
-    """
+    """Warn about methods of an add-on whose names look like misspelt names of hooks, so they are never called."""
     hooks = [n for n, value in vars(AddOn).items() if callable(value) and not n.startswith("_")]
     own = {n for kind in type(addon).__mro__[: type(addon).__mro__.index(AddOn)] for n in vars(kind)}
     for name in sorted(n for n in own - set(dir(AddOn)) if not n.startswith("_")):

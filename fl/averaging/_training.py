@@ -24,8 +24,8 @@ def train(local: Local, addons: Sequence[AddOn], data: LabeledImages) -> None:
     Args:
         local: training for which every add-on has run `before_training`.
         addons: the active add-ons, in the order in which they act.
-        data: training set. It is `local.data`, except with a private add-on: then it holds the client's images, and
-            `local.data` is empty to hide them from all other add-ons.
+        data: training set. With an add-on such as `DPSGD`, it holds the client's images, and `local.data` is empty to
+            hide these images from all other add-ons. Otherwise, it is `local.data`.
     """
     offered = {a.key: a.extra_batches(local) for a in addons if overrides(a, "extra_batches")}
     streams: dict[str, Iterator[Batch]] = {key: stream for key, stream in offered.items() if stream is not None}

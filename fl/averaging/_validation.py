@@ -141,16 +141,16 @@ def require_matches(patterns: Sequence[str], names: Sequence[str], what: str) ->
 def trial_trainings(
     settings: Settings, addons: Sequence[AddOn], server: Server, send: Callable[[Server, int], Message]
 ) -> Iterator[Local]:
-    """Yield an untrained `Local` object for each architecture that has a client, with noise images as training set.
+    """Prepare a training on noise images for each architecture that a client has, and yield its `Local` object.
 
-    The hook `AddOn.dry_run` gets these objects as argument. Every add-on has already run `before_training` on them. If
-    no add-on overrides `dry_run`, the function yields no object.
+    The caller passes the object to the hook `AddOn.dry_run`. Every add-on has already run `before_training` on it, but
+    no training step has run. If no add-on overrides `dry_run`, the function yields nothing.
 
     Args:
         settings: the method's options and its networks.
         addons: the active add-ons.
         server: server with the initial weights.
-        send: the method's `send`, which returns the message to a client.
+        send: the function `send` of the method, which returns the message to a client.
     """
     if not any(overrides(a, "dry_run") for a in addons):
         return

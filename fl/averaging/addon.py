@@ -32,12 +32,12 @@ class AddOn(Component):
     Write a frozen dataclass whose fields are the options of your extension, and override the hooks (methods) that it
     needs. `FedAvg(MyIdea(0.1), factory=...)` then calls each hook at the time that the hook's docstring states. There
     are two kinds of hooks. An additive hook adds something, such as a term of the loss or an entry of a message. It is
-    called for every add-on, in the order of their keys, so the order of arguments has no effect. A slot replaces a part
-    of the algorithm, so only one add-on of a method may override it.
+    called for every add-on, in the order of the add-ons' keys (`key`, by default the class name), so the order of
+    arguments has no effect. A slot replaces a part of the algorithm, so only one add-on of a method may override it.
 
     The server and all clients share one add-on object across threads, so the object must not store values of a run.
-    Store persistent values in `server.state` or a client's `local.memory`, under entries that the class declares. Store
-    values that are needed only during one client's training in the dict `local.scratch(self)`.
+    Store persistent values in `server.state` or a client's `local.memory`, under `Entry` objects that the class
+    declares. Store values that are needed only during one client's training in the dict `local.scratch(self)`.
 
     Attributes:
         extra_outputs: number of additional network outputs for the add-on, after the outputs of the task's classes.
@@ -122,10 +122,11 @@ class AddOn(Component):
         """
 
     def dry_run(self, local: Local) -> None:
-        """Raise ValueError if the add-on cannot work with an untrained `local`, whose training set is noise images.
+        """Test the add-on on noise images, and raise ValueError if it cannot work.
 
-        Called on the server before round 1, once for each architecture, and before any privacy cost is charged. Every
-        add-on has already run `start`, and `before_training` on this `local`.
+        The noise images are the training set of `local`. No training step has run. Called on the server before round 1,
+        once for each architecture, and before any privacy cost is charged. Every add-on has already run `start`, and
+        `before_training` on this `local`.
         """
 
     def answer(self, local: Local, reply: Message) -> None:
@@ -143,7 +144,7 @@ class AddOn(Component):
         Args:
             server: server of the run.
             client: index of the client that answers.
-            schema: schema to extend with an `EntrySpec` for each entry, under its `key`.
+            schema: schema to extend with an `EntrySpec` for each entry, under the `key` of the entry.
         """
 
     def receive_answers(self, server: AveragingServer, replies: AggregatedReplies) -> None:
@@ -170,7 +171,7 @@ class AddOn(Component):
             server: server of the run.
             client: index of the client that replies.
             schema: schema to extend with an `EntrySpec` for each entry that `after_training` adds to the reply, under
-                its `key`.
+                the `key` of the entry.
         """
 
     # the client trains,
@@ -233,8 +234,8 @@ class AddOn(Component):
         """Compute additional entries from one client's `reply` before it is aggregated, and add them to `out`.
 
         Called on the server for each reply. FedDF, for example, computes the predictions of each client's model. The
-        additional entries are aggregated over the clients by their rules. The hook must not change any state. If it
-        raises an exception, the reply is left out, and the history reports its client.
+        additional entries are aggregated over the clients by their aggregation rules. The hook must not change any
+        state. If it raises an exception, the reply is left out, and the history reports its client.
         """
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
@@ -243,7 +244,7 @@ class AddOn(Component):
         Args:
             server: server of the run. Its state already holds the new model.
             replies: the clients' replies, aggregated by their entries' rules.
-            old: parameters and buffers of all architectures before this round, in one group.
+            old: parameters and buffers of all architectures before this round, by name.
         """
 
     # Slots: at most one add-on fills each.
@@ -302,7 +303,7 @@ class AddOn(Component):
         Args:
             server: server of the run. Its state still holds the model before this round.
             replies: the clients' replies, aggregated by their entries' rules.
-            mean: weighted mean of the clients' updates, for all architectures in one group.
+            mean: weighted mean of the clients' updates for all architectures, by parameter name.
         """
         return mean
 
@@ -314,7 +315,7 @@ class AddOn(Component):
 
         Args:
             server: server of the run. Its state still holds the model before this round.
-            mean: mean of the clients' updates, or the result of `aggregate`, for all architectures in one group.
+            mean: mean of the clients' updates, or the result of `aggregate`, for all architectures, by parameter name.
         """
         return mean
 
@@ -326,7 +327,7 @@ class AddOn(Component):
         Args:
             server: server of the run. Its state already holds the averaged model.
             replies: the clients' replies, aggregated by their entries' rules.
-            old: parameters and buffers of all architectures before this round, in one group.
+            old: parameters and buffers of all architectures before this round, by name.
 
         Returns:
             The whole new model, parameters and buffers of all architectures.
@@ -339,7 +340,7 @@ class AddOn(Component):
         Called on the server.
 
         Returns:
-            Parameters and buffers of all architectures in one group, like `server.state[FedAvg.model]`.
+            Parameters and buffers of all architectures, by name, like `server.state[FedAvg.model]`.
         """
         raise LookupError(f"{self.name} does not fill the slot 'evaluation_model'")
 

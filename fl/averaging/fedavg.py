@@ -84,8 +84,8 @@ class FedAvg(Entries, Method):
             `persistent=False` are never sent.
         personal: patterns of the names of parameters that stay with the client and are never sent. FedRep uses
             "classifier.*".
-        predict: outputs from which a test predicts: those of the task's classes ("real"), or "all". The two differ only
-            if an add-on, such as VHL, adds classes.
+        predict: outputs that a test uses for predictions: those of the task's classes ("real"), or "all". The two
+            differ only if an add-on, such as VHL, adds classes.
 
     Attributes:
         addons: the active add-ons, in the order in which they act.
@@ -95,8 +95,8 @@ class FedAvg(Entries, Method):
     Raises:
         TypeError: an argument has another type, such as an add-on's class instead of an object, or a network instead of
             a factory.
-        ValueError: an option is out of range, two add-ons fill one slot, an add-on is given twice, or an add-on refuses
-            the combination.
+        ValueError: an option is out of range, two add-ons override the same slot (see `AddOn`), an add-on is given
+            twice, or an add-on cannot be combined with the other add-ons or options.
     """
 
     key = "FedAvg"
@@ -350,7 +350,7 @@ class FedAvg(Entries, Method):
 
     @property
     def parts(self) -> tuple[KeyedObject, ...]:
-        """The objects that declare entries: the method and its add-ons."""
+        """The method and its add-ons, whose classes declare the entries of messages."""
         return (self, *self.addons)
 
     @property
@@ -361,7 +361,7 @@ class FedAvg(Entries, Method):
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Return the add-ons and the options, for `repr` and a run's record.
 
-        A digest stands for the weights in `initial`.
+        The weights in `initial` are replaced by a digest.
         """
         settings, optimizer = self.settings, self.settings.optimizer
         options = {

@@ -106,8 +106,8 @@ class Local:
     def generator(self, addon: Component, purpose: str = "") -> torch.Generator:
         """Return a new generator for random draws of `addon` in this client's training.
 
-        The draws depend only on the run's seed, the round, the client, the add-on's key and `purpose`. They change no
-        draw of another component.
+        The draws depend only on the run's seed, the round, the client, the add-on's key and `purpose`. They do not
+        affect the draws of other add-ons.
 
         Args:
             addon: add-on that draws.
@@ -168,7 +168,7 @@ class Local:
         return self.settings.networks.prefixed(tensors, self.architecture)
 
     def unprefixed(self, group: Tensors) -> Tensors:
-        """Return the tensors of this client's architecture from a group in a message, under the network's own names.
+        """Return the tensors of this client's architecture from those in a message, under the network's own names.
 
         Args:
             group: tensors, under the names "architecture/name".
@@ -288,7 +288,7 @@ class Local:
 
     @property
     def effective_lr(self) -> float:
-        """The distance that all trained parameters have in `effective_lrs`; 0 if no shared parameter was trained.
+        """The value in `effective_lrs` that all trained parameters share; 0 if no shared parameter was trained.
 
         Raises:
             ValueError: the distances of two trained parameters differ, because different phases trained them.

@@ -98,7 +98,7 @@ def saved_state(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> Tenso
 
 
 def load_state(optimizer: torch.optim.Optimizer, names: Sequence[str], saved: Tensors) -> None:
-    """Load the saved state of an earlier optimizer into a new one. A parameter without saved state starts at zero.
+    """Load the saved state of an earlier optimizer into a new one. The state of all other parameters starts at zero.
 
     Args:
         optimizer: optimizer before its first step.

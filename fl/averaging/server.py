@@ -48,7 +48,7 @@ class AveragingServer(Server):
 
         Args:
             architecture: name of the architecture; "" if there is only one.
-            of: group with the weights of all architectures from which to select. Default: the current weights.
+            of: weights of all architectures, by name. Default: the current weights.
         """
         return self.settings.networks.unprefixed(self.state[Entries.model] if of is None else of, architecture)
 

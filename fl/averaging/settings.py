@@ -42,9 +42,9 @@ class Settings:
         max_update_norm: largest permitted l2 norm of a client's update. None: `update_limit` computes it from the
             weights.
         buffers, personal: options that determine which buffers and parameters stay with a client, see `FedAvg`.
-        predict: outputs from which a test predicts: those of the task's classes ("real"), or "all".
-        first_outputs: index of the first additional output of each add-on, by add-on key. Outputs are counted from 0
-            after the outputs of the task's classes.
+        predict: outputs that a test uses for predictions: those of the task's classes ("real"), or "all".
+        first_outputs: index of the first additional output of each add-on, by add-on key. Index 0 is the first output
+            after those of the task's classes.
         layers: names of the inner modules whose outputs add-ons read.
         damping: sum of `AddOn.damping` over all add-ons.
     """
@@ -131,7 +131,7 @@ class Settings:
         return kept | (set(floating_buffers(network)) if self.buffers == "local" else set())
 
     def sent_buffers(self, network: nn.Module) -> list[tuple[Entry[Tensors], list[str]]]:
-        """Return the names of the buffers of `network` that clients send: pairs of an entry and its buffers' names."""
+        """Return the names of the buffers of `network` that clients send, one list for each message entry."""
         if self.buffers == "drop":
             return []
         floating = floating_buffers(network) if self.buffers == "mean" else []
@@ -143,7 +143,7 @@ class Settings:
         return classes + self.first_outputs[addon.key]
 
     def tested_outputs(self, classes: int) -> int | None:
-        """Return the number of outputs from which a test predicts: the number of `classes`, or None for all outputs."""
+        """Return the number of outputs that a test uses for predictions: `classes`, or None for all outputs."""
         return classes if self.predict == "real" else None
 
 

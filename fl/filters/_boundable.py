@@ -86,7 +86,7 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
 
 
 def require_shapes(schema: Schema, clips: Mapping[Entry[Any], float]) -> None:
-    """Raise PrivacyError unless replies consist of clipped values with fixed shapes and of their weights.
+    """Raise PrivacyError unless replies have only clipped entries of fixed shape, and weights of these entries.
 
     Args:
         schema: schema of a reply.

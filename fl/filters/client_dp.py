@@ -124,8 +124,8 @@ class ClientDP(Filter):
     def _split(self, clients: int) -> tuple[float, float]:
         """Return the noise multiplier of the updates, and the standard deviation of the noise on the sums of bits.
 
-        With adaptive clip norms, `sigma` is divided between both as in theorem 1 of Andrew et al. Otherwise, there are
-        no bits.
+        With adaptive clip norms, clients also send bits (see `Adaptive`), and `sigma` is divided between updates and
+        bits as in theorem 1 of Andrew et al. Otherwise, the standard deviation is 0.
 
         Args:
             clients: number of all clients.
@@ -194,7 +194,11 @@ class ClientDP(Filter):
             message[self.norms] = server.state[self.norms]
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
-        """Change the schema so that weights are exactly 1. With adaptive clip norms, add the bits (1/2 or -1/2)."""
+        """Change the schema so that the weight of every reply is exactly 1.
+
+        With adaptive clip norms, also add the bits: for each clipped entry, 1/2 if its norm is within the clip norm,
+        and -1/2 otherwise.
+        """
         for entry in self.clips:
             if entry.by is not None and entry.by.key in schema:
                 schema[entry.by.key] = EntrySpec(1.0, minimum=1.0, maximum=1.0)
@@ -202,9 +206,10 @@ class ClientDP(Filter):
             schema[self.within.key] = EntrySpec(server.state[self.norms], minimum=-0.5, maximum=0.5)
 
     def out(self, client: Client, message: Message, reply: Message) -> Message:
-        """Return a reply with the clipped entries, weights of 1 and, with adaptive clip norms, the bits.
+        """Return a reply with only the clipped entries and a weight of 1, which hides the number of images.
 
-        All other entries are left out, and the weight hides the client's number of images.
+        With adaptive clip norms, the reply also has the bits: for each clipped entry, 1/2 if its norm was within the
+        clip norm, and -1/2 otherwise.
         """
         norms = message[self.norms].tolist() if self.adaptive is not None else self.clips.values()
         sent, within = Message(), torch.full((len(self.clips),), 0.5, dtype=torch.float64)
@@ -219,9 +224,11 @@ class ClientDP(Filter):
         return sent
 
     def back(self, server: Server, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
-        """Charge the ledger, add noise N(0, (sigma C)^2) to the sum of every clipped tensor, and divide by q N.
+        """Charge the ledger for this round, and return the noised aggregate of every clipped entry.
 
-        A tensor that no client sent consists of noise alone. The method gets only these noised tensors.
+        Noise N(0, (sigma C)^2) is added to the sum over the clients. If the entry's rule is `mean`, the result is
+        divided by q N, the expected number of clients, or by the constant `Entry.over`. A tensor that no client sent
+        consists of noise alone. The method gets only these noised tensors.
         """
         self._ledger(server).spend(self._event(server))
         count = self.rate * server.clients  # expected number of clients in a round, which is public
@@ -247,14 +254,14 @@ class ClientDP(Filter):
 
 
 def _group(value: Value) -> Tensors:
-    """Return a value as a group of float64 tensors. A number or a single tensor has the name "" in the group."""
+    """Return a value as a dict of float64 tensors. A number or a single tensor gets the name ""."""
     if isinstance(value, dict):
         return {n: t.detach().double() for n, t in value.items()}
     return {"": value.detach().double() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)}
 
 
 def _like(tensors: Tensors, value: Value) -> Any:
-    """Convert a group of float64 tensors, as `_group` returns it, to the type and dtype of `value`."""
+    """Convert a dict of float64 tensors, as `_group` returns it, to the type and dtype of `value`."""
     if isinstance(value, dict):
         return {n: t.to(value[n].dtype) for n, t in tensors.items()}
     return tensors[""].to(value.dtype) if isinstance(value, Tensor) else float(tensors[""])

@@ -21,7 +21,7 @@ class Filter(Component):
     methods that you need.
 
     Like a method, a filter is immutable and exists on the server and on every client. It may declare its own entries as
-    class attributes. Its constructor arguments are part of the run's identity, so use a frozen dataclass.
+    class attributes. A run can be resumed only with equal constructor arguments, so use a frozen dataclass.
 
     Attributes:
         exact: whether `out` and `back` together leave every sum over clients exactly unchanged, as the masks of a
@@ -59,14 +59,14 @@ class Filter(Component):
 
     @property
     def draws_clients(self) -> bool:
-        """Whether the filter draws the clients of a round (`draw`) instead of the engine."""
+        """Whether the filter overrides `draw`, and so draws the clients of each round itself."""
         return type(self).draw is not Filter.draw
 
     def draw(self, server: Server) -> list[int]:
         """Return the indices of the clients of this round, in ascending order. Called on the `server`, once per round.
 
-        By default, the engine draws the clients. Override this function if a privacy guarantee depends on the draw, and
-        draw from `server.secret`.
+        By default, the engine that runs the rounds draws the clients. Override this function if a privacy guarantee
+        depends on the draw, and use the random numbers of `server.secret`.
         """
         raise LookupError(f"{self.name} leaves the draw to the engine: call `draw` only if `draws_clients` is true")
 
@@ -115,12 +115,15 @@ class Filter(Component):
         return {}
 
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
-        """Process the replies of an exchange that this filter declares, or of "local". Called on the server.
+        """Process the replies of one exchange.
+
+        Called on the server after each exchange that this filter declares, and after "local", the exchange of the
+        training.
 
         Args:
             server: server of the run.
             verb: name of the exchange.
-            replies: replies, aggregated by the rules of their entries. No filter's `back` has changed them yet.
+            replies: replies, aggregated by the rules of their entries, before any filter's `back` is applied.
 
         Returns:
             The clients whose replies cannot be used: a mapping, client index -> reason.

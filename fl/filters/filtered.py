@@ -124,7 +124,7 @@ class Filtered(Method):
 
     @property
     def draws_clients(self) -> bool:
-        """Whether the method or a filter draws the clients of a round instead of the engine."""
+        """Whether the method or a filter overrides `draw`, and so draws the clients of each round itself."""
         return any(x.draws_clients for x in self._links)
 
     def draw(self, server: Server) -> list[int]:
@@ -133,7 +133,7 @@ class Filtered(Method):
 
     @property
     def parts(self) -> tuple[KeyedObject, ...]:
-        """The objects that declare entries: the method, its add-ons and the filters."""
+        """The method, its add-ons and the filters, whose classes declare the entries of messages."""
         return (*self.method.parts, *self.filters)
 
     def check_run(self, server: Server, rounds: int) -> None:
@@ -170,7 +170,7 @@ class Filtered(Method):
         return reply
 
     def _seen(self, client: Client) -> Client:
-        """Return the client that the filters get. It has no images if the method is private."""
+        """Return the `Client` object for the filters: if the method is private, a copy of `client` without images."""
         return client.without_records() if self.method.private else client
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
@@ -224,7 +224,7 @@ class Filtered(Method):
 
 
 def _require_bounds_kept(filters: tuple[Filter, ...]) -> None:
-    """Refuse a filter that changes replies after a private filter, whose noise would not cover the change."""
+    """Refuse a filter that changes replies after a private filter, because the noise would not cover the change."""
     private = next((i for i, one in enumerate(filters) if one.private), len(filters))
     for later in filters[private + 1 :]:
         changes = type(later).out is not Filter.out or type(later).back is not Filter.back
@@ -237,7 +237,7 @@ def _require_bounds_kept(filters: tuple[Filter, ...]) -> None:
 
 
 def _require_sealed_last(filters: tuple[Filter, ...]) -> None:
-    """Refuse filters that do not work with secure sums: those that follow the secure sum, or draw the clients."""
+    """If a filter hides single replies, refuse filters that come after it or that draw the clients."""
     sealed = next((i for i, one in enumerate(filters) if one.sealed), None)
     if sealed is None:
         return

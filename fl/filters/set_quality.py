@@ -114,8 +114,8 @@ class SetQuality(Filter):
 
         Args:
             server: server of the run, which holds the real images.
-            made: synthetic set whose class counts the sample has; None: the sample has `per_class` images of each
-                class.
+            made: synthetic set. The sample has as many images of each class as this set. None: the sample has
+                `per_class` images of each class.
         """
         data, classes = server.data[self.on], server.task.num_classes
         counts = torch.full((classes,), self.per_class) if made is None else made.labels.bincount(minlength=classes)

@@ -56,8 +56,8 @@ class FedDM(Method):
         augment: differentiable Siamese augmentation of real and synthetic images, or None.
         server_epochs, server_batch, server_lr, server_momentum, server_weight_decay: options of SGD on the server.
         project: whether the server's weights are kept within distance rho of the weights at the start of the round.
-        weights: weights of the synthetic images in the server's loss: equal ("synthetic", Eq. 9), or such that the
-            images of a client together have its number of real images as weight ("samples", Eq. 2).
+        weights: weights of the synthetic images in the server's loss: equal ("synthetic", Eq. 9), or the client's
+            number of real images, divided equally among its synthetic images ("samples", Eq. 2).
         max_samples: with "samples", the largest number of real images that a client may report. Replies with larger
             numbers are refused.
 
@@ -96,7 +96,10 @@ class FedDM(Method):
         self.networks = Networks(self.factory, several=False)
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return every option except the network, whose structure the record of a run describes separately."""
+        """Return the options for the record of a run, except `factory`.
+
+        The record describes the structure of the network separately.
+        """
         return (), {k: v for k, v in vars(self).items() if k not in ("factory", "networks")}
 
     def check_run(self, server: Server, rounds: int) -> None:
@@ -164,8 +167,8 @@ class FedDM(Method):
     def expect(self, server: Server, client: int) -> Schema:
         """Return the schema of a reply: an image set and, with `weights="samples"`, the client's weight.
 
-        The set has at most `ipc` images per class. It must have no `info`, because this would show which classes a
-        client lacks.
+        The set has at most `ipc` images per class. Its metadata, `info`, must be empty, because it would show which
+        classes a client lacks.
         """
         most, limit = self.ipc * server.task.num_classes, pixel_limit(server)
         schema: Schema = {
@@ -208,9 +211,10 @@ class FedDM(Method):
         self.train(server, replies[self.images], self.weigh(replies))
 
     def train(self, server: Server, union: LabeledImages, weight: Tensor) -> None:
-        """Train the server's weights by SGD on the union of the clients' sets (Eq. 9), and store weights and union.
+        """Train the server's weights by SGD on the union of the clients' sets (Eq. 9).
 
-        With `project`, the weights are projected onto the ball of radius rho after every step.
+        The new weights and the union are stored in the server's state. With `project`, the weights are projected onto
+        the ball of radius rho after every step.
 
         Args:
             server: server whose state holds the weights before this round.

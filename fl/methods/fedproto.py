@@ -41,10 +41,11 @@ class FedProto(Method):
 
     Deviations. The paper's aggregation takes the mean weighted by image counts, and then divides this mean by the
     number of clients that have the class. That division would shrink the prototypes, so it is left out
-    (`weights="samples"`). The authors' code takes the plain mean over these clients (`weights="uniform"`). The distance
-    to the prototypes is computed for each image; the paper computes it for the class means of a batch (see
-    `distillkit.losses.prototype_distance`). Prototypes are computed in eval mode after training; the authors' code
-    averages the embeddings seen during training. Networks of one architecture start from the same initial weights.
+    (`weights="samples"`). The authors' code takes the plain mean over the clients that have the class
+    (`weights="uniform"`). The distance to the prototypes is computed for each image; the paper computes it for the
+    class means of a batch (see `distillkit.losses.prototype_distance`). Prototypes are computed in eval mode after
+    training; the authors' code averages the embeddings seen during training. Networks of one architecture start from
+    the same initial weights.
 
     Args:
         factory: function that takes the number of classes and returns a network; or, for several architectures, a
@@ -108,7 +109,10 @@ class FedProto(Method):
             self.condensed = None
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return every option except the networks, whose structure the record of a run describes separately."""
+        """Return the options for the record of a run, except `factory`.
+
+        The record describes the structure of the networks separately.
+        """
         return (), {k: v for k, v in vars(self).items() if k not in ("factory", "assign", "networks")}
 
     def check_run(self, server: Server, rounds: int) -> None:

@@ -79,8 +79,8 @@ class PrivateFedDM(FedDM):
 
     Raises:
         PrivacyError: the images start from real images, the network has batch statistics, the normalization was
-            measured on private data, or the clip is infinite. The error is of a subclass, and is raised when the method
-            is built or the run starts.
+            measured on private data, or `clip` is infinite. The exception is a subclass of this error, and is raised
+            when the method is built or the run starts.
         ValueError, TypeError: an option has a wrong type or is out of range.
     """
 
@@ -158,7 +158,7 @@ class PrivateFedDM(FedDM):
 
         Raises:
             PrivacyError: the normalization was measured on the clients' images, the ledger's delta is too large for the
-                number of records, or the network has batch statistics. The error is of a subclass.
+                number of records, or the network has batch statistics. The exception is a subclass of this error.
             ValueError: the task has several classes per image, or the length of `sizes` is not the number of classes.
         """
         super().start(server)
@@ -181,8 +181,8 @@ class PrivateFedDM(FedDM):
     ) -> PublicEmbedders:
         """Return the networks with which records are embedded in a round.
 
-        They depend on private data only through earlier releases. The networks are drawn at random around the received
-        weights. The mean embedding of some images is subtracted from all embeddings.
+        The networks are drawn at random around the received weights. The mean embedding of released images or of noise
+        images is subtracted from each embedding. So the networks depend on private data only through earlier releases.
 
         Args:
             network: network with the received weights, in eval mode.
@@ -197,7 +197,7 @@ class PrivateFedDM(FedDM):
         return PublicEmbedders(NetworkBall(network, self.rho), self.num_networks, like=like, seed=seed, **options)
 
     def charged(self, client: Client) -> tuple[LabeledImages, privacy.Account]:
-        """Check the metadata of a client's records. Return the records, and the ledger account that releases charge.
+        """Check the metadata of a client's records. Return the records and the account that is charged for releases.
 
         Raises:
             PrivacyError: the client has no ledger, or the metadata of its set, such as a measured normalization, reveal
@@ -330,8 +330,8 @@ class PrivateFedDM(FedDM):
     def weigh(self, replies: AggregatedReplies) -> Tensor:
         """Return the weight of each image of the union in the server's loss, float [N] with mean 1.
 
-        All weights are equal with `weights="synthetic"`. With "samples", they are in proportion to those that clients
-        sent.
+        All weights are equal with `weights="synthetic"`. With `weights="samples"`, they are proportional to the weights
+        that the clients sent.
         """
         if self.weights == "synthetic":
             return super().weigh(replies)

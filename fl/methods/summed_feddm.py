@@ -94,10 +94,10 @@ class SummedFedDM(PrivateFedDM):
         return self.embedders(net.eval(), like, derive(side.seed, side.round, "maps"), holds.get(self.around))
 
     def send(self, server: Server, client: int) -> Message:
-        """Return a message with the weights, the number of clients that share the noise, and the images for centering.
+        """Return a message with the weights, the number of clients that share the noise, and the last fitted images.
 
-        The mean embedding of these images is subtracted from all embeddings. With `noise="full"`, the number of clients
-        is sent as 1.
+        The mean embedding of these images is subtracted from all embeddings. They are sent only if the server has
+        stored such images. With `noise="full"`, clients do not share the noise, and the number is 1.
         """
         among = float(len(server.drawn)) if self.noise == "shares" else 1.0
         message = Message({self.model: server.state[self.model], self.among: among})
