@@ -23,7 +23,7 @@ from distillkit.study._record_files import read_json
 from distillkit.study.candidate import Candidate, Cost, Job
 from distillkit.study.task import Task
 
-__all__ = ["PreparedRun", "RunSpec", "SerializedRun", "privacy_columns", "write_config"]
+__all__ = ["PreparedRun", "RunSpec", "SerializedRun", "privacy_columns", "settings_config", "write_config"]
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,13 @@ class PreparedRun:
         if path.exists():
             return dict(read_json(path))
         commit = options.pop("commit", None)
+        _set_aside(out, spec)
         folder.mkdir(parents=True, exist_ok=True)
         store = folder / "arguments"
         task = to_config(self.task, store=store, shared=options.pop("shared", out / "data"), name="task")
         notes = {
             "task": task, "way": to_config(self.candidate.for_record(), store=store, name="candidate"),
-            "method": spec.method, "settings": _settings_config(spec, store),
+            "method": spec.method, "settings": settings_config(spec, store),
             "validation": spec.validation, "commit": commit,
         }  # fmt: skip
         if options.get("keep") is not None:
@@ -140,7 +141,7 @@ class PreparedRun:
             to_config(self.task, store=out / "data", name=f"tasks[{spec.task!r}]"),
             to_config(candidate, store=out / "arguments", name=where),
             to_config(self.built, store=out / "arguments", name=f"the result of {where}.make"),
-            {**vars(spec), "settings": _settings_config(spec, out / "arguments")},
+            {**vars(spec), "settings": settings_config(spec, out / "arguments")},
             referenced_objects([self.task, candidate, self.built, dict(spec.settings)]),
         )
 
@@ -237,9 +238,26 @@ def privacy_columns(ledger: Ledger | None) -> dict[str, Any]:
     return columns | {name: note for name, note in notes.items() if note}
 
 
-def _settings_config(spec: RunSpec, store: Path) -> dict[str, Any]:
+def settings_config(spec: RunSpec, store: Path) -> dict[str, Any]:
+    """Return the config of each setting of a run. Tensors are written to the folder `store`."""
     where = f"the settings of candidates[{spec.method!r}]"
     return {name: to_config(value, store=store, name=f"{where}.{name}") for name, value in spec.settings.items()}
+
+
+def _set_aside(out: Path, spec: RunSpec) -> None:
+    """Move an unfinished run with other settings to the folder `replaced`.
+
+    Such a run exists if the rounds were raised, and the longer tuning runs led to another choice.
+    """
+    folder = out / spec.folder
+    path = folder / "config.json"
+    notes = (read_json(path).get("notes") or {}) if path.exists() else {}
+    if not spec.folder or notes.get("settings") in (None, settings_config(spec, folder / "arguments")):
+        return
+    number = 1 + len(list(out.glob(f"replaced/{folder.name}-*")))
+    target = out / "replaced" / f"{folder.name}-{number}"
+    target.parent.mkdir(exist_ok=True)
+    folder.rename(target)
 
 
 def _reset_peak_memory() -> None:

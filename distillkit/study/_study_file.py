@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,28 @@ from distillkit._utils.files import write_atomically
 from distillkit._utils.provenance import versions
 from distillkit.serialization import to_config
 from distillkit.study._design import StudyDesign
+from distillkit.study._raised_rounds import has_more_rounds
 from distillkit.study._record_files import FORMATS, read_json
+from distillkit.study._records import decode_settings
 from distillkit.study.candidate import Candidate
 from distillkit.study.task import Task
 
 __all__ = ["design_config", "write_study"]
 
 
-def write_study(out: Path, design: StudyDesign, facts: Mapping[str, Any]) -> None:
+def write_study(
+    out: Path, design: StudyDesign, facts: Mapping[str, Any], reopen: Callable[[Collection[str]], object]
+) -> None:
     """Write `study.json`. If the file exists, first check that its tasks and candidates have not changed.
+
+    Only the number of rounds of a task may become larger.
 
     Args:
         out: the study's folder.
         design: tasks, candidates and seeds.
         facts: other arguments of the study that must not change, by name.
+        reopen: function that is called before the file is written, with the names of the tasks that have more rounds
+            than before, if there are any.
 
     Raises:
         ValueError: a task or candidate in the file differs from the task or candidate with this name in `design`, or
@@ -41,16 +49,23 @@ def write_study(out: Path, design: StudyDesign, facts: Mapping[str, Any]) -> Non
         "parts": design.parts,
     }
     before = read_json(path, FORMATS["study"]) if path.exists() else content
+    raised = {n for n, one in content["tasks"].items() if has_more_rounds(before["tasks"].get(n), one)}
+    if has_more_rounds(before.get("tune_on"), fixed["tune_on"]):
+        raised.add(str(design.tune_on and design.tune_on.name))
+        before["tune_on"] = fixed["tune_on"]
     for key in fixed:
         if before.get(key) != content[key]:  # files of older studies lack some keys, for which None is compared
             raise ValueError(f"{path} has {key}={before.get(key)}, got {content[key]}; use another folder")
     for key, what in (("tasks", "tasks"), ("ways", "candidates")):
-        both = [name for name in content[key] if name in before[key]]
-        if changed := [name for name in both if before[key][name] != content[key][name]]:
+        both = [name for name in content[key] if name in before[key] and (key != "tasks" or name not in raised)]
+        changed = {name: _changes(before[key][name], content[key][name]) for name in both}
+        if listed := [f"{name} ({'; '.join(options)})" for name, options in changed.items() if options]:
             raise ValueError(
-                f"{path} has different {what} with the names {', '.join(changed)}; use another name or another folder"
+                f"{path} has different {what} with the names {', '.join(listed)}; use another name or another folder"
             )
         content[key] = {**before[key], **content[key]}
+    if raised:
+        reopen(sorted(raised))
     others = {name: part for name, part in before.get("parts", {}).items() if name not in design.candidates}
     content["parts"] = {**others, **content["parts"]}
     write_atomically(path, json.dumps({**content, "versions": versions()}, indent=1) + "\n")
@@ -85,6 +100,18 @@ def design_config(
         "seeds": both,
     }
     return json.loads(json.dumps(content))
+
+
+def _changes(before: Any, now: Any, name: str = "") -> list[str]:
+    """Return a text for each option whose value differs between two configs."""
+    if before == now:
+        return []
+    one, other = decode_settings(before), decode_settings(now)
+    if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
+        return [f"{name}: was {json.dumps(one)}, now {json.dumps(other)}"]
+    inner = f"{name}." if name not in ("", "with") else ""
+    found = [text for key in {**one, **other} for text in _changes(one.get(key), other.get(key), f"{inner}{key}")]
+    return found or [f"{name}: another form"]
 
 
 def _fixed_config(out: Path, design: StudyDesign, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,6 +31,7 @@ from distillkit.study._formatting import Table
 from distillkit.study._groups import sole_task
 from distillkit.study._guarantee import ledgers_of, total_guarantee
 from distillkit.study._power import PowerAnalysis, power_analysis
+from distillkit.study._raised_rounds import reopen_runs
 from distillkit.study._record_files import RecordsLike, read_records
 from distillkit.study._records import Records
 from distillkit.study._registration import RegisteredDesign, read_design, used_seeds
@@ -61,7 +63,8 @@ class Study:
         print(study.table())
 
     You may add tasks, candidates and seeds to an existing study. A changed task or candidate with an existing name is
-    refused.
+    refused, except for a task with more rounds: all its runs then continue from their checkpoints, and configurations
+    are chosen again.
 
     Args:
         out: path of the study's folder.
@@ -315,7 +318,7 @@ class Study:
         if (design := self.registered) is not None:
             design.require(self._config(design.task, design.method, design.base))
             facts["registered"] = design.fingerprint
-        write_study(self.out, self.design, facts)
+        write_study(self.out, self.design, facts, partial(reopen_runs, self.out, self.design, prepare=self._prepare))
 
     def _lock(self) -> AbstractContextManager[None]:
         return locked(self.out / ".owner.lock", f"the study in {self.out}")

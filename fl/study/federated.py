@@ -6,16 +6,19 @@ import inspect
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from distillkit.privacy import Ledger
 from distillkit.study._execution import privacy_columns
 from distillkit.study.candidate import Candidate, Cost, Job
 from distillkit.study.task import Allocation
+from fl._components import identity
 from fl.deploy.loopback import Loopback
 from fl.engine import RunFolder, history
 from fl.engine._backends import Backend
 from fl.engine._clients import ClientData
+from fl.engine._run_record import require_same
 from fl.engine.run import Run
 from fl.engine.simulate import simulate
 from fl.method import Method, NoUsableReply, require_method
@@ -62,6 +65,14 @@ class Federated(Candidate):
         This is true for every setting except `rounds`, which `make` need not accept.
         """
         return name != "rounds" or (self.make is not None and name in inspect.signature(self.make).parameters)
+
+    def require_same(self, built: Method, folder: Path) -> None:
+        """Check that the run in `folder` can be continued with a method built for another number of rounds.
+
+        Raises:
+            fl.engine.store.OtherSettings: the method depends on the number of rounds. The message shows the options.
+        """
+        require_same(folder, {"method": identity(built)})
 
     def run(self, built: Method, job: Job) -> dict[str, Any]:
         """Run the method, or resume its interrupted run, and return the summary.

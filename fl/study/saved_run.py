@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
@@ -98,10 +98,13 @@ class SavedRun:
     def task(self) -> Task:
         """Study task of the run, which loads and partitions the images, rebuilt from the run's config.
 
+        If the number of rounds was raised later, it is that of the history.
+
         Raises:
             NotRepeatable: the run was not part of a study, so its images are unknown.
         """
-        return cast(Task, self._noted("task"))
+        task = cast(Task, self._noted("task"))
+        return replace(task, rounds=max(task.rounds, len(self.rows)))
 
     @cached_property
     def candidate(self) -> Candidate:
