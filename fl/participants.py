@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,11 +18,31 @@ from distillkit.sets import LabeledImages
 from fl.message import Message
 from fl.task import LabelTask
 
-__all__ = ["Client", "Interrupted", "Participant", "Server"]
+__all__ = ["Client", "Interrupted", "Participant", "Scratch", "Server"]
 
 
 class Interrupted(RuntimeError):
     """Exception that `check_running` raises when the run is being stopped. It does not indicate an error."""
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Folder for the state of unfinished work, so that an interrupted run does not lose it.
+
+    A repeated round finds the files again. They are deleted when the round is committed.
+
+    Attributes:
+        folder: path of the folder, which may not exist yet.
+        deadline: time (`time.time()`) after which work stops as soon as its state is saved; None: no limit.
+    """
+
+    folder: Path
+    deadline: float | None = None
+
+    @property
+    def late(self) -> bool:
+        """Whether the deadline has passed."""
+        return self.deadline is not None and time.time() >= self.deadline
 
 
 class Participant:
@@ -113,6 +135,7 @@ class Client(Participant):
         ledger: in a private run, the ledger that records the privacy cost of releases. Call `spend` before each
             release.
         secret: in a private run, the source of random noise.
+        scratch: folder for the state of unfinished work; None if the run has no folder, or is private.
     """
 
     id: int
@@ -127,6 +150,7 @@ class Client(Participant):
     notes: dict[str, Any] = field(default_factory=dict)
     ledger: Ledger | None = None
     secret: Secret = field(default_factory=Secret)
+    scratch: Scratch | None = None
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return a generator for random draws of this client in this round.

@@ -34,7 +34,12 @@ class PixelDescent:
         identity: function that returns fingerprints of the data and the network, which are added to `arguments`.
             Fingerprints are slow to compute, so the function is called only when a state is saved or resumed.
         callback: function that is called with a `Progress` after each step.
+
+    Attributes:
+        loss: loss of the last step, also in a resumed descent; None before the first step.
     """
+
+    loss: float | None = None
 
     def __init__(
         self, images: Tensor, *, lr: float, momentum: float, steps: int, arguments: Mapping[str, Any], seed: int,
@@ -51,6 +56,7 @@ class PixelDescent:
         if state is not None:
             self.images, self.velocity = (state[name].to(images).clone() for name in ("images", "velocity"))
             self.done, self.seed = int(state["step"]), int(state["seed"])
+            self.loss = float(state["loss"]) if "loss" in state else None
 
     def remaining_steps(self) -> Iterator[int]:
         """Iterate over the indices of the remaining steps, counted from 0."""
@@ -83,12 +89,12 @@ class PixelDescent:
             loss: the loss of this step.
             bar: progress bar to advance by one step, or None.
         """
-        self.done += 1
+        self.done, self.loss = self.done + 1, loss
         if bar is not None:
             bar.set_postfix_str(f"loss {loss:.3g}", refresh=False)
             bar.update()
         if self.callback is not None:
             live = {"images": self.images, "velocity": self.velocity, "step": torch.tensor(self.done)}
-            live["seed"] = torch.tensor(self.seed)
+            live |= {"seed": torch.tensor(self.seed), "loss": torch.tensor(loss, dtype=torch.float64)}
             packed = lambda: pack_arguments(self._arguments())  # noqa: E731
             self.callback(Progress(self.done, self.steps, loss, self.images, live, packed))

@@ -161,7 +161,7 @@ def distribution_matching(
             distance, gradient = matching.distance(network, step, means)
             loss = run.step(distance, gradient)
             run.report(loss, shown)
-    return run.result(loss, {**options, "ipc": ipc, "steps": steps})
+    return run.result(run.loss, {**options, "ipc": ipc, "steps": steps})
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def gradient_matching(
                     trained.train(run.synthetic(), run.start.labels, epochs, inner, augment, order)
             loss = sum(losses) / matching_steps
             run.report(loss)
-    return run.result(loss, {**options, "lr": lr, "momentum": _MOMENTUM, "ipc": ipc, "iterations": iterations})
+    return run.result(run.loss, {**options, "lr": lr, "momentum": _MOMENTUM, "ipc": ipc, "iterations": iterations})
 
 
 def _match_class(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,19 +13,22 @@ from torch import Generator, nn
 from distillkit._utils.options import Decay, NonNegativeInt, Positive, PositiveInt, Rounds
 from distillkit._utils.user_warnings import without_warnings
 from distillkit.augment import DSA, Augmentation, require_augmentation
-from distillkit.condense import distribution_matching
+from distillkit.condense import Progress, distribution_matching, load_state, save_state
 from distillkit.networks import FixedNetwork, RandomNetworks
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.averaging import AddOn, Local
 from fl.message import Entry
-from fl.participants import Client, Server
+from fl.participants import Client, Interrupted, Server
 
 __all__ = ["SELECTED", "Condensed", "condense_client"]
 
 SELECTED = tuple(range(1, 52, 5))
 """FedLGD's rounds of local and global distillation (tau): 1, 6, ..., 51."""
+
+SAVE_INTERVAL = 60.0
+"""Seconds between two saved states of a client's condensation."""
 
 
 @dataclass(frozen=True)
@@ -111,14 +116,17 @@ class Condensed(AddOn):
     ) -> LabeledImages:
         generator = derive(client.seed, client.round, client.id, self.key, purpose)
         data = client.data.replace(columns={})
-        return condense_client(self, client, data, networks, generator, steps=steps, init=start)
+        return condense_client(self, client, data, networks, generator, purpose, steps=steps, init=start)
 
 
 @without_warnings()  # a client may own fewer images of a class than ipc, as in the papers
 def condense_client(
-    options: Any, client: Client, data: LabeledImages, networks: NetworkSampler, generator: Generator, **further: Any
-) -> LabeledImages:
+    options: Any, client: Client, data: LabeledImages, networks: NetworkSampler, generator: Generator, purpose: str,
+    **further: Any,
+) -> LabeledImages:  # fmt: skip
     """Condense a client's data by distribution matching, with the options of an add-on or a method.
+
+    If the run has a folder, the state is saved there once a minute, and an interrupted condensation is resumed.
 
     Args:
         options: object with the attributes `ipc`, `batch_real`, `lr`, `momentum` and `augment`.
@@ -126,10 +134,35 @@ def condense_client(
         data: data to condense.
         networks: sampler that draws the networks for distribution matching.
         generator: generator of all other random draws.
+        purpose: name of the set, for the state's file.
         further: further options of `distillkit.condense.distribution_matching`.
     """
     names = ("ipc", "batch_real", "lr", "momentum", "augment")
     return distribution_matching(
-        data, networks=networks, generator=generator, callback=lambda _: client.check_running(), progress=False,
+        data, networks=networks, generator=generator, progress=False, **_checkpoints(client, purpose),
         **{name: getattr(options, name) for name in names}, **further,
     )  # fmt: skip
+
+
+def _checkpoints(client: Client, purpose: str) -> dict[str, Any]:
+    """Return the options `callback` and `resume` of a condenser that saves its state in the client's scratch folder."""
+    scratch, began = client.scratch, time.monotonic()
+    if scratch is None:
+        return {"callback": lambda _: client.check_running()}
+    path, saved, state = scratch.folder / f"{purpose}.safetensors", began, None
+    with contextlib.suppress(FileNotFoundError, ValueError):  # a damaged state is computed again
+        state = load_state(path)
+
+    def callback(progress: Progress) -> None:
+        nonlocal saved
+        now, done = time.monotonic(), progress.step == progress.steps
+        stops = not done and (scratch.late or client.stop.is_set())
+        if stops or now - saved >= SAVE_INTERVAL or (done and (scratch.deadline or state or now - began >= 10)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_state(path, progress.state())
+            saved = now
+        if stops:
+            raise Interrupted(f"client {client.id} stopped at its deadline, after step {progress.step}")
+        client.check_running()
+
+    return {"callback": callback, "resume": state}

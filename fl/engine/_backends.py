@@ -20,6 +20,7 @@ from fl.engine._client_runtime import ClientRuntime, respond
 from fl.engine._clients import ClientRegistry
 from fl.engine._transport import ClientResult, Exchange, Transport
 from fl.method import Method
+from fl.participants import Scratch
 from fl.task import LabelTask
 
 __all__ = ["Backend", "RunContext", "ServerThread", "ThreadTransport", "Threads", "backend_of"]
@@ -38,6 +39,7 @@ class RunContext:
             writes no files.
         stop: event that is set when the run is being stopped.
         ledger: privacy ledger of a run with a differentially private method; None for other methods.
+        scratch: folder for the state of clients' unfinished work; None if the run writes no files.
     """
 
     task: LabelTask
@@ -45,6 +47,7 @@ class RunContext:
     memories: Path | None
     stop: threading.Event
     ledger: Ledger | None
+    scratch: Scratch | None = None
 
 
 @runtime_checkable
@@ -84,7 +87,9 @@ class Threads:
     def open(self, method: Method, clients: ClientRegistry, workers: int, context: RunContext) -> Transport:
         """Return a transport to clients that run as threads of this process; see `Backend.open` for the arguments."""
         memories = MemoryStore(context.memories)
-        runtime = ClientRuntime(method, context.task, clients, memories, context.device, context.stop, context.ledger)
+        runtime = ClientRuntime(
+            method, context.task, clients, memories, context.device, context.stop, context.ledger, context.scratch
+        )
         return ThreadTransport(runtime, workers)
 
 

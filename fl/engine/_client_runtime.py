@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -24,7 +24,7 @@ from fl.engine._transport import (
     reason_of,
 )
 from fl.method import Method
-from fl.participants import Client, Interrupted
+from fl.participants import Client, Interrupted, Scratch
 from fl.task import LabelTask
 
 __all__ = ["FAILED_PRIVATELY", "ClientRuntime", "respond"]
@@ -47,6 +47,7 @@ class ClientRuntime:
         stop: event that is set when the run is being stopped.
         ledger: privacy ledger to which the clients of a private method charge what they release; None for other
             methods.
+        scratch: folder for the state of unfinished work; None if the run has no folder.
     """
 
     method: Method
@@ -56,6 +57,7 @@ class ClientRuntime:
     device: torch.device
     stop: threading.Event = field(default_factory=threading.Event)
     ledger: Ledger | None = None
+    scratch: Scratch | None = None
 
 
 def respond(
@@ -91,7 +93,7 @@ def respond(
         client = Client(
             number, placed(train, device), placed(test, device), runtime.task, header.round, header.seed,
             memory=placed(memory, device), stop=runtime.stop, device=device, ledger=runtime.ledger,
-            secret=noise_of(header.secret, header.round, number),
+            secret=noise_of(header.secret, header.round, number), scratch=_scratch(runtime, header, number),
         )  # fmt: skip
         reply = runtime.method.run_on_client(header.verb, client, placed(request.message, device))
         remembers = header.keeps and len(client.memory) > 0
@@ -102,6 +104,13 @@ def respond(
         raise
     except Exception as error:  # whatever fails, the history lists the client, and its reply is not used
         return ClientResult(number, error=_shown_reason(runtime.method, error), seconds=cost())
+
+
+def _scratch(runtime: ClientRuntime, header: RequestHeader, number: int) -> Scratch | None:
+    """Return the client's folder for this round. Private methods have none, because its files hold no noise."""
+    if runtime.scratch is None or runtime.method.private or header.verb != "local":
+        return None
+    return replace(runtime.scratch, folder=runtime.scratch.folder / str(header.round) / str(number))
 
 
 def _shown_reason(method: Method, error: Exception) -> str:

@@ -39,11 +39,14 @@ class RunFolder:
             Replies to the query before round 1 and evaluation results are not saved.
         notes: JSON values that are written to config.json under "notes", such as the source of the data. You may
             change them when you resume a run.
+        deadline: time (`time.time()`) after which the run ends with `fl.participants.Interrupted`, as soon as the
+            current round, or step of a client's condensation, is finished and saved. Continue with `resume=True`.
     """
 
     path: str | Path
     transcript: bool = False
     notes: Mapping[str, Any] | None = None
+    deadline: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | Path):
@@ -51,6 +54,8 @@ class RunFolder:
         check.boolean(self.transcript, "transcript")
         if self.notes is not None:
             check.mapping(self.notes, "notes")
+        if self.deadline is not None:
+            check.real_number(self.deadline, "deadline")
 
 
 @dataclass(frozen=True, kw_only=True)

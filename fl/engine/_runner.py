@@ -25,7 +25,7 @@ from fl.engine._validation import validate
 from fl.engine.run import Run
 from fl.engine.store import Store
 from fl.method import Method
-from fl.participants import Server
+from fl.participants import Interrupted, Scratch, Server
 
 __all__ = ["Deployment", "execute"]
 
@@ -85,7 +85,9 @@ def execute(
             stack.enter_context(ledger.run_lock())
         thread = stack.enter_context(ServerThread(config.server_threads))
         server = _server(config, deployment)
-        context = RunContext(task, server.device, store.memories if store is not None else None, server.stop, ledger)
+        scratch = Scratch(store.unfinished, folder.deadline) if store is not None and folder is not None else None
+        memories = store.memories if store is not None else None
+        context = RunContext(task, server.device, memories, server.stop, ledger, scratch)
         transport = stack.enter_context(deployment.open(context))
         stack.callback(server.stop.set)
         method.check_run(server, config.rounds)
@@ -124,6 +126,8 @@ def execute(
                 runner.run_round(
                     number, drawn, config.min_replies, config.evaluate, exploding=config.exploding, defer=defer
                 )
+                if number < config.rounds and scratch is not None and scratch.late:
+                    raise Interrupted(f"the run stopped at its deadline, after round {number}")
             runner.close(config.evaluate)
         models = {name: p.network for name, p in thread.run(lambda: method.predictors(server)).items()}
     return Run(rows, server, models, _short(method.inner))

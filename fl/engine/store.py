@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import secrets
+import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -115,11 +116,12 @@ class Store:
         out: path of the folder.
         folder: path of the subfolder `checkpoint/`.
         memories: path of the folder for the values that clients keep between rounds.
+        unfinished: folder with the state of clients' unfinished work, by round and client; see `Client.scratch`.
     """
 
     def __init__(self, out: Path) -> None:
         self.out, self.folder = out, out / "checkpoint"
-        self.memories = self.folder / "clients"
+        self.memories, self.unfinished = self.folder / "clients", self.folder / "unfinished"
         self._records = self.folder / "clients.jsonl"
         self._history_sum = hashlib.sha256()
 
@@ -206,6 +208,7 @@ class Store:
             write_atomically(self.folder / _PREVIOUS, (json.dumps(before) + "\n").encode())
         place = {"round": round_number, "run": run, "server": server, "cohort": dict(metadata or {})}
         self._write_manifest({"format": _FORMAT, **place, **({} if open_row is None else {"open": dict(open_row)})})
+        shutil.rmtree(self.unfinished, ignore_errors=True)
         for old in self.folder.glob("server.*.safetensors"):
             if old.name not in (server, before.get("server")):
                 old.unlink(missing_ok=True)
@@ -287,6 +290,8 @@ class Store:
                 "again in another folder"
             )
         rows, changes = self._complete_rows(manifest), self._changes(number)
+        for old in range(number + 1):  # of a commit that was interrupted
+            shutil.rmtree(self.unfinished / str(old), ignore_errors=True)
         if self._records.exists():
             write_atomically(self._records, "".join(json.dumps(line) + "\n" for line in changes).encode())
         history = self.out / "history.jsonl"

@@ -132,7 +132,7 @@ class FedDM(Method):
         """
         return condense_client(
             self, client, client.data, NetworkBall(network, self.rho), client.generator("images"),
-            steps=self.steps, match=self.match, init=self.init,
+            "images", steps=self.steps, match=self.match, init=self.init,
         )  # fmt: skip
 
     def local(self, client: Client, message: Message) -> Message:

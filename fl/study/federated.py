@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from distillkit.privacy import Ledger
 from distillkit.study._execution import privacy_columns
-from distillkit.study.candidate import Candidate, Cost, Job
+from distillkit.study.candidate import Candidate, Cost, Job, OutOfTime
 from distillkit.study.task import Allocation
 from fl._components import identity
 from fl.deploy.loopback import Loopback
@@ -22,6 +22,7 @@ from fl.engine._run_record import require_same
 from fl.engine.run import Run
 from fl.engine.simulate import simulate
 from fl.method import Method, NoUsableReply, require_method
+from fl.participants import Interrupted
 from fl.study._outcome_hash import outcome_hash
 from fl.task import Classification, MultiLabel
 
@@ -82,16 +83,11 @@ class Federated(Candidate):
             job: task, seed and folder of the run.
         """
         ledger = Ledger(job.folder / "ledger.jsonl", delta=self.delta) if require_method(built).private else None
-        rounds = self._rounds(job)
-
-        def stop_if_late(row: Mapping[str, Any]) -> None:
-            if row["round"] < rounds:
-                job.stop_if_late()
-
-        run = self._simulate(
-            built, job, rounds=rounds, ledger=ledger, resume=True, on_round=stop_if_late,
-            out=RunFolder(job.folder, transcript=self.transcript, notes=job.notes),
-        )  # fmt: skip
+        out = RunFolder(job.folder, transcript=self.transcript, notes=job.notes, deadline=job.deadline)
+        try:
+            run = self._simulate(built, job, rounds=self._rounds(job), ledger=ledger, resume=True, out=out)
+        except Interrupted as error:
+            raise OutOfTime(f"{job.run}: {error}") from error
         last = run.rows[-1]
         own = last.get("accuracy_personal") or last.get("accuracy_clients") or {}
         private = {} if ledger is None else privacy_columns(ledger)
