@@ -94,13 +94,13 @@ class AggregatedReplies(Message):
     """Aggregated replies of a round, which `Method.receive` gets in place of the individual replies.
 
     `replies[entry]` is the mean, sum or other aggregate of the values that the clients sent under that entry, and has
-    their type. `entry in replies` tells whether any client sent the entry. The engine builds the object
+    their type. `entry in replies` is true if any client sent the entry. The engine builds the object
     (`Aggregator.result`).
 
     Args:
         values: the aggregated values.
-        weights: sum of the weights of each entry, by entry key. For a group of tensors, the value is a mapping from
-            tensor name to sum.
+        weights: sum of the weights of each entry, by entry key. For a dict of tensors, it is a mapping from tensor name
+            to sum.
         sums: weighted sum of each entry before the division, in float64, by entry key.
         clients: indices of the clients whose replies are included, in ascending order.
     """
@@ -115,8 +115,8 @@ class AggregatedReplies(Message):
 
         Args:
             entry: entry whose rule is `mean` or `sum`.
-            name: for a group of tensors, the name of one of them. Each tensor of a group is aggregated over the replies
-                that contain it, so their weights can differ. Default: the largest weight in the group.
+            name: if the value is a dict of tensors, the name of one tensor. Each tensor is aggregated over the replies
+                that contain it, so the weights of the tensors can differ. Default: the largest of these weights.
 
         Returns:
             A number, or a vector [rows] if each row has its own weight; 0 if no client sent the entry.
@@ -130,7 +130,7 @@ class AggregatedReplies(Message):
         """Return the sum of the values times their weights before any division, in float64.
 
         Args:
-            entry: entry whose rule is `mean` or `sum`. For a group of tensors, the result is a mapping, name -> tensor.
+            entry: entry whose rule is `mean` or `sum`. For a dict of tensors, the result is a mapping, name -> tensor.
 
         Raises:
             KeyError: no client sent the entry.

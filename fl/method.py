@@ -148,8 +148,8 @@ class Method(KeyedObject, ABC):
 
         Override this function if the method's privacy guarantee depends on the random draw.
 
-        Draw from `server.secret`. The history does not record the result, which stays secret. Return client indices in
-        ascending order; the list may be empty.
+        Use the random numbers of `server.secret`. The history does not record the result, which stays secret. Return
+        client indices in ascending order; the list may be empty.
         """
         raise LookupError(f"{type(self).__name__} leaves the draw to the engine")
 
@@ -223,7 +223,7 @@ class Method(KeyedObject, ABC):
         return Message()
 
     def expect_answer(self, server: Server, client: int) -> Schema:
-        """Return the schema of the message that a client's `answer` returns, in the form of `expect`.
+        """Return the schema of the message that a client's `answer` returns, a mapping as in `expect`.
 
         Args:
             server: server of the run.
@@ -271,7 +271,7 @@ class Method(KeyedObject, ABC):
         return Message()
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        """Return the schema of a client's reply in the exchange called `verb`, in the form of `expect`.
+        """Return the schema of a client's reply in the exchange called `verb`, a mapping as in `expect`.
 
         Args:
             server: server of the run.
@@ -329,7 +329,7 @@ class Method(KeyedObject, ABC):
     def evaluate(self, client: Client, message: Message) -> Message:
         """Test a client's models on `client.test` after the round. The `message` holds the new global model.
 
-        The client's memory is read-only. The reply has one entry, a group of tensors: the name of each model ("global",
+        The client's memory is read-only. The reply has one entry, a dict of tensors: the name of each model ("global",
         "personal") -> the result of `LabelTask.sums`. An empty reply means that there is no model to test.
         """
         return Message()

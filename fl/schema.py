@@ -51,7 +51,7 @@ class EntrySpec:
             [-`MAX_MAGNITUDE`, `MAX_MAGNITUDE`].
         max_norm: maximum l2 norm of the vector of all numbers of the entry. If it is given, `MAX_MAGNITUDE` does not
             apply.
-        nonnegative: in a group of tensors, the names of those whose numbers must be >= 0, such as variances.
+        nonnegative: in a dict of tensors, the names of the tensors whose numbers must be >= 0, such as variances.
         optional: whether a reply without the entry is valid.
     """
 
@@ -196,8 +196,8 @@ def _check_set(key: str, got: LabeledImages, want: LabeledImages, like: EntrySpe
 def value_parts(value: Value) -> Iterator[tuple[str, Tensor | float]]:
     """Yield the name and the value of each part of an entry's value to which `EntrySpec.minimum` and `maximum` apply.
 
-    For a group, these are its tensors; for an image set, its images and columns; a single tensor or number has the name
-    "". A string has no such part.
+    For a dict of tensors, these are its tensors; for an image set, its images and columns; a single tensor or number
+    has the name "". A string has no such part.
     """
     if isinstance(value, dict):
         yield from value.items()

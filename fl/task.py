@@ -1,4 +1,4 @@
-"""Classification tasks, which define losses, class counts and test metrics for their form of labels."""
+"""Classification tasks, with one or several classes per image: their losses, class counts and test metrics."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class LocalAccuracy(AddOn):
         require_full_models(self, settings, addons)
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse a run if the server has no set `on`, or if the labels of this set do not have the form of the task."""
+        """Refuse a run if the server has no set `on`, or if its labels are not of the kind that the task requires."""
         if self.on not in server.data:
             raise ValueError(f"LocalAccuracy needs images on the server: server_data={{{self.on!r}: ...}}")
         data = server.data[self.on]
