@@ -155,10 +155,10 @@ def canary_attack(
 
 
 def _repeats(observed: Observed, records: LabeledImages, chosen: Tensor, chunk: int | None) -> Tensor:
-    """Return whether a network predicts the label of each canary, bool [n] on the CPU.
+    """Return whether the observed model predicts the wrong label of each canary, bool [n] on the CPU.
 
     Args:
-        network: observed model.
+        observed: observed model: a network, or a function of images that returns logits or class indices.
         records: records, among which are the canaries with their wrong labels.
         chosen: indices of the canaries, int64 [n].
         chunk: number of images per forward pass; None for a number that is chosen by device and size.
