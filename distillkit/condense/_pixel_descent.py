@@ -25,7 +25,8 @@ class PixelDescent:
 
     Args:
         images: initial images, float [N, C, H, W]; changed in place.
-        lr, momentum: learning rate and momentum of SGD.
+        lr, momentum: learning rate and momentum of SGD. With `lr=None`, the caller sets the attribute `lr` before
+            the first step, and a state holds it.
         steps: total number of steps, including those that a resumed state has already taken.
         arguments: arguments of the condensing function that affect its results, as JSON values by name. They are stored
             in a state, and a resumed call must have equal ones.
@@ -42,21 +43,25 @@ class PixelDescent:
     loss: float | None = None
 
     def __init__(
-        self, images: Tensor, *, lr: float, momentum: float, steps: int, arguments: Mapping[str, Any], seed: int,
-        resume: Resume | None, identity: Callable[[], Mapping[str, Any]], callback: Callable[[Progress], object] | None,
+        self, images: Tensor, *, lr: float | None, momentum: float, steps: int, arguments: Mapping[str, Any],
+        seed: int, resume: Resume | None, identity: Callable[[], Mapping[str, Any]],
+        callback: Callable[[Progress], object] | None,
     ) -> None:  # fmt: skip
-        self.lr = check.real_number(lr, "lr", above=0.0)
+        self.lr = None if lr is None else check.real_number(lr, "lr", above=0.0)
         self.momentum = check.real_number(momentum, "momentum", least=0.0, below=1.0)
         arguments = {**arguments, "lr": self.lr, "momentum": self.momentum, "shape": list(images.shape)}
         arguments["dtype"] = str(images.dtype)
         self.images, self.velocity = images, torch.zeros_like(images)
         self.steps, self.done, self.seed, self.callback = steps, 0, seed, callback
         self._arguments = functools.cache(lambda: {**arguments, **identity()})
+        self._automatic = lr is None
         state = None if resume is None else restore_state(resume, self._arguments(), steps)
         if state is not None:
             self.images, self.velocity = (state[name].to(images).clone() for name in ("images", "velocity"))
             self.done, self.seed = int(state["step"]), int(state["seed"])
             self.loss = float(state["loss"]) if "loss" in state else None
+            if self._automatic:
+                self.lr = float(state["lr"])
 
     def remaining_steps(self) -> Iterator[int]:
         """Iterate over the indices of the remaining steps, counted from 0."""
@@ -75,6 +80,7 @@ class PixelDescent:
         Raises:
             FloatingPointError: the loss is not finite.
         """
+        assert self.lr is not None
         value = float(loss)
         if not math.isfinite(value):
             raise FloatingPointError(f"the loss is {value} in step {self.done + 1}: matching diverged; lower lr")
@@ -96,5 +102,7 @@ class PixelDescent:
         if self.callback is not None:
             live = {"images": self.images, "velocity": self.velocity, "step": torch.tensor(self.done)}
             live |= {"seed": torch.tensor(self.seed), "loss": torch.tensor(loss, dtype=torch.float64)}
+            if self._automatic:
+                live["lr"] = torch.tensor(self.lr, dtype=torch.float64)
             packed = lambda: pack_arguments(self._arguments())  # noqa: E731
             self.callback(Progress(self.done, self.steps, loss, self.images, live, packed))

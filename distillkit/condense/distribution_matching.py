@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ def distribution_matching(
     parametrize: Tiles | None = None,
     classes: Sequence[int] | None = None,
     batch_real: int | None = 256,
-    lr: float = 1.0,
+    lr: float | None = 1.0,
     momentum: float = 0.5,
     augment: Augmentation | None = None,
     num_classes: int | None = None,
@@ -93,7 +94,10 @@ def distribution_matching(
             all are used. None always uses all images. This argument has no effect if the sampler is
             `FixedNetwork(network)` and there is no augmentation: the means of whole classes are then computed once.
             Pass `FixedNetwork(network, cache=False)` to use random batches.
-        lr: step size on the pixels. The papers use 1; DM uses 10 for 100 or more images per class.
+        lr: learning rate of SGD on the pixels. The papers use 1; DM uses 10 for 100 or more images per class. None
+            chooses a rate for the image size, network and objective: one step along the gradient at noise images
+            changes pixels in [0, 1] by 0.05 (root mean square). `info["lr"]` is the rate. If you divide classes over
+            several calls, pass the same number to all of them.
         momentum: momentum of SGD, in [0, 1).
         augment: augmentation of real and synthetic images. In each step, the real and synthetic images of a class get
             the same random transformation (Siamese).
@@ -152,16 +156,16 @@ def distribution_matching(
         for step, network in run.draw_networks(real.images, **needs):
             parallel.set_network(network)
             if callable(match):
-                loss = run.step(*matching.own_distance(network, step, batch_real, match))
-                run.report(loss, shown)
-                continue
-            if loss is None and networks.fixed and augment is None and not uses_batch_statistics(network):
-                fixed_means = matching.real_means(network, step, len(real))
-            means = matching.real_means(network, step, batch_real) if fixed_means is None else fixed_means
-            distance, gradient = matching.distance(network, step, means)
-            loss = run.step(distance, gradient)
+                compute = partial(matching.own_distance, network, step, batch_real, match)
+            else:
+                if loss is None and networks.fixed and augment is None and not uses_batch_statistics(network):
+                    fixed_means = matching.real_means(network, step, len(real))
+                means = matching.real_means(network, step, batch_real) if fixed_means is None else fixed_means
+                compute = partial(matching.distance, network, step, means)
+            run.choose_lr(compute)
+            loss = run.step(*compute())
             run.report(loss, shown)
-    return run.result(run.loss, {**options, "ipc": ipc, "steps": steps})
+    return run.result(run.loss, {**options, "lr": run.lr, "ipc": ipc, "steps": steps})
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ def gradient_matching(
     parametrize: Tiles | None = None,
     classes: Sequence[int] | None = None,
     batch_real: int | None = 256,
-    lr: float = 0.1,
+    lr: float | None = 0.1,
     inner: InnerTraining = _INNER,
     augment: Augmentation | None = None,
     num_classes: int | None = None,
@@ -86,7 +87,8 @@ def gradient_matching(
         classes: the classes to condense; default: all classes with a real image.
         batch_real: number of real images per class and matching step, sampled without replacement. If a class has fewer
             images, all are used. None always uses all images.
-        lr: learning rate of SGD on the pixels.
+        lr: learning rate of SGD on the pixels. The papers use 0.1. None chooses a rate as in `distribution_matching`;
+            see `info["lr"]`.
         inner: options for training each network between matching steps; see `InnerTraining`.
         augment: augmentation. In a matching step, the real and synthetic images of a class get the same random
             transformation (Siamese). While the network trains, each image gets its own.
@@ -140,19 +142,32 @@ def gradient_matching(
                 if trained.norms:
                     mixed = [run.sample(c, _STATISTICS_IMAGES, i, j, "mixed", c) for c in run.rows]
                     trained.fix_statistics(torch.cat(mixed))
-                matched = [
-                    _match_class(run, trained, (i, j), c, own, limit, metric)
-                    for c, own in zip(run.rows, run.synthetic().split(run.counts), strict=True)
-                ]
-                distances, gradients = zip(*matched, strict=True)
-                losses.append(run.step(torch.stack(distances).sum(), torch.cat(gradients)))
+                compute = partial(_match, run, trained, (i, j), limit, metric)
+                run.choose_lr(compute)
+                losses.append(run.step(*compute()))
                 shown.update()
                 if j < matching_steps - 1:
                     order = derive(run.seed, i, j, "train")
                     trained.train(run.synthetic(), run.start.labels, epochs, inner, augment, order)
             loss = sum(losses) / matching_steps
             run.report(loss)
-    return run.result(run.loss, {**options, "lr": lr, "momentum": _MOMENTUM, "ipc": ipc, "iterations": iterations})
+    return run.result(run.loss, {**options, "lr": run.lr, "momentum": _MOMENTUM, "ipc": ipc, "iterations": iterations})
+
+
+def _match(
+    run: Condensation, trained: TrainedNetwork, step: tuple[int, int], limit: int, metric: Metric
+) -> tuple[Tensor, Tensor]:
+    """Return the sum of the classes' distances, and its gradient with respect to all synthetic images.
+
+    Args:
+        run, trained, step, limit, metric: see `_match_class`.
+    """
+    matched = [
+        _match_class(run, trained, step, c, own, limit, metric)
+        for c, own in zip(run.rows, run.synthetic().split(run.counts), strict=True)
+    ]
+    distances, gradients = zip(*matched, strict=True)
+    return torch.stack(distances).sum(), torch.cat(gradients)
 
 
 def _match_class(

@@ -68,6 +68,7 @@ def fit_to_gradient(
         FloatingPointError: the loss is not finite.
     """
     steps = check.positive_int(steps, "steps", least=0)
+    lr = check.real_number(lr, "lr", above=0.0)
     synthetic = as_set(synthetic, name="synthetic")
     twin = copy.deepcopy(require_network(network)).eval().requires_grad_(True)
     if not len(synthetic):
