@@ -34,10 +34,12 @@ class Scratch:
     Attributes:
         folder: path of the folder, which may not exist yet.
         deadline: time (`time.time()`) after which work stops as soon as its state is saved; None: no limit.
+        cache: folder of results that runs with equal inputs share, and that is not deleted; None: none are shared.
     """
 
     folder: Path
     deadline: float | None = None
+    cache: Path | None = None
 
     @property
     def late(self) -> bool:
@@ -136,6 +138,7 @@ class Client(Participant):
             release.
         secret: in a private run, the source of random noise.
         scratch: folder for the state of unfinished work; None if the run has no folder, or is private.
+        seconds: CPU seconds of earlier work that this reply uses. The column `client_seconds` includes them.
     """
 
     id: int
@@ -151,6 +154,7 @@ class Client(Participant):
     ledger: Ledger | None = None
     secret: Secret = field(default_factory=Secret)
     scratch: Scratch | None = None
+    seconds: float = 0.0
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return a generator for random draws of this client in this round.

@@ -96,8 +96,9 @@ class PreparedRun:
             notes["keep"] = to_config(options["keep"], store=store, name="keep")
         if options.get("partition_seed") is not None:
             notes["partition_seed"] = options["partition_seed"]
+        cache = out / "cache" if spec.folder else None  # a repetition computes everything
         try:
-            columns = self.candidate.run(self.built, self._job(folder, notes=notes, **options))
+            columns = self.candidate.run(self.built, self._job(folder, notes=notes, cache=cache, **options))
         except self.candidate.failures as error:
             if not spec.validation:
                 raise

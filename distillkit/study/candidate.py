@@ -60,6 +60,7 @@ class Job:
         workers: number of threads that run clients.
         device: the device to compute on.
         progress: whether to show progress bars.
+        cache: folder of intermediate results that the study's runs share; None: nothing is shared.
         deadline: time (`time.time()`) after which the run stops as soon as it has saved its state; None: no limit.
     """
 
@@ -77,6 +78,7 @@ class Job:
     device: str = "cpu"
     progress: bool = False
     deadline: float | None = None
+    cache: Path | None = None
 
     @property
     def late(self) -> bool:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Generator, nn
 
+from distillkit._utils.display import stable_repr
 from distillkit._utils.options import Decay, NonNegativeInt, Positive, PositiveInt, Rounds
+from distillkit._utils.provenance import versions
 from distillkit._utils.user_warnings import without_warnings
 from distillkit.augment import DSA, Augmentation, require_augmentation
 from distillkit.condense import Progress, distribution_matching, load_state, save_state
+from distillkit.condense._state import call_identity
+from distillkit.fingerprint import tensor_fingerprint
 from distillkit.networks import FixedNetwork, RandomNetworks
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.rng import derive
@@ -116,13 +123,16 @@ class Condensed(AddOn):
     ) -> LabeledImages:
         generator = derive(client.seed, client.round, client.id, self.key, purpose)
         data = client.data.replace(columns={})
-        return condense_client(self, client, data, networks, generator, purpose, steps=steps, init=start)
+        first = purpose == "condense"
+        return condense_client(
+            self, client, data, networks, generator, purpose, cached=first, steps=steps, init=start
+        )  # fmt: skip
 
 
 @without_warnings()  # a client may own fewer images of a class than ipc, as in the papers
 def condense_client(
     options: Any, client: Client, data: LabeledImages, networks: NetworkSampler, generator: Generator, purpose: str,
-    **further: Any,
+    cached: bool = False, **further: Any,
 ) -> LabeledImages:  # fmt: skip
     """Condense a client's data by distribution matching, with the options of an add-on or a method.
 
@@ -135,32 +145,51 @@ def condense_client(
         networks: sampler that draws the networks for distribution matching.
         generator: generator of all other random draws.
         purpose: name of the set, for the state's file.
+        cached: whether runs with equal data, networks, draws and options share the set, if they share a folder. The
+            client's CPU seconds include those of the run that condensed the set.
         further: further options of `distillkit.condense.distribution_matching`.
     """
     names = ("ipc", "batch_real", "lr", "momentum", "augment")
+    given = {**{name: getattr(options, name) for name in names}, **further}
+    cache = None if client.scratch is None or not cached else client.scratch.cache
+    if cache is not None:
+        facts = {**call_identity(data, networks), "device": str(client.device), **versions()}
+        facts |= {name: stable_repr(value) for name, value in given.items()}
+        draws = tensor_fingerprint([generator.get_state(), json.dumps(facts, sort_keys=True)])
+        cache = cache / f"{draws}.safetensors"
     return distribution_matching(
-        data, networks=networks, generator=generator, progress=False, **_checkpoints(client, purpose),
-        **{name: getattr(options, name) for name in names}, **further,
-    )  # fmt: skip
+        data, networks=networks, generator=generator, progress=False, **_checkpoints(client, purpose, cache), **given
+    )
 
 
-def _checkpoints(client: Client, purpose: str) -> dict[str, Any]:
-    """Return the options `callback` and `resume` of a condenser that saves its state in the client's scratch folder."""
-    scratch, began = client.scratch, time.monotonic()
+def _checkpoints(client: Client, purpose: str, cache: Path | None) -> dict[str, Any]:
+    """Return the options `callback` and `resume` of a condenser that saves its state in the client's scratch folder.
+
+    Args:
+        client: client that condenses its data.
+        purpose: name of the set.
+        cache: path of the state after the last step, in a folder that several runs share, or None.
+    """
+    scratch, began, cpu = client.scratch, time.monotonic(), time.thread_time()
     if scratch is None:
         return {"callback": lambda _: client.check_running()}
     path, saved, state = scratch.folder / f"{purpose}.safetensors", began, None
-    with contextlib.suppress(FileNotFoundError, ValueError):  # a damaged state is computed again
-        state = load_state(path)
+    for place in (cache, path):
+        with contextlib.suppress(FileNotFoundError, ValueError):  # a damaged state is computed again
+            state = load_state(place) if place is not None and state is None else state
+    spent = float(state["seconds"]) if state is not None else 0.0
+    client.seconds += spent
 
     def callback(progress: Progress) -> None:
         nonlocal saved
         now, done = time.monotonic(), progress.step == progress.steps
         stops = not done and (scratch.late or client.stop.is_set())
-        if stops or now - saved >= SAVE_INTERVAL or (done and (scratch.deadline or state or now - began >= 10)):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_state(path, progress.state())
-            saved = now
+        kept = done and (cache or scratch.deadline or state or now - began >= 10)
+        if stops or kept or now - saved >= SAVE_INTERVAL:
+            place, saved = cache if done and cache else path, now
+            place.parent.mkdir(parents=True, exist_ok=True)
+            seconds = torch.tensor(spent + time.thread_time() - cpu, dtype=torch.float64)
+            save_state(place, {**progress.state(), "seconds": seconds})
         if stops:
             raise Interrupted(f"client {client.id} stopped at its deadline, after step {progress.step}")
         client.check_running()

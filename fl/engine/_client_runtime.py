@@ -79,8 +79,8 @@ def respond(
     """
     started = time.thread_time()
 
-    def cost() -> float:
-        return time.thread_time() - started
+    def cost(client: Client | None = None) -> float:
+        return time.thread_time() - started + (0.0 if client is None else client.seconds)
 
     device = runtime.device
     try:
@@ -99,7 +99,7 @@ def respond(
         remembers = header.keeps and len(client.memory) > 0
         if remembers:
             runtime.memories.stage(number, header.version, client.memory)
-        return ClientResult(number, reply, notes=client.notes, remembers=remembers, seconds=cost())
+        return ClientResult(number, reply, notes=client.notes, remembers=remembers, seconds=cost(client))
     except (Interrupted, BudgetExhausted, LedgerWriteError):
         raise
     except Exception as error:  # whatever fails, the history lists the client, and its reply is not used

@@ -41,12 +41,15 @@ class RunFolder:
             change them when you resume a run.
         deadline: time (`time.time()`) after which the run ends with `fl.participants.Interrupted`, as soon as the
             current round, or step of a client's condensation, is finished and saved. Continue with `resume=True`.
+        cache: folder of condensed sets that several runs share. If data, networks, seed and options are equal, a
+            client takes its first set from there (see `fl.addons.Condensed`). Private runs do not use it.
     """
 
     path: str | Path
     transcript: bool = False
     notes: Mapping[str, Any] | None = None
     deadline: float | None = None
+    cache: str | Path | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | Path):

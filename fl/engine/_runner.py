@@ -85,7 +85,9 @@ def execute(
             stack.enter_context(ledger.run_lock())
         thread = stack.enter_context(ServerThread(config.server_threads))
         server = _server(config, deployment)
-        scratch = Scratch(store.unfinished, folder.deadline) if store is not None and folder is not None else None
+        scratch = None
+        if store is not None and folder is not None:
+            scratch = Scratch(store.unfinished, folder.deadline, None if folder.cache is None else Path(folder.cache))
         memories = store.memories if store is not None else None
         context = RunContext(task, server.device, memories, server.stop, ledger, scratch)
         transport = stack.enter_context(deployment.open(context))

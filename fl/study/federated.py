@@ -83,7 +83,7 @@ class Federated(Candidate):
             job: task, seed and folder of the run.
         """
         ledger = Ledger(job.folder / "ledger.jsonl", delta=self.delta) if require_method(built).private else None
-        out = RunFolder(job.folder, transcript=self.transcript, notes=job.notes, deadline=job.deadline)
+        out = RunFolder(job.folder, self.transcript, job.notes, deadline=job.deadline, cache=job.cache)
         try:
             run = self._simulate(built, job, rounds=self._rounds(job), ledger=ledger, resume=True, out=out)
         except Interrupted as error:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import fl.addons.condensed as condensed_module
 from distillkit.condense import load_state
 from distillkit.data import load, partition
 from distillkit.networks import ConvNet
@@ -165,3 +166,51 @@ def test_study_stops_in_a_condensation_and_continues(tmp_path: Path) -> None:
         assert calls < 20
     assert 4 <= calls <= 2 * 4 + 1
     assert found[0].line["hash"] == whole.line["hash"]
+
+
+def test_candidates_and_configurations_share_first_condensed_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FedAvg on condensed data, its other rate, and FedLGD condense once for each seed, with the same bits as apart."""
+    task = Task(
+        "digits", partial(load, "digits", size=8), partial(partition.iid, clients=2), rounds=2,
+        factory_options={"width": 4, "depth": 1},
+    )  # fmt: skip
+
+    def averaging(factory: Any, lr: float, steps: int = 3) -> FedAvg:
+        return FedAvg(Condensed(ipc=1, steps=steps, refine_steps=0), factory=factory, lr=lr, steps=1)
+
+    given = {"ipc": 1, "anchors": 1, "condense_steps": 3, "refine_steps": 1, "match_steps": 1, "steps": 1}
+    candidates: dict[str, Any] = {
+        "FedAvg": Federated(averaging, settings={"lr": 0.1}),
+        "Other rate": Federated(averaging, settings={"lr": 0.2}),
+        "FedLGD": Federated(FedLGD, settings={"lr": 0.1, **given, "selected": (1, 2)}),
+        "Other steps": Federated(averaging, settings={"lr": 0.1, "steps": 4}),
+    }
+    condensed: list[tuple[int, int]] = []
+
+    def counted(client: Client, purpose: str, cache: Path | None) -> dict[str, Any]:
+        options = checkpoints(client, purpose, cache)
+
+        def callback(progress: Any) -> None:
+            if purpose == "condense":
+                condensed.append((client.seed, client.id))
+            options["callback"](progress)
+
+        return {**options, "callback": callback}
+
+    checkpoints = condensed_module._checkpoints
+    monkeypatch.setattr(condensed_module, "_checkpoints", counted)
+    options: dict[str, Any] = {"trial": False, "progress": False}
+    found = Study(tmp_path / "all", task, candidates, seeds=(0, 1)).run(**options)
+    assert len(condensed) == 2 * 2 * (3 + 4)
+    assert len(list((tmp_path / "all" / "cache").iterdir())) == 2 * 2 * 2
+    for name, candidate in candidates.items():
+        alone = Study(tmp_path / name, task, {name: candidate}, seeds=(0, 1)).run(**options)
+        own = [r for r in found if r.method == name]
+        assert [r.line["hash"] for r in own] == [r.line["hash"] for r in alone]
+        memories = [[contents(p) for p in sorted(Path(str(r.folder)).glob("checkpoint/clients/*/*"))]
+                    for r in (own[0], alone[0])]  # fmt: skip
+        assert memories[0] == memories[1] != []
+    rates = [next(r for r in found if r.method == name).line["client_seconds"] for name in ("FedAvg", "Other rate")]
+    assert rates[1] > rates[0] / 3  # the seconds of condensing are counted for both
