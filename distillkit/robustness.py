@@ -149,7 +149,7 @@ class FGSM(Perturbation):
     The attack knows the network and the true labels. A network that resists FGSM may still fail against `PGD`.
 
     Args:
-        epsilon: largest change of a pixel, which lies in [0, 1]; 8/255 is customary for CIFAR-10.
+        epsilon: largest change of a pixel, for pixels in [0, 1]; 8/255 is customary for CIFAR-10.
 
     Paper: Goodfellow et al., "Explaining and harnessing adversarial examples" (ICLR 2015).
     """
@@ -177,9 +177,9 @@ class PGD(Perturbation):
     clean image and to [0, 1]. The last iterate is tested.
 
     Args:
-        epsilon: largest change of a pixel, which lies in [0, 1].
+        epsilon: largest change of a pixel, for pixels in [0, 1].
         steps: number of steps.
-        step_size: length of a step. Default: `2.5 * epsilon / steps`, with which every point of the ball is reached.
+        step_size: length of a step. Default: `2.5 * epsilon / steps`, which suffices to reach every point of the ball.
         random_start: whether to start at a uniformly random point of the ball, instead of the clean image.
 
     Paper: Madry et al., "Towards deep learning models resistant to adversarial attacks" (ICLR 2018).
@@ -226,7 +226,10 @@ def _loss_gradient(pixels: Tensor, labels: Tensor, logits: Callable[[Tensor], Te
 
 
 def _noise(draw: Callable[..., Tensor], pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw values of the images' shape image by image, so that they do not depend on the number of images per call."""
+    """Return noise of the shape of `pixels`, drawn image by image.
+
+    The noise of an image therefore does not depend on the number of images per call.
+    """
     drawn = [draw(pixels.shape[1:], generator=generator, dtype=pixels.dtype) for _ in range(len(pixels))]
     return torch.stack(drawn).to(pixels.device)
 

@@ -189,8 +189,10 @@ def scores(
     """Score a set by training networks on it, on random real images and on the whole real set.
 
     Use this function to compare sets whose protocols differ: the scores separate the contribution of the images from
-    that of soft labels and augmentation. Six kinds of training are compared; `Scores.rows` lists them. A difference of
-    seven points of accuracy changes LRS by only about 0.03, so also compare HLR and IOR.
+    that of soft labels and augmentation. Six kinds of training are compared; `Scores.rows` lists them. The scores are
+    LRS (see `label_robust_score`) and ARS (see `augmentation_robust_score`). A difference of seven points of accuracy
+    changes LRS by only about 0.03. Also compare its two parts: the hard-label recovery (HLR) and the improvement over
+    random images (IOR).
 
     Args:
         data: the set to score, a `LabeledImages` or anything that `sets.as_set` accepts.

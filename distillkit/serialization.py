@@ -517,7 +517,8 @@ def _find(path: str, trust: Collection[str]) -> Any:
         trust: names of the user's modules from which objects are accepted.
 
     Raises:
-        LookupError: the object is not found, or is not accepted; the message completes "module:name ...".
+        LookupError: the object is not found, or is not accepted. The message is a predicate such as
+            "does not exist", to which the caller adds the path as subject.
     """
     module, colon, name = path.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):

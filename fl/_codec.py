@@ -177,7 +177,7 @@ def from_parts(tensors: Mapping[str, Tensor], strings: Mapping[str, str]) -> tup
 def encode(message: Message, facts: Mapping[str, str] | None = None) -> bytes:
     """Serialize a message in the safetensors format, with a checksum of its content.
 
-    The bytes can be sent, or stored in a checkpoint or a client's memory. `decode` restores the message bit by bit.
+    The bytes can be sent, or stored in a checkpoint or a client's memory. `decode` restores the message exactly.
 
     Args:
         message: any message; tensors may be on any device.

@@ -79,12 +79,12 @@ class Component(KeyedObject):
 
 
 def stable_repr(value: Any) -> str:
-    """Return a text form of a value that is equal in every process. Functions appear by name, without their address."""
+    """Return a text form of a value. The text is the same in every process: functions appear without their address."""
     return _represent(value, pinned=False)
 
 
 def identity(value: Any) -> str:
-    """Return a text form of a value that also stays equal when classes and options are renamed.
+    """Return a text form of a value. The text stays the same if classes and options are renamed.
 
     It is `stable_repr(value)` with each class's key in place of its name, and with the oldest name of each option.
     """

@@ -50,7 +50,7 @@ class BudgetExhausted(PrivacyError):
 class NotAccountable(PrivacyError):
     """Error for releases for which no sound epsilon can be computed.
 
-    Causes are an unsupported kind of sampling, different neighboring relations, or too large a delta.
+    Causes are an unsupported kind of sampling, releases with different neighboring relations, or too large a delta.
     """
 
 

@@ -120,7 +120,7 @@ class Secret:
 
 
 def as_secret(secret: Secret | int | None) -> Secret:
-    """Convert the option `secret` of a function or class that adds noise to a `Secret`.
+    """Return the `Secret` for the option `secret` of a function or class that adds noise.
 
     Args:
         secret: a `Secret`, which is returned unchanged; None for the operating system's entropy; or an integer seed for

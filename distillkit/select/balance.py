@@ -49,8 +49,9 @@ def kmeans_balance(
     Raises:
         TypeError, ValueError: an argument has the wrong type or is out of range; the message contains its name.
 
-    Deviation: in the authors' code, "easy" selects half of the images among those farthest from their centroid. In
-    small classes, the near and the far half overlap, so the class gets fewer images than the guaranteed number.
+    Deviation: with "easy", the authors' code first selects `int(balancing * keep / P)` images of each class too, but
+    half of them among the nearest and half among the farthest images. In a small class, the two halves overlap, so
+    fewer images are selected.
     """
     check.one_of(order, "order", _ORDERS)
     balancing = check.real_number(balancing, "balancing", least=0.0, most=1.0)

@@ -221,12 +221,12 @@ class StoredImages(FileBacked):
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Mean of the normalization per channel, in pixel units."""
+        """Mean of the normalization per channel, for pixels in [0, 1]."""
         return self.normalization.mean
 
     @property
     def std(self) -> tuple[float, ...]:
-        """Standard deviation of the normalization per channel, in pixel units."""
+        """Standard deviation of the normalization per channel, for pixels in [0, 1]."""
         return self.normalization.std
 
     def counts(self) -> Tensor:

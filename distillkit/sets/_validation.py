@@ -67,11 +67,11 @@ def checked_class_names(names: Any, num_classes: int | None = None) -> tuple[str
 
 
 def checked_labels(labels: Any, n: int, num_classes: int | None) -> tuple[Tensor, int]:
-    """Check the labels of `n` images, and return them with the number of classes.
+    """Check the labels of a set, and return them with the number of classes.
 
     Args:
         labels: class indices [N], or finite float label rows [N, K].
-        n: number of images.
+        n: number of images, N.
         num_classes: number of classes K, or None. It is required if there are no images.
 
     Returns:

@@ -19,11 +19,11 @@ __all__ = ["TiledImages", "Tiles"]
 class Tiles:
     """Parametrization that stores `factor` x `factor` images at a lower resolution in the pixels of one image.
 
-    Pass it as `parametrize=` to a condenser. The condenser then optimizes stored images. To decode a stored image, it
-    is cut into a grid of tiles, and each tile is enlarged to the full size by bilinear interpolation. A set thus has
+    Pass it as `parametrize=` to a condenser. The condenser then optimizes stored images. Decoding cuts a stored image
+    into a grid of tiles, and enlarges each tile to the full size by bilinear interpolation. A set thus has
     `factor ** 2` times as many images, at a lower resolution, for the same storage. Compare the result with random
-    images in the same parametrization, `random_subset(..., parametrize=Tiles(2))`, because these alone can be better
-    than a condensed set without tiles.
+    images in the same parametrization, `random_subset(..., parametrize=Tiles(2))`. Even random images with tiles can be
+    better than a condensed set without tiles.
 
     Papers: Kim et al., "Dataset condensation via efficient synthetic-data parameterization" (IDC, ICML 2022), section
     3.2 ("uniform multi-formation"); Zhao et al., "Improved distribution matching" (IDM, CVPR 2023) ("partitioning").

@@ -119,7 +119,7 @@ def estimate_rows(
 
 
 def _same_program(one: Candidate, other: Candidate) -> bool:
-    """Return whether two candidates differ at most in the settings that they pass to `make`."""
+    """Return whether two candidates have the same function `make`, and differ at most in settings passed to it."""
     outside = [name for each in (one, other) for name in each.settings if not each.passes_to_make(name)]
     return one.make is other.make and one.for_record() == other.for_record() and not outside
 

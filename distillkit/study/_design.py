@@ -44,7 +44,7 @@ class StudyDesign:
         return self.tasks if self.tune_on is None else {self.tune_on.name: self.tune_on}
 
     def task(self, name: str) -> Task:
-        """Return the task with this `name`: one of the tasks in the tables, or `tune_on`."""
+        """Return the task with this `name`, from `tasks` or `tuned_tasks`."""
         return {**self.tuned_tasks, **self.tasks}[name]
 
     def has(self, task: str, method: str) -> bool:

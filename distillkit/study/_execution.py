@@ -248,7 +248,8 @@ def settings_config(spec: RunSpec, store: Path) -> dict[str, Any]:
 def _set_aside(out: Path, spec: RunSpec) -> None:
     """Move an unfinished run with other settings to the folder `replaced`.
 
-    Such a run exists if the rounds were raised, and the longer tuning runs led to another choice.
+    Such a run exists if a task's number of rounds was raised, and other settings were chosen after the longer tuning
+    runs.
     """
     folder = out / spec.folder
     path = folder / "config.json"

@@ -44,8 +44,8 @@ def reopen_runs(
         prepare: function that builds the objects of a run.
 
     Raises:
-        ValueError: the design lacks a candidate that has runs on these tasks, or a method depends on the number of
-            rounds. The message names the candidate or the option, and nothing is changed.
+        ValueError: the design lacks a candidate that has runs on these tasks, or an option of a method changes with the
+            number of rounds. The message names the candidate or the option, and nothing is changed.
     """
     paths = [*out.glob("*/summary.json"), *out.glob("tries/*/summary.json")]
     lines = {path: line for path in paths if (line := read_json(path))["task"] in tasks and _continues(line)}
@@ -75,7 +75,7 @@ def _continues(line: Mapping[str, Any]) -> bool:
 
 
 def _known_runs(out: Path, design: StudyDesign) -> list[RunSpec]:
-    """Return the tuning runs, and the final runs with the settings that were chosen before."""
+    """Return the tuning runs, and the final runs with the settings that the study's `choice.json` contains."""
     runs = design.tuning_runs()
     found = read_choice(out)[0] if (out / "choice.json").exists() else []
     chosen = {

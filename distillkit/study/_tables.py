@@ -35,7 +35,7 @@ def summary_table(records: RecordsLike, *, columns: Sequence[str] = ()) -> Table
         candidate has an epsilon, a column shows the largest epsilon over seeds.
 
     Raises:
-        ValueError: there are no records, or no run has one of the `columns`.
+        ValueError: there are no records, or one of the `columns` occurs in no run.
         TypeError: `records` are neither records nor a path, or `columns` are not names.
     """
     found = group_records(records)
@@ -91,9 +91,9 @@ def numbers_of(column: str, values: Sequence[Any]) -> tuple[dict[str, Any], str]
 
 
 def _best_mean(group: Group) -> tuple[dict[str, Any], str]:
-    """Return the highest mean accuracy over seeds of any tested round, and the text of the printed cell.
+    """Find the round in which the mean accuracy over seeds is highest.
 
-    The first result is a dictionary with the accuracy and the round.
+    The results are a dictionary with this accuracy and the round, and the text of the printed cell.
     """
     tested = [[row for row in r.rows if row.get("accuracy") is not None] for r in group.records if not r.failed]
     nothing = {"accuracy_best_mean": None, "accuracy_best_mean_round": None}
@@ -117,7 +117,7 @@ def require_columns(found: Sequence[Group], columns: Sequence[str]) -> None:
 
     Raises:
         TypeError: `columns` is not a list of names.
-        ValueError: no run has one of the columns; the message lists the existing columns.
+        ValueError: one of the columns occurs in no run; the message lists the existing columns.
     """
     for column in check.sequence(columns, "columns", "names in the summaries or last rounds"):
         if not isinstance(column, str):

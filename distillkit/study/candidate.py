@@ -211,9 +211,9 @@ class Candidate(ABC):
         return True
 
     def for_record(self: Self) -> Self:
-        """Return a copy for the records, in which the options that only choose or build the object to run are reset.
+        """Return a copy for the records, without the options that only choose or build the object to run.
 
-        These options are `make`, `search`, `settings`, `like`, `rule`, `tasks` and `seeds`.
+        These options, `make`, `search`, `settings`, `like`, `rule`, `tasks` and `seeds`, are None or empty in the copy.
         """
         return replace(self, make=None, search=({},), settings={}, like=None, rule=None, tasks=None, seeds=None)
 

@@ -27,7 +27,7 @@ def curves(records: RecordsLike, *, by: str = "round", task: str | None = None, 
         by: quantity on the x axis: "round", or a cumulative cost: "bytes" (of all messages), "bytes_up", "bytes_down",
             "client_seconds", or "seconds".
         task: name of the task to draw; default: all tasks, one panel per task.
-        column: name of the column of the rounds to draw.
+        column: quantity on the y axis, by its name in the runs' histories.
 
     Returns:
         The matplotlib figure (`figure.savefig("curves.png")`). A candidate without rounds is a dashed horizontal line

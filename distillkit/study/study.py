@@ -83,8 +83,8 @@ class Study:
             half of the rounds.
         extend: settings whose search may be extended, with the maximum number of extensions: `{"lr": 2}`. If the best
             value of any candidate is the smallest or largest searched value, every candidate gets one more
-            configuration: its best configuration, with the next smaller or larger value of the setting. The ratio to
-            the previous value stays the same. All candidates must search these settings.
+            configuration: its best configuration, with a smaller or larger value of the setting. The new value
+            continues the geometric sequence of the last two values. All candidates must search these settings.
         registered: path of a design that `register` wrote. `run` then refuses to run a study with another design.
 
     Attributes:

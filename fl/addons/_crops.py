@@ -196,7 +196,7 @@ class Crops(Source):
 
 
 class Pool(Source):
-    """Pool of existing images; the stored tensor holds them all, uint8 [count, C, H, W]."""
+    """Pool of existing images. The tensor `stored` contains all of them, uint8 [count, C, H, W]."""
 
     def __init__(self, count: int) -> None:
         self.count = count

@@ -109,7 +109,7 @@ class Shared(AddOn):
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """Add a row of logits for each of this round's images to the schema of the reply.
 
-        In rounds in which clients do not send their weights (`has_average`), remove the weights from the schema.
+        In rounds in which clients do not send their weights (see `has_average`), remove the weights from the schema.
         """
         shape = len(server.state[self.index]), server.outputs
         schema[self.logits.key] = EntrySpec(torch.zeros(shape, dtype=server.dtype))
@@ -119,7 +119,7 @@ class Shared(AddOn):
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
         """Add the trained model's logits on this round's images to the reply (lines 9-10 of Algorithm 1).
 
-        In rounds in which clients do not send their weights (`has_average`), remove the weights from the reply.
+        In rounds in which clients do not send their weights (see `has_average`), remove the weights from the reply.
         """
         net, width = local.at(local.state()), local.settings.networks.outputs(local.task.num_classes)
         message, view = local.message, View.of(local.client)

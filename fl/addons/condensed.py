@@ -48,11 +48,11 @@ class Condensed(AddOn):
     matching", Eq. 1). With `refine_steps=0`, sets are never refined, as in the paper's baselines. A set has no images
     of classes that its client does not have.
 
-    Deviations. As in the authors' code, no set is refined in round 1, because the network is untrained. A client
-    condenses its data when it is first drawn. In the authors' code, all clients do so before round 0, with the same
-    result. The authors' code draws the initial images from class statistics that are divided by the number of pixels of
-    the whole set (`init="statistics-whole-set"`); the paper, and the default here, divide by the pixels of the class.
-    In that code, the first condensation always uses a `ConvNet`; here, pass `factory` for this.
+    Deviations. As in the authors' code, no set is refined in round 1, because the network is untrained. In the authors'
+    code, all clients condense their data before round 0, with the same result. That code draws the initial images from
+    class statistics whose sums are divided by the number of pixels of the whole set (`init="statistics-whole-set"`).
+    The paper, and the default here, divide by the number of pixels of the class. In the authors' code, the first
+    condensation always uses a `ConvNet`; here, pass `factory` for this.
 
     Args:
         ipc: number of images per class; the paper uses 10 and 50. 0 disables the add-on.

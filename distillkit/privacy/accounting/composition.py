@@ -70,8 +70,8 @@ def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto", 
         accountant: `"auto"` uses the closed form if every rate is 1. Otherwise it uses the smaller of the RDP and PRV
             bounds; PRV is computed only if the RDP epsilon is below 100 and PRV's grid has at most 1.5 million points.
             If the RDP epsilon is below 100 but the grid is too large, PLD replaces PRV, provided that dp-accounting is
-            installed and there are at most 8 kinds of releases and ten million releases in total. `"rdp"`, `"prv"` or
-            `"pld"` selects one accountant.
+            installed and there are at most 8 kinds of releases (different sigma or rate) and ten million releases in
+            total. `"rdp"`, `"prv"` or `"pld"` selects one accountant.
         order: order of RDP, above 1; None selects the order with the smallest bound. If the order is fixed before the
             first release, the bound is also valid as a privacy filter: sigma, rate and the number of releases may then
             depend on earlier releases.
@@ -80,8 +80,8 @@ def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto", 
     removing a record. Opacus' PRV accountant covers only removal. RDP uses orders from 1.01 to 512, a wider range than
     Opacus' default.
 
-    If there are more than 24 kinds of releases (different sigma or rate), similar kinds are grouped: sigma is rounded
-    down and the rate up. The result is still an upper bound, but slightly larger than without grouping.
+    If there are more than 24 kinds of releases, similar kinds are grouped: sigma is rounded down and the rate up. The
+    result is still an upper bound, but slightly larger than without grouping.
 
     Returns:
         Epsilon, and the accountant that computed it.
@@ -263,9 +263,9 @@ def _prv_errors(by_rdp: float, delta: float) -> tuple[float, float]:
 
 
 def _prv_width(spends: tuple[Spend, ...], delta_error: float) -> float:
-    """Return a width w such that the total privacy loss is outside [-w, w] with negligible probability.
+    """Return a width w such that PRV accounting may neglect total privacy losses outside [-w, w].
 
-    Source: Gopi et al., remark 5.6.
+    The error in delta is then at most `delta_error`. Source: Gopi et al., remark 5.6.
     """
     total = sum(count for _, _, count in spends)
     single = max(_rdp(((sigma, rate, 1),), delta_error / (8 * total)) for sigma, rate, _ in spends)

@@ -35,9 +35,9 @@ class NoisePlan:
     accountant: str
 
     def noise_std(self, size: float) -> float:
-        """Return the standard deviation of the noise in one coordinate of a released mean.
+        """Return the standard deviation of the noise in one coordinate of a released mean, divided by the clip.
 
-        The unit is the clip, the largest l2 norm of one record's vector.
+        The clip is the largest l2 norm of one record's vector.
 
         Args:
             size: public number of records in the mean, > 0.

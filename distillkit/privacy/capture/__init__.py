@@ -1,1 +1,1 @@
-"""Capture of user functions of one record as fixed graphs, so that no user code runs on private records."""
+"""Capture of a user's function as a fixed graph for one record, so that no user code runs on private records."""

@@ -32,8 +32,9 @@ class Violation:
 
     Args:
         operator: the operator.
-        kind: type of the error.
-        why: error message after the function's name; "{line}" is replaced by the line of the user's code.
+        kind: class of the exception to raise.
+        why: part of the error message that follows the function's name. "{line}" in it is replaced by the line of the
+            user's code.
     """
 
     operator: Any
@@ -358,9 +359,9 @@ def _replace_weight_gradient(graph: GraphModule, node: Node) -> None:
 
 
 def _replace_scale_gradient(graph: GraphModule, node: Node) -> None:
-    """Let the graph compute the gradients of a group norm's scale and shift from two sums per channel.
+    """Let the graph compute the gradients of a group norm's scale and shift from sums over the pixels of each channel.
 
-    PyTorch's kernel computes them in the same way.
+    The sums are those of the output's gradient, and of its product with the input. PyTorch's kernel does the same.
     """
     upstream, maps, mean, rstd, _, n, channels, pixels, groups, mask = node.args
     call = graph.graph.call_function

@@ -140,7 +140,10 @@ def _trace(
 
 
 class _Watch(TorchFunctionMode):
-    """Torch function mode that refuses batch statistics and any generator that the traced function created itself."""
+    """Torch function mode that raises an error if the traced function violates one of two rules.
+
+    The function must not normalize with the statistics of a batch, or draw from a generator that it created itself.
+    """
 
     def __init__(self, what: str) -> None:
         super().__init__()

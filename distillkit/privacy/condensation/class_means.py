@@ -116,8 +116,8 @@ def class_means_gradient(
         embedders, k: the embedders that embedded the private images, and the index of the embedder to which `target`
             belongs.
         target: noised class means, float [classes, F].
-        parametrize: parametrization of the images, such as `sets.Tiles(2)`, or None. `images` then are the stored
-            images. The embedded images s are decoded from them.
+        parametrize: parametrization of the images, such as `sets.Tiles(2)`, or None. With a parametrization, `images`
+            are the stored images, from which the images s are decoded.
         chunk: number of images per backward pass; the default depends on device and image size. A class is never split.
 
     Returns:
@@ -158,8 +158,8 @@ def fit_to_means(
         steps: number of SGD steps; 0 returns `start`.
         lr: initial learning rate. The default is large because unit vectors of many dimensions have small gradients.
         momentum: momentum of SGD, in [0, 1).
-        parametrize: parametrization of the images, such as `sets.Tiles(2)`, or None. `start` and the result then are
-            stored images, and the images decoded from them are fitted to the means.
+        parametrize: parametrization of the images, such as `sets.Tiles(2)`, or None. With a parametrization, `start`
+            and the result are stored images, and the images decoded from them are fitted to the means.
         chunk: number of images per backward pass; the default depends on device and image size.
         progress: whether to show a progress bar on a terminal.
 

@@ -54,9 +54,9 @@ def condense_private(
 
     The result may be published and trained on like any other set. Each image is embedded by `num_networks` public
     random networks. The embedding minus a public center is divided by its norm, so one record changes one class sum by
-    at most 1, and you need not tune a clip. Gaussian noise is added once to the sums of all classes. Images are then
-    fitted to the noised means by distribution matching, which costs no further privacy. Neighbors differ by one added
-    or removed record.
+    at most 1, and you need not tune a clip. Gaussian noise is added to the class sums, and images are fitted to the
+    noised class means by distribution matching. The fit costs no further privacy. Neighbors differ by one added or
+    removed record.
 
     The condensation has two or more `passes`. The first pass produces a rough set with a small share of the budget; its
     center is the mean embedding of smooth noise. The second pass starts from the rough set and uses the mean embedding

@@ -42,11 +42,11 @@ def image_gradients(
 ) -> Iterator[Tensor]:
     """Compute per-example gradients of the matching loss with respect to the synthetic images, in chunks.
 
-    `image_sgd` clips these gradients; you can also use them in your own private optimizer. For an example i of class y,
-    g_i is the gradient of l(phi(x_i), mu_y). Here mu_c = mean_j phi(s_cj) is the mean embedding of the synthetic images
-    of class c. For every example of class c, g_i is a vector-Jacobian product of the map from the synthetic images of
-    class c to mu_c. The synthetic images are therefore embedded only once per class. The real images are used only
-    through their embeddings. g_i is zero for the synthetic images of every class other than y.
+    `image_sgd` clips these gradients; you can also use them in your own private optimizer. Let phi be the embedding and
+    mu_c the mean of phi over the synthetic images of class c. The loss of a real image x_i of class c is
+    l(phi(x_i), mu_c), where l is the argument `loss`. Its gradient is zero for the synthetic images of all other
+    classes. For those of class c, it is a vector-Jacobian product of the map from the images to mu_c. The synthetic
+    images are therefore embedded only once per class, and the real images are used only through their embeddings.
 
     Args:
         images: synthetic images s, float [K, ipc, C, H, W].
@@ -151,8 +151,9 @@ def image_sgd(
         sigma: noise standard deviation / clip; 0 adds no noise, and the ledger then records that no guarantee holds.
         delta: target delta, below 1 / size, and equal to the delta of a given ledger.
         networks: sampler or `EmbeddingNetworks`, as for `condense_private`. By default, embeddings and logits are
-            matched (`match="embedding+logits"`, Eq. 8). The sampler may be `NetworkBall(network, rho)` around weights
-            that are public or were released under this ledger.
+            matched (`match="embedding+logits"`, Eq. 8). The sampler may be `NetworkBall(network, rho)`, which
+            draws networks at distance rho from `network`, if the weights of `network` are public or were released under
+            this ledger.
         loss: separable loss between a real example and the synthetic mean of its class; see `separable`.
         clip: largest l2 norm of one record's gradient. Default: the median gradient norm on public smooth noise, which
             costs no privacy.

@@ -123,11 +123,11 @@ def per_example_gradients(
         gradients = per_example_gradients(network, losses, like=(images, labels))
         rows = gradients(images[:16], labels[:16])     # for each trained parameter [16, *shape]
 
-    The network, the loss and the backward pass are traced once, on one example without values. The result is a fixed
-    graph of tensor operators. Records only ever pass through this graph, one by one or batched by `vmap`: no code of
-    the network or the loss runs on them. Row i is therefore a function of example i and the network's state alone. All
-    other values that the code reads (attributes, closures, counters) are fixed at the time of capture. Parameters of
-    *other* networks become constants.
+    The network, the loss and the backward pass are traced once, on one example of fake tensors (shapes and dtypes
+    without values). The result is a fixed graph of tensor operators. Records only ever pass through this graph, one by
+    one or batched by `vmap`: no code of the network or the loss runs on them. Row i is therefore a function of example
+    i and the network's state alone. All other values that the code reads (attributes, closures, counters) are fixed at
+    the time of capture. Parameters of *other* networks become constants.
 
     Dropout and other random operators draw independently for every example, from the `generator` that is passed with
     the examples.
