@@ -251,9 +251,10 @@ class Roc:
         threshold that is used here may differ from it, because it was chosen on a sample of non-members. A
         Clopper-Pearson interval ignores this error, and would be too narrow. To include the error, the true-positive
         rate is also computed at two other thresholds: with high probability, one of them has a true false-positive rate
-        of at most `fpr`, and the other one of at least `fpr`. The error of the threshold is the difference between the
-        true-positive rates at these two thresholds and the returned one. This error and the error of the count of
-        members are independent, so their squares are added, separately for the lower and the upper end.
+        of at most `fpr`, and the other one of at least `fpr`. The error of the threshold is how far the true-positive
+        rate at the first threshold lies below the returned rate, and how far the rate at the other threshold lies above
+        it. This error and the error of the count of members are independent, so their squares are added, separately for
+        the lower and the upper end of the interval.
 
         Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach"
         (Statistics in Medicine 2008), for the sum of squares.
@@ -295,9 +296,9 @@ class Roc:
 def _sure_counts(fpr: float, trials: int, error: float) -> tuple[int | None, int | None]:
     """Return two numbers of false positives from which a bound on the true false-positive rate follows.
 
-    Each bound holds with probability 1 - `error`. If a threshold lies just above the (k + 1)-th largest of n
-    non-members' scores, its true rate is distributed as Beta(k + 1, n - k) or below. If it lies at the k-th largest
-    score, its true rate is distributed as Beta(k, n - k + 1) or above.
+    Each bound holds with probability 1 - `error`. The true false-positive rate of a threshold just above the (k + 1)-th
+    largest of n non-members' scores is at most a variable with distribution Beta(k + 1, n - k). The true rate of a
+    threshold at the k-th largest score is at least a variable with distribution Beta(k, n - k + 1).
 
     Args:
         fpr: false-positive rate.

@@ -109,7 +109,7 @@ class Method(KeyedObject, ABC):
     `server.state` and `client.memory`. A subclass declares its entries as class attributes and implements `start`,
     `send`, `local`, `receive`, and `expect`, which returns the schema of a reply. A subclass that overrides `answer`
     also overrides `expect_answer`; one that overrides `evaluate` also overrides `expect_evaluation`. A reply that does
-    not match its schema, or has an entry that the schema lacks, is left out, and the history reports its client.
+    not match its schema, or has an entry that the schema lacks, is not aggregated, and the history reports its client.
     """
 
     networks: Networks
@@ -163,10 +163,10 @@ class Method(KeyedObject, ABC):
         return [entry for part in self.parts for entry in declared_entries(part)]
 
     def architectures(self, classes: int) -> Mapping[str, nn.Module]:
-        """Return one network of each architecture for a task of `classes` classes, by name of the architecture.
+        """Return one network of each architecture for a task of `classes` classes: architecture name -> network.
 
-        The engine records their structure, and a resumed run must have the same structure. Their weights are not used.
-        Default: the architectures of `self.networks`, if the method has this attribute.
+        The engine records the structure of these networks, and a resumed run must have the same structure. The weights
+        are not used. Default: the architectures of `self.networks`, if the method has this attribute.
         """
         return self.networks.templates(classes) if hasattr(self, "networks") else {}
 
@@ -258,7 +258,7 @@ class Method(KeyedObject, ABC):
 
         Default: "local". To add an exchange, define a function of its name with the signature of `local`, which runs on
         the client. On the server, `send_exchange`, `expect_exchange` and `receive_exchange` handle all additional
-        exchanges. A client takes part if its replies to all earlier exchanges of the round are usable
+        exchanges. A client takes part in an exchange if all its earlier replies in this round are usable
         (`server.present`). Only `local` may change a client's memory.
         """
         return ("local",)
@@ -304,7 +304,7 @@ class Method(KeyedObject, ABC):
         """Run this method's function called `verb` on a client, and return its reply.
 
         Args:
-            verb: name of an exchange, such as "local", or "answer" or "evaluate".
+            verb: name of the function: "answer", "evaluate", or an exchange such as "local".
             client: client on which the function runs.
             message: message from the server.
 
@@ -319,8 +319,8 @@ class Method(KeyedObject, ABC):
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
         """Update `server.state` with the round's replies, which are aggregated by the rules of their entries.
 
-        The engine calls this function once per round. There are at least as many replies as the run's option
-        `min_replies` requires. If the method draws the clients itself, there may be no reply.
+        The engine calls this function once per round. If the method draws the clients itself, there may be no reply.
+        Otherwise, there are at least as many replies as the run's option `min_replies` requires.
 
         Raises:
             NoUsableReply: no update can be computed from the replies.
@@ -335,7 +335,9 @@ class Method(KeyedObject, ABC):
         return Message()
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """Return the schema of the reply that `evaluate` returns on a `client`; `evaluation_spec` builds its entry.
+        """Return the schema of the reply that `evaluate` returns on a `client`.
+
+        The schema has one entry, whose specification `evaluation_spec` returns.
 
         Args:
             server: server of the run.

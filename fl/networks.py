@@ -274,8 +274,8 @@ def _blanks(network: nn.Module, weights: Tensors) -> dict[int, Any]:
     """Return a memo for `copy.deepcopy` that makes copying a network cheaper.
 
     With the memo, `deepcopy` does not copy parameters that `weights` will overwrite anyway; the copy gets uninitialized
-    ones. The memo also supplies a new container for each empty container of the network (each module has a dozen, for
-    hooks), because copying them is most of the cost.
+    ones. The memo also contains a new empty dict or set for every empty one in the network. Each module has about a
+    dozen of these, for hooks, and copying them is most of the cost.
 
     Args:
         network: network to copy.

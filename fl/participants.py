@@ -29,7 +29,8 @@ class Interrupted(RuntimeError):
 class Scratch:
     """Folder for the state of unfinished work, so that an interrupted run does not lose it.
 
-    A repeated round finds the files again. They are deleted when the round is committed.
+    If the round is repeated, the work continues from the files in the folder. They are deleted once the result of the
+    round has been saved.
 
     Attributes:
         folder: path of the folder, which may not exist yet.

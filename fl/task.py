@@ -176,8 +176,8 @@ class Classification:
     def check_sums(self, sums: Tensor) -> None:
         """Raise ValueError if the counts in `sums` contradict each other.
 
-        The true positives must be as many as the correct predictions, and the false negatives as many as the wrong
-        ones.
+        Summed over all classes, there must be as many true positives as correct predictions, as many false negatives as
+        wrong predictions, and at most as many false positives as false negatives.
         """
         count, correct, tp, fp, fn = _counts(sums)
         if tp != correct or fn != count - correct or fp > fn:
@@ -265,7 +265,8 @@ class MultiLabel:
     def check_sums(self, sums: Tensor) -> None:
         """Raise ValueError if the counts in `sums` contradict each other.
 
-        The false positives and false negatives together must be as many as the wrong predictions.
+        Summed over all classes, the false positives and false negatives together must be as many as the wrong
+        predictions, and there must be at most as many true positives as correct predictions.
         """
         count, correct, tp, fp, fn = _counts(sums)
         if fp + fn != count - correct or tp > correct:

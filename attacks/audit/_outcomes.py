@@ -128,10 +128,10 @@ def event_bounds(runs: SplitRuns, event: Event, confidence: float) -> tuple[floa
 
 
 def check_scores(scores: Tensor, name: str, least: int) -> Tensor:
-    """Check that scores [n] are enough floats without NaN, and return them as float64 on the CPU.
+    """Check that there are at least `least` scores, floats without NaN, and return them as float64 on the CPU.
 
     Args:
-        scores: one score per run or canary.
+        scores: one score per run or canary, [n].
         name: name of the argument, for error messages.
         least: smallest allowed number of scores.
     """

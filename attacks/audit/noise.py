@@ -59,8 +59,8 @@ def audit_noise(drawn: Mapping[float, int], charged: Sequence[tuple[float, int]]
         drawn: number of Gaussian values that the run drew, by standard deviation: `Secret.drawn` of
             `distillkit.privacy`, or the count of your own noise source.
         charged: a pair for each kind of release: the standard deviation of its noise (sigma times the sensitivity) and
-            the number of noise values that should be drawn for it (releases times values per release). Leave out events
-            without noise.
+            the number of noise values that should be drawn for it (releases times values per release). Leave out
+            releases without noise.
 
     Returns:
         The numbers of noise values that were charged but not drawn, or drawn but not charged. Standard deviations that

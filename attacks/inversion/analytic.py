@@ -66,10 +66,10 @@ def invert_linear_batch(weight_gradient: Tensor, bias_gradient: Tensor) -> Tenso
     """Recover candidates for the records of a batch from the gradient of a first linear layer.
 
     Each unit with a nonzero bias gradient gives one candidate: its row of the weight's gradient, divided by its bias
-    gradient. This is a mean of the records that activate the unit, weighted by the loss gradient (weights may be
-    negative). If a ReLU follows the layer, many units are activated by a single record of a small batch, and their
-    candidates equal this record. The gradient does not show which units these are, so inspect the candidates, or match
-    them to known images.
+    gradient. This is a mean of the records that activate the unit. The weight of a record is the derivative of its loss
+    with respect to the unit's output, and may be negative. If a ReLU follows the layer, many units are activated by a
+    single record of a small batch, and their candidates equal this record. The gradient does not show which units these
+    are, so inspect the candidates, or match them to known images.
 
     Args:
         weight_gradient: gradient of the layer's weight, float [O, D].

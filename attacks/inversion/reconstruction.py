@@ -86,8 +86,8 @@ def invert_message(
         lr: step size of "geiping": the distance that a pixel moves in each of the first steps, in normalized units.
             None for the paper's 0.1, which suits thousands of steps; with a few hundred steps, also try 0.3.
         total_variation: weight of the mean absolute difference between neighboring pixels; None for 0.1 ("geiping")
-            and 0 ("dlg"). With instance norm, the message does not determine the contrast: 0.1 removes the contrast,
-            and 0.03 keeps more of it.
+            and 0 ("dlg"). With instance norm, the message does not determine the contrast of the images. Then a weight
+            of 0.1 removes the contrast, and 0.03 preserves more of it.
         priors: pairs of a weight and a function that maps images (normalized for the network) to a scalar, such as
             `batch_norm_prior(network)` or `distillkit.losses.image_l2`. Weight times scalar is added to the loss.
         group: weight of GradInversion's group consistency, the l2 distance of a restart's images from the mean over all
@@ -172,9 +172,9 @@ def invert_message(
 def _to_pixels(x: Tensor, loss: Callable[[Tensor], Tensor], normalization: Normalization) -> Tensor:
     """Convert found images to pixels in [0, 1].
 
-    L-BFGS may leave the range of pixels if the network does not see contrast, as with instance norm. Clipping would
-    then remove details that the message contains. Three results are therefore compared by their loss: clipped pixels,
-    normalized values scaled towards 0, and pixels stretched to [0, 1].
+    L-BFGS may leave the range of pixels if the contrast of an image has no effect on the network's output, as with
+    instance norm. Clipping would then remove details that the message contains. Three results are therefore compared by
+    their loss: clipped pixels, normalized values scaled towards 0, and pixels stretched to [0, 1].
 
     Args:
         x: normalized images, float [N, C, H, W].

@@ -152,8 +152,9 @@ class FedAvgUpdate:
             network, lr, epochs, batch, momentum, weight_decay: network and options of the client, as for the class.
             images: images of the client, float [N, C, H, W], normalized for the network.
             labels: class indices of the images, int [N].
-            order: indices of the images in each batch of the client's training. The returned message does not contain
-                them. The attacker knows only `epochs` and `batch`, so pass these arguments, too.
+            order: indices of the images in each batch of the client's training, one int tensor per step. Default: the
+                order of `images`. The returned message does not contain `order`, because the attacker does not know it,
+                but contains `epochs` and `batch`, which must agree with `order`.
 
         Raises:
             ValueError: the number of batches differs from what `epochs` and `batch` imply.

@@ -121,8 +121,8 @@ def canary_attack(
         chunk: number of images per forward pass; by default chosen by device and size.
 
     Returns:
-        The rates over all 2 * `canaries` canaries. Their intervals are for the random choice of canaries, with these
-        two teachers. They do not include the variation between trainings, so repeat the attack with several seeds.
+        The rates over all 2 * `canaries` canaries. Their confidence intervals cover the random choice of canaries, but
+        not the variation between trainings of the teachers, so repeat the attack with several seeds.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or the observed model returns neither logits nor class indices.

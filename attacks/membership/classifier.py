@@ -16,8 +16,8 @@ def shadow_classifier(target: Tensor, inside: Tensor, shadows: Tensor, labels: T
 
     This is the attack of Shokri et al. For every class, a logistic regression is trained to separate the outputs of the
     shadow models on their training records from their outputs on other records. It then scores the target's outputs.
-    The attack uses one decision rule for all records of a class. It is therefore a baseline for `lira`, which has
-    another rule for each record. The shadow models must include neither the target itself nor a model that was trained
+    The attack uses one decision rule for all records of a class. It is therefore a baseline for `lira`, which fits a
+    separate rule to each record. The shadow models must include neither the target itself nor a model that was trained
     on exactly the other records (`leave_one_out` excludes both). Otherwise the training data of the attack would depend
     on the target.
 

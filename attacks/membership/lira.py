@@ -159,7 +159,8 @@ def _prior(own: Tensor, freedom: Tensor, pooled: Tensor) -> tuple[float, Tensor]
         pooled: variance pooled over all records.
 
     Returns:
-        The prior's degrees of freedom (infinite for the pooled variance), and its variance.
+        The prior's degrees of freedom (infinite for the pooled variance), and the common variance towards which it
+        shrinks the records' variances.
     """
     half = freedom / 2
     usable = own > 0

@@ -100,8 +100,9 @@ class ShadowScores:
         The complement is the model that was trained on exactly the other records.
 
         Raises:
-            TypeError, ValueError: there is no such model; or the returned models would reveal its training records,
-                because the number of models trained on a record depends on whether this model was trained on it.
+            TypeError, ValueError: there is no model `number`, or no other model is left; or the returned scores would
+                reveal which records model `number` was trained on, because the number of other models trained on a
+                record depends on it.
         """
         number = check.positive_int(number, "number", least=0, most=len(self) - 1)
         own = self.inside[number]

@@ -1,4 +1,4 @@
-"""Findings of a privacy report, the sentence that sums them up, and the test whether an attack found a leak."""
+"""Findings of a privacy report, the sentence that sums them up, and a test of whether an attack found a leak."""
 
 from __future__ import annotations
 

@@ -167,8 +167,8 @@ def image_grid(rows: Sequence[Tensor], caption: str) -> Figure:
     """Return a figure with rows of images, for example reconstructions above the corresponding records.
 
     Args:
-        rows: images of each row, as pixels [n, C, H, W] in [0, 1]; at least one row. The i-th images of all rows are
-            shown below each other.
+        rows: images of each row, as pixels [n, C, H, W] in [0, 1]; at least one row. The i-th images of all rows form
+            the i-th column.
         caption: description of the rows.
     """
     return Figure(as_png([row.clamp(0, 1) for row in rows]), caption)

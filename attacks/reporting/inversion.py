@@ -44,7 +44,8 @@ class Inversion:
             images are the client's records. The attack itself does not use them.
         build_message: function `build_message(down, up)` that takes the messages that the client received and sent in a
             round's training (`attacks.transcript.TranscriptMessage`), and returns an `ObservedMessage`. None: the
-            message is an update of plain FedAvg, which is recomputed with `network` and the options in the folder.
+            message is an update of plain FedAvg. To recompute it, the attack uses the argument `network` of `report`
+            and the options in the run's `config.json`.
         client: index of the client whose message is inverted; None for the client with the fewest records.
         round: round of the message; None for the first round in which the client replied.
         max_records: largest number of records behind a message that is inverted. If there are more records, hardly
@@ -53,8 +54,8 @@ class Inversion:
         known_labels: whether the attack gets the true labels of the client's records, from `members`, instead of
             inferring them from the message. The result is then an upper bound for adversaries who do not know the
             labels.
-        total_variation: argument of `invert_message`; 0.01 suits small images such as digits, and the paper's 0.1 suits
-            photographs.
+        total_variation: argument of `invert_message`; 0.01 suits small images such as digits, and its default of 0.1
+            suits photographs.
         seconds: time limit of the search, in seconds. If the estimate from the first steps is longer, the search is
             skipped, and the estimate is reported.
 
@@ -395,7 +396,7 @@ def _draw_held_out(inside: Records, own: Tensor, outside: Records) -> list[Tenso
         outside: non-members.
 
     Returns:
-        Indices of each sample among the attacked non-members, int64 [n].
+        For each sample, the indices of its images in `outside.selected`, int64 [n].
     """
     everyone = torch.arange(len(outside.index))
     groups = [(len(own), everyone)]

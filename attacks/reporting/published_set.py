@@ -38,7 +38,8 @@ class Leaks:
         close_held_out: share of the images that have a PSNR of at least 25 dB to some held-out record. It shows how
             close unrelated records come. With fewer held-out records than training records, this share is too small.
         nearest: rates of the attack `attacks.membership.nearest` at about 1 % false positives. The threshold is chosen
-            on half of the held-out records. The rates are counted on the used records and on the other half.
+            on half of the held-out records. The rates are counted on the other half, and on the training records from
+            which the set was made (`used` of `leaks`).
         auc: area under the ROC curve of this attack.
     """
 

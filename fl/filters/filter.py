@@ -53,7 +53,7 @@ class Filter(Component):
     def sealed(self) -> bool:
         """Whether the filter hides single replies from the server, which learns only sums.
 
-        Such a filter must come last.
+        Such a filter must be the last filter of a method.
         """
         return False
 
@@ -73,7 +73,8 @@ class Filter(Component):
     def check(self, method: Method) -> None:
         """Raise ValueError if the filter cannot be applied to a `method`.
 
-        State the entry and the remedy in the message. Called when `Filtered(method, ...)` is built.
+        The message must say what in the method prevents the use of the filter, and what to do instead. Called when
+        `Filtered(method, ...)` is built.
         """
 
     def start(self, server: Server, expected: Schema, entries: Mapping[str, Entry[Any]]) -> None:

@@ -88,7 +88,7 @@ class Filtered(Method):
 
     @property
     def exchanges(self) -> tuple[str, ...]:
-        """Names of all exchanges in a round: those in the filters' `before`, those of the method, those in `after`."""
+        """Names of all exchanges in a round: first those in `Filter.before`, then the method's, then `Filter.after`."""
         before = [verb for one in self.filters for verb in one.before]
         return (*before, *self.method.exchanges, *(verb for one in self.filters for verb in one.after))
 
@@ -101,7 +101,7 @@ class Filtered(Method):
         return self._owner(verb).send_exchange(server, verb, client)
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        """Return the schema of a reply from the filter or method that declares the exchange."""
+        """Return the schema of a client's reply, as the filter or method that declares the exchange defines it."""
         return self._owner(verb).expect_exchange(server, verb, client)
 
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:

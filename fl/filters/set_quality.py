@@ -33,14 +33,14 @@ class SetQuality(Filter):
 
     Use it to check whether FedDM's union or FedLGD's anchors approximate real images or updates as their papers claim,
     and whether an equally large set of real images would do the same. The column of the history is `set_quality`, with
-    these entries:
+    the entries below. The distance of a set from another set, or from the update, is computed between gradients:
 
     * `update_real`: distance of the round's update from the gradient of the real images in `on`.
     * `sample_real`, `sample_update`: distance of a random sample of `on` from the other images in `on`, and from the
       update. The sample has as many images per class as the synthetic set, but at most half of the images of a class.
     * `set_real`, `set_update` (only if `entry` is given): distance of the synthetic set from the images in `on` without
       the sample, and from the update.
-    * `named` (only with a `judge`): share of the synthetic images that a network trained on `on` classifies as labeled.
+    * `named` (only with a `judge`): share of the synthetic images whose label a network trained on `on` predicts.
 
     The update is the old minus the new global weights. All gradients are computed at the weights at the start of the
     round. A distance is the mean of 1 - cosine similarity over the rows of the weight tensors: the `row_cosine` of

@@ -20,8 +20,8 @@ class FedRep(FedAvg):
     first trains its head with the received phi fixed. Then it trains phi with this head fixed, and sends the change of
     phi. There is no global model, so `accuracy` in the history is the clients' mean accuracy on their own test images.
 
-    Deviations. The paper's update of the head (GRD) is an optimal solution in the linear analysis, and epochs of SGD in
-    the experiments; this class trains for epochs. All heads start from the same initial weights. The average is
+    Deviations. For the update of the head (called GRD), the paper's linear analysis uses an optimal solution, and its
+    experiments use epochs of SGD, as this class does. All heads start from the same initial weights. The average is
     uniform, as in Algorithm 1; the authors' code weights clients by samples (`weights="samples"`). Momentum starts at
     zero in each of the two phases. A client that was never drawn is tested with its untrained head.
 

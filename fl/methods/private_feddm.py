@@ -67,7 +67,7 @@ class PrivateFedDM(FedDM):
             these images is then also subtracted from embeddings before they are scaled to norm 1, which separates the
             classes better.
         clip: largest norm of a record's embedding ("class_means") or gradient ("image_sgd"). None: embeddings are
-            centered and scaled to norm 1, and gradients are clipped to their median norm on noise images.
+            centered and scaled to norm 1, and gradients are clipped to the median gradient norm of noise images.
         rate: probability with which a record takes part in a step (only for "image_sgd").
         steps, lr, momentum: options of the optimization of the images. The default of `lr` is 200 for "class_means",
             and 0.1 for "image_sgd".
@@ -182,7 +182,7 @@ class PrivateFedDM(FedDM):
         """Return the networks with which records are embedded in a round.
 
         The networks are drawn at random around the received weights. The mean embedding of released images or of noise
-        images is subtracted from each embedding. So the networks depend on private data only through earlier releases.
+        images is subtracted from each embedding. Neither step uses private data, except for what was released earlier.
 
         Args:
             network: network with the received weights, in eval mode.
@@ -259,13 +259,14 @@ class PrivateFedDM(FedDM):
         return initial_images("noise", like, ipc=self.ipc, generator=generator)[0]
 
     def kept(self, counts: Tensor, clients: int = 1) -> Tensor:
-        """Return for each class whether images of it are sent, bool [classes].
+        """Return whether images of each class are sent, bool [classes].
 
-        They are sent if the number of its records is at least the option `least`.
+        Images of a class are sent if the class has at least `least` records.
 
         Args:
             counts: noised or public number of records of each class, [classes].
-            clients: number of clients over which `counts` were summed, each with independent noise.
+            clients: number of clients whose noised numbers were summed to get `counts`. The default of `least` grows
+                with its square root, as the noise does.
         """
         least = 3 * self.sigma_sizes * clients**0.5 if self.least is None else self.least
         return counts.clamp_min(0.0) >= least

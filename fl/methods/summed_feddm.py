@@ -47,8 +47,8 @@ class SummedFedDM(PrivateFedDM):
             depend on private data. Pass either this or `sigma_sizes`.
         sigma_sizes: standard deviation, in records, of the noise on the numbers of records per class. With "full", it
             applies to each client's numbers, which are released once. With "shares", it applies to the total, which is
-            released in every round, because a client's share of the noise must not be part of two sums. For "shares",
-            pass `spent=[(sigma_sizes, 1.0, rounds)]` to `privacy.plan_noise`.
+            released with new noise in every round: if shares of the noise were used again, they would cancel in the
+            difference of two totals. For "shares", pass `spent=[(sigma_sizes, 1.0, rounds)]` to `privacy.plan_noise`.
         options: other options of `PrivateFedDM`, except `mechanism`.
 
     Raises:

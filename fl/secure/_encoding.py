@@ -163,7 +163,10 @@ class ReplyLayout:
         return replace(self, entries=tuple(entry for entry in self.entries if entry.key in keys))
 
     def matches(self, schema: Schema) -> bool:
-        """Return whether this layout describes replies with a given schema. The replies may lack some of its entries.
+        """Return whether this layout describes replies with a given schema.
+
+        Every entry of the schema must be in the layout, with the same form, names, shapes and dtypes. The layout may
+        have more entries.
 
         Args:
             schema: specification of each entry in a reply, by key.

@@ -163,7 +163,7 @@ class ClientSession:
         return _crypto.sign(self.keyring.signing_key(self.client), self._sum_digest(session, survivors))
 
     def disclose_shares(self, signatures: Mapping[int, bytes]) -> list[bytes]:
-        """Step 5: check that enough clients have signed the same sum, and disclose shares of the clients' secrets.
+        """Step 5: check that enough clients have signed the set of clients in the sum, and disclose shares of secrets.
 
         For each client in the sum, this client discloses its share of that client's mask seed. For each client that
         dropped out, it discloses its share of that client's mask key. It never discloses both shares for the same
@@ -177,7 +177,7 @@ class ClientSession:
 
         Raises:
             ProtocolError: there are fewer signatures than the threshold, or a signer is not in the sum.
-            AuthenticationError: a signature is forged, or is for another sum.
+            AuthenticationError: a signature is forged, or is for another set of clients or another round.
         """
         session = self._load("assent")
         survivors: list[int] = session["survivors"]
@@ -210,7 +210,7 @@ class ClientSession:
 
         Raises:
             ProtocolError: the set has fewer clients than the threshold; a client is not in `allowed`, or is repeated;
-                or this client is missing (except in a set of signatures).
+                or this client itself is not in the set, unless `what` is "has signed".
         """
         strange = sorted(set(clients) - set(allowed))
         if strange or len(set(clients)) < len(clients):

@@ -61,17 +61,22 @@ class Federated(Candidate):
             object.__setattr__(self, "backend", Loopback())
 
     def passes_to_make(self, name: str) -> bool:
-        """Return whether the setting `name` is an argument of `make`.
+        """Return whether the setting `name` is passed to `make`.
 
-        This is true for every setting except `rounds`, which `make` need not accept.
+        This is true for every setting, except for `rounds` if `make` has no argument of this name.
         """
         return name != "rounds" or (self.make is not None and name in inspect.signature(self.make).parameters)
 
     def require_same(self, built: Method, folder: Path) -> None:
-        """Check that the run in `folder` can be continued with a method built for another number of rounds.
+        """Check that the unfinished run in `folder` can be continued with another number of rounds.
+
+        Args:
+            built: the method that `make` returned for the new number of rounds.
+            folder: folder of the run.
 
         Raises:
-            fl.engine.store.OtherSettings: the method depends on the number of rounds. The message shows the options.
+            fl.engine.store.OtherSettings: the new method's options differ from those of the run. The message shows the
+                options that differ.
         """
         require_same(folder, {"method": identity(built)})
 
@@ -138,6 +143,7 @@ def client_data(allocation: Allocation) -> list[ClientData]:
     """Convert a study's allocation of images to clients to the argument `clients` of `simulate`.
 
     Args:
-        allocation: each client's training and test images, from `Task.assign`. Sets in files are not read here.
+        allocation: each client's training and test images, from `Task.assign`. A `StoredImages` is passed on without
+            reading its file.
     """
     return [ClientData(*sets) for sets in zip(allocation.clients, allocation.own_tests, strict=True)]

@@ -81,8 +81,8 @@ def repeat(
         progress: whether to show a progress bar.
 
     Returns:
-        The repetition, as `load` returns it. Its `hash` is equal to that of the repeated run if all records are kept
-        and the seed is the same.
+        The repetition, as `load` returns it. Its `hash` is equal to that of the saved run if all records are kept and
+        the seed is the same.
 
     Raises:
         NotRepeatable: the folder does not record its method, task or images; or the images differ from those of the

@@ -98,7 +98,7 @@ class SavedRun:
     def task(self) -> Task:
         """Study task of the run, which loads and partitions the images, rebuilt from the run's config.
 
-        If the number of rounds was raised later, it is that of the history.
+        If the study was continued with more rounds, the task has as many rounds as the history.
 
         Raises:
             NotRepeatable: the run was not part of a study, so its images are unknown.
