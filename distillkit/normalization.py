@@ -201,7 +201,7 @@ class Normalization:
         return images if self.zca is None else self.zca.encode(images)
 
     def decode(self, images: Tensor) -> Tensor:
-        """Convert images back to pixel units. Learned images may leave [0, 1] and are not clamped.
+        """Convert normalized images back to pixels in [0, 1]. Learned images may leave this range and are not clamped.
 
         Args:
             images: float [N, C, H, W] in the normalized space.

@@ -137,7 +137,7 @@ def pixel_histogram(
     Each set has its own axes, with one line per channel.
 
     Args:
-        sets: mapping from names to sets, for example one set per client. Values are drawn in pixel units, not
+        sets: mapping from names to sets, for example one set per client. Values are drawn as pixels in [0, 1], not
             normalized.
         bins: number of equal bins of [0, 1]. Values outside [0, 1] are not drawn, and the title states their share.
         axes: the axes to draw into, one per set; default: the axes of a new figure.

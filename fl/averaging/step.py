@@ -175,7 +175,7 @@ class Step:
 
 @contextmanager
 def restored(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Return a context manager that restores the values of tensors at the end of its `with` block, bit by bit.
+    """Return a context manager that restores the exact values of tensors at the end of its `with` block.
 
     Args:
         tensors: parameters or buffers that the block changes in place.
