@@ -22,8 +22,8 @@ class Batch:
 
     Attributes:
         images: float [B, C, H, W].
-        labels: labels of the images, in the form of the task. For a batch of an add-on with classes of its own, labels
-            may be indices of these classes, from 0.
+        labels: labels of the images, in the form that the task needs. For a batch of an add-on with classes of its own,
+            labels may be indices of these classes, from 0.
         columns: additional values of each image, by name, one row per image.
         joint: for an add-on's batch, whether it is concatenated with the client's batch in the forward pass, so that
             both share batch-norm statistics. If False, it has a forward pass of its own.
@@ -87,7 +87,7 @@ def shuffled_indices(
         batch: images per step; the last batch of a pass may be smaller.
         generator: source of a new random order for each pass.
         epochs: number of passes. It is used only if `steps` is None.
-        steps: exact number of batches, from as many passes as they take.
+        steps: exact number of batches, in as many passes as needed; the last pass may be incomplete.
 
     Yields:
         Indices, int64 [batch or fewer].

@@ -134,17 +134,18 @@ def condense_client(
     options: Any, client: Client, data: LabeledImages, networks: NetworkSampler, generator: Generator, purpose: str,
     cached: bool = False, **further: Any,
 ) -> LabeledImages:  # fmt: skip
-    """Condense a client's data by distribution matching, with the options of an add-on or a method.
+    """Condense a client's data by distribution matching, and return the synthetic set.
 
-    If the run has a folder, the state is saved there once a minute, and an interrupted condensation is resumed.
+    If the run has a folder, the condensation's state is saved there once a minute, and an interrupted condensation is
+    resumed.
 
     Args:
-        options: object with the attributes `ipc`, `batch_real`, `lr`, `momentum` and `augment`.
+        options: add-on or method with the attributes `ipc`, `batch_real`, `lr`, `momentum` and `augment`.
         client: client that condenses its data. Its `check_running` is called in every step.
         data: data to condense.
         networks: sampler that draws the networks for distribution matching.
         generator: generator of all other random draws.
-        purpose: name of the set, for the state's file.
+        purpose: name of the file in which the condensation's state is saved.
         cached: whether runs with equal data, networks, draws and options share the set, if they share a folder. The
             client's CPU seconds include those of the run that condensed the set.
         further: further options of `distillkit.condense.distribution_matching`.
@@ -167,7 +168,7 @@ def _checkpoints(client: Client, purpose: str, cache: Path | None) -> dict[str, 
 
     Args:
         client: client that condenses its data.
-        purpose: name of the set.
+        purpose: name of the file in the scratch folder, without its extension.
         cache: path of the state after the last step, in a folder that several runs share, or None.
     """
     scratch, began, cpu = client.scratch, time.monotonic(), time.thread_time()

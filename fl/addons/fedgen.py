@@ -36,9 +36,10 @@ class FedGen(AddOn):
 
         sum_k mean_y [a_k(y) CE(h_k(z), y)] + diversity_weight * diversity(noise, z),
 
-    where CE is the cross-entropy and a_k(y) is client k's share of the counts of class y. A client's count of a class
-    is one plus the number of images of the class in the batches of its training. A class of which no client had an
-    image in a round is not generated in that round. From the second round on, clients receive G and add to their loss
+    where CE is the cross-entropy and a_k(y) is client k's share of the counts of class y. The last term is small if
+    different noise leads to different embeddings. A client's count of a class is one plus the number of images of the
+    class in the batches of its training. A class of which no client had an image in a round is not generated in that
+    round. From the second round on, clients receive G and add to their loss
 
         alpha_t mean_y CE(h(G(y)), y) + beta_t mean_x KL(softmax(h(G(y_x))) || softmax(logits of x)),
 
@@ -56,10 +57,10 @@ class FedGen(AddOn):
 
     Args:
         alpha, beta: weights of the two terms on the clients, at least 0; the code uses 10 for both (1 on EMNIST).
-        decay: factor by which alpha, beta and the generator's rate shrink per round; the code uses 0.98.
+        decay: factor by which alpha, beta and the generator's learning rate `lr` change per round; the code uses 0.98.
         steps, batch, lr, weight_decay: options of Adam on the generator in each round; the code uses 50, 32, 3e-4 and
             0.01.
-        diversity_weight: weight of the diversity in the generator's loss, at least 0; the code uses 1.
+        diversity_weight: weight of the diversity term in the generator's loss, at least 0; the code uses 1.
         noise, hidden: lengths of the generator's noise and hidden layer; the code uses 32 and 256 on MNIST.
     """
 
@@ -167,7 +168,7 @@ class FedGen(AddOn):
         reply[self.counts] = local.scratch(self)["counts"][None]
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Add the classifier's weights of the client's trained model to the entries of the reply."""
+        """Compute the weights of the classifier in the client's trained model, and add them to the reply's entries."""
         if FedAvg.update not in reply:
             return
         name = server.settings.networks.names[0]

@@ -19,8 +19,8 @@ class FedProx(AddOn):
 
     A proximal term keeps every client near the weights that it received, even if its data differ from those of other
     clients. FedProx adds (mu / 2) ||w - w_t||^2 to the local objective (the paper's h_k), where w are the shared
-    parameters and w_t their received values. Buffers are not part of the term. For the paper's inexactness gamma
-    (uneven local work), use `FedAvg(steps=...)`.
+    parameters and w_t their received values. Buffers are not part of the term. The paper's gamma, which states how
+    inexactly a client solves its local problem, is not an option: `epochs` or `steps` of `FedAvg` set the local work.
 
     Args:
         mu: weight of the proximal term, at least 0; 0 disables the add-on. The paper tunes over {0.001, 0.01, 0.1, 1}.

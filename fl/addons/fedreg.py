@@ -33,16 +33,16 @@ class FedReg(AddOn):
 
     Let w be the weights in training and w_t the received weights. Each local step has two parts:
 
-    1. Take the gradient at gamma w + (1 - gamma) w_t instead of at w, and take the SGD step with it.
+    1. Compute the gradient at gamma w + (1 - gamma) w_t instead of at w, and use it for the SGD step from w.
     2. Take the gradients g_s on pseudo images and g_p on perturbed images at (w + w_t) / 2. Remove from w - w_t its
        component along g_s, then its component along g_p. A component is removed only if it raises the loss on these
        images to first order.
 
     These operations and their order are those of the authors' code (Zoesgithub/FedReg: `step_func` in
-    FedUtils/fed/fedreg.py, `FSGM` in FedUtils/models/utils.py), which averages clients uniformly (`weights="uniform"`).
-    The generated images are made once per round, in batches. The steps use these batches one after the other, so a
-    step's generated images do not come from the images of its own batch. As in the code, images are not clamped to the
-    range of pixels (the code computes a clamped tensor, but never uses it).
+    FedUtils/fed/fedreg.py, `FSGM` in FedUtils/models/utils.py). That code gives all clients the same weight in the
+    average, as `FedAvg(weights="uniform")` does. The generated images are made once per round, in batches. The steps
+    use these batches one after the other, so a step's generated images do not come from the images of its own batch. As
+    in the code, images are not clamped to the range of pixels (the code computes a clamped tensor, but never uses it).
 
     Deviations. The optional privacy mask of the code is not implemented. In the code, which computes every gradient on
     copies, batch-norm statistics never change; here, part 1 of a step updates them as in FedAvg. On a CPU, pseudo and
@@ -90,7 +90,7 @@ class FedReg(AddOn):
     def after_step(self, step: Step) -> None:
         """Remove from the change of the weights its components that raise the loss on generated images.
 
-        These are first the pseudo images and then the perturbed images.
+        The component for the pseudo images is removed first, then the component for the perturbed images.
         """
         local, scratch = step.local, step.local.scratch(self)
         names = [n for n in step.trained if n in local.start]

@@ -69,6 +69,6 @@ class LocalAccuracy(AddOn):
         out[self.accuracies] = torch.tensor([server.task.metrics(sums)["accuracy"]], dtype=torch.float64)
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Write the clients' mean accuracy, its standard deviation and the mean of the worst tenth to the history."""
+        """Write the mean, the standard deviation and the mean of the worst tenth of the accuracies to the history."""
         if self.accuracies in replies:
             server.notes["accuracy_locals"] = clients_accuracy(replies[self.accuracies].tolist())

@@ -20,15 +20,15 @@ class MOON(AddOn):
     """Model-contrastive federated learning (Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021).
 
     A client's embeddings are kept near those of the global model, and away from those of its own previous model. MOON
-    adds mu * l_con to the local objective (Algorithm 1), with the contrastive loss l_con of Eq. 3. It compares the
-    embeddings z, z_glob and z_prev of the batch. They come from the model in training, the received model, and this
-    client's model after the last round in which it took part. The received and the previous model are frozen and in
-    eval mode.
+    adds mu * l_con to the local objective (Algorithm 1), with the contrastive loss l_con of Eq. 3. It compares three
+    embeddings of each image: z from the model in training, z_glob from the received model, and z_prev from the previous
+    model, that is, this client's model after the last round in which it took part. The received and the previous model
+    are frozen and in eval mode.
 
     The embedding is the input of the last linear layer. The paper puts a two-layer projection head before this layer.
     To do the same, use a network that has such a head; FedCOG's version of MOON has none. In a client's first round,
-    the term is left out, because there is no previous model. With the received model as previous model, the loss would
-    be the constant log 2. The authors' code uses a randomly initialized model instead.
+    the term is left out, because there is no previous model; the authors' code uses a randomly initialized model
+    instead.
 
     Args:
         mu: weight of the contrastive term, at least 0; 0 disables the add-on. The paper tunes it over {0.1, 1, 5, 10};

@@ -55,8 +55,8 @@ class RobustMean(AddOn):
     Raises:
         ValueError: `best` is given for a rule other than Krum; `weights` is "samples"; there are several architectures;
             the networks have buffers that clients send; an add-on combines other entries of the replies (SCAFFOLD) or
-            rescales the mean (FedNova); or a round has fewer clients than the rule needs (2 f + 1, and for Krum 2 f + 3
-            and f + `best`).
+            rescales the mean (FedNova); or a round has fewer clients than the rule needs: 2 f + 1 for the median and
+            the trimmed mean, and the larger of 2 f + 3 and f + `best` for Krum.
         NoUsableReply: a round has fewer replies than the rule needs.
     """
 

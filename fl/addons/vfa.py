@@ -61,9 +61,9 @@ class VFA(AddOn):
         server.state[self.means] = networks.for_each(draw)
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the means of the random features to the client.
+        """Send the means of the random features, which were drawn for the client's architecture, to the client.
 
-        They are those of the client's architecture. They never change, so they are sent only once to each client.
+        The means never change, so they are sent only once to each client.
         """
         networks = server.settings.networks
         architecture = networks.architecture(client)

@@ -45,13 +45,13 @@ class VHL(AddOn):
     output of the classifier. The second term treats images of virtual class k and real class k as one class.
 
     Deviations. The third term is in the authors' code (with weight 0.1), but not in the paper. It keeps the virtual
-    classes apart, which the second term cannot do, because its virtual features have no gradient. That code calibrates
-    only in the first five local epochs of a round, which no published setting exceeds. It also drops the last virtual
-    batch of a pass if it is smaller. In its tests, a prediction of a virtual class counts as an error; `predict="all"`
-    does the same here. In the code, a client's learning rate decays each time the client takes part; here it decays
-    with the rounds, as in the paper. The code keeps momentum between rounds; use `ClientOptimizer(state="client")` for
-    this. It crops and flips the virtual images whatever the augmentation of the real images; use the option `augment`
-    for this.
+    classes apart, which the second term cannot do, because its virtual features have no gradient. That code uses the
+    second term only in the first five local epochs of a round; no published setting has more epochs. It also drops the
+    last virtual batch of a pass if it is smaller. In its tests, a prediction of a virtual class counts as an error;
+    `predict="all"` does the same here. In the code, a client's learning rate decays each time the client takes part;
+    here it decays with the rounds, as in the paper. The code keeps momentum between rounds; use
+    `ClientOptimizer(state="client")` for this. It crops and flips the virtual images whatever the augmentation of the
+    real images; use the option `augment` for this.
 
     Args:
         source: "stylegan", "gaussian" or "cnn" (see `distillkit.generate`), the name of a set in `server_data`, or a
@@ -119,8 +119,9 @@ class VHL(AddOn):
             )
 
     def start(self, server: AveragingServer) -> None:
-        """Make the virtual set of noise images, and check that every network has the module `layer` with a usable
-        output.
+        """Make the virtual set of noise images, and check the module `layer` of every network.
+
+        The module must exist, run exactly once in a forward pass, and return one row per image.
         """
         noise = virtual_set(server, self, self.source, self.classes, self.per_class, self.options)
         for architecture in server.settings.networks.names if self.layer is not None else ():

@@ -206,8 +206,8 @@ def _require_attributes(addon: AddOn) -> None:
 def _warn_of_constant_damping(addon: AddOn) -> None:
     """Warn if an add-on's class body sets `damping` to the default of one of its options.
 
-    With `damping = alpha` in a class body, `damping` is the default of the option `alpha`, even if the user passes
-    another value of `alpha`.
+    If a class body contains `damping = alpha`, where `alpha` is an option, `damping` stays at the default value of
+    `alpha`, even if the user passes another value.
     """
     options: tuple[Field[Any], ...] = fields(addon) if is_dataclass(addon) else ()
     for option in options:

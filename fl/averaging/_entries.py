@@ -24,7 +24,7 @@ class Entries:
         moments: state of the optimizer, in a client's memory, if `ClientOptimizer(state="client")` is used.
         tested: results of a client's test, as `LabelTask.sums` defines them, by name of the model.
         key: prefix of the entries' keys.
-        written: class name in the name of each entry (`Entry.name`), such as "FedAvg.update".
+        written: prefix of the entries' names (`Entry.name`), so that the name of `update` is "FedAvg.update".
     """
 
     key: ClassVar[str] = "FedAvg"

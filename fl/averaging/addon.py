@@ -148,7 +148,7 @@ class AddOn(Component):
         """
 
     def receive_answers(self, server: AveragingServer, replies: AggregatedReplies) -> None:
-        """Store values that later rounds need from the aggregated answers, `replies`, in `server.state`.
+        """Read the aggregated answers (`replies`), and store the values that later rounds need in `server.state`.
 
         Called once on the server, before round 1.
         """

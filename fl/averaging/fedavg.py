@@ -45,7 +45,7 @@ class FedAvg(Entries, Method):
 
     In each round every drawn client starts from the server's weights w, trains on its own data to w_k, and sends its
     change w_k - w. The server adds the mean change, weighted by the clients' sample counts. The average is the same as
-    if clients sent weights, but server optimizers, clipping and secure sums need changes. Run the method with
+    if clients sent w_k, but server optimizers, clipping and secure sums work on w_k - w. Run the method with
     `fl.simulate`.
 
     `FedAvg(FedProx(0.01), SCAFFOLD(), factory=..., lr=...)` adds other papers' extensions; see `fl.addons`.
@@ -77,7 +77,7 @@ class FedAvg(Entries, Method):
             refused. This public number limits one client's influence on an average. Pass the sample count of your
             largest client.
         max_update_norm: largest l2 norm of a client's change w_k - w. A reply whose change is larger is left out, and
-            the history names its client. Default: 100 (1 + norm of w), which only a diverged client exceeds.
+            the history names its client. Default: 100 times (1 + the norm of w), which only a diverged client exceeds.
         buffers: treatment of float buffers (batch-norm statistics). "mean": the server averages them. "local": each
             client keeps its own. "drop": clients do not send them, and the server's stay at their initial values.
             Integer buffers are replaced by their maximum over clients, except with "drop". Buffers registered with

@@ -149,7 +149,7 @@ class Local:
 
     @cached_property
     def delta(self) -> Tensors:
-        """Change w_k - w (trained minus received) of every shared parameter, by name.
+        """The change w_k - w (trained minus received value) of every shared parameter, by name.
 
         It is computed at the first access and then kept, so read it only after the training.
         """

@@ -87,7 +87,8 @@ def saved_state(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> Tenso
         names: names of the optimizer's parameters, in the optimizer's order.
 
     Returns:
-        Tensors of the state, under the names "parameter/buffer", such as "0/conv.weight/momentum_buffer".
+        Tensors of the state. Each name consists of the parameter's name, "/" and the name in PyTorch's state, such as
+        "conv.weight/momentum_buffer".
     """
     return {
         f"{names[index]}/{key}": value.detach().clone()

@@ -104,7 +104,7 @@ class Settings:
     def update_limit(self, weights: Tensors) -> float:
         """Return the largest l2 norm of an update that the server accepts.
 
-        The default is 100 (1 + norm of the weights). Only the update of a diverged client exceeds this norm.
+        The default is 100 times (1 + the norm of the weights). Only the update of a diverged client exceeds this norm.
 
         Args:
             weights: the shared weights at the start of the round, by name.

@@ -39,7 +39,8 @@ class RunContext:
             writes no files.
         stop: event that is set when the run is being stopped.
         ledger: privacy ledger of a run with a differentially private method; None for other methods.
-        scratch: folder for the state of clients' unfinished work; None if the run writes no files.
+        scratch: folder in which clients save the state of long computations, to continue them in a resumed run; None if
+            the run writes no files.
     """
 
     task: LabelTask

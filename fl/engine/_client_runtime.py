@@ -47,7 +47,7 @@ class ClientRuntime:
         stop: event that is set when the run is being stopped.
         ledger: privacy ledger to which the clients of a private method charge what they release; None for other
             methods.
-        scratch: folder for the state of unfinished work; None if the run has no folder.
+        scratch: folder in which clients save the state of long computations; None if the run has no folder.
     """
 
     method: Method
@@ -107,7 +107,10 @@ def respond(
 
 
 def _scratch(runtime: ClientRuntime, header: RequestHeader, number: int) -> Scratch | None:
-    """Return the client's folder for this round. Private methods have none, because its files hold no noise."""
+    """Return the folder for the client's unfinished work in this round.
+
+    Clients of private methods have none, because its files would hold values without the noise that protects them.
+    """
     if runtime.scratch is None or runtime.method.private or header.verb != "local":
         return None
     return replace(runtime.scratch, folder=runtime.scratch.folder / str(header.round) / str(number))

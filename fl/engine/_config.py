@@ -39,8 +39,9 @@ class RunFolder:
             Replies to the query before round 1 and evaluation results are not saved.
         notes: JSON values that are written to config.json under "notes", such as the source of the data. You may
             change them when you resume a run.
-        deadline: time (`time.time()`) after which the run ends with `fl.participants.Interrupted`, as soon as the
-            current round, or step of a client's condensation, is finished and saved. Continue with `resume=True`.
+        deadline: time, as from `time.time()`, after which the run ends with `fl.participants.Interrupted`. It first
+            finishes and saves the current round or, if a client is condensing its data, the current step of the
+            condensation. Continue with `resume=True`.
         cache: folder of condensed sets that several runs share. If data, networks, seed and options are equal, a
             client takes its first set from there (see `fl.addons.Condensed`). Private runs do not use it.
     """
@@ -78,9 +79,10 @@ class RunConfig:
             method that draws its clients itself and in secret (such as `ClientDP`).
         min_replies: minimum number of usable replies in a round. If there are fewer, the run ends with
             `NoUsableReply`, and the last completed round is kept.
-        exploding: what to do if a global model's weights grow more than tenfold in a round, to more than 10. With
-            "warn", a warning lists the tensors, and the clients whose values are by far the largest, and the run goes
-            on. With "stop", the run ends with `NoUsableReply`, and the state before the round is kept.
+        exploding: what to do if the largest absolute weight of a tensor of a global model grows more than tenfold in a
+            round, to a value above 10. With "warn", a warning lists the tensors, and the clients whose values are by
+            far the largest, and the run goes on. With "stop", the run ends with `NoUsableReply`, and the state before
+            the round is kept.
         evaluate: clients that are evaluated on their own test images after each round: "drawn" (the clients drawn in
             that round), "all", "none", or a list of client indices. Default: "none" for private methods and secure
             sums, because evaluation results contain no noise; "drawn" for all other methods. If you set this option

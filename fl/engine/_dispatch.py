@@ -54,7 +54,7 @@ class Dispatcher:
         entries: declarations of the message entries that the method may send, by key.
         cache_index: record of the values that each client has in its cache, and of the version of its memory (the
             values that the client keeps between rounds).
-        resent: bytes of cached values that were sent again in this round, because a client had lost them.
+        resent: number of bytes of cached values that were sent again in this round, because a client had lost them.
     """
 
     def __init__(

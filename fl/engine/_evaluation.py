@@ -72,7 +72,7 @@ class ClientEvaluation:
     Attributes:
         server: the argument `server`.
         clients: indices of the clients to evaluate.
-        resent: bytes of cached message entries that were sent again, because clients had lost them.
+        resent: number of bytes of cached message entries that were sent again, because clients had lost them.
         over: whether the evaluation is complete.
     """
 

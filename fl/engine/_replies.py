@@ -121,9 +121,9 @@ def validate(
     Args:
         dispatcher: dispatcher of the run, which gives access to the method and its declared entries.
         server: the server that receives the reply.
-        verb: name of the function that the client called, such as "local" or "evaluate".
+        verb: name of the method's function that ran on the client, such as "local" or "evaluate".
         result: result that the client sent.
-        aggregator: aggregator to which a valid reply is added; None if the caller uses the reply itself.
+        aggregator: aggregator to which a valid reply is added. If it is None, the reply is only returned.
 
     Returns:
         A pair: the reason why the reply is invalid, or None if it is valid; and the reply, with additional entries that
@@ -156,7 +156,7 @@ def _checked_reply(dispatcher: Dispatcher, server: Server, verb: str, result: Cl
     Args:
         dispatcher: dispatcher of the run, which gives access to the method and its declared entries.
         server: the server that receives the reply.
-        verb: name of the function that the client called, such as "local" or "evaluate".
+        verb: name of the method's function that ran on the client, such as "local" or "evaluate".
         result: result that the client sent.
         schema: specification of each entry that the reply must have.
 

@@ -107,8 +107,9 @@ class ClientResult:
         notes: numbers that the client reports for the round's row of the history (`Client.notes`), by name.
         remembers: whether the client stored a memory (values that it keeps between rounds), under the name
             `RequestHeader.version`.
-        resent: bytes of cached entries that were sent again, because the client had lost them.
-        spared: bytes that were not sent, because a bundled request in the same network message already contained them.
+        resent: number of bytes of cached entries that were sent again, because the client had lost them.
+        spared: number of bytes that were not sent, because a bundled request in the same network message already
+            contained them.
     """
 
     client: int
@@ -166,8 +167,8 @@ class Transport(Protocol):
     def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
         """Send a request to each client of `exchange`, and yield the results in the order of its clients.
 
-        Only a few clients are started ahead of the result that the caller consumes. A client's charges are written to
-        the privacy ledger before its result is yielded.
+        Clients are started as the caller consumes results, so only a few run ahead of the caller. A client's charges
+        are written to the privacy ledger before its result is yielded.
 
         Args:
             exchange: the main exchange, whose results are yielded.

@@ -43,8 +43,8 @@ _BY_CLIENT = ("bytes_by_client", "failed", "failed_evaluation")
 def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Flatten the rows of a history, for `pandas.DataFrame(table(rows))` or `csv.DictWriter`.
 
-    A mapping becomes several columns, such as "accuracy_clients.mean" or "up.FedAvg.update". A list becomes its length,
-    and so does a mapping by client index, such as `failed`. All rows get the same columns; a missing value is None.
+    A mapping becomes several columns, such as "accuracy_clients.mean" or "up.FedAvg.update". A list, or a mapping by
+    client index such as `failed`, is replaced by its length. All rows get the same columns; a missing value is None.
 
     Args:
         rows: rows of the history, one for each round.

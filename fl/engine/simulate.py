@@ -25,8 +25,9 @@ def simulate(method: Method, clients: Sequence[Images | StoredImages | ClientDat
     """Run a federated method on this machine, in rounds between one server and its clients, each with its own images.
 
     Before the first round, every argument is checked, and the networks are tried on noise images. The result is
-    bit-identical for any `backend` and any number of workers, and even if the run is killed and resumed. Only the noise
-    of a private method differs in each run, because it comes from the operating system.
+    bit-identical for any `backend` and any number of workers, and even if the run is killed and resumed. Private
+    methods are an exception: their noise comes from the operating system and differs in each run, unless `secret` is
+    given.
 
     Args:
         method: the method to run, such as `FedAvg(factory=...)`.

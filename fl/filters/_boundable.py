@@ -1,4 +1,4 @@
-"""Checks that the server needs only sums of clipped values from a method's replies, so that noise can protect them."""
+"""Checks, for `ClientDP` and secure sums, whether a method's server needs more from its clients than sums."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class ClientDP(Filter):
             clients: number of all clients.
 
         Raises:
-            ValueError: `Adaptive.sigma` is so small that no noise multiplier is left for the updates.
+            ValueError: `Adaptive.sigma` is so small that the bits alone use up the privacy guarantee of `sigma`.
         """
         if self.adaptive is None or self.sigma == 0:
             return self.sigma, 0.0
@@ -155,7 +155,7 @@ class ClientDP(Filter):
         Raises:
             PrivacyError: a reply contains an entry that is not clipped or has no fixed shape.
             NotAccountable: the ledger's delta is at least 1 / (number of clients).
-            ValueError: `Adaptive.sigma` is so small that, with this `sigma`, no noise is left for the updates.
+            ValueError: `Adaptive.sigma` is so small that the bits alone use up the privacy guarantee of `sigma`.
         """
         require_shapes(expected, self.clips)
         self._ledger(server).assume("ClientDP")

@@ -29,8 +29,8 @@ class FlowerConfig(RunConfig):
             (`num-partitions`).
         connection: timeouts and limits of the connection to the nodes.
         defer_evaluation: whether evaluation requests (`evaluate`) are sent with the next round's messages, which saves
-            one message per client and round. In this case, a round's row of the history is complete when the next round
-            is committed, and the last row at the end of the run. The option has no effect for private methods and for
+            one message per client and round. In this case, a round's row is written to the history only after the next
+            round; the last row is written at the end of the run. The option has no effect for private methods and for
             methods that draw their clients themselves.
     """
 

@@ -233,7 +233,10 @@ class Node:
         )
 
     def _guard(self, number: int, data: _LoadedData) -> ReleaseGuard:
-        """Return the checks of one message, by the current policy and, for a private method, by the data's ledger."""
+        """Return an object that checks one message against the current policy.
+
+        For a private method, it also checks and charges the privacy ledger of the data.
+        """
         policy = None if self.policy is None else read_policy(self.policy)
         private = self.method.private
         ledger = NodeLedger(self.folder / "ledgers", number, data.ledger, policy) if private else None

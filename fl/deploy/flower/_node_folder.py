@@ -81,10 +81,10 @@ class PayloadFolder:
 def remove_dead_runs(folder: Path, version: str, round_number: int) -> None:
     """Remove the folders of abandoned runs, and record that the run with the folder `folder` is active.
 
-    A run is abandoned if it had no request for a month and has never completed a round. Such a run starts from scratch
-    when it is repeated, so its files are not needed. A run that has completed a round can be resumed at any time, so
-    its folder is marked and kept. A request shows that a round was completed if it uses a client memory from an earlier
-    round.
+    A run is abandoned if it had no request for a month and has never completed a round. Such a run can only start again
+    from round 1, so its files are not needed. A run that has completed a round can be resumed at any time, so its
+    folder is marked and kept. The node knows that a round was completed if a later request uses a client memory from
+    that round.
 
     Args:
         folder: folder of the run that the current request belongs to. Its parent folder contains one folder for each

@@ -1,8 +1,8 @@
 """A node's privacy ledger, and the copy of its lines in the run's ledger on the server.
 
 Every request states how many lines of the node's ledger the server has seen (`ledger_position`). Every reply contains
-the lines after that (`NodeLedger.report`). The server copies them to the run's ledger (`mirror_report`), from which it
-computes epsilon.
+the lines that the server has not seen (`NodeLedger.report`). The server copies them to the run's ledger
+(`mirror_report`), from which it computes epsilon.
 """
 
 from __future__ import annotations
@@ -145,7 +145,8 @@ def mirror_report(ledger: Ledger, info: NodeInfo, facts: Mapping[str, str]) -> N
         facts: strings of the node's untrusted reply, with the report under "account".
 
     Raises:
-        ValueError: the report is missing or malformed, is from a ledger with another name, or lacks lines.
+        ValueError: the report is missing or malformed, is from a ledger with another name, or starts after the
+            first line that the server lacks.
     """
     report = read_fields("ledger report", facts.get("account", ""))
     name, since, lines = report["name"], report["since"], [(number, line) for number, line in report["lines"]]

@@ -82,8 +82,8 @@ class NodeRegistry:
             seconds: time to wait for replies, in seconds. A node that does not reply is asked again in the next call.
 
         Returns:
-            An error for each node that does not match, or whose app fails. A failing app cannot be loaded, or is not
-            distillkit's client app, which always replies.
+            An error for each node that does not match, or whose app fails. An app fails if it cannot be loaded, or if
+            it is not distillkit's client app.
         """
         new = sorted(set(connection.grid.get_node_ids()) - self._contacted)
         if not new:

@@ -30,9 +30,10 @@ class PendingRequest:
     Attributes:
         job: content of the request.
         on_result: function that is called with the result; None if the result is yielded by `GridTransport.exchange`.
-        resent: bytes of the cached values that are sent again, if the request is repeated; None for a first request.
-        shared: bytes that need not be sent twice, because the second request in the same message contains equal
-            tensors. Cached entries do not count, because the second request contains only their digests.
+        resent: number of bytes of cached values that are sent again, if the request is repeated; None for a first
+            request.
+        shared: number of bytes that need not be sent twice, because the second request in the same message contains
+            equal tensors. Cached entries do not count, because the second request contains only their digests.
     """
 
     job: Job

@@ -45,8 +45,8 @@ class ConnectionOptions:
     """Timeouts and limits of the connection to the nodes.
 
     Args:
-        connect_timeout: time in seconds within which all nodes must connect. If the method is private, nodes then have
-            the same time again to report earlier charges to their data.
+        connect_timeout: time in seconds within which all nodes must connect. If the method is private, the nodes
+            must then report earlier privacy charges within another `connect_timeout` seconds.
         reply_timeout: time in seconds from the creation of a message to its reply, including the time in the node's
             queue. After this time the client is stopped, and the history records an error. The clocks of server and
             node must agree.

@@ -27,7 +27,7 @@ class ProcessEnded(RuntimeError):
 
 
 class Process:
-    """A worker process, and the pipe through which it exchanges frames (tuples) with this process."""
+    """A worker process, and the pipe through which it exchanges frames (tuples) with the server's process."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
