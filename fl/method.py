@@ -337,7 +337,7 @@ class Method(KeyedObject, ABC):
     def expect_evaluation(self, server: Server, client: int) -> Schema:
         """Return the schema of the reply that `evaluate` returns on a `client`.
 
-        The schema has one entry, whose specification `evaluation_spec` returns.
+        If there are models to test, the schema has one entry, whose specification `evaluation_spec` returns.
 
         Args:
             server: server of the run.

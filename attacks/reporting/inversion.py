@@ -54,8 +54,8 @@ class Inversion:
         known_labels: whether the attack gets the true labels of the client's records, from `members`, instead of
             inferring them from the message. The result is then an upper bound for adversaries who do not know the
             labels.
-        total_variation: argument of `invert_message`; 0.01 suits small images such as digits, and its default of 0.1
-            suits photographs.
+        total_variation: argument of `invert_message`; 0.01 suits small images such as digits, and 0.1, the default of
+            that function, suits photographs.
         seconds: time limit of the search, in seconds. If the estimate from the first steps is longer, the search is
             skipped, and the estimate is reported.
 
