@@ -58,7 +58,7 @@ class SGD:
 class AdamW:
     """AdamW with betas 0.9 and 0.999, as in `torch.optim.AdamW`. Parameters with one dimension have no weight decay.
 
-    Like SRe2L and RDED, the optimizer thereby excludes biases and the scales of norm layers from weight decay.
+    Biases and the scales of norm layers are therefore not decayed, as in the code of SRe2L and RDED.
 
     Args:
         network: the network whose trainable parameters are updated.

@@ -23,10 +23,11 @@ torch.empty(31 << 20, dtype=torch.uint8)
 def chunk_size(images: Tensor, chunk: int | None = None, *, chunked_stem: bool = False) -> int:
     """Return the number of images per pass through a network: `chunk`, or a default for the device and image size.
 
-    On a CPU the default is 16 images of 32x32, or as many pixels of another size. The activations of a width-128
-    network then stay in the cache, which makes forward passes faster. With `chunked_stem`, the default is four times as
-    large, because the network computes its first block, which has the largest feature maps, in smaller chunks. On an
-    accelerator the default is 4096 images, which limits memory use.
+    On a CPU the default is 16 images of 32x32 pixels. The activations of a width-128 network then stay in the cache,
+    which makes forward passes faster. With `chunked_stem`, the default is four times as large, because the network
+    computes its first block, which has the largest feature maps, in smaller chunks. On an accelerator the default is
+    4096 images of 32x32 pixels, which limits memory use. For larger images, the default is smaller in proportion to the
+    number of pixels; for smaller images, it is larger.
 
     Args:
         images: float [N, C, H, W]. Only the shape and device matter.

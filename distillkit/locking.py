@@ -42,7 +42,7 @@ class InUse(RuntimeError):
 
 @contextlib.contextmanager
 def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = None) -> Iterator[None]:
-    """Lock a resource during a `with` block. Other processes that use the same lock file cannot lock it.
+    """Lock a resource during a `with` block. Other processes cannot lock the same lock file during the block.
 
     The operating system holds the lock and releases it when the process ends for any reason, so a killed process needs
     no cleanup. A leftover lock file does not block anything. A `.json` file beside the lock file contains the id of the
@@ -51,7 +51,7 @@ def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = 
     substitute or raises an error.
 
     Args:
-        lock: path of the lock file. Its folder is created if needed.
+        lock: path of the lock file. Its folder is created if it does not exist.
         what: name of the resource, used in error messages: "the run in runs/a".
         shared: whether other `with` blocks of this process may share the lock. Otherwise these blocks are refused, like
             those of other processes.

@@ -120,7 +120,7 @@ def bool_tensor(values: Tensor, name: str, shape: str = "") -> Tensor:
         shape: the expected shape for the error message, for example "[n]". It is not checked.
 
     Raises:
-        TypeError: the value is not a tensor, or has another dtype.
+        TypeError: the value is not a bool tensor.
     """
     if not isinstance(values, Tensor) or values.dtype != torch.bool:
         raise TypeError(f"{name} must be a bool tensor{f' {shape}' if shape else ''}, got {_came(values)}")
@@ -131,10 +131,12 @@ def float_tensor(values: Tensor, name: str, shape: str = "") -> Tensor:
     """Check that `values` is a floating-point tensor and return it. NaN and infinity are allowed.
 
     Args:
-        values, name, shape: as in `bool_tensor`.
+        values: the value to check.
+        name: name of the argument, used in error messages.
+        shape: the expected shape for the error message, for example "[n]". It is not checked.
 
     Raises:
-        TypeError: the value is not a tensor, or has another dtype.
+        TypeError: the value is not a floating-point tensor.
     """
     if not isinstance(values, Tensor) or not values.is_floating_point():
         raise TypeError(f"{name} must be a floating tensor{f' {shape}' if shape else ''}, got {_came(values)}")

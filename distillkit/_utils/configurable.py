@@ -12,9 +12,9 @@ class Configurable:
     """Base class that records constructor arguments, so that `distillkit.serialization` can rebuild the object.
 
     Use it for classes that are not dataclasses. The base classes of federated methods and their add-ons already inherit
-    from it. If your own augmentation or network has an `__init__`, declare it as `class Cropped(Configurable)`. The
-    object can then be rebuilt from the file `config.json` of a run. The constructor must have no side effects, because
-    reading this file may call it.
+    from it. If the class of your own augmentation or network has an `__init__`, inherit from `Configurable`. Objects of
+    the class can then be rebuilt from the file `config.json` of a run. The constructor must have no side effects,
+    because it may be called when this file is read.
     """
 
     __slots__ = ("_init_arguments",)  # kept out of `vars(self)`, which subclasses may use to list their options
@@ -42,6 +42,7 @@ class Configurable:
     def init_arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Return the positional and keyword arguments that rebuild this object, by default the recorded ones.
 
-        Override this method in a class that copies an argument, if the caller may change the original later.
+        Override this method if the constructor copies an argument that the caller may change later, such as a network.
+        The override returns the copy instead of the original.
         """
         return self._init_arguments

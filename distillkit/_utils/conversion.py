@@ -44,7 +44,9 @@ class FileBacked(ABC):
         """Return the number of images."""
 
     def read_hint(self, what: str) -> str:
-        """Return the end of an error message that begins with "the images of". It says how to read a part of the set.
+        """Return a text that states that the images are in a file, and how to read them.
+
+        The text completes an error message after the words "the images of".
 
         Args:
             what: name of the set in the message, for example "this set".

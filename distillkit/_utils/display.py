@@ -112,7 +112,7 @@ def as_html(text: str, rows: list[Tensor], classes: int) -> str:
 
     Args:
         text: the set's repr.
-        rows: batches of sample images, one per class, as in `as_png`. An empty list shows no images.
+        rows: sample images, one batch for each displayed class, as in `as_png`. An empty list shows no images.
         classes: number of classes in the set.
     """
     said = f"<code>{html.escape(text)}</code>"

@@ -17,7 +17,7 @@ def lazy_submodules(
     Args:
         package: name of the package.
         submodules: names of the package's public submodules.
-        names: the package's other public names.
+        names: public names of the package that are not submodules. `__dir__` lists them, too.
     """
 
     def load(name: str) -> ModuleType:

@@ -13,8 +13,8 @@ __all__ = ["exit_with_parent", "worker_pool"]
 def exit_with_parent() -> None:
     """End this worker process as soon as its parent process ends.
 
-    Use it as the initializer of a process pool. Without it, the workers of a killed process wait forever:
-    `ProcessPoolExecutor(n, mp_context=get_context("spawn"), initializer=exit_with_parent)`.
+    Use it as the initializer of a process pool: `ProcessPoolExecutor(n, mp_context=get_context("spawn"),
+    initializer=exit_with_parent)`. Otherwise, if the parent is killed, its workers wait forever.
 
     Raises:
         RuntimeError: this process was not started by `multiprocessing`.

@@ -15,8 +15,8 @@ def create_thread_pool(workers: int, name: str, intra: int = 1) -> ThreadPoolExe
     """Create a thread pool for tensor computations.
 
     The number of intra-op threads affects rounding, so each worker uses a fixed number. The number of workers does not
-    affect results. New threads inherit the number that was last set in PyTorch by any thread, so this function first
-    sets the calling thread's number again.
+    affect results. When a thread sets its number of intra-op threads, PyTorch also makes this number the default of
+    new threads. This function first makes the calling thread's number the default.
 
     Args:
         workers: number of threads.

@@ -9,9 +9,10 @@ __all__ = ["Draws"]
 
 
 class Draws:
-    """Source of random parameters of an augmentation, drawn per image or, if Siamese, once per batch.
+    """Source of random parameters of an augmentation, with one value per image or one value for the whole batch.
 
-    `count` is the number of parameters per draw: the number of images, or 1. Integer parameters stay on the CPU.
+    Each method returns `count` values: as many as there are images, or 1 for a Siamese augmentation. Integers stay on
+    the CPU.
     """
 
     def __init__(self, images: Tensor, generator: torch.Generator, count: int) -> None:

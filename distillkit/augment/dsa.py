@@ -39,8 +39,8 @@ class DSA:
         strategy: names of the families of transforms, joined by `_`, such as the constants `NATURAL` and `DIGITS`. Mode
             `"M"` applies them in this order.
         mode: `"S"` to apply one random family per call, or `"M"` to apply all families.
-        brightness: strength of the brightness change. An offset that is uniform in [-brightness/2, brightness/2], in
-            units of the images, is added.
+        brightness: strength of the brightness change. An offset that is uniform in [-brightness/2, brightness/2] is
+            added to the values of the images, which are usually normalized.
         saturation: strength of the saturation change. The difference of each pixel from its mean over channels is
             multiplied by a factor that is uniform in [0, saturation].
         contrast: strength of the contrast change. The difference of each pixel from the mean of the image is multiplied
@@ -57,8 +57,8 @@ class DSA:
 
     Scaling and rotation sample bilinearly, with `align_corners=False` and zeros outside the image. The authors' code
     uses PyTorch's default for `align_corners`, which differs between versions. Deviations: all random numbers come from
-    `generator`, while the authors' code reseeds the global generator from the clock. Rotation preserves shapes in
-    images that are not square.
+    `generator`, while the authors' code reseeds the global generator from the clock. If images are not square, rotation
+    does not distort their content, unlike in the authors' code.
 
     Raises:
         TypeError, ValueError: a family is unknown or repeated, the mode is unknown, or an option is out of range.

@@ -106,13 +106,13 @@ def convolve(
 ) -> Tensor:
     """Compute `F.conv2d`, with a double backward pass that skips the second derivative with respect to the weight.
 
-    Use it to differentiate a function of the parameter gradients with respect to `images`. PyTorch's own convolution is
-    used under autocast, if `padding` is a string, and if the weight or the bias is not a leaf tensor, because a weight
-    that is the result of a computation may depend on the images.
+    Use it to differentiate a function of the parameter gradients with respect to `images`. The second derivative is
+    needed if the weight or the bias is not a leaf tensor, because it may then depend on the images. In this case, under
+    autocast, and for a string `padding`, the function calls PyTorch's own convolution.
 
     Args:
-        images: the leaf tensor of images that are optimized. If it is the convolution's `input`, the first backward
-            pass does not compute its gradient.
+        images: the leaf tensor of images that are optimized. If `input` is this tensor, the first backward pass does
+            not compute the gradient with respect to it.
         input, weight, bias, stride, padding, dilation, groups: arguments of `F.conv2d`.
     """
     plain = input.ndim == 4 and not isinstance(padding, str) and not torch.is_autocast_enabled(input.device.type)

@@ -132,16 +132,16 @@ def class_distance(
     augment: Callable[[Tensor, int], Tensor] | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the sum of a user's distance over all classes, and its gradient with respect to the synthetic images.
+    """Sum a given distance of synthetic images over all classes, and return it with its gradient.
 
     Args:
         network, images, counts, match, augment, chunk: as in `distance_to_means`.
-        distance: function that returns the summed distance of a group of classes as a scalar. It is called with the
-            slice of `counts` that belongs to the group, and a list with the embeddings [n, d] of each class of the
-            group.
+        distance: function that returns the distance for a group of classes, a scalar that is summed over these classes.
+            Its arguments are a `slice` that selects the classes of the group from `counts`, and a list with the
+            embeddings [n, d] of the synthetic images of each of these classes.
 
     Returns:
-        The sum of the distances over all classes, a scalar, and its gradient [N, C, H, W].
+        The sum of the distance over all classes, a scalar, and its gradient with respect to `images`, [N, C, H, W].
     """
     loss, gradients = images.new_zeros(()), []
     parts = images.detach().split(list(counts))

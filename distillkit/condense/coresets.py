@@ -55,9 +55,10 @@ def random_subset(
         progress: whether to show a progress bar while a dataset is read.
 
     Returns:
-        The selected images as a set, sorted by class, with the columns of `images` if that is a set. The `info` of the
-        result lists the classes without images (`absent`), and the classes with fewer than `ipc` images
-        (`with_replacement`). If a class has too few images, its selected images are repeated in the same order.
+        The selected images as a set, sorted by class. If `images` is a set, the result has the same `columns` (further
+        data of each image). The `info` of the result lists the classes without images (`absent`), and the classes with
+        fewer than `ipc` images (`with_replacement`). If a class has too few images, its selected images are repeated in
+        the same order.
 
     Raises:
         TypeError, ValueError: `images`, `labels` or `ipc` is invalid, the labels are soft, or a class in `classes` has
@@ -219,7 +220,7 @@ def _select(
         ipc: number of images per class. A class with fewer images repeats its selected images.
         classes: the classes from which to select. Default: all classes with an image.
         order: function that selects images of one class. Its arguments are the indices of the class's images in `real`,
-            and the number of images to select. It returns positions in these indices.
+            and the number of images to select. It returns indices into its first argument.
         info: description of the method, which is stored in the result.
         progress: whether to show a progress bar.
     """

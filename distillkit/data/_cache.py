@@ -110,8 +110,8 @@ def open_cache(
         key: hash of the current state of the source; see `files_key`. A cache with another key is outdated.
         count: number of pictures.
         shape: shape (C, H, W) of every picture.
-        fill: function that writes the pictures. It is called with a `CacheWriter`, and with a function to which it
-            passes the number of newly written pictures, to advance the progress bar.
+        fill: function `fill(writer, advance)` that writes the pictures with the `CacheWriter` `writer`. Whenever n
+            further pictures are complete, it calls `advance(n)`, which advances the progress bar.
         options: requested size and channels as text. They are part of the cache's name, so that requests with different
             options use different caches.
         folder: folder of the cache. Default: the folder in the environment variable `DISTILLKIT_CACHE` or, if it is not
@@ -287,7 +287,7 @@ def _start_of(pixels: Path, count: int, shape: Shape) -> int:
 
 @contextmanager
 def _writable(where: Path, size: int) -> Iterator[None]:
-    """Create the folder of a cache, and explain errors from writing the cache in the `with` block.
+    """Create the folder of a cache, and give OSErrors from the `with` block, which writes the cache, a clear message.
 
     Raises:
         OSError: the folder cannot be created or written, for example because the disk is full. The message says how to

@@ -196,8 +196,8 @@ def _draw_with_minimum(
 def _cut(totals: Tensor, shares: Tensor) -> Tensor:
     """Divide each number in `totals` [...] into integers in proportion to `shares` [..., clients].
 
-    The cumulative sums of the exact parts are rounded down, and the integers are the differences of these sums. They
-    therefore add up to the number, and a share of 0 gives 0.
+    Each number is multiplied by the cumulative shares, and the products are rounded down. The integers are the
+    differences between successive products, so they add up to the number, and a share of 0 gives 0.
     """
     cumulative = shares.cumsum(-1)
     edges = (cumulative / cumulative[..., -1:] * totals[..., None]).long()

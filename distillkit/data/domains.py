@@ -187,7 +187,7 @@ def _order(name: str, own: Sequence[str], classes: Sequence[str], may_lack: bool
     Args:
         name: name of the source, for the error message.
         own: class names of the source.
-        classes: class names that all sources share.
+        classes: class names of the joined set, in label order.
         may_lack: whether the source may lack some of `classes`.
 
     Raises:

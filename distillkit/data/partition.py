@@ -140,7 +140,8 @@ def dominant_class(labels: Tensor, clients: int, share: float = 0.99, *, generat
     clients, each client gets 4,950 images of its dominant class, and 5 or 6 images of each other class.
 
     Deviation: in the authors' code, the fractions of a class that are meant for the clients may add up to more than 1,
-    for example to 1.89 with 100 clients. The fractions beyond a sum of 1 are then cut off.
+    for example to 1.89 with 100 clients. Their code then cuts off the fractions beyond a sum of 1. Here, the fractions
+    always add up to 1.
 
     Args:
         labels: class indices int [N].
@@ -211,8 +212,8 @@ def cap_size(
         labels: class indices int [N].
         partition: one index tensor per client.
         size: largest number of images per client. Smaller clients keep all their images.
-        keep: "shares" keeps the client's class proportions, up to one image per class. "even" keeps the same number of
-            images of each class; a class with too few images keeps all of them.
+        keep: "shares" keeps the client's class proportions; the number of images of each class is rounded. "even" keeps
+            the same number of images of each class; a class with too few images keeps all of them.
         generator: seed or generator for the random choice of the images that are kept.
 
     Raises:

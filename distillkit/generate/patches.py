@@ -54,7 +54,8 @@ class Patches(Configurable):
         shear: largest x-shear in degrees, below 90.
         flip: probability that a crop is mirrored. The paper mentions flips, but the authors' code has none.
         jitter: strengths of brightness, contrast, saturation and hue. Brightness, contrast and saturation change by
-            factors within 1 +- strength. The hue is rotated by up to its strength in turns, at most 0.5.
+            factors within 1 +- strength. The hue is rotated on the color circle by up to +- strength full turns, where
+            the strength is at most 0.5.
         jitter_probability: probability of color jitter. The order of the four operations is drawn for each crop.
         jpeg_quality: quality, 1 to 100, of a JPEG compression that is applied to each crop (75 in the authors' code);
             None for no compression.

@@ -18,8 +18,8 @@ def stored_logits(logits: Tensor, top_k: int | None) -> tuple[Tensor, Tensor | N
         top_k: number of largest logits to keep in each row; None keeps all.
 
     Returns:
-        The kept logits, [N, k], and the class index of each, int64 [N, k]. The indices are None if all logits are kept,
-        in the order of the classes.
+        The kept logits, [N, k], and the class index of each, int64 [N, k]. If all logits are kept, column k belongs
+        to class k, and None is returned instead of the indices.
     """
     values = (logits - logits.amax(1, keepdim=True)).clamp_min(_LEAST)
     if top_k is None or top_k >= logits.shape[1]:
@@ -35,7 +35,7 @@ def label_rows(values: Tensor, index: Tensor | None, classes: int, temperature: 
 
     Args:
         values: logits in half precision, [N, k].
-        index: class index of each logit, int64 [N, k], or None if all logits were kept, in the order of the classes.
+        index: class index of each logit, int64 [N, k]. None if all logits were kept; column k is class k.
         classes: number of classes, K.
         temperature: temperature of the softmax.
         dtype: dtype of the soft labels.

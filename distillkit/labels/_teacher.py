@@ -61,9 +61,9 @@ def teacher_logits(teacher: nn.Module, images: Tensor, chunk: int | None = None)
 def try_teacher(teacher: nn.Module, pool: LabeledImages | StoredImages, name: str, role: str = "teacher") -> float:
     """Refuse a teacher whose accuracy on labeled images is not clearly above chance, and return the accuracy.
 
-    The teacher classifies at most 2,000 images, which are evenly spaced in the set. It is refused if random guessing
-    would classify at least as many images correctly with a probability above 1 per cent. If there are fewer than 50
-    images, a warning is given instead of an error.
+    The teacher classifies at most 2,000 images, which are evenly spaced in the set. Its number of correct predictions
+    is compared with random guessing in a one-sided binomial test. If the p-value is above 1 per cent, the teacher is
+    refused, or a warning is given if there are fewer than 50 images.
 
     Args:
         teacher: the network.

@@ -38,9 +38,9 @@ class View(NamedTuple):
 
     Attributes:
         images: the views, float [B, C, H, W].
-        rows: index, within the set, of the image from which each view was made, int64 [B], on the CPU.
-        partner: index, within the batch, of the image with which this image was mixed, int64 [B].
-        share: share of a view that comes from the image in `rows`. The rest comes from the image in `partner`.
+        rows: for each view, the index within the set of its main image, int64 [B], on the CPU.
+        partner: for each view, the index within the batch of the image that was mixed into the main image, int64 [B].
+        share: fraction of every view that comes from its main image, in [0, 1]. The rest comes from the partner.
     """
 
     images: Tensor

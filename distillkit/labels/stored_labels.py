@@ -178,8 +178,9 @@ def stored_soft_labels(
 ) -> StoredLabels:
     """Compute a teacher's soft labels for the views of some epochs, so that others can train without the teacher.
 
-    For each view, the result contains the `top_k` largest logits of `Relabel` in half precision. It does not contain
-    the views, which are recomputed from the seed, the epoch and the batch number.
+    For each view, the result contains the teacher's `top_k` largest logits in half precision, where `top_k` is an
+    option of `Relabel`. The result does not contain the views, which are recomputed from the seed, the epoch and the
+    batch number.
 
         labels = stored_soft_labels(small, protocol, epochs=range(0, 300, 10))
         evaluate(small, test, convnet, protocol=replace(protocol, relabel=labels))

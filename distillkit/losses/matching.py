@@ -70,7 +70,7 @@ def mean_embedding_distance(
 
     Paper: Zhao and Bilen, "Dataset Condensation with Distribution Matching" (WACV 2023), the empirical MMD. With logits
     instead of embeddings, the loss is the second term of FedDM's Eq. 8. The loss sums over features and classes, as in
-    the authors' code, so a good learning rate for the images depends on their numbers.
+    the authors' code, so a good learning rate for the images depends on the numbers of features and classes.
     """
     require_float(real, "real", "N, d")
     require_float(synthetic, "synthetic", "M, d")

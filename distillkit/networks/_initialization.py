@@ -125,10 +125,10 @@ def initialize(network: nn.Module, generator: int | torch.Generator, redraw: Red
     `RandomNetworks` calls this function for every draw, and `build` calls it once. The distributions are PyTorch's
     defaults: Kaiming uniform with a = sqrt(5) for linear and convolution weights, uniform +-1/sqrt(fan_in) for their
     biases, N(0, 1) for embeddings, Xavier for attention, and constants for norms (running statistics are reset) and
-    PReLU. The networks of this package get the same values as from their constructor after `torch.manual_seed`. The
-    constructors of torchvision's networks draw from other distributions; use `KeepInit` to keep their values. Any other
-    module with its own parameters is initialized by its method `initialize(generator)` or, without this method, by
-    `reset_parameters()`. Buffers other than running statistics are unchanged.
+    PReLU. With a seed s, a network of this package gets the same values as if it is constructed after
+    `torch.manual_seed(s)`. The constructors of torchvision's networks draw from other distributions; use `KeepInit` to
+    keep their values. Any other module with its own parameters is initialized by its method `initialize(generator)` or,
+    without this method, by `reset_parameters()`. Buffers other than running statistics are unchanged.
 
     Args:
         network: any `nn.Module`.

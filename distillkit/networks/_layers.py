@@ -190,9 +190,9 @@ def image_shape(shape: Shape) -> Shape:
 def norm_layer(kind: str, channels: int, *, groups: int = 2) -> nn.Module:
     """Create a normalization layer for maps [N, channels, H, W], with a learned scale and shift per channel.
 
-    The kinds "instance" and "layer" are group norms (`nn.GroupNorm`) with one channel per group, and with a single
-    group. `InstanceNorm` returns the same values as `nn.InstanceNorm2d`, but is faster on a CPU, and has correct second
-    derivatives in every mode of automatic differentiation.
+    The kind "layer" creates an `nn.GroupNorm` with a single group. The kind "instance" creates this package's
+    `InstanceNorm`, a group norm with one channel per group. It returns the same values as `nn.InstanceNorm2d`, but is
+    faster on a CPU, and has correct second derivatives in every mode of automatic differentiation.
 
     Args:
         kind: the values that are normalized together: "instance" (each channel of each image), "group" (each of

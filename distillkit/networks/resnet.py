@@ -60,11 +60,11 @@ class CifarResNet(ImageNetwork):
 
     The network has a 3x3 stem, three stages with n basic blocks each, global average pooling to a 64-d embedding and
     one linear layer. The stages have 16, 32 and 64 channels and strides 1, 2, 2. With 10 classes and 3x32x32 images,
-    ResNet-8 has 78,042 parameters and ResNet-20 has 272,474. The shortcuts between stages are 1x1 convolutions with a
-    norm, as in the single-image paper's code. The shortcuts of He et al. have no parameters, so their ResNet-20 has
-    269,722. Convolutions are initialized from N(0, 2 / fan_out), as in the single-image paper's code
-    (models/cifar_resnet.py). The single-image paper is Soni et al., "Federated learning with a single shared image"
-    (CVPR 2024 workshops).
+    ResNet-8 has 78,042 parameters and ResNet-20 has 272,474.
+
+    Two details follow the code (models/cifar_resnet.py) of Soni et al., "Federated learning with a single shared image"
+    (CVPR 2024 workshops). The shortcuts between stages are 1x1 convolutions with a norm, while those of He et al. have
+    no parameters, so their ResNet-20 has 269,722. Convolutions are initialized from N(0, 2 / fan_out).
 
     Args:
         shape: channels, height and width of the images. Images of other heights and widths are accepted, too.

@@ -48,14 +48,14 @@ class RandomNetworks(Configurable):
 
     One network is created, and every draw reinitializes it in place with `networks.initialize`. The network is in eval
     mode, except that batch norm uses batch statistics, because an untrained network has no useful running statistics.
-    The authors' code uses training mode for all layers. Both choices differ only in dropout, which in training mode
-    would draw from the global random state.
+    The authors' code uses training mode for all layers, which differs only in dropout. In training mode, dropout would
+    draw from the global random state.
 
     Paper: Zhao and Bilen, "Dataset condensation with distribution matching" (WACV 2023).
 
     Args:
         factory: function without arguments that returns a network with the device and dtype of the images. The
-            network's weights are overwritten. If it is a `KeepInit(factory)`, every draw instead creates a new network,
+            network's weights are overwritten. If the factory is a `KeepInit`, every draw instead creates a new network,
             and keeps the initialization of its constructor, for example for vision transformers.
         redraw: function `redraw(network, generator)` that sets parameters for which `initialize` has no rule. It is
             called with gradients disabled. A parameter that neither `initialize` nor `redraw` sets keeps its value from
@@ -173,16 +173,16 @@ class NetworkBall(Configurable):
     P. A draw has the parameters w = w_r + rho * eps / ||eps||, so **every draw is on the sphere** around w_r. The paper
     instead clips w_r + eps to the ball of radius rho. The result is the same in practice: ||eps|| is about sqrt(P),
     which is 566 for the 320,010 parameters of ConvNet and much larger than rho = 5, so the clip applies to every draw.
-    It would differ only for networks of fewer than about rho^2 = 25 parameters. Each parameter changes by about rho /
-    sqrt(P), which is 0.009 for ConvNet. Buffers, such as running statistics, are those of `network`, and the networks
-    are in eval mode.
+    The results would differ only for networks of fewer than about rho^2 = 25 parameters. Each parameter changes by
+    about rho / sqrt(P), which is 0.009 for ConvNet. Buffers, such as running statistics, are those of `network`, and
+    the networks are in eval mode.
 
     Paper: Xiong et al., "FedDM: iterative distribution matching for communication-efficient federated learning" (CVPR
     2023), section 3.2 and Eq. 15.
 
     Args:
         network: network at the center, w_r; it is not changed.
-        radius: radius of the ball, rho > 0, in units of the parameters. The paper uses 5.
+        radius: radius of the ball, rho > 0, the L2 distance between parameter vectors. The paper uses 5.
     """
 
     fixed = False

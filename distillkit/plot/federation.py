@@ -115,11 +115,12 @@ def curves(
     Args:
         histories: mapping from the names of methods to their runs, for example one run per seed; or a single run. A run
             is a list of rows, one per round, or an object with an attribute `rows`, such as `fl.Run`. Each row is a
-            mapping with the keys `round`, `y` and `x`. For a method without rounds, pass a list with one value per run,
-            whose mean is drawn as a dashed horizontal line.
+            mapping from column names to values, with a column "round" and the columns that you pass as `x` and `y`. For
+            a method without rounds, pass a list with one value per run, whose mean is drawn as a dashed horizontal
+            line.
         x: quantity on the x axis: "round", or a column with a cost, which is accumulated over the rounds. "bytes",
-            "bytes_up" and "bytes_down" are drawn in MB (10^6 bytes). If rows have no column `bytes`, it is `bytes_up +
-            bytes_down`. Other examples are "client_seconds" and "seconds".
+            "bytes_up" and "bytes_down" are drawn in MB (10^6 bytes). If rows have no column "bytes", the sum of
+            "bytes_up" and "bytes_down" is used. Other examples are "client_seconds" and "seconds".
         y: name of the column on the y axis. If it begins with "accuracy", the values are fractions, which are drawn in
             per cent. Rounds without this column are not drawn, but their cost is counted.
         ax: the axes to draw into; default: the axes of a new figure.

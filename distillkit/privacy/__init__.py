@@ -15,8 +15,8 @@ Where to find what in this package:
   defines the events that a ledger records. `_child_ledger.py` contains the ledgers that run on other machines. An
   `Account` combines a ledger with the client whose data are charged and the round that is recorded.
 - Where is epsilon computed? `accounting/composition.py` (`compose`); `accounting/planning.py` inverts it.
-- Where does user code run on records? Nowhere. `capture/` traces the code once, on one example without values, and only
-  the resulting fixed graph is evaluated on records.
+- Where does user code run on records? Nowhere. `capture/` traces the code once, on a fake tensor, which has a shape but
+  no values. Only the resulting fixed graph is evaluated on records.
 - Where are inputs refused? `validation/` checks the data, the options and delta, and refuses networks and losses that
   mix examples. `errors.py` defines the errors, `assumptions.py` the inputs that each entry point assumes to be public.
 """

@@ -66,14 +66,15 @@ class Chain:
         self._hashes.append(hashlib.sha256(self._hashes[-1].encode() + raw).hexdigest())
 
     def read(self, raw: bytes, line: dict[str, Any]) -> bool:
-        """Add a line to the chain if its field "after" contains the hash of all lines before it.
+        """Add a line that was read from the file to the chain, unless it contradicts the chain.
 
         Args:
             raw: bytes of the line without the line break.
             line: the same line, parsed. The field "after" is removed from it.
 
         Returns:
-            Whether the line was added. A line without the field is added if no earlier line has the field.
+            Whether the line was added. A line with the field "after" is added if the field contains the hash of all
+            lines before it. A line without the field is added if no earlier line has the field.
         """
         after = line.pop(_AFTER, None)
         if after is None and not self._started:
@@ -86,9 +87,9 @@ class Chain:
         return True
 
     def texts(self, lines: Sequence[dict[str, Any]]) -> list[bytes]:
-        """Convert lines that will be appended to bytes, with the field "after" and without line breaks.
+        """Return each of the next lines of the file as bytes, with the field "after" and without the line break.
 
-        The lines are not yet added to the chain.
+        The lines are not added to the chain, because they have not been written yet.
 
         Raises:
             ValueError: a line contains NaN or infinity.

@@ -187,7 +187,8 @@ def user_picture_list(
     """Return the `PictureList` of a dataset whose pictures belong to users, with the column `user`.
 
     Args:
-        dataset: name of the dataset, for example "leaf-celeba" if `open_leaf_celeba` opens it.
+        dataset: name of the dataset. It determines the name of the function that opens the dataset, for error messages:
+            "leaf-celeba" gives `open_leaf_celeba`.
         files, labels, classes: as in `PictureList`.
         owners: names of the users to whom the pictures belong: for each part, one name per picture.
         users: names of all users. The column `user` contains indices into this list.

@@ -41,7 +41,7 @@ def load_celeba(
     normalization: Normalization | None = None,
     progress: bool = True,
 ) -> Split:
-    """Load CelebA (Liu et al., ICCV 2015), faces by person, from the authors' files, as torchvision arranges them.
+    """Load CelebA (Liu et al., ICCV 2015), pictures of the faces of celebrities, in torchvision's file layout.
 
     Use it for a binary or multi-label task whose clients are real people. The column `user` identifies the person in
     each picture. The authors' training, validation and test sets contain different people.
@@ -80,7 +80,7 @@ def open_celeba(
     workers: int | None = None,
     progress: bool = True,
 ) -> StoredSplit:
-    """Open CelebA, faces by person, like `load_celeba`, but read pictures only when they are needed.
+    """Open CelebA, pictures of faces, like `load_celeba`, but read pictures only when they are needed.
 
     Args:
         path, attributes, channels, normalization, progress: as in `load_celeba`.

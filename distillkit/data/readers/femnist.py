@@ -1,4 +1,4 @@
-"""Reader of FEMNIST, handwritten characters by writer, in LEAF's layout."""
+"""Reader of FEMNIST, handwritten characters of many writers, in LEAF's layout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SOURCE = "LEAF's data/femnist (https://github.com/TalwalkarLab/leaf): ./preproc
 def load_femnist(
     path: AnyPath, *, size: Size | None = None, channels: int | None = None, normalization: Normalization | None = None
 ) -> Split:
-    """Load FEMNIST (Caldas et al., "LEAF", 2018), gray 28x28 characters of 62 classes by writer, from LEAF's files.
+    """Load FEMNIST (Caldas et al., "LEAF", 2018), gray 28x28 handwritten characters of 62 classes, from LEAF's files.
 
     Use it for clients that are real people. The column `user` identifies the writer of each image.
 

@@ -38,7 +38,7 @@ def load_flair(
     normalization: Normalization | None = None,
     progress: bool = True,
 ) -> Split:
-    """Load FLAIR (Song et al., NeurIPS 2022), photos by user with several labels each, from its authors' files.
+    """Load FLAIR (Song et al., NeurIPS 2022), photos of Flickr users, each photo with several labels.
 
     Use it for multi-label tasks whose clients are real people. The column `user` identifies the user of each photo.
     There are 429,078 photos of 51,414 users. The authors' training, validation and test sets have different users.
@@ -75,7 +75,7 @@ def open_flair(
     workers: int | None = None,
     progress: bool = True,
 ) -> StoredSplit:
-    """Open FLAIR, photos by user with several labels each, like `load_flair`, but read photos only when needed.
+    """Open FLAIR, photos with several labels each, like `load_flair`, but read photos only when they are needed.
 
     Args:
         path, labels, channels, normalization, progress: as in `load_flair`.
