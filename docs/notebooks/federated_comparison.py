@@ -90,7 +90,7 @@ study.table(columns=["bytes_up"]).without("best % *", "best of the seeds' mean %
 study.curves()
 
 # %% [markdown]
-# FedDM's messages do not have the size of weights, so the next cell draws the same curves over the bytes sent.
+# FedDM's messages and weights differ in size, so the next cell draws the same curves over the bytes sent.
 
 # %%
 study.curves(by="bytes")
@@ -114,8 +114,9 @@ from distillkit.study import tuning_table
 tuning_table("runs/sites")
 
 # %% [markdown]
-# Each run can be repeated from its folder. `fl.study.repeat` does this and gets a result with the same hash. The next
-# notebook and `attacks.report` show what FedDM's images reveal about the sites' own images.
+# Each run can be repeated from its folder. `fl.study.repeat` does this and gets a result with the same hash. The
+# notebook "Membership inference and gradient inversion" and `attacks.report` show what FedDM's images reveal about
+# the sites' own images.
 
 # %%
 import fl.study

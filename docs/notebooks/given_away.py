@@ -44,9 +44,9 @@ shadows = run_shadows(pipeline, runs, progress=False)
 shadows
 
 # %% [markdown]
-# Each shadow model is once the target, and the attacks can use all other shadow models. The attack `threshold` uses
-# only the target. For each picture, LiRA and RMIA compare the target with models that were trained on the picture and
-# models that were not.
+# Each shadow model is the target once, and the attacks on it can use all other shadow models. The attack `threshold`
+# uses only the target. For each picture, LiRA and RMIA compare the target with models that were trained on the
+# picture and models that were not.
 
 # %%
 fpr = 0.02
@@ -58,8 +58,8 @@ for name, attack in found.items():
 # **Interpretation.** TPR is the share of training pictures that the attack finds at the given false-positive rate.
 # For random guessing, the TPR equals the false-positive rate. If the interval of the TPR contains the false-positive
 # rate, the attack is therefore not shown to work. The AUC averages over all thresholds, and can hide that a few
-# pictures are identified with certainty. How reliable a positive result is depends on the prior probability of
-# membership:
+# pictures are identified with certainty. The next cell computes the probability that a picture found by the attack is
+# a member. This probability depends on the prior probability of membership:
 
 # %%
 name, best = max(found.items(), key=lambda item: item[1].tpr.value)

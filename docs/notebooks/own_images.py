@@ -58,8 +58,9 @@ from distillkit import plot
 plot.grid(sets[sizes[-1]])
 
 # %% [markdown]
-# The condensed pictures started from real ones and still resemble them, so they are not private. The third notebook
-# shows attacks, and `condense_private` makes sets with a privacy guarantee.
+# The condensed pictures started from real ones and still resemble them, so they are not private. The notebook
+# "Membership inference and gradient inversion" shows attacks, and `condense_private` makes sets with a privacy
+# guarantee.
 #
 # ## Compare with random pictures
 #
