@@ -127,7 +127,7 @@ class AggregatedReplies(Message):
         return found
 
     def sum(self, entry: Entry[Any]) -> Any:
-        """Return the sum of the values times their weights before any division, in float64.
+        """Return the weighted sum of the clients' values, in float64. It is not divided by the sum of the weights.
 
         Args:
             entry: entry whose rule is `mean` or `sum`. For a dict of tensors, the result is a mapping, name -> tensor.

@@ -60,14 +60,14 @@ class FedCOG(AddOn):
     other iterates. See `distillkit.generate.invert` for the formula of the disagreement.
 
     Args:
-        start_round: first round in which clients generate images; the paper trains 50 rounds without.
+        start_round: first round in which clients generate images; the paper trains without them for 50 rounds.
         images: largest number of images that a client generates in a round; rounding may reduce it.
         steps, lr: number of steps and learning rate of Adam on the pixels.
         disagreement: weight, at least 0, of 1 - JS in the loss on the pixels. JS is the Jensen-Shannon divergence
             between the predictions of the global model and of the client's last model.
         divergence: formula of JS, "clamped" (the authors' code) or "jensen_shannon".
-        weight: lambda_kd, the weight of the distillation; 0 disables the add-on. None: the shares with N_real and N_syn
-            above.
+        weight: lambda_kd, the weight of the distillation; 0 disables the add-on. None: the real and the generated
+            images are weighted by N_real and N_syn, as in the formula above.
         batch: number of generated images per step; default: the method's `batch`.
         labels: target of the distillation: the global model's logits ("soft"), or its predicted class ("hard").
         targets: classes of the generated images: those that balance the client's classes ("complement"), or equally

@@ -141,7 +141,7 @@ def require_matches(patterns: Sequence[str], names: Sequence[str], what: str) ->
 def trial_trainings(
     settings: Settings, addons: Sequence[AddOn], server: Server, send: Callable[[Server, int], Message]
 ) -> Iterator[Local]:
-    """Prepare a training on noise images for each architecture that a client has, and yield its `Local` object.
+    """Prepare a training on noise images for each architecture that any client has, and yield its `Local` object.
 
     The caller passes the object to the hook `AddOn.dry_run`. Every add-on has already run `before_training` on it, but
     no training step has run. If no add-on overrides `dry_run`, the function yields nothing.

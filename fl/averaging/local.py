@@ -168,10 +168,10 @@ class Local:
         return self.settings.networks.prefixed(tensors, self.architecture)
 
     def unprefixed(self, group: Tensors) -> Tensors:
-        """Return the tensors of this client's architecture from those in a message, under the network's own names.
+        """Select the tensors of this client's architecture, and return them under the network's own names.
 
         Args:
-            group: tensors, under the names "architecture/name".
+            group: tensors from a message, under the names "architecture/name".
         """
         return self.settings.networks.unprefixed(group, self.architecture)
 

@@ -99,7 +99,7 @@ def _column(table: Any, what: str, usual: tuple[str, ...], typed: list[str]) -> 
     Args:
         table: table of Hugging Face's `datasets`.
         what: "images" or "labels".
-        usual: usual names of such a column, with which it is found if `typed` is empty.
+        usual: usual names of such a column. They are used only if `typed` is empty.
         typed: names of the table's columns with the feature `Image` or `ClassLabel`.
 
     Raises:
