@@ -69,7 +69,7 @@ def _in_space(low: float, high: float, images: Tensor, normalization: Normalizat
 
 
 def check_labels(labels: Tensor) -> None:
-    """Warn about class indices that do not start at 0 when the number of classes was derived from them.
+    """Warn if the smallest class index is not 0, in a set whose number of classes was derived from the labels.
 
     Args:
         labels: class indices [N].

@@ -55,8 +55,8 @@ def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = 
         what: name of the resource, used in error messages: "the run in runs/a".
         shared: whether other `with` blocks of this process may share the lock. Otherwise these blocks are refused, like
             those of other processes.
-        wait: seconds to wait for a process that is about to end, because workers briefly outlive a killed parent.
-            Default: 5.
+        wait: largest number of seconds to wait for another process to release the lock. Default: 5, because the workers
+            of a killed process end shortly after it.
 
     Raises:
         InUse: another process holds the lock; the message contains its id.

@@ -223,8 +223,8 @@ class Normalization:
 def _sums(pixels: Tensor, around: Tensor | None = None) -> list[float]:
     """Return the sum of each channel's values, or of their squared distances from `around`.
 
-    The images are processed in chunks. The result does not depend on the number of threads: one thread computes each
-    row sum, and `fsum` adds the row sums exactly.
+    The images are processed in chunks. The result does not depend on the number of threads: each row sum is
+    computed by a single thread, and `fsum` adds the row sums exactly.
     """
     found = []
     for chunk in pixels.detach().split(256):

@@ -49,9 +49,10 @@ class _Setting:
         return list(found[:2])
 
     def in_maps(self, output: Tensor, maps: Tensor, weight: Tensor) -> Tensor:
-        """Return the gradient with respect to the convolution's input `maps`, given the gradient of its `output`.
+        """Return the gradient with respect to the convolution's input `maps`.
 
-        On a CPU, an input with at most 4 channels uses a matrix product, which is faster than PyTorch's function.
+        `output` is the gradient of the loss with respect to the convolution's output. On a CPU, if `maps` has
+        at most 4 channels, the result is computed by a matrix product, which is faster than PyTorch's function.
         """
         if self.groups > 1 or maps.shape[1] > 4 or maps.device.type != "cpu":
             return cast(Tensor, self.backward(output, maps, weight, (True, False))[0])

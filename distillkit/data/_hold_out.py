@@ -70,7 +70,7 @@ def hold_out_values(labels: Tensor, values: Tensor, fraction: float) -> tuple[Te
 
     Args:
         labels: class indices int [N]. The class of a value is the class of the first image that has this value.
-            Multi-label rows [N, K] are ignored: the values then form a single class.
+            If the labels are multi-label rows [N, K], all values are treated as one class.
         values: values of the column, int64 [N]. Images with equal values are either all held out, or all used for
             training.
         fraction: share of the values of each class that is held out, in [0, 1).
