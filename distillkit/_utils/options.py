@@ -38,9 +38,10 @@ Rounds = Annotated[tuple[int, ...], _rounds]
 
 
 def check_options(options: Any) -> dict[str, Any]:
-    """Check the fields of a dataclass whose types are those of this module, `Literal`, `bool` or `str`.
+    """Check each field of a dataclass that is annotated with `Literal`, `bool`, `str` or a type defined in this module.
 
-    `None` is accepted if the type allows it. Fields of other types are not checked.
+    The types defined in this module include `Positive` and `Fraction`. `None` is accepted if the type allows it. Fields
+    of other types are not checked.
 
     Args:
         options: an instance of a dataclass.

@@ -15,8 +15,8 @@ def create_thread_pool(workers: int, name: str, intra: int = 1) -> ThreadPoolExe
     """Create a thread pool for tensor computations.
 
     The number of intra-op threads affects rounding, so each worker uses a fixed number. The number of workers does not
-    affect results. When a thread sets its number of intra-op threads, PyTorch also makes this number the default of
-    new threads. This function first makes the calling thread's number the default.
+    affect results. In PyTorch, the number that a worker sets also applies to all threads that have not used their
+    number yet. Therefore this function first fixes the number of the calling thread.
 
     Args:
         workers: number of threads.

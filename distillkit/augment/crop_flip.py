@@ -38,7 +38,7 @@ class CropFlip:
         flip: probability of the flip. Use 0 for digits. The code of "Federated learning with a single shared image"
             uses 0 for MedMNIST.
         cutout: side of the square in pixels; 0 for no cutout. It must be even, and at most the images' height and
-            width. The authors' code rounds odd sides down to even ones.
+            width. The code of Cutout's authors rounds odd sides down to even ones.
 
     The result is differentiable with respect to the images to any order. ZCA-whitened images are converted to pixels,
     padded, and whitened again.

@@ -45,8 +45,9 @@ class DSA:
             multiplied by a factor that is uniform in [0, saturation].
         contrast: strength of the contrast change. The difference of each pixel from the mean of the image is multiplied
             by a factor that is uniform in [contrast, contrast + 1].
-        crop: largest shift, as a fraction of the side. Uncovered pixels are set to zero.
-        cutout: side of the square that is set to zero, as a fraction of the side.
+        crop: largest shift, as a fraction of the image's height (for vertical shifts) or width (for horizontal shifts).
+            Uncovered pixels are set to zero.
+        cutout: height and width of the rectangle that is set to zero, as a fraction of the image's height and width.
         flip: probability of a horizontal flip.
         scale: largest scale. Each axis is scaled independently, by a factor that is uniform in [1/scale, scale].
         rotate: largest rotation in degrees.
@@ -161,10 +162,11 @@ class DSA:
 
 
 def _warp(x: Tensor, matrix: list[Tensor]) -> Tensor:
-    """Transform each image by a linear map of coordinates: output pixel p is input pixel matrix @ p.
+    """Transform each image by a linear map: the output pixel at coordinate p is the input pixel at coordinate M p.
 
-    A coordinate is a pair (column, row), with values from -1 to 1 between the edges of the image. `matrix` has the
-    entries xx, xy, yx and yy, each with one value per image or one for the batch.
+    A coordinate is a pair (column, row), with values from -1 to 1 between the edges of the image. `matrix` lists the
+    entries xx, xy, yx and yy of the 2x2 matrix M. Each entry is a tensor with one value per image, or with one value
+    for the batch.
     """
     xx, xy, yx, yy = (entry.view(-1, 1) for entry in matrix)
     zero = torch.zeros_like(xx)

@@ -100,13 +100,15 @@ class Condensation(PixelDescent):
         return self.images if self.tiles is None else self.tiles.decode(self.images)
 
     def choose_lr(self, compute: Callable[[], tuple[Tensor, Tensor]]) -> None:
-        """Choose the learning rate, unless it is known: the gradient at noise images moves pixels by a fixed amount.
+        """Choose the learning rate if it is None, so that a step along the gradient at noise images has a fixed size.
 
-        The noise replaces the initial images, because these may be near an optimum, where the gradient is small. A rate
-        that was derived from it would be too large.
+        The size of a step is the root mean square of the changes of the pixels. The gradient is computed at noise
+        images, because the initial images may be near an optimum. The gradient is small there, so the rate would be too
+        large.
 
         Args:
-            compute: function that returns the loss and its gradient with respect to the images of `synthetic`.
+            compute: function that returns the loss and its gradient with respect to the synthetic images that
+                `self.synthetic()` returns.
 
         Raises:
             ValueError: the gradient is zero or not finite.
@@ -124,7 +126,7 @@ class Condensation(PixelDescent):
         self.lr = float(f"{_FIRST_CHANGE / statistics.fmean(self.real.normalization.std) / size:.3g}")
 
     def _adjoint(self, gradient: Tensor) -> Tensor:
-        """Return the gradient with respect to the optimized images."""
+        """Convert the gradient of a loss with respect to the synthetic images to one with respect to `self.images`."""
         return gradient if self.tiles is None else self.tiles.adjoint(gradient)
 
     def step(self, loss: Tensor, gradient: Tensor) -> float:

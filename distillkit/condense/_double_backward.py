@@ -107,9 +107,10 @@ def convolve(
 ) -> Tensor:
     """Compute `F.conv2d`, with a double backward pass that skips the second derivative with respect to the weight.
 
-    Use it to differentiate a function of the parameter gradients with respect to `images`. The second derivative is
-    needed if the weight or the bias is not a leaf tensor, because it may then depend on the images. In this case, under
-    autocast, and for a string `padding`, the function calls PyTorch's own convolution.
+    Use it if your loss is a function of the parameter gradients, and you need the gradient of this loss with respect to
+    `images`. The function calls PyTorch's own convolution under autocast, and if `padding` is a string. It also does so
+    if the weight or the bias is not a leaf tensor, because this tensor may depend on the images, and the second
+    derivative is then needed.
 
     Args:
         images: the leaf tensor of images that are optimized. If `input` is this tensor, the first backward pass does

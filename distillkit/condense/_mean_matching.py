@@ -47,7 +47,7 @@ def embedding_means(
     """Return the mean embedding of each class of real images.
 
     The means are the targets of a distribution-matching step. Use this function with `distance_to_means` to write your
-    own loop. It processes the images in chunks and records no autograd graph.
+    own loop. `embedding_means` processes the images in chunks and records no autograd graph.
 
     Args:
         network: network with `features` and `classifier`. If it uses batch statistics, all images are processed

@@ -35,10 +35,10 @@ class ParallelMap:
         self._networks: list[Network] = []
 
     def set_network(self, network: Network) -> None:
-        """Set the network that later calls pass to their function.
+        """Set the network that later calls of this object pass to the function that they apply.
 
-        Call this method again whenever the sampler has drawn a network. This object copies the network for its threads,
-        and these copies are outdated if a draw overwrites `network` in place.
+        Call this method again whenever a `NetworkSampler` has drawn the network of the next step. This object copies
+        the network for its threads, and these copies are outdated if a draw overwrites `network` in place.
         """
         self._networks = [network]
 

@@ -18,18 +18,18 @@ __all__ = ["PixelDescent"]
 
 
 class PixelDescent:
-    """SGD with momentum on the pixels of images, which can be interrupted and resumed with a bit-identical result.
+    """SGD with momentum on pixels, which can be resumed from a saved state with a bit-identical result.
 
-    The class checks that the options are valid, that the loss stays finite, and that a resumed state belongs to the
-    same call.
+    The class checks that the options are valid, and that the loss stays finite. It refuses to resume a state that was
+    saved with other `arguments`.
 
     Args:
         images: initial images, float [N, C, H, W]; changed in place.
-        lr, momentum: learning rate and momentum of SGD. With `lr=None`, the caller sets the attribute `lr` before
-            the first step, and a state holds it.
+        lr, momentum: learning rate and momentum of SGD. With `lr=None`, the caller sets the attribute `lr` before the
+            first step. Saved states contain this value.
         steps: total number of steps, including those that a resumed state has already taken.
         arguments: arguments of the condensing function that affect its results, as JSON values by name. They are stored
-            in a state, and a resumed call must have equal ones.
+            in every saved state. A call that resumes a state must have equal arguments.
         seed: seed of the caller's random draws. A resumed descent uses the seed in its state.
         resume: a state from `Progress.state()`, or the path of a file with a state. None starts from the beginning.
         identity: function that returns fingerprints of the data and the network, which are added to `arguments`.

@@ -47,7 +47,7 @@ class Progress:
         live: the tensors that make up the condenser's state. The condenser changes them in place, so use `state()`,
             which copies them.
         arguments: function that returns the condenser's arguments as a tensor (see `pack_arguments`). It is slow,
-            because it also computes fingerprints.
+            because it also computes fingerprints (hashes) of the data and the networks.
     """
 
     step: int
@@ -60,7 +60,8 @@ class Progress:
     def state(self) -> State:
         """Return a copy of the condenser's state. Pass it as `resume=` to continue with a bit-identical result.
 
-        Call this method inside the callback. After the callback returns, the condenser changes the tensors.
+        Call this method before your `callback` function returns. The condenser then continues, and overwrites the
+        tensors from which the copy is made.
         """
         state = {name: tensor.detach().clone() for name, tensor in self.live.items()}
         return state if self.arguments is None else {**state, "arguments": self.arguments().clone()}
@@ -91,7 +92,9 @@ def call_identity(real: LabeledImages, networks: NetworkSampler) -> dict[str, An
 
 
 def save_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> Path:
-    """Write a condenser's state atomically to a single `.safetensors` file. Call this function in the callback.
+    """Write a condenser's state atomically to a single `.safetensors` file.
+
+    Call this function in the function that you pass to the condenser as `callback=`.
 
     Args:
         path: path of the file.

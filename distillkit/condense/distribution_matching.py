@@ -63,8 +63,8 @@ def distribution_matching(
 
         sum over classes c of || mean phi(real images of c) - mean phi(synthetic images of c) ||^2.
 
-    The squared norm is a sum over the dimensions of the embedding, so a good `lr` depends on its size. These settings
-    reproduce the papers:
+    The squared norm is a sum over the dimensions of the embedding, so a good `lr` depends on the number of dimensions.
+    These settings reproduce the papers:
 
     | paper | networks | match | augment | steps |
     |---|---|---|---|---|
@@ -96,8 +96,8 @@ def distribution_matching(
             Pass `FixedNetwork(network, cache=False)` to use random batches.
         lr: learning rate of SGD on the pixels. The papers use 1; DM uses 10 for 100 or more images per class. None
             chooses a rate for the image size, network and objective: one step along the gradient at noise images
-            changes pixels in [0, 1] by 0.05 (root mean square). `info["lr"]` is the rate. If you divide classes over
-            several calls, pass the same number to all of them.
+            changes pixels in [0, 1] by 0.05 (root mean square). `info["lr"]` is the rate. If you condense different
+            classes in separate calls, pass the same number as `lr` to all calls.
         momentum: momentum of SGD, in [0, 1).
         augment: augmentation of real and synthetic images. In each step, the real and synthetic images of a class get
             the same random transformation (Siamese).
@@ -113,9 +113,9 @@ def distribution_matching(
 
     Returns:
         A set of `ipc` images per class, sorted by class, in the same normalized space. Pixels are never clipped. If
-        they move far outside [0, 1], a warning advises a lower `lr`. Its `info` describes how it was made: the options,
-        versions and `seed`. It also lists the classes without real images (`absent`) and the classes whose initial
-        images repeat (`with_replacement`).
+        they move far outside [0, 1], a warning advises a lower `lr`. The `info` of the set describes how the set was
+        made: the options, versions and `seed`. It also lists the classes without real images (`absent`) and the classes
+        whose initial images repeat (`with_replacement`).
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message says which.
@@ -178,9 +178,15 @@ class _ClassMatching:
     chunk: int | None
 
     def own_distance(self, network: Network, step: int, limit: int, loss: Match) -> tuple[Tensor, Tensor]:
-        """Return the sum over classes of the user's `loss`, and its gradient with respect to the synthetic images.
+        """Compute the loss with the user's function, and the gradient of the loss with respect to the synthetic images.
 
-        Each class uses at most `limit` real images.
+        The loss is the sum over classes of the function's value for the embeddings of real and synthetic images.
+
+        Args:
+            network: network that computes the embeddings.
+            step: index of the optimization step, from which the random draws of this step are derived.
+            limit: largest number of real images that are sampled from each class.
+            loss: the user's function, the argument `match` of `distribution_matching`.
         """
         run, classes, images = self.run, list(self.run.rows), self.run.synthetic().split(self.run.counts)
 

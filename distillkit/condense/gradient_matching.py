@@ -104,18 +104,19 @@ def gradient_matching(
 
     Returns:
         A set of `ipc` images per class, sorted by class, in the same normalized space. Pixels are never clipped. If
-        they move far outside [0, 1], a warning advises a lower `lr`. Its `info` describes how it was made. It also
-        lists the classes without real images (`absent`) and the classes whose initial images repeat
+        they move far outside [0, 1], a warning advises a lower `lr`. The `info` of the set describes how the set was
+        made. It also lists the classes without real images (`absent`) and the classes whose initial images repeat
         (`with_replacement`).
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message says which.
         FloatingPointError: the loss is not finite.
 
-    Deviations from the authors' code: Random draws derive from the seed, not from the clock. `loops_for` accepts every
-    `ipc`. Exactly `iterations` iterations are run, not one more. Before a matching step, the running statistics of
-    batch norm are set to those of a batch of all classes. The authors' code moves them only a tenth of the way from
-    their initial values, 0 and 1, to those of the batch.
+    Deviations from the authors' code: Random draws derive from the seed, not from the clock. Default numbers of loops
+    exist for every `ipc` (see `loops_for`), not only for the published values. Exactly `iterations` iterations are run,
+    not one more. Before a matching step, the running statistics of batch norm are set to those of a batch of all
+    classes. The authors' code moves them only a tenth of the way from their initial values, 0 and 1, to those of the
+    batch.
     """
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     networks = require_sampler(networks)
@@ -157,7 +158,10 @@ def gradient_matching(
 def _match(
     run: Condensation, trained: TrainedNetwork, step: tuple[int, int], limit: int, metric: Metric
 ) -> tuple[Tensor, Tensor]:
-    """Return the sum of the classes' distances, and its gradient with respect to all synthetic images.
+    """Return the distance between gradients on real and synthetic images, and the gradient of this distance.
+
+    For each class, the distance is computed between the parameter gradients on its real and on its synthetic images.
+    The distances of all classes are added. The gradient of the sum is computed with respect to all synthetic images.
 
     Args:
         run, trained, step, limit, metric: see `_match_class`.

@@ -139,7 +139,10 @@ def stitch(
 
 @dataclass(frozen=True)
 class _Scoring:
-    """Selection of random crops by score, the log-probability that `observer` predicts for the true class."""
+    """Selection of the best of several random crops of each real image.
+
+    The score of a crop is the log-probability that the trained network `observer` predicts for its true class.
+    """
 
     observer: nn.Module
     factor: int
@@ -178,7 +181,10 @@ class _Scoring:
         return torch.cat(best), torch.cat(scores)
 
     def _cut(self, picture: Tensor, box: Sequence[int]) -> Tensor:
-        """Crop `picture` to `box` (top, left, height, width), and resize the crop to [C, H // factor, W // factor]."""
+        """Crop a picture [C, H, W] to `box` (top, left, height, width), and resize the crop.
+
+        The size of the result is [C, H // f, W // f], where f is `self.factor`.
+        """
         top, left, height, width = box
         crop = picture[:, top : top + height, left : left + width]
         size = (picture.shape[1] // self.factor, picture.shape[2] // self.factor)
@@ -187,7 +193,7 @@ class _Scoring:
         return F.interpolate(crop[None], size, mode="bilinear", antialias=True, align_corners=False)[0]
 
     def _score(self, cut: Tensor, c: int, size: tuple[int, int]) -> Tensor:
-        """Return the log-probabilities of class `c` that the observer gives to crops, float64 on the CPU.
+        """Return the log-probabilities of class `c` that the network `observer` predicts for crops, float64 on the CPU.
 
         Each crop in `cut` is placed in the middle of an image of zeros with the given `size` (height, width).
         """

@@ -60,7 +60,8 @@ def fit_to_gradient(
         chunk, callback, resume, progress: as in `gradient_matching`, except that `Progress` counts steps.
 
     Returns:
-        A set with the labels of `synthetic`, but without its other columns, because they describe the initial images.
+        A set with the optimized images and the labels of `synthetic`. Its `columns`, which contain further data of each
+        image, are empty, because those of `synthetic` describe the initial images.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or the target's names or shapes differ from those of the
@@ -98,7 +99,7 @@ def fit_to_gradient(
 def _match_targets(
     network: nn.Module, target: Mapping[str, Tensor] | Sequence[Tensor]
 ) -> tuple[list[nn.Parameter], list[Tensor]]:
-    """Check `target`, and return the parameters that it contains and their target gradients."""
+    """Check the target gradients, and return the parameters for which `target` has a gradient, and these gradients."""
     named = dict(network.named_parameters())
     if not isinstance(target, Mapping):
         target = check.sequence(target, "target", "tensors, one per parameter, if not a mapping")

@@ -47,7 +47,8 @@ class SplitBuilder:
         """Build a split whose normalized images are in memory.
 
         Args:
-            pixels: pixels of each part, float [N, C, H, W] in [0, 1]. They are overwritten by the normalized images.
+            pixels: pixels of each part of the split ("train", "test" and possibly "validation"), float [N, C, H, W] in
+                [0, 1]. They are overwritten by the normalized images.
         """
         normalization = self.normalization or Normalization.of(pixels["train"])
         sets = {}
@@ -63,8 +64,8 @@ class SplitBuilder:
         """Build a split whose images stay in a cache.
 
         Args:
-            cache: cache with the pictures of all parts.
-            rows: indices of each part's pictures in the cache.
+            cache: cache with the pictures of all parts of the split ("train", "test" and possibly "validation").
+            rows: for each part, the indices of its pictures in the cache.
         """
         normalization = self.normalization or cached_normalization(cache.sums[rows["train"]], cache.file.shape)
         sets = {
@@ -96,7 +97,8 @@ def assemble_raw(
     """Build a `Split` from raw images and labels.
 
     Args:
-        raw: images and labels of each part; images are [N, C, H, W], uint8 or float in [0, 1].
+        raw: images and labels of each part ("train", "test" and possibly "validation"); images are [N, C, H, W], uint8
+            or float in [0, 1].
         classes: class names, in label order.
         dataset: name of the dataset.
         size, channels, normalization: as in `load`.

@@ -1,4 +1,4 @@
-"""Cache of decoded pictures in a file, which several threads write once. An interrupted write is resumed.
+"""Cache of decoded pictures in a file. Several threads write it together. An interrupted write is resumed.
 
 A cache of N pictures [C, H, W] consists of two files in a folder. `<name>.npy` contains the pictures as a NumPy array,
 uint8 [N, C, H, W]. `<name>.safetensors` contains the hash of each picture's bytes and the sums of its channels. The
@@ -69,10 +69,11 @@ class Cache:
 def cached_normalization(sums: Tensor, shape: Shape) -> Normalization:
     """Return the normalization by mean and standard deviation of cached pictures, without reading the pictures.
 
-    The result equals that of `Normalization.of` on the pictures up to rounding, because the sums are exact.
+    The mean and standard deviation are computed from each picture's sum of byte values and sum of squares. The result
+    equals that of `Normalization.of` on the pictures up to rounding, because the sums are exact.
 
     Args:
-        sums: the rows of `Cache.sums` to use, int64 [n, 2, C].
+        sums: sum and sum of squares for each picture and channel, int64 [n, 2, C]: rows of `Cache.sums`.
         shape: shape (C, H, W) of a picture.
 
     Raises:
@@ -203,7 +204,7 @@ class CacheWriter:
         return missing
 
     def write(self, begin: int, pictures: Sequence[Tensor]) -> None:
-        """Write consecutive pictures, and then their hashes and sums.
+        """Write consecutive pictures, and then the hash of each picture and the values of `Cache.sums` for it.
 
         Args:
             begin: index of the first picture.
@@ -287,7 +288,7 @@ def _start_of(pixels: Path, count: int, shape: Shape) -> int:
 
 @contextmanager
 def _writable(where: Path, size: int) -> Iterator[None]:
-    """Create the folder of a cache, and give OSErrors from the `with` block, which writes the cache, a clear message.
+    """Create the folder of a cache. Clarify the message of an OSError in the `with` block, which writes the cache.
 
     Raises:
         OSError: the folder cannot be created or written, for example because the disk is full. The message says how to

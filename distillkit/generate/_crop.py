@@ -1,4 +1,4 @@
-"""Rendering of one random crop of `Patches` from its parameters."""
+"""Rendering of a random crop from its parameters, such as position and rotation. `Patches` draws these parameters."""
 
 from __future__ import annotations
 

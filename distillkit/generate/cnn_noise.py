@@ -1,4 +1,4 @@
-"""Class-separable noise images from small untrained CNNs."""
+"""Noise images of several classes, which a network can learn to distinguish, from small untrained CNNs."""
 
 from __future__ import annotations
 
@@ -171,7 +171,10 @@ def _decorrelate(network: nn.Module, latents: Tensor, steps: int, generator: tor
 
 @torch.no_grad()
 def _calibrate(network: nn.Module, latents: Tensor, generator: torch.Generator) -> None:
-    """Set the running statistics of batch norm from up to 256 latents, so that images do not depend on chunks."""
+    """Set the running statistics of batch norm from up to 256 latents.
+
+    The generated images then do not depend on how many latents are processed in one forward pass.
+    """
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = 1.0

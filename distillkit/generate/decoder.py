@@ -1,4 +1,4 @@
-"""Parametrization of the images of `invert` by a generator network, and a small generator network."""
+"""Generator networks whose weights and latents `invert` optimizes in place of pixels."""
 
 from __future__ import annotations
 

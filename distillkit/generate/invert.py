@@ -84,18 +84,19 @@ def invert(
             `TiledImages`. With a `LatentDecoder`, the latents and weights of a generator network are optimized.
         normalization: normalization that the networks expect.
         batch: number of images, after decoding, that are optimized together. A smaller number needs less memory. The
-            default is 256 if the images of a batch share BatchNorm statistics or a generator network. Otherwise the
-            default depends on the device, and does not affect the result.
+            default is 256 in two cases. First, the images of a batch share BatchNorm statistics, because `batch_norm`
+            is above 0 or a network normalizes by the statistics of the batch. Second, they share the generator network
+            of a `LatentDecoder`. Otherwise the default depends on the device, and does not affect the result.
         generator: seed or random generator. It is used to draw the initial images from N(0, 1) in the normalized space
             or, with a `LatentDecoder`, the latents and the weights of the generator network.
         progress: whether to show a progress bar.
 
     Returns:
-        A set on the teacher's device, labeled with the targets. Each image (with `Tiles`, each stored image) is its
-        iterate with the lowest loss, and the column `"logits"` contains the teacher's logits for it. Without a
-        `LatentDecoder`, pixels may be outside [0, 1]. The `info` of the set contains the mean `loss` and
-        `target_accuracy`, the share of images for which the teacher predicts the target. For multi-label targets, it is
-        the share of labels.
+        A set on the teacher's device, labeled with the targets. For each image, the Adam iterate with the lowest loss
+        is returned. (With `Tiles`, this applies to each stored image.) The column `"logits"` contains the teacher's
+        logits for each image. Without a `LatentDecoder`, pixels may be outside [0, 1]. The `info` of the set contains
+        the mean `loss` and `target_accuracy`, the share of images for which the teacher predicts the target. For
+        multi-label targets, it is the share of labels.
 
     Raises:
         TypeError, ValueError: an argument is invalid, `batch_norm` is set for a network without BatchNorm, or the loss
@@ -107,8 +108,9 @@ def invert(
     Deviations: FedCOG's code returns the images of the last step, because it keeps a reference to the optimized images
     instead of a copy of the best ones, and it pairs these images with logits of an earlier step. The code of both
     papers computes norms and clamps over the batch. Here each image has its own loss, so the batch size changes images
-    only by rounding errors, unless they share BatchNorm statistics or a generator network. FedCOG passes the
-    generator's pixels in [0, 1] to networks that expect normalized images; here the pixels are normalized first.
+    only by rounding errors, unless the images of a batch share BatchNorm statistics or a generator network. FedCOG
+    passes the generator's pixels in [0, 1] to networks that expect normalized images; here the pixels are normalized
+    first.
     """
     steps = check.positive_int(steps, "steps", least=0)
     lr = check.real_number(lr, "lr", above=0.0)
@@ -212,14 +214,14 @@ def _best_iterates(
     betas: tuple[float, float],
     shown: Bar,
 ) -> tuple[Tensor, float]:
-    """Minimize the loss of a batch of images with Adam, and return the iterate of each image with the lowest loss.
+    """Minimize the loss of a batch of images with Adam. For each image, return the iterate that has the lowest loss.
 
     With `Tiles`, each stored image is decoded to several images, and its loss is the sum of their losses. Without
     `Tiles`, the stored images are the images.
 
     Args:
         objective: the loss.
-        targets: target of each decoded image.
+        targets: class index of each decoded image, int [M], or its multi-label row, float [M, K].
         free: the tensors to optimize.
         draw: function that computes the stored images from the tensors in `free`.
         decode: function that decodes stored images to images.

@@ -17,7 +17,7 @@ _SLOPE, _GAIN = 0.2, math.sqrt(2)
 
 
 def _base_and_doublings(size: int) -> tuple[int, int]:
-    """Return (base, doublings) such that base * 2^doublings is at least `size`, with a base of 4 to 8 pixels."""
+    """Return the side of the first feature maps in pixels, 4 to 8, and how often it is doubled to reach `size`."""
     doublings = max(0, int(math.log2(size / 4)))
     return -(-size // 2**doublings), doublings
 

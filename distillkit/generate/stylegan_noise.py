@@ -1,4 +1,4 @@
-"""Class-separable images without data, from an untrained StyleGAN2 or from upsampled Gaussian noise."""
+"""Noise images of several classes, made without real data by an untrained StyleGAN2 or from Gaussian noise."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def stylegan_noise(
 ) -> LabeledImages:
     """Generate VHL's virtual data: images from an untrained StyleGAN2, with a latent mean for each class.
 
-    All clients can share this set, because it needs no real data. A network can learn to distinguish its classes.
+    All clients can share this set, because it needs no real data. The classes of the set differ enough that a network
+    can learn to distinguish them.
 
     Class k has a latent mean mu_k ~ N(0, mean_std^2), and each of its images has a latent z ~ N(mu_k, sample_std^2).
     The generator uses only the direction of a latent, so the separation of the classes depends only on the ratio
@@ -47,7 +48,7 @@ def stylegan_noise(
 
     Args:
         num_classes: number of classes K.
-        per_class: number of images per class. VHL's authors use either 200 or 5,000; their code leaves this open.
+        per_class: number of images per class. The code of VHL's authors does not show whether they use 200 or 5,000.
         size: height and width, at least 4; see `StyleGAN2` for sizes that are not a power of two.
         channels: number of channels C of the images.
         latent: length of a latent vector. VHL uses 64, or 256 for 100 and 200 classes.

@@ -15,11 +15,11 @@ def stored_logits(logits: Tensor, top_k: int | None) -> tuple[Tensor, Tensor | N
 
     Args:
         logits: float [N, K].
-        top_k: number of largest logits to keep in each row; None keeps all.
+        top_k: number k of largest logits to keep in each row. None keeps all K logits.
 
     Returns:
-        The kept logits, [N, k], and the class index of each, int64 [N, k]. If all logits are kept, column k belongs
-        to class k, and None is returned instead of the indices.
+        The kept logits, [N, k], and the class index of each, int64 [N, k]. If all logits are kept, they are in the
+        order of the classes, and None is returned instead of the class indices.
     """
     values = (logits - logits.amax(1, keepdim=True)).clamp_min(_LEAST)
     if top_k is None or top_k >= logits.shape[1]:

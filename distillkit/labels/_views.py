@@ -38,8 +38,10 @@ class View(NamedTuple):
 
     Attributes:
         images: the views, float [B, C, H, W].
-        rows: for each view, the index within the set of its main image, int64 [B], on the CPU.
-        partner: for each view, the index within the batch of the image that was mixed into the main image, int64 [B].
+        rows: for each view, which image is its main image, as an index into all images that were passed to `views`;
+            int64 [B], on the CPU.
+        partner: for each view, which image of this batch was mixed into its main image, as an index into the batch;
+            int64 [B].
         share: fraction of every view that comes from its main image, in [0, 1]. The rest comes from the partner.
     """
 
@@ -75,10 +77,11 @@ def mixed_batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the views of one epoch in batches, with their labels.
 
-    The label of a view is the average of the labels of the two images that are mixed, weighted by their shares.
+    A view is an augmented image. If `options.mix` is not None, another image of the batch is mixed into it. The label
+    of the view is then the average of the labels of the two images, weighted by their shares of the view.
 
     Args:
-        images: the images of the set, float [N, C, H, W].
+        images: float [N, C, H, W].
         rows: soft or one-hot labels of the images, float [N, K].
         options, seed, epoch: as in `views`.
     """

@@ -55,12 +55,15 @@ class CutMix:
         check_options(self)
 
     def __call__(self, images: Tensor, generator: int | torch.Generator) -> Mixed:
-        """Mix the images of a batch, and return them with their partners and shares.
+        """Mix each image of a batch with another image of the batch, its partner.
 
         Args:
             images: float [N, C, H, W].
             generator: int seed, or generator for all random draws. The number of draws does not depend on the pixel
                 values.
+
+        Returns:
+            The mixed images, the indices of their partners, and the share that each image keeps; see `Mixed`.
         """
         kept, partner = _draw(images, generator := as_generator(generator), self.alpha, self.probability)
         h, w = images.shape[2:]
@@ -96,12 +99,15 @@ class Mixup:
         check_options(self)
 
     def __call__(self, images: Tensor, generator: int | torch.Generator) -> Mixed:
-        """Mix the images of a batch, and return them with their partners and shares.
+        """Mix each image of a batch with another image of the batch, its partner.
 
         Args:
             images: float [N, C, H, W].
             generator: int seed, or generator for all random draws. The number of draws does not depend on the pixel
                 values.
+
+        Returns:
+            The mixed images, the indices of their partners, and the share that each image keeps; see `Mixed`.
         """
         kept, partner = _draw(images, as_generator(generator), self.alpha, self.probability)
         if kept == 1:

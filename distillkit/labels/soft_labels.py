@@ -48,9 +48,9 @@ def soft_labels(
 
     Returns:
         The set with soft labels, float [N, K]. Its columns `logits` [N, K] and `class` [N] contain the teacher's logits
-        and the previous labels. `info["soft_labels"]` records the teacher's class and fingerprint. If `small` has a
-        privacy guarantee, `info["epsilon"]` is the epsilon of `guarantee`. Without `guarantee`, it is None, and
-        `info["reason"]` states why.
+        and the previous labels. `info["soft_labels"]` records the name of the teacher's Python class, and a fingerprint
+        of its weights. If `small` has a privacy guarantee, `info["epsilon"]` is the epsilon of `guarantee`. Without
+        `guarantee`, it is None, and `info["reason"]` states why.
 
     Raises:
         TypeError, ValueError: an argument is invalid, the teacher's accuracy on the pool is not clearly above chance,

@@ -1,4 +1,4 @@
-"""A teacher's soft labels for augmented views, which are stored so that training needs no teacher."""
+"""Stored soft labels of a teacher for augmented views of images. Training with these labels needs no teacher."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FORMAT = "distillkit.StoredLabels/1"
 
 
 class _TrainingViews(Protocol):
-    """Interface of the attributes of `distillkit.training.Protocol` that determine the views.
+    """Interface of the attributes of `distillkit.training.Protocol` that determine the views: the augmented images.
 
     This module cannot import `Protocol`, because the module of `Protocol` imports this one.
     """
@@ -47,18 +47,19 @@ class _TrainingViews(Protocol):
 class StoredLabels:
     """A teacher's soft labels for the views of some epochs, which `stored_soft_labels` computes.
 
-    Pass it as `relabel=` to the `Protocol` for which it was computed. An epoch of training uses the stored views and
-    labels of the same epoch number. If this number is not stored, it uses a stored epoch that is drawn at random from
-    the seed. The views depend only on the stored seed, so all networks are trained on the same views.
+    A view is an augmented image, which may be mixed with another image of its batch. Pass this object as `relabel=` to
+    the `Protocol` for which it was computed. An epoch of training uses the stored views and labels of the same epoch
+    number. If this number is not stored, it uses a stored epoch that is drawn at random from the seed. The views depend
+    only on the stored seed, so all networks are trained on the same views.
 
     Attributes:
-        logits: the teacher's logits in half precision, [E, N, k], for E epochs and N images. The largest logit of each
-            view is subtracted.
+        logits: the teacher's logits in half precision, [E, N, k], for E epochs, N images and the k largest logits of
+            each view. The largest logit of each view is subtracted.
         classes: class index of each logit, integer [E, N, k], or None if the logits of all K classes are stored, in
             order.
         epochs: numbers of the stored epochs, ascending.
         num_classes: number of classes, K.
-        mix: mixing of the views.
+        mix: how each augmented image is mixed with another one, `CutMix` or `Mixup`; None for no mixing.
         temperature, scale_loss: as in `Relabel`. You can change them with `dataclasses.replace`.
         seed: seed of the views.
         made_with: the options of the views, a fingerprint of the images and a description of the teacher, as JSON
@@ -178,9 +179,9 @@ def stored_soft_labels(
 ) -> StoredLabels:
     """Compute a teacher's soft labels for the views of some epochs, so that others can train without the teacher.
 
-    For each view, the result contains the teacher's `top_k` largest logits in half precision, where `top_k` is an
-    option of `Relabel`. The result does not contain the views, which are recomputed from the seed, the epoch and the
-    batch number.
+    A view is an augmented image, which may be mixed with another image of its batch. For each view, the result contains
+    the teacher's `top_k` largest logits in half precision, where `top_k` is an option of `Relabel`. The result does not
+    contain the views, which are recomputed from the seed, the epoch and the batch number.
 
         labels = stored_soft_labels(small, protocol, epochs=range(0, 300, 10))
         evaluate(small, test, convnet, protocol=replace(protocol, relabel=labels))
@@ -188,8 +189,9 @@ def stored_soft_labels(
     Args:
         small: the set to label.
         protocol: a `distillkit.training.Protocol` whose `relabel` is a `Relabel` with a teacher.
-        epochs: numbers of the epochs whose labels are stored, counted from 0. Default: all epochs of the protocol.
-            `train` with the same generator then gives a network that is bit-identical to one trained with the teacher.
+        epochs: numbers of the epochs whose labels are stored, counted from 0. In each other epoch, training uses the
+            views and labels of a stored epoch, which is drawn at random. Default: all epochs of the protocol. `train`
+            with the same generator then gives a network that is bit-identical to one trained with the teacher.
         pool: labeled images on which the teacher's accuracy is checked first; see `soft_labels`.
         generator: an int seed, or a CPU generator from which one seed is drawn in the same way as in `train`.
         progress: whether to show a progress bar.

@@ -38,8 +38,10 @@ def supervised_contrastive(
         other_embeddings: further embeddings from a second source, float [M, d], such as VHL's virtual features or
             FedLGD's global anchors. They are anchors too, as in both papers. Even if they are detached, their loss has
             a gradient with respect to `embeddings`.
-        other_labels: class indices of the second source, int [M], with the same meaning as in `labels`. VHL's
-            classifier has its own outputs for the virtual classes; here, virtual class k nevertheless has the label k.
+        other_labels: class indices of the second source, int [M], with the same meaning as in `labels`, so that
+            embeddings of class k from both sources attract each other. In VHL, the classifier has separate outputs for
+            the classes of the virtual data. In this loss, however, virtual class k has the same label k as the real
+            class.
         temperature: temperature t > 0.
         detach_other: whether to stop gradients to `other_embeddings`, as VHL does. FedLGD's code does not stop them.
         empty: treatment of anchors without positives. "drop" excludes them from the mean. "zero" counts their loss as 0

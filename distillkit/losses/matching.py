@@ -233,9 +233,9 @@ def gradient_distance(
 
 
 def _cosine_distances(a: Tensor, b: Tensor, eps: float) -> Tensor:
-    """Return the sum of 1 - cosine over pairs of rows of `a` and `b`.
+    """Return the sum over i of 1 - the cosine between row i of `a` and row i of `b`.
 
-    A pair with a zero row contributes the constant 1.
+    If one of the two rows is zero, the pair contributes the constant 1.
     """
     norms = row_norms(a) * row_norms(b)
     defined = norms > 0

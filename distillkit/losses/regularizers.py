@@ -45,9 +45,9 @@ def feature_decorrelation(
     - "paper": |K|_F^2 / d^2, where K [d, d] is the correlation matrix of the dimensions. The value is between 1/d, for
       uncorrelated dimensions, and 1.
     - "released": the formula of the authors' code: 1/N times the mean of the squared off-diagonal entries of Z^T Z,
-      where Z [N, d] are the embeddings, standardized by the unbiased standard deviation. The gradient is that of
-      "paper" times (N-1)^2 d / (N (d-1)), so it is about N times as large. The published weight of 0.1 is meant for
-      this variant at batch size 64.
+      where Z [N, d] are the embeddings, standardized by the unbiased standard deviation. Its gradient with respect to
+      the embeddings is that of "paper" times (N-1)^2 d / (N (d-1)), so it is about N times as large. The published
+      weight of 0.1 is meant for this variant at batch size 64.
 
     Args:
         embeddings: float [N, d].
@@ -62,8 +62,8 @@ def feature_decorrelation(
         TypeError, ValueError: `embeddings` is not a float tensor [N, d], or an option is out of range.
 
     Paper: Shi et al., "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning"
-    (ICLR 2023), L_FedDecorr. The norm is computed from the smaller of the matrices Z^T Z and Z Z^T, which have equal
-    norms.
+    (ICLR 2023), L_FedDecorr. The Frobenius norm is computed from the smaller of the matrices Z^T Z and Z Z^T of the
+    standardized embeddings, which have equal norms.
     """
     require_float(embeddings, "embeddings", "N, d")
     check.one_of(variant, "variant", ("paper", "released"))

@@ -49,7 +49,7 @@ class KeepInit(Configurable):
             self.__signature__ = inspect.signature(factory)
 
     def __call__(self, *arguments: Any) -> nn.Module:
-        """Call the factory, and mark the new network as one whose weights are kept.
+        """Call the factory, and mark the new network, so that this package does not redraw its weights.
 
         Args:
             arguments: arguments passed to the factory.
@@ -119,7 +119,8 @@ def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Red
         factory: a function that returns a network. The constructor's weights are overwritten, unless the factory is a
             `KeepInit`.
         generator: int seed, or a CPU generator, whose state advances.
-        redraw: function that sets further parameters; see `initialize`.
+        redraw: function `redraw(network, generator)` that is called last. It sets parameters that `initialize` cannot
+            draw, such as a class token.
 
     Raises:
         TypeError: the factory is a network, requires arguments, or does not return an `nn.Module`, or `initialize` does

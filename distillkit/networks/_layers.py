@@ -1,4 +1,4 @@
-"""Layers that the networks of this package share, and their base class."""
+"""Base class of the networks of this package, and layers that several of them use."""
 
 from __future__ import annotations
 
@@ -53,10 +53,11 @@ def _small_and_channels_last(maps: Tensor) -> bool:
 
 
 class AveragePool(nn.AvgPool2d):
-    """2x2 average pooling, which on a CPU is computed faster, as the product with a matrix of quarters.
+    """2x2 average pooling that is faster than `nn.AvgPool2d` on a CPU, because it uses a matrix product.
 
-    The results agree with `nn.AvgPool2d` for finite values. An infinite value makes a whole row of means NaN, because
-    the product combines two rows of a map; `nn.AvgPool2d` returns a single infinite mean.
+    The matrix has the entries 0 and 1/4. The results agree with `nn.AvgPool2d` for finite values. An infinite value
+    makes a whole row of averages NaN, because the product combines two rows of a map; `nn.AvgPool2d` returns a single
+    infinite average.
     """
 
     def __init__(self) -> None:
@@ -128,7 +129,8 @@ class ImageNetwork(Configurable, nn.Module):
         shape, num_classes, embedding_dim: the values of the arguments.
         body, classifier: the module `body`, and the classifier, which is an `nn.Linear`.
         chunked_stem: whether the first block of the network processes a batch in chunks, if it runs on a CPU with
-            gradients disabled. `chunking.chunk_size` then allows larger batches.
+            gradients disabled. For this network, the default number of images per pass (see `chunking.chunk_size`) is
+            then four times as large.
 
     Raises:
         TypeError, ValueError: `shape` is not three positive integers, there are fewer than two classes, or

@@ -137,9 +137,9 @@ class FixedNetwork(Configurable):
 
     Args:
         network: any `nn.Module`. It is copied, so later changes to it have no effect.
-        cache: whether a condenser may compute a quantity of the real images once and reuse it in every step, such as
-            the mean embeddings of whole classes. This removes sampling noise at almost no cost. The papers sample a
-            random batch of real images in each step; pass False to do the same.
+        cache: whether distribution matching may compute the mean embedding of all real images of each class once, and
+            reuse it in every step. This removes sampling noise at almost no cost. The paper samples a random batch of
+            real images in each step; pass False to do the same.
     """
 
     def __init__(self, network: nn.Module, *, cache: bool = True) -> None:
@@ -200,8 +200,8 @@ class NetworkBall(Configurable):
     def init_arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Return the constructor arguments that recreate this sampler.
 
-        The network is a copy with the central parameters w_r, because draws overwrite the parameters of the sampler's
-        network.
+        The network is a copy with the parameters at the center of the ball, because draws overwrite the parameters of
+        the sampler's network.
         """
         center = copy.deepcopy(self._copy)
         with torch.no_grad():
@@ -211,7 +211,7 @@ class NetworkBall(Configurable):
 
     @torch.no_grad()
     def draw(self, generator: torch.Generator) -> Network:
-        """Set the parameters to a new random point on the sphere, in place, and return the network.
+        """Set the parameters in place to a random point at distance `radius` from the center, and return the network.
 
         Args:
             generator: source of randomness; see `NetworkSampler.draw`.

@@ -170,7 +170,7 @@ def _number_format(most: float) -> tuple[int, int]:
     """Return how to print numbers up to `most`: an exponent p, and a number of decimals.
 
     The numbers are divided by 10^p, and `most` is then shown with at least two significant digits. p is 0 if `most` is
-    0, or at least 0.001 and below 10,000.
+    0, and also if `most` is at least 0.001 and below 10,000.
     """
     exponent = math.floor(math.log10(most)) if most > 0 else 0
     power = 0 if -3 <= exponent <= 3 else exponent

@@ -182,7 +182,7 @@ def _is_level(given: Any) -> bool:
 
 
 def _level(given: Any, y: str) -> Tensor:
-    """Convert the numbers of a method without rounds to a tensor [runs], in the unit of the y axis."""
+    """Convert the y values of a method without rounds, one per run, to a tensor [runs], in the unit of the y axis."""
     return torch.tensor(given, dtype=torch.float64) * (100.0 if y.startswith("accuracy") else 1.0)
 
 

@@ -86,17 +86,17 @@ def class_labels(data: LabeledImages) -> Tensor:
     """Return the class index of each image, int64 [N].
 
     Args:
-        data: a set with class indices or soft labels as labels. With soft labels, the class is read from the column
-            `class` or, without this column, is the largest entry of the soft label.
+        data: a set with class indices or soft labels as labels. With soft labels, the class is read from
+            `data.columns["class"]` or, without this column, is the largest entry of the soft label.
     """
     return class_of_rows(data.labels, data.columns)
 
 
 def with_class_labels(data: LabeledImages) -> LabeledImages:
-    """Return the set with the class indices of `class_labels` as labels.
+    """Return the set with class indices as labels. Soft labels are replaced by the class of each image.
 
     Args:
-        data: a set with class indices or soft labels as labels. With soft labels, the class is read from the column
-            `class` or, without this column, is the largest entry of the soft label.
+        data: a set with class indices or soft labels as labels. With soft labels, the class is read from
+            `data.columns["class"]` or, without this column, is the largest entry of the soft label.
     """
     return data if data.labels.ndim == 1 else data.replace(labels=class_labels(data).to(data.labels.device))

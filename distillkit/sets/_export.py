@@ -85,7 +85,7 @@ def write_picture_folder(
         labels: class indices [N], or soft labels float [N, K], which are written to `labels.csv`.
         classes: class index of each image, [N], which determines the folder of its picture.
         facts: JSON values of the set, as `LabeledImages.parts` returns them. They are written to `set.json`.
-        lost: names of parts of the set that cannot be written to this format. They are listed in the warning.
+        lost: names of parts of the set that cannot be written to this format. A warning lists them.
 
     Raises:
         FileExistsError: the folder is not empty.

@@ -72,8 +72,8 @@ class LabeledImages:
         info: provenance of the set, such as method, steps and seed: a mapping from names to JSON values. It is saved
             with the set, and the repr shows its most important entries.
         classes_given: whether K is known independently of the labels. Default: True if `num_classes` is given or labels
-            are rows. Sets that are derived from this set keep the flag. Private methods reject sets whose K was derived
-            from the labels.
+            are rows. Sets that are derived from this set keep the flag. Differentially private methods reject sets
+            whose K was derived from the labels.
         class_names: names of the K classes in label order. If they are given, `num_classes` can be omitted. Default:
             none. They are written to saved and exported files, figures and tables, but not to the messages of federated
             methods.
@@ -179,8 +179,9 @@ class LabeledImages:
 
         Args:
             dataset: a `Dataset` of pairs, or a `DataLoader` whose dataset is read.
-            num_classes: number of classes, K. Default: the number of class names in the dataset's attribute `classes`,
-                which the set keeps. Without this attribute, the default is that of the constructor.
+            num_classes: number of classes, K. Default: the length of the dataset's attribute `classes`, which contains
+                the class names. The new set has the same class names. Without this attribute, the default is that of
+                the constructor.
             normalization: normalization that the dataset's transform applies after `ToTensor`. Default: none, so that
                 the images are pixels in [0, 1]. If the dataset returns uint8 or PIL images, this function normalizes
                 them.
@@ -219,8 +220,9 @@ class LabeledImages:
         """Return a copy with some parts replaced.
 
         Args:
-            changes: constructor arguments by name. Passing `num_classes` sets `classes_given` to True. It also drops
-                the class names, unless the number stays the same and `labels` is not passed.
+            changes: constructor arguments by name. If you pass `num_classes`, the argument `classes_given` becomes
+                True, and the class names are dropped. The class names are kept if K is unchanged and you do not also
+                pass `labels`.
 
         Raises:
             TypeError, ValueError: an argument is unknown or invalid.
@@ -275,8 +277,9 @@ class LabeledImages:
         """Return this set on another device or in another precision, like `Tensor.to`.
 
         Args:
-            device: device of images, labels and columns. Default: unchanged.
-            dtype: dtype of images and label rows. Class indices and columns keep their dtype. Default: unchanged.
+            device: device of the images, the labels and the tensors in `columns`. Default: unchanged.
+            dtype: dtype of the images and of soft or multi-label rows. Class indices and the tensors in `columns` keep
+                their dtype. Default: unchanged.
         """
         labels = self.labels.to(device, dtype) if self.labels.ndim == 2 else self.labels.to(device)
         columns = {name: column.to(device) for name, column in self.columns.items()}
@@ -325,8 +328,8 @@ class LabeledImages:
         ones.
 
         Args:
-            sets: at least one set. All sets must have the same normalization, image shape, number of classes, names of
-                columns, and kind of labels (class indices or label rows).
+            sets: at least one set. All sets must have the same normalization, image shape, number of classes, kind of
+                labels (class indices or label rows), and names in `columns`.
 
         Raises:
             ValueError: there are no sets, or the sets differ in one of the required properties. The message explains
@@ -392,8 +395,8 @@ class LabeledImages:
         Args:
             tensors, facts: the tensors and the JSON values. Older files do not state whether the normalization was
                 measured on the data, and whether the number of classes was given. In this case, the set is marked as
-                having a measured normalization and a number of classes that was derived from the labels, which private
-                methods reject.
+                having a measured normalization and a number of classes that was derived from the labels, which
+                differentially private methods reject.
 
         Raises:
             KeyError, TypeError, ValueError: a part is missing, or the parts contradict each other.
@@ -439,11 +442,12 @@ class LabeledImages:
         pixels.
 
         A folder has one sub-folder per class. Their alphabetical order is the order of the classes, so torchvision's
-        `ImageFolder` can read the folder. If labels are rows, the class of an image is read from the column `class` or,
-        without this column, is the largest entry of its row. `labels.csv` contains the file and the label of each
-        picture, including label rows, and `set.json` contains the other JSON values. Pixels are rounded to 8 bits, with
-        an error of at most 1/510, and clipped to [0, 1]. Columns and whitening are not written. A warning lists what is
-        clipped or not written.
+        `ImageFolder` can read the folder. If the labels are rows, such as soft labels, the class of an image is read
+        from `columns["class"]`. Without this column, it is the class of the largest entry of the row. `labels.csv`
+        contains the file and the label of each picture, including label rows. `set.json` contains the JSON values in
+        `parts`. Pixels are rounded to 8 bits, with an error of at most 1/510, and clipped to [0, 1]. The tensors in
+        `columns` are not written, nor is the ZCA whitening of a whitened set. A warning lists what is clipped or not
+        written.
 
         Args:
             path: path of a file that ends in `.npz`, or of a folder, which must either be empty or not exist.
@@ -516,7 +520,7 @@ class LabeledImages:
 def resolve_subset(images: Any) -> Any:
     """Convert a `torch.utils.data.Subset` of a `LabeledImages` to a `LabeledImages`.
 
-    Reading the subset item by item would lose the set's normalization, number of classes and columns.
+    Reading the subset item by item would lose the set's normalization, its `columns` and its number of classes.
 
     Args:
         images: a `Subset` of a `LabeledImages`, or a `Subset` of such a `Subset`. Other values are returned unchanged.

@@ -96,7 +96,7 @@ class StoredImages(FileBacked):
 
     Args:
         file: file of the pictures.
-        rows: index in the file of each picture of the set, int64 [N].
+        rows: for each picture of the set, its index in the file, int64 [N].
         labels: class indices int64 [N], or label rows float [N, K].
         num_classes: number of classes, K.
         normalization: normalization that `read` applies to pixels.

@@ -73,9 +73,10 @@ class Tiles:
             )
 
     def decode(self, stored: Tensor) -> Tensor:
-        """Decode stored images [N, C, H, W] to images [N * factor ** 2, C, H, W].
+        """Decode stored images [N, C, H, W] to images [N * f ** 2, C, H, W], where f is `factor`.
 
-        The images of a stored image are consecutive in the result, row by row. Gradients flow through this function.
+        Each stored image is cut into f x f tiles, and each tile is enlarged to H x W. The images from one stored image
+        are consecutive in the result, in the order of the tiles, row by row. Gradients flow through this function.
 
         Args:
             stored: stored images in the normalized space.
@@ -88,13 +89,13 @@ class Tiles:
         return F.interpolate(tiles, size=(h, w), mode="bilinear", align_corners=False)
 
     def encode(self, images: Tensor) -> Tensor:
-        """Shrink images [N * factor ** 2, C, H, W], and combine them to stored images [N, C, H, W].
+        """Shrink images [N * f ** 2, C, H, W], and combine them to stored images [N, C, H, W], where f is `factor`.
 
-        Each group of `factor ** 2` consecutive images becomes one stored image. Decoding returns smoothed images,
-        because shrinking loses resolution.
+        Each group of f ** 2 consecutive images becomes one stored image. Decoding returns smoothed images, because
+        shrinking loses resolution.
 
         Args:
-            images: images in the order that `decode` returns. Their number must be divisible by `factor ** 2`.
+            images: images in the order that `decode` returns. Their number must be divisible by f ** 2.
         """
         self.require_shape(images.shape)
         n, c, h, w = images.shape
@@ -106,23 +107,24 @@ class Tiles:
         return grid.permute(0, 3, 1, 4, 2, 5).reshape(n // self.count, c, h, w)
 
     def pack(self, images: LabeledImages) -> TiledImages:
-        """Encode the images of a set as stored images, and return a set of the decoded, smoothed images.
+        """Encode the images of a set as stored images, and return a set with the stored images and the same labels.
 
-        Labels and columns are unchanged.
+        The images of the new set are decoded from the stored images. They are blurred, because stored images have a
+        lower resolution. Labels and other properties are unchanged.
 
         Args:
-            images: set of `M * factor ** 2` images.
+            images: the set. Its number of images must be divisible by `factor ** 2`.
         """
         stored = self.encode(images.images)
         return TiledImages._of(images.replace(images=self.decode(stored)), stored, self)
 
     def adjoint(self, gradient: Tensor) -> Tensor:
-        """Compute the gradient with respect to stored images from the gradient with respect to decoded images.
+        """Convert the gradient of a loss with respect to decoded images to one with respect to the stored images.
 
         `decode` is a linear function, and this method is its transpose.
 
         Args:
-            gradient: gradient with respect to decoded images, [N * factor ** 2, C, H, W].
+            gradient: gradient with respect to decoded images, [N * f ** 2, C, H, W], where f is `factor`.
         """
         n, *shape = gradient.shape
         with torch.enable_grad():
@@ -134,13 +136,14 @@ class TiledImages(LabeledImages):
     """Set whose images are decoded from a smaller number of stored images by `Tiles`.
 
     Condensers with `parametrize=Tiles(...)` return such sets, and `LabeledImages.load` reads them from files. `images`,
-    `labels` and `columns` belong to the decoded images, which training, evaluation, attacks and exports use. `save`
-    writes the stored images. If you select or replace images, the new set is a plain `LabeledImages`. If you replace
-    labels, columns or other properties, it remains a `TiledImages`.
+    `labels` and `columns` (further data of each image) belong to the decoded images, which training, evaluation,
+    attacks and exports use. `save` writes the stored images. If you select or replace images, the new set is a plain
+    `LabeledImages`. If you replace labels or other properties, it remains a `TiledImages`.
 
     Args:
         stored: stored images, float [M, C, H, W], in the normalized space.
-        labels: labels of the decoded images: class indices [M * factor ** 2] or label rows [M * factor ** 2, K].
+        labels: labels of the decoded images: class indices [N] or label rows [N, K]. The number of decoded images N is
+            M * `tiles.count`.
         tiles: the parametrization that decodes the stored images.
         options: further arguments of `LabeledImages`.
 
@@ -163,7 +166,7 @@ class TiledImages(LabeledImages):
         """Create a `TiledImages` from a set of stored images. Each decoded image gets the label of its stored image.
 
         Args:
-            stored: set whose images are the stored images. Its columns are dropped.
+            stored: set whose images are the stored images. The tensors in its `columns` are dropped.
             tiles: the parametrization that decodes the stored images.
         """
         whole = stored.replace(
@@ -186,8 +189,8 @@ class TiledImages(LabeledImages):
         """Return this set on another device or in another precision; see `LabeledImages.to`.
 
         Args:
-            device: device of images, labels and columns. Default: unchanged.
-            dtype: dtype of images and label rows. Default: unchanged.
+            device: device of the images, the labels and the tensors in `columns`. Default: unchanged.
+            dtype: dtype of the images and of soft or multi-label rows. Default: unchanged.
         """
         return self._of(super().to(device, dtype), self.stored.to(device, dtype), self.tiles)
 
@@ -197,7 +200,7 @@ class TiledImages(LabeledImages):
         return {**tensors, "images": self.stored}, {**facts, "tiles": self.tiles.factor}
 
     def with_stored(self, stored: Tensor) -> TiledImages:
-        """Return this set with other stored images, and with the same labels, columns and other properties.
+        """Return this set with other stored images, and with the same labels and other properties.
 
         Args:
             stored: stored images, float [M, C, H, W]. M must be the number of stored images of this set.

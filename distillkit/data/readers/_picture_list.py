@@ -160,11 +160,11 @@ def require_files(folder: Path, names: list[str], dataset: str, source: str) -> 
 
 
 def require_pictures(folder: Path, names: dict[str, list[str]], source: str) -> dict[str, list[Path]]:
-    """Return the picture files of each part, and check that all exist.
+    """Return the picture files of each part of a split, and check that all exist.
 
     Args:
         folder: the folder of the pictures.
-        names: file names of the pictures of each part.
+        names: file names of the pictures of each part ("train", "test" and possibly "validation").
         source: where to get the pictures, for the error message.
 
     Raises:
@@ -189,8 +189,10 @@ def user_picture_list(
     Args:
         dataset: name of the dataset. It determines the name of the function that opens the dataset, for error messages:
             "leaf-celeba" gives `open_leaf_celeba`.
-        files, labels, classes: as in `PictureList`.
-        owners: names of the users to whom the pictures belong: for each part, one name per picture.
+        files, labels: picture files and labels of each part, as in `PictureList`.
+        classes: class names, in label order.
+        owners: for each part ("train", "test" and possibly "validation"), the name of the user to whom each picture
+            belongs.
         users: names of all users. The column `user` contains indices into this list.
     """
     number = {user: i for i, user in enumerate(users)}

@@ -1,4 +1,4 @@
-"""Reader of FLAIR, photos of Flickr users with several labels each."""
+"""Reader of FLAIR: photos that Flickr users uploaded. Each photo has several labels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load_flair(
     normalization: Normalization | None = None,
     progress: bool = True,
 ) -> Split:
-    """Load FLAIR (Song et al., NeurIPS 2022), photos of Flickr users, each photo with several labels.
+    """Load FLAIR (Song et al., NeurIPS 2022), photos that Flickr users uploaded. Each photo has several labels.
 
     Use it for multi-label tasks whose clients are real people. The column `user` identifies the user of each photo.
     There are 429,078 photos of 51,414 users. The authors' training, validation and test sets have different users.
