@@ -31,7 +31,7 @@ class SGD:
 
     Args:
         network: the network whose trainable parameters are updated.
-        options: momentum and weight decay.
+        options: training protocol, of which the attributes `momentum` and `weight_decay` are used.
     """
 
     def __init__(self, network: nn.Module, options: OptimizerOptions) -> None:
@@ -62,7 +62,7 @@ class AdamW:
 
     Args:
         network: the network whose trainable parameters are updated.
-        options: weight decay.
+        options: training protocol, of which the attribute `weight_decay` is used.
     """
 
     betas, epsilon = (0.9, 0.999), 1e-8

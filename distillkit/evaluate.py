@@ -52,7 +52,7 @@ class Row:
 
     @property
     def mean(self) -> float:
-        """Mean accuracy, in [0, 1]."""
+        """Mean of the networks' accuracies, in [0, 1]."""
         return statistics.fmean(self.accuracies)
 
     @property
@@ -62,7 +62,7 @@ class Row:
 
     @property
     def against_mean(self) -> dict[str, float]:
-        """Mean accuracy under each perturbation, in [0, 1], by name."""
+        """Mean accuracy of the networks under each perturbation, in [0, 1], by the perturbation's name."""
         return {name: statistics.fmean(found) for name, found in self.against.items()}
 
 
@@ -93,13 +93,14 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """Mean accuracy of the set on the first architecture, in [0, 1]."""
+        """Mean accuracy of the networks of the first architecture that were trained on the set, in [0, 1]."""
         return self.rows[0].mean
 
     def record(self) -> dict[str, Any]:
-        """Return the result as JSON values: the rows with mean and deviation, the protocol, and the size of the set.
+        """Return the result as JSON values: the rows, the protocol, and the number of images in the set.
 
-        A teacher is described by its class, fingerprint and path; a perturbation by its name and options.
+        Each row also contains the mean and the standard deviation of its accuracies over the networks. A teacher is
+        described by its class, fingerprint and path; a perturbation by its name and options.
         """
         fields = {"name": describe_protocol(self.protocol), **self.protocol.record()}
         rows = [
@@ -147,13 +148,14 @@ def evaluate(
         factory: function without arguments that returns a network, which is moved to the data's device. To test several
             architectures, pass a mapping from their names to such functions.
         num_networks: number of networks trained per architecture and kind of data, each with a different
-            initialization. The papers train 20 networks on each of 5 sets.
+            initialization. DC, DSA and DM (Zhao et al., 2021 to 2023) train 20 networks on each of 5 sets.
         protocol: training protocol, such as one of `distillkit.protocols.PROTOCOLS`. The published protocols have 300
             or 1,000 epochs, which take minutes per network on a CPU.
         real: the real training images. If given, networks are also trained on random real images, with as many images
-            per class as in the set, for a second row per architecture. A distilled set should have a higher accuracy
-            than this row. The random images are sampled anew for each network; initial weights and order of batches are
-            the same as for the set. If the set is a `TiledImages`, the random images are shrunk to the same tiles.
+            per class as in the set, and the result has a second row of accuracies per architecture. A distilled set
+            should have a higher accuracy than this row. The random images are sampled anew for each network; initial
+            weights and order of batches are the same as for the set. If the set is a `TiledImages`, the random images
+            are shrunk to the same tiles.
         against: corruptions and attacks, such as `[Corruption("gaussian_noise", 3), PGD(8 / 255)]` of
             `distillkit.robustness`. Each network is also tested once for each entry, on test images that the entry has
             changed. All networks are tested with the same noise. The test images must be pixels in [0, 1] after
@@ -167,8 +169,8 @@ def evaluate(
             protocol's teacher is not clearly better than chance on `real` (on `test` if `real` is not given).
         FloatingPointError: training diverged.
 
-    Deviations from the authors' protocol: the standard deviation is the sample standard deviation (n - 1), and random
-    real images are sampled anew for each network.
+    Deviations from the evaluation in DC, DSA and DM: the standard deviation of the accuracies over networks is the
+    sample standard deviation (n - 1), and random real images are sampled anew for each network.
     """
     num_networks = check.positive_int(num_networks, "num_networks")
     require_protocol(protocol)

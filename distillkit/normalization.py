@@ -79,7 +79,8 @@ class ZCA:
         """Whiten images.
 
         Args:
-            images: float [N, C, H, W], already standardized by channel, with C * H * W = D.
+            images: float [N, C, H, W], already standardized by channel. C * H * W must be the number of values per
+                image in `fit`.
 
         Raises:
             ValueError: the images differ in size from the images used for fitting.
@@ -223,8 +224,12 @@ class Normalization:
 def _sums(pixels: Tensor, around: Tensor | None = None) -> list[float]:
     """Return the sum of each channel's values, or of their squared distances from `around`.
 
-    The images are processed in chunks. The result does not depend on the number of threads: each row sum is
-    computed by a single thread, and `fsum` adds the row sums exactly.
+    The images are processed in chunks. The result does not depend on the number of threads: PyTorch sums each channel
+    of each image, and `fsum` then adds the sums of the images exactly.
+
+    Args:
+        pixels: images, [N, C, H, W].
+        around: one value per channel, broadcastable to `pixels`; None for plain sums.
     """
     found = []
     for chunk in pixels.detach().split(256):

@@ -1,4 +1,4 @@
-"""Training protocols of the papers, by name."""
+"""Training protocols with which papers on dataset distillation evaluate their sets, by name of the paper's method."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def describe_protocol(protocol: Protocol) -> str:
     more than three options differ, the text instead lists all options of `protocol`.
 
     Args:
-        protocol: any protocol. A teacher does not count as a difference.
+        protocol: any protocol. Its teacher, a network that labels the training images (see `Relabel`), does not count
+            as a difference.
     """
     require_protocol(protocol)
     plain = protocol

@@ -110,7 +110,7 @@ class Corruption(Perturbation):
     | `"gaussian_noise"` | standard deviation 0.04, 0.06, 0.08, 0.09, 0.10 |
     | `"shot_noise"` | Poisson noise of 500, 250, 100, 75, 50 photons for a white pixel |
     | `"gaussian_blur"` | sigma 0.4, 0.6, 0.7, 0.8, 1 pixels up to size 32; times size / 32 for larger images |
-    | `"contrast"` | distance from the image's mean times 0.75, 0.5, 0.4, 0.3, 0.15 |
+    | `"contrast"` | each pixel's distance from the image's mean is multiplied by 0.75, 0.5, 0.4, 0.3, 0.15 |
     | `"brightness"` | value in HSV plus 0.05, 0.1, 0.15, 0.2, 0.3 |
     | `"pixelate"` | resolution times 0.95, 0.9, 0.85, 0.75, 0.65 |
 
@@ -134,7 +134,7 @@ class Corruption(Perturbation):
     def __call__(
         self, pixels: Tensor, labels: Tensor, logits: Callable[[Tensor], Tensor], generator: torch.Generator
     ) -> Tensor:
-        """Return the corrupted images; labels and network are not used."""
+        """Return the corrupted images; `labels` and `logits` are not used."""
         function, amounts = _CORRUPTIONS[self.kind]
         return function(pixels, amounts[self.severity - 1], generator) if self.severity else pixels
 

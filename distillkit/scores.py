@@ -102,15 +102,18 @@ def _normalized(x: float) -> float:
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of a set and the accuracies from which they are computed. Print the object to see both.
+    """Label-robust score (LRS) and augmentation-robust score (ARS) of a small set, and the accuracies behind them.
+
+    Print the object to see the scores and the accuracies.
 
     Attributes:
         rows: results by name of the training: "real, hard" and "set, hard" (whole real set and small set with hard
             labels), "set" and "random" (small set and random real images with the set's own protocol), "set, no
             augmentation" and "random, no augmentation".
         settings: settings that the argument `search` of `scores` selected for each training, by the same names.
-        weight: weight of IOR in LRS.
-        augmented_weight: weight of the difference with augmentation in ARS.
+        weight: weight in LRS of the improvement over random images (IOR).
+        augmented_weight: weight in ARS of the accuracy difference between the set and random images when networks are
+            trained with augmentation; the difference without augmentation has the remaining weight.
     """
 
     rows: Mapping[str, Row]
@@ -208,7 +211,9 @@ def scores(
             are used.
         validation: share of each class of `real` that is held out during the search, in (0, 1). The final trainings use
             all real images. Note that the set may have been made from the held-out images.
-        weight, augmented_weight: weights of IOR in LRS, and of augmentation in ARS, in [0, 1].
+        weight: weight of IOR in LRS, in [0, 1]; HLR has the remaining weight.
+        augmented_weight: weight in ARS of the accuracy difference between the set and random images when networks are
+            trained with augmentation, in [0, 1]; the difference without augmentation has the remaining weight.
         num_networks: number of networks per kind of training in the final trainings.
         generator: an int seed, or a CPU generator from which one seed is drawn.
         chunk: number of images per forward and backward pass; None for a default.
@@ -237,14 +242,14 @@ def scores(
     settings: dict[str, Mapping[str, Any]] = {}
 
     def measure(used: Protocol, own: LabeledImages | None, *names: str) -> None:
-        """Train networks, and store the results in `rows` and the settings in `settings`.
+        """Train networks, and store the results in `Scores.rows` and the selected settings in `Scores.settings`.
 
         Args:
-            used: training protocol.
+            used: training protocol. Of the changes to it in `search`, each training uses the one with the best accuracy
+                on the held-out images.
             own: set to train on; None for all real images.
-            names: name of the result. If there is a second name, networks are also trained on random real images, and
-                their result has the second name. Each training uses the settings with which it had the best accuracy on
-                the held-out images.
+            names: key under which the result is stored. If there is a second key, networks are also trained on random
+                real images, and their result has the second key.
         """
 
         @functools.cache

@@ -282,7 +282,7 @@ class _Encoder:
 
 
 class _Decoder:
-    """Converter of one config back to a value."""
+    """Converter of one config, a JSON value that describes an object, back to the object."""
 
     def __init__(self, store: Path | None, names: Mapping[str, Any], trust: Collection[str]) -> None:
         self.store, self.names, self.trust = store, names, trust

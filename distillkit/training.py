@@ -90,12 +90,12 @@ class Protocol:
 
     @property
     def num_epochs(self) -> int:
-        """Number of epochs that `train` runs: one more than `epochs` with the schedule "drop"."""
+        """Number of epochs that `train` runs: `epochs`, or `epochs + 1` if the schedule is "drop"."""
         return self.epochs + (self.schedule == "drop")
 
     @property
     def labels(self) -> str | None:
-        """Kind of labels: "per view" if a teacher labels every view; None if the labels of the set are used."""
+        """Kind of labels: "per view" if a teacher labels every augmented image; None for the labels in the data."""
         return None if self.relabel is None else "per view"
 
     @property

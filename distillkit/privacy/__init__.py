@@ -12,7 +12,7 @@ Where to find what in this package:
   and images), `condensation/class_means.py` (`release`) and `condensation/histogram.py`. Callers outside this package
   that add noise themselves draw it from a `Secret` and charge an `Account`.
 - Where is a ledger line written? `ledger.py` (`Ledger.spend`), into the hash chain of `_journal.py`; `events.py`
-  defines the events that a ledger records. `_child_ledger.py` contains the ledgers that run on other machines. An
+  defines the events that a ledger records. `_child_ledger.py` contains the ledgers of clients on other machines. An
   `Account` combines a ledger with the client whose data are charged and the round that is recorded.
 - Where is epsilon computed? `accounting/composition.py` (`compose`); `accounting/planning.py` inverts it.
 - Where does user code run on records? Nowhere. `capture/` traces the code once, on a fake tensor, which has a shape but

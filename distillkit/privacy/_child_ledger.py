@@ -69,13 +69,14 @@ class _MemoryJournal(Journal):
 class ChildLedger(Ledger):
     """Ledger in memory for one client that cannot reach the run's ledger, for instance on another machine.
 
-    A child ledger refuses the same charges as the run's ledger. To record its charges in the run's ledger, pass the
-    lines in `charged` to `merge_child`.
+    A child ledger refuses the same charges as the run's ledger. It records each event as a line, a JSON value that a
+    ledger file would contain. To record its charges in the run's ledger, pass these lines, in `charged`, to
+    `merge_child`.
 
     Args:
         state: state of the run's ledger, as `child_state` returns it.
-        before: function that is called with the lines of each charge, before the charge is made. If the function raises
-            an exception, the charge is refused.
+        before: function that is called with the new lines (one per event) before they are recorded. If the function
+            raises an exception, the charge is refused.
     """
 
     def __init__(self, state: Mapping[str, Any], before: Callable[[Sequence[Line]], None] | None = None) -> None:
@@ -86,19 +87,19 @@ class ChildLedger(Ledger):
 
     @property
     def charged(self) -> list[Line]:
-        """The lines that were recorded in this ledger after its creation, in order, as JSON values."""
+        """Ledger lines that this object recorded, in order, as JSON values; without the lines in `state`."""
         return list(self._memory.lines)
 
 
 def merge_child(ledger: Ledger, lines: Sequence[Line]) -> None:
-    """Record the charges of a child ledger in the run's ledger. The charges are on disk when the function returns.
+    """Record the charges of a `ChildLedger`, the ledger of one client, in the run's ledger.
 
-    No charge is refused, whatever the budget, because the privacy has already been spent. Remarks and assumptions that
-    the run's ledger already contains are not recorded again.
+    The charges are on disk when the function returns. No charge is refused, whatever the budget, because the privacy
+    has already been spent. Remarks and assumptions that the run's ledger already contains are not recorded again.
 
     Args:
         ledger: the run's ledger.
-        lines: the lines in the child ledger's `charged`.
+        lines: the ledger lines that the client's ledger recorded, `ChildLedger.charged`.
     """
     with ledger._synced():
         new = [line for line in lines if not _is_recorded(ledger, line)]
@@ -136,11 +137,11 @@ def mirrored_count(ledger: Ledger, source: str) -> int:
 
 
 def mirror_lines(ledger: Ledger, source: str, client: int | str, lines: Sequence[tuple[int, Line]]) -> None:
-    """Copy lines from another ledger for the same records. A line that is passed again is not copied again.
+    """Copy lines from another ledger that protects the same client's data into `ledger`.
 
-    No line is refused, whatever the budget, because the privacy has already been spent. If the neighboring relation of
-    a line differs from that of `ledger`, no guarantee holds for the client. The lines are on disk when the function
-    returns.
+    A line that is passed again is not copied again. No line is refused, whatever the budget, because the privacy has
+    already been spent. If the neighboring relation of a line differs from that of `ledger`, no guarantee holds for the
+    client. The lines are on disk when the function returns.
 
     Args:
         ledger: the ledger to extend, for instance a run's ledger.

@@ -53,7 +53,11 @@ class Chain:
         return {"lines": self.lines, "hash": self._hashes[-1]}
 
     def continues(self, head: Any) -> bool:
-        """Return whether the lines so far start with the lines that an earlier `head` describes."""
+        """Return whether the lines so far begin with the lines that existed when `head` was read.
+
+        Args:
+            head: earlier value of the property `head`. A value of another form gives False.
+        """
         count = head.get("lines") if isinstance(head, dict) else None
         return type(count) is int and 0 <= count <= self.lines and self._hashes[count] == head.get("hash")
 
@@ -87,9 +91,10 @@ class Chain:
         return True
 
     def texts(self, lines: Sequence[dict[str, Any]]) -> list[bytes]:
-        """Return each of the next lines of the file as bytes, with the field "after" and without the line break.
+        """Return lines that will be appended to the file as bytes, without line breaks.
 
-        The lines are not added to the chain, because they have not been written yet.
+        The field "after", which contains the hash of all lines before, is added to each line. The lines are not added
+        to the chain, because they have not been written yet.
 
         Raises:
             ValueError: a line contains NaN or infinity.
@@ -154,13 +159,15 @@ class Journal:
     def unread(self) -> tuple[list[tuple[int, dict[str, Any]]], int]:
         """Return the lines that any process has appended since the last call.
 
-        If the last line of the file is torn, the method ends the line and marks it as torn.
+        If the last line is torn, because a crash interrupted its writing, the method appends a line break and a line
+        that marks the line before as torn.
 
         Returns:
             (line number, object) pairs, and the number of torn lines found.
 
         Raises:
-            ValueError: a line is damaged, or the file was edited or has lost lines.
+            ValueError: a line is damaged (it is not valid JSON, and not marked as torn), or the file was edited or has
+                lost lines.
         """
         if self._path is None:
             return [], 0
@@ -219,7 +226,8 @@ class Journal:
     def _new_lines(self) -> Iterator[bytes]:
         """Yield the lines of the file that have not been read yet.
 
-        If the last line is torn, the method ends the line and marks it as torn.
+        If the last line lacks a line break, because a crash interrupted its writing, the method appends the line break.
+        If the line is not valid JSON either, it also appends a further line, which marks the line before as torn.
         """
         assert self._path is not None
         with open(self._path, "rb") as file:

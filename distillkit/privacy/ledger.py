@@ -61,12 +61,13 @@ class Ledger:
     stopping rule. If you look at releases or at epsilon to decide when to stop, report the *budget*. The epsilon of
     `guarantee` holds only if the number of releases was fixed in advance.
 
-    If all releases have rate 1, the sigma of a release may depend on earlier releases, because the limit on the sum of
-    1/sigma^2 is a privacy filter for the Gaussian mechanism (Smith and Thakurta, "Fully adaptive composition for
-    Gaussian differential privacy", 2022). At lower rates, sigma and rate must follow a plan that was fixed in advance.
-    You may stop before the end of the plan at no cost. With `renyi_order=`, no plan is needed: the budget is then a
-    Renyi filter of the given order (Feldman and Zrnic, "Individual privacy accounting via a Renyi filter", NeurIPS
-    2021), which allows fewer releases.
+    The cost of a release depends on its noise multiplier sigma and its sample rate. If all releases have rate 1 (no
+    subsampling), the sigma of a release may depend on earlier releases: the budget then limits the sum of 1/sigma^2
+    over all releases, and such a limit is a privacy filter for the Gaussian mechanism (Smith and Thakurta, "Fully
+    adaptive composition for Gaussian differential privacy", 2022). At lower rates, sigma and rate must follow a plan
+    that was fixed in advance. You may stop before the end of the plan at no cost. With `renyi_order=`, no plan is
+    needed: the budget is then a Renyi filter of the given order (Feldman and Zrnic, "Individual privacy accounting via
+    a Renyi filter", NeurIPS 2021), which allows fewer releases.
 
     Args:
         path: path of a file of JSON lines; an existing file is continued. None keeps the ledger in memory, for
@@ -376,9 +377,10 @@ class Ledger:
         return ""
 
     def _names(self) -> list[str]:
-        """Return the ids of the clients that were given by id in a charge, in `void` or in `register`.
+        """Return the ids of the clients whose id was passed in a charge, to `void` or to `register`.
 
-        Charges to every client (`ALL_CLIENTS`), and clients that were registered as a number of clients, are left out.
+        `ALL_CLIENTS` is left out, and so are clients that were registered only by their number, as with
+        `register(100)`.
         """
         owners = dict.fromkeys(map(str, (*self._totals, *self._reasons, *sorted(self._registered))))
         return [name for name in owners if name != ALL_CLIENTS]
@@ -427,7 +429,11 @@ class Ledger:
         return [c for c in owners if c != ALL_CLIENTS] or [ALL_CLIENTS]
 
     def _touching(self, client: int | str | None) -> list[int | str]:
-        """Return the ids of the clients whose events affect the records of `client`, or of any client if it is None."""
+        """Return the ids of the clients whose charges may concern records of `client`, or of any client if it is None.
+
+        If the clients' records are disjoint, only charges to `client` and to every client (`ALL_CLIENTS`) concern them.
+        Otherwise all charges may, because another client may have the same record.
+        """
         if self.disjoint and client is not None:
             return [o for o in dict.fromkeys((client, ALL_CLIENTS)) if o in self._totals or o in self._reasons]
         return list(dict.fromkeys([*self._totals, *self._reasons]))
@@ -596,8 +602,9 @@ def _client_names(events: Sequence[Event]) -> str:
 class Account:
     """Ledger combined with the client to charge, the current round, and the source of the noise.
 
-    Private calls accept an account as `ledger=` wherever they accept a `Ledger`. If you pass only a `Ledger`, all
-    clients are charged, which is always safe, and noise is drawn from the operating system's entropy.
+    Functions that release noised results, such as `condense_private`, accept an account as `ledger=` wherever they
+    accept a `Ledger`. If you pass only a `Ledger`, all clients are charged, which is always safe, and noise is drawn
+    from the operating system's entropy.
 
     Args:
         ledger: ledger that is charged before noise is drawn.

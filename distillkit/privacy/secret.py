@@ -53,7 +53,7 @@ class Secret:
 
     @property
     def seeded(self) -> bool:
-        """Whether the draws come from a seed; if so, a ledger gives no guarantee."""
+        """Whether this source draws from a known seed. If so, releases with its noise have no privacy guarantee."""
         return self._generator is not None
 
     def uniform(self, count: int) -> Tensor:

@@ -49,9 +49,9 @@ def kmeans_balance(
     Raises:
         TypeError, ValueError: an argument has the wrong type or is out of range; the message contains its name.
 
-    Deviation: with "easy", the authors' code first selects `int(balancing * keep / P)` images of each class too, but
-    half of them among the nearest and half among the farthest images. In a small class, the two halves overlap, so
-    fewer images are selected.
+    Deviation from Soni, Saeed and Asano, "Federated Learning with a Single Shared Image" (2024): with "easy", the
+    authors' code first selects `int(balancing * keep / P)` images of each class too, but half of them among the nearest
+    and half among the farthest images. In a small class, the two halves overlap, so fewer images are selected.
     """
     check.one_of(order, "order", _ORDERS)
     balancing = check.real_number(balancing, "balancing", least=0.0, most=1.0)

@@ -28,6 +28,8 @@ def prune_by_confidence(
 
     The argument `strategy` can instead drop the least confident images, or random images, for comparison.
 
+    Paper: Soni, Saeed and Asano, "Federated Learning with a Single Shared Image" (2024), Algorithm 3.
+
     Args:
         logits: logits of the images, float [N, K], K >= 2. If you have probabilities `p`, pass `p.log()`, clamped to
             stay finite.

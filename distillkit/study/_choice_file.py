@@ -52,7 +52,9 @@ def write_choice(
         design: tasks, candidates and seeds.
         runs: tuning runs of each configuration, by task and candidate.
         scores: results of `score_searches`.
-        facts: `rule`, `late_rounds` and `extend` of the study.
+        facts: the options of the `Study` that affect the choice, by name: `rule` (criterion for the best
+            configuration), `late_rounds` (number of rounds that the rule "late" averages) and `extend` (settings whose
+            search was extended).
 
     Returns:
         The chosen settings, by task and candidate.

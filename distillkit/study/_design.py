@@ -93,10 +93,11 @@ class StudyDesign:
         }
 
     def final_runs(self, chosen: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[RunSpec]:
-        """Return the final runs, ordered by seed.
+        """Return the runs that are compared after tuning, ordered by seed.
 
         Args:
-            chosen: chosen settings, by task and candidate. Candidates without an entry use their first configuration.
+            chosen: settings of the configuration that tuning chose, by names of task and candidate. Candidates without
+                an entry use their first configuration.
         """
         specs = []
         for seed in self.seeds:

@@ -132,8 +132,8 @@ class PreparedRun:
             out: the study's folder.
 
         Raises:
-            distillkit.serialization.SerializationError: the task, the candidate, the built object or a setting has no
-                JSON form.
+            distillkit.serialization.SerializationError: the task, the candidate, the object that the candidate's `make`
+                returned, or a setting has no JSON form.
         """
         spec, candidate = self.spec, self.candidate.for_record()
         where = f"candidates[{spec.method!r}]"
@@ -202,7 +202,7 @@ def write_config(built: Any, job: Job) -> None:
     """Write a run's `config.json`: the object that is run, the task, the seed, and the versions of the software.
 
     Args:
-        built: the object that the candidate built.
+        built: the object that the candidate's `make` returned, such as a federated method.
         job: the run.
     """
     missing = None
@@ -240,7 +240,7 @@ def privacy_columns(ledger: Ledger | None) -> dict[str, Any]:
 
 
 def settings_config(spec: RunSpec, store: Path) -> dict[str, Any]:
-    """Return the config of each setting of a run. Tensors are written to the folder `store`."""
+    """Return the values of a run's settings in JSON form, by name. Tensors are written to the folder `store`."""
     where = f"the settings of candidates[{spec.method!r}]"
     return {name: to_config(value, store=store, name=f"{where}.{name}") for name, value in spec.settings.items()}
 
@@ -248,8 +248,8 @@ def settings_config(spec: RunSpec, store: Path) -> dict[str, Any]:
 def _set_aside(out: Path, spec: RunSpec) -> None:
     """Move an unfinished run with other settings to the folder `replaced`.
 
-    Such a run exists if a task's number of rounds was raised, and other settings were chosen after the longer tuning
-    runs.
+    Such a run exists if a task's number of rounds was raised. All runs are then unfinished again, and the continued
+    tuning runs may lead to another choice of settings for this run.
     """
     folder = out / spec.folder
     path = folder / "config.json"

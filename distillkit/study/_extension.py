@@ -1,6 +1,6 @@
-"""Extension of a search whose best value is the smallest or largest searched value.
+"""Extension of a search for hyperparameters whose best value is the smallest or largest searched value.
 
-All candidates get the same number of additional configurations.
+All candidates (the compared methods) get the same number of additional configurations.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ Search = Mapping[tuple[str, str], Sequence[Any]]
 
 def check_extend(extend: Mapping[str, int], candidates: Mapping[str, Candidate]) -> dict[str, int]:
     """Check that every candidate searches at least two values of each setting whose search may be extended.
+
+    An extension adds a value below the smallest or above the largest searched value, as the next value of a geometric
+    sequence. The searched values must therefore be positive.
 
     Args:
         extend: maximum number of extensions, by name of the setting.

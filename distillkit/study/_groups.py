@@ -36,7 +36,7 @@ class Group:
         return str(have) if have == want else f"{have} of {want}"
 
     def values(self, column: str) -> list[Any]:
-        """Return the value of a `column` for each run, as `Record.last` returns it."""
+        """Return the value of `column` in each run's summary, or in its last round; see `Record.last`."""
         return [r.last(column) for r in self.records]
 
 
@@ -44,7 +44,7 @@ def group_records(records: RecordsLike, name: str = "records") -> list[Group]:
     """Group the runs by task and candidate, in the order of the records.
 
     Args:
-        records: records, or a study's folder.
+        records: records of a study's finished runs, or the study's folder.
         name: name of the argument, used in the error message.
     """
     known = as_records(records, name)

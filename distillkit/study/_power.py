@@ -36,7 +36,7 @@ class PowerAnalysis:
             five percentage points of accuracy.
         power: minimum probability with which the test finds the effect.
         level: significance level of the two-sided test.
-        column: name of the compared column of the records, used to print units.
+        column: name of the compared quantity in the records of the runs, such as "accuracy_last"; used to print units.
 
     Raises:
         ValueError, TypeError: there are fewer than five pilot pairs, all differences are equal, or another argument has
@@ -72,7 +72,7 @@ class PowerAnalysis:
 
     @property
     def std_upper(self) -> float:
-        """Upper 80 % confidence limit of the standard deviation."""
+        """Upper 80 % confidence limit of the standard deviation of the differences over seeds."""
         from scipy.stats import chi2
 
         freedom = len(self.differences) - 1

@@ -34,8 +34,8 @@ def reopen_runs(
 ) -> None:
     """Declare the finished runs on some tasks unfinished, so that they continue from their checkpoints.
 
-    Summaries and choices of the shorter runs are deleted. Runs that have no rounds, or a number of rounds of their own,
-    stay finished.
+    The summaries of these runs are deleted, and so are the configurations that were chosen on these tasks. Runs that
+    have no rounds, or a number of rounds in their own settings, stay finished.
 
     Args:
         out: the study's folder.
@@ -69,7 +69,11 @@ def reopen_runs(
 
 
 def _continues(line: Mapping[str, Any]) -> bool:
-    """Return whether a run with this summary takes its number of rounds from the task."""
+    """Return whether a run takes its number of rounds from the task, so that it continues if this number is raised.
+
+    Args:
+        line: content of the run's `summary.json`.
+    """
     own = "rounds" in decode_settings(line["settings"])
     return not own and (isinstance(line.get("rounds"), int) or line.get("error") is not None)
 

@@ -54,8 +54,9 @@ def read_records(folder: str | os.PathLike[str]) -> Records:
         folder: the study's folder, or a file written by `write_records`. Each subfolder with a `summary.json` is a run.
 
     Returns:
-        The records, with the study's unfinished runs and its chosen configurations. They are ordered by task, candidate
-        and seed as in `study.json`, or by the runs' names if there is no `study.json`.
+        The records, one per finished run, with the study's unfinished runs and the configurations that its tuning runs
+        chose. The records are ordered by task, candidate and seed as in `study.json`, or by the runs' names if there is
+        no `study.json`.
 
     Raises:
         FileNotFoundError: there is no such folder, or it contains no finished run.
@@ -112,7 +113,8 @@ def write_records(records: RecordsLike, path: str | os.PathLike[str]) -> Path:
     choice of configurations. It contains no images, no weights, and no values of single clients.
 
     Args:
-        records: records, or a study's folder; for several studies `read_records(a) + read_records(b)`.
+        records: records of a study's finished runs, or the study's folder; for several studies `read_records(a) +
+            read_records(b)`.
         path: path of the file, usually `.jsonl`. The file has one line of JSON per run.
 
     Returns:

@@ -29,7 +29,7 @@ class Record:
         folder: folder of the run; None if the record was not read from files.
 
     Raises:
-        RecordError: a column is missing, or the accuracy is not a fraction.
+        RecordError: `line` lacks one of these four keys, or the accuracy is not a fraction.
     """
 
     line: Mapping[str, Any]
@@ -97,9 +97,9 @@ class Record:
 class Records(list[Record]):
     """List of the finished runs of a study, with the study's unfinished runs and its chosen configurations.
 
-    Filtering with a list comprehension returns a plain list, without the unfinished runs. A table of a plain list
-    counts a seed as missing for a candidate only if another candidate on the same task has a run with this seed. The
-    sum of two `Records` contains the records of both studies.
+    Filtering with a list comprehension returns a plain list, without the unfinished runs. A table of a plain list must
+    infer unfinished runs: a seed is missing for one of the compared methods if another method has a run on the same
+    task with this seed. The sum of two `Records` contains the records of both studies.
 
     Args:
         records: the finished runs.

@@ -32,13 +32,14 @@ VERDICTS = (
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """Verdict on a claim, from the runs of its registered design.
+    """Verdict on the claim that a candidate is better than a baseline, from the runs of its registered design.
 
     Attributes:
-        design: the design.
-        verdict: "unfinished" until both candidates have a value for every seed. Then "shown" if the whole confidence
-            interval is above 0. Otherwise "refuted" if the whole interval is below the effect in `design.power`, and
-            "not shown" if the interval contains both 0 and this effect.
+        design: the registered design, which contains the claim.
+        verdict: "unfinished" until both the candidate and the baseline have a result for every seed. Then "shown" if
+            the whole confidence interval is above 0. Otherwise "refuted" if the whole interval is below
+            `design.power.effect`, the mean difference that the study was designed to find, and "not shown" if the
+            interval contains both 0 and this effect.
         differences: difference of each seed (candidate - baseline), by seed.
         low, high: ends of the confidence interval of the mean difference; None for an unfinished design.
     """
@@ -117,7 +118,7 @@ class RegisteredDesign:
 
     @property
     def column(self) -> str:
-        """Name of the compared column of the records."""
+        """Name of the compared quantity, such as "accuracy_last": a column of the records of the study's runs."""
         return self.power.column
 
     @property
@@ -213,7 +214,8 @@ def read_design(path: str | os.PathLike[str]) -> RegisteredDesign:
 
     Raises:
         FileNotFoundError: there is no such file.
-        RecordError: the file is damaged, was changed by hand, or has another format or rule for verdicts.
+        RecordError: the file is damaged or was changed by hand; or another version wrote it, with another format or
+            another rule for the verdict on the claim.
     """
     where = as_path(path, "path")
     if not where.is_file():
@@ -249,7 +251,7 @@ def used_seeds(earlier: Sequence[RecordsLike]) -> tuple[int, ...]:
 
 
 def _search(config: Mapping[str, Any]) -> str:
-    """Describe the search of a candidate in one phrase, from the JSON description of the candidate."""
+    """Describe in one phrase the configurations that are searched for a candidate, from the candidate's JSON form."""
     if config["like"] is not None:
         return f"none, as {config['like']}"
     fixed, tries = decode_settings(config["settings"]), decode_settings(config["tries"])

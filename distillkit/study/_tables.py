@@ -20,10 +20,10 @@ CHOSEN_ON_TEST = "*: the best round was chosen on the test set; compare methods 
 
 
 def summary_table(records: RecordsLike, *, columns: Sequence[str] = ()) -> Table:
-    """Return a table of accuracies by task and candidate.
+    """Return a table of accuracies by task and candidate (compared method).
 
     Args:
-        records: records, or a study's folder.
+        records: records of a study's finished runs, or the study's folder.
         columns: additional columns of the summaries ("bytes_up", "client_seconds") or of the last rounds
             ("accuracy_clients.worst10"). Numbers are shown as mean ± standard deviation over seeds.
 
@@ -31,8 +31,8 @@ def summary_table(records: RecordsLike, *, columns: Sequence[str] = ()) -> Table
         A table with one row per task and candidate. The first columns are the number of seeds ("2 of 3" if one is not
         finished), the accuracy after the last round, and the best accuracy of each run. Both accuracies are mean ±
         standard deviation (n - 1) over seeds; "–" means that there is no test accuracy. The next column is the maximum
-        over rounds of the mean over seeds. The columns on best rounds are left out if no candidate has rounds. If any
-        candidate has an epsilon, a column shows the largest epsilon over seeds.
+        over rounds of the mean over seeds. The best accuracies and this maximum are left out if no candidate has
+        rounds. If any candidate has an epsilon, a column shows the largest epsilon over seeds.
 
     Raises:
         ValueError: there are no records, or one of the `columns` occurs in no run.
@@ -69,7 +69,7 @@ def summary_table(records: RecordsLike, *, columns: Sequence[str] = ()) -> Table
 
 
 def numbers_of(column: str, values: Sequence[Any]) -> tuple[dict[str, Any], str]:
-    """Return mean and standard deviation of a column over seeds as a dictionary, and the text of the printed cell.
+    """Return mean and standard deviation of a column over seeds as a dictionary, and as the text of a table cell.
 
     Args:
         column: name of the column in the records.
@@ -93,7 +93,8 @@ def numbers_of(column: str, values: Sequence[Any]) -> tuple[dict[str, Any], str]
 def _best_mean(group: Group) -> tuple[dict[str, Any], str]:
     """Find the round in which the mean accuracy over seeds is highest.
 
-    The results are a dictionary with this accuracy and the round, and the text of the printed cell.
+    Returns:
+        A dictionary that contains this accuracy and the round; and the text with which a table prints them.
     """
     tested = [[row for row in r.rows if row.get("accuracy") is not None] for r in group.records if not r.failed]
     nothing = {"accuracy_best_mean": None, "accuracy_best_mean_round": None}
@@ -133,7 +134,7 @@ def header_of(column: str, found: Sequence[Group]) -> str:
 
     Args:
         column: name of the column in the records.
-        found: the groups of runs.
+        found: groups of runs, one per task and candidate, whose values in the column determine the unit.
     """
     values = [v for g in found for v in g.values(column) if isinstance(v, int | float)]
     unit = unit_of(column, values).name
@@ -143,8 +144,8 @@ def header_of(column: str, found: Sequence[Group]) -> str:
 def _cautions(group: Group, epsilons: Sequence[Any]) -> list[str]:
     """Return notes on facts about a candidate that a mean over seeds would hide.
 
-    The facts are failed runs, failed replies of clients, the reasons and remarks of privacy guarantees, and missing or
-    differing epsilons.
+    The facts are failed runs, failed replies of clients, the reasons why a run has no privacy guarantee, remarks on a
+    guarantee, and missing or differing epsilons.
     """
     notes, name = [], f"{group.method} on {group.task}"
     errors = [e for e in group.values("error") if e is not None]

@@ -1,4 +1,8 @@
-"""Choice of the best configuration of each candidate, and tables of the search, read from `choice.json`."""
+"""Choice of the best configuration of each candidate of a study, and tables of these choices.
+
+A candidate is a method that the study compares. A configuration consists of values of its settings. The tables are read
+from the file `choice.json`.
+"""
 
 from __future__ import annotations
 
@@ -57,11 +61,13 @@ class TuningResult:
 def score_configuration(lines: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any]:
     """Return the settings of one configuration, its score for each seed, and the mean of these scores.
 
-    If a run failed, its score and the mean are None. The score is the validation accuracy that the rule uses.
+    The score of a seed is a validation accuracy of the run with this seed. If the run failed, its score and the mean
+    are None.
 
     Args:
         lines: summaries of the configuration's runs, one per seed.
-        rule: name of the rule, a key of `RULES`.
+        rule: rule to choose the best configuration, a key of `RULES`. It determines which validation accuracy is the
+            score: for example, "last" uses the accuracy after the last round.
     """
     scores = [line.get(RULES[rule]) for line in lines]
     known = [score for score in scores if score is not None]
@@ -133,10 +139,11 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[TuningResult], Map
 
 
 def equal_search_sizes(folder: str | os.PathLike[str]) -> dict[str, int]:
-    """Return the number of configurations by task, after checking that it is the same for all candidates.
+    """Return the number of configurations that were searched for each candidate, by task.
 
-    A comparison is fair only if all candidates had the same number of configurations. A candidate without a search has
-    one configuration. Candidates that use the settings of another candidate (`like`) are left out.
+    A comparison is fair only if this number is the same for all candidates, the compared methods. Otherwise an error is
+    raised. A candidate without a search has one configuration. Candidates that use the settings of another candidate
+    (`like`) are left out.
 
     Args:
         folder: the study's folder, its `choice.json`, or a file written by `write_records`.
@@ -160,17 +167,18 @@ def equal_search_sizes(folder: str | os.PathLike[str]) -> dict[str, int]:
 
 
 def tuning_table(folder: str | os.PathLike[str], *, task: str | None = None) -> Table:
-    """Return a table of the search, to print below a table of results.
+    """Return a table of the configurations that the tuning runs searched, to print below a table of results.
 
     Args:
         folder: the study's folder, its `choice.json`, or a file written by `write_records`.
         task: name of the task to show; default: all tasks.
 
     Returns:
-        A table with one row per task and candidate. Its columns are the number of configurations, the chosen values of
-        the settings that differ between configurations, the score of the chosen configuration on the validation data,
-        and the score of the worst configuration. The last column lists the settings whose chosen value is the smallest
-        or largest of at least three values. For these settings, a value outside the searched range may be better.
+        A table with one row per task and candidate (compared method). Its columns are the number of configurations, the
+        chosen values of the settings that differ between configurations, the score of the chosen configuration on the
+        validation data, and the score of the worst configuration. The last column lists the settings whose chosen value
+        is the smallest or largest of at least three values. For these settings, a value outside the searched range may
+        be better.
 
     Raises:
         FileNotFoundError, RecordError: `choice.json` is missing or invalid; see `read_choice`.
@@ -211,7 +219,10 @@ def tuning_table(folder: str | os.PathLike[str], *, task: str | None = None) -> 
 
 
 def _choices(path: Path) -> list[Any]:
-    """Return the contents of a `choice.json`, or of all `choice.json` files that a file of records contains."""
+    """Return the contents of the file `choice.json`, in which a study records the chosen configurations.
+
+    If `path` is instead a file that `write_records` wrote, return the contents of `choice.json` of each study in it.
+    """
     try:
         head = json.loads(path.read_bytes().split(b"\n", 1)[0])
     except ValueError:  # a `choice.json` has several lines

@@ -47,8 +47,8 @@ class Job:
     Attributes:
         run: name of the run and of its folder.
         folder: folder for the run's files.
-        task: the task.
-        split: images of the task.
+        task: task of the run.
+        split: training, test and validation images of the task.
         seed: seed of all random draws.
         settings: settings of this run, in addition to the candidate's own settings.
         validation: whether this is a tuning run. A tuning run is tested on the validation data, on which no client
@@ -138,7 +138,8 @@ class Candidate(ABC):
     Attributes:
         failures: exceptions that unsuitable settings may raise. A configuration whose run raises one of them is never
             chosen.
-        old_options: old names of renamed options, by current name. Records use the old names.
+        old_options: old names of renamed constructor arguments, by current name. The file `study.json` still uses the
+            old names, so that older studies can be continued.
     """
 
     make: Callable[..., Any] | None
@@ -178,11 +179,11 @@ class Candidate(ABC):
         return [{**self.settings, **settings} for settings in self.search]
 
     def build(self, task: Task, split: Split, settings: Mapping[str, Any]) -> Any:
-        """Build the object to run by calling `make`.
+        """Call `make`, and return its result: the object to run, such as a federated method.
 
         Args:
-            task: the task.
-            split: images of the task.
+            task: task of the run. It is passed to `make` if `make` has an argument `task`.
+            split: training, test and validation images of the task, whose shape may determine the network.
             settings: settings of one configuration, in addition to the candidate's own settings.
 
         Raises:
@@ -195,11 +196,11 @@ class Candidate(ABC):
         return self.make(**{name: value for name, value in given.items() if self.passes_to_make(name)}, **extra)
 
     def factory(self, task: Task, split: Split) -> Callable[..., Any]:
-        """Return the `factory` argument of `make`: a function that maps a number of outputs to a network for the task.
+        """Return the function that `build` passes to `make` as `factory`. It maps a number of outputs to a network.
 
         Args:
-            task: the task.
-            split: images of the task.
+            task: task of the run, which determines the network.
+            split: training, test and validation images of the task, whose shape may determine the network.
         """
         return task.network(split)
 

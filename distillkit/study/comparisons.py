@@ -26,7 +26,7 @@ def paired_differences(
     multiple comparisons.
 
     Args:
-        records: records, or a study's folder.
+        records: records of a study's finished runs, or the study's folder.
         base: name of the baseline.
         confidence: confidence level of each interval.
         column: name of the column to compare, see `Record.last`.
@@ -83,7 +83,7 @@ def compare_studies(before: RecordsLike, after: RecordsLike, *, column: str = "a
     """Compare the results of a study that was run twice, for example with different versions of the code.
 
     Args:
-        before, after: records, or a study's folder.
+        before, after: records of the finished runs of each study, or the study's folder.
         column: name of the column to compare, see `Record.last`.
 
     Returns:

@@ -20,19 +20,19 @@ _BY = ("round", "bytes", "bytes_up", "bytes_down", "client_seconds", "seconds")
 
 
 def curves(records: RecordsLike, *, by: str = "round", task: str | None = None, column: str = "accuracy") -> Figure:
-    """Draw learning curves as the mean over seeds, with a band of one standard deviation.
+    """Draw learning curves of the candidates of a study: the mean over seeds, with a band of one standard deviation.
 
     Args:
-        records: records, or a study's folder.
+        records: records of a study's finished runs, or the study's folder.
         by: quantity on the x axis: "round", or a cumulative cost: "bytes" (of all messages), "bytes_up", "bytes_down",
             "client_seconds", or "seconds".
         task: name of the task to draw; default: all tasks, one panel per task.
         column: quantity on the y axis, by its name in the runs' histories.
 
     Returns:
-        The matplotlib figure (`figure.savefig("curves.png")`). A candidate without rounds is a dashed horizontal line
-        at its last accuracy. Candidates with missing seeds are marked. Candidates without a value are named in the
-        title.
+        The matplotlib figure (`figure.savefig("curves.png")`). A candidate without rounds, such as a condensed set on
+        which networks are trained, is a dashed horizontal line at its accuracy. Candidates with missing seeds are
+        marked. Candidates without a value are named in the title.
 
     Raises:
         ValueError: there are no records, `by` or `task` is unknown, or no candidate of a task has rounds with this
@@ -103,10 +103,11 @@ def _label(group: Group) -> str:
 
 
 def _values(group: Group, column: str) -> list[Any]:
-    """Return the values of a column that `curves` draws for a candidate.
+    """Return the values of a column that `curves` draws for a group, the runs of one method on one task.
 
-    For a candidate with rounds, the result contains the history of each run, as a list of rows. Runs without the column
-    are left out. For a candidate without rounds, the result contains the final value of each run.
+    If the runs have rounds, the result contains the history of each run, as a list of rows, one per round. Runs without
+    the column are left out. If no run has rounds, as for a condensation, the result contains the final value of each
+    run.
     """
     rows = [[*r.rows] for r in group.records if not r.failed and any(row.get(column) is not None for row in r.rows)]
     if rows or any(r.rows for r in group.records):

@@ -88,8 +88,8 @@ class SeedMean:
         accuracy: mean accuracy in the best round, a fraction. The round is chosen on the test set, so report the value
             as the best over rounds.
         round: index of the best round; the first such round in a tie.
-        deviation: largest difference between `accuracy` and the best accuracy of a single seed; not a standard
-            deviation.
+        deviation: largest difference, over the seeds, between `accuracy` and a seed's own best accuracy over its
+            rounds; not a standard deviation.
     """
 
     accuracy: float

@@ -37,8 +37,8 @@ class _TaskTemplate:
     Attributes:
         read: function that reads the data; some arguments are already set by `partial`. Large data sets are opened as a
             `StoredSplit`, whose images stay on disk.
-        folder: name of the subfolder of the data root whose path is the first argument of `read`; "" if `read` instead
-            has an argument `root`.
+        folder: name of a subfolder of the data root. Its path is passed to `read` as the first argument. "" if `read`
+            receives the data root itself, as the argument `root`.
         size: default height and width; None keeps the images' size.
         natural: whether the data contain, for each image, the person or the original data set (such as MNIST or USPS)
             from which the image comes. Data without this information are partitioned by a Dirichlet distribution.

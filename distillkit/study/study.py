@@ -1,4 +1,4 @@
-"""Fair comparison of candidates: equally large searches on validation data, several seeds and complete records."""
+"""Fair comparison of methods: equally large hyperparameter searches on validation data, and several seeds."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ class Study:
         extend: settings whose search may be extended, with the maximum number of extensions: `{"lr": 2}`. If the best
             value of any candidate is the smallest or largest searched value, every candidate gets one more
             configuration: its best configuration, with a smaller or larger value of the setting. The new value
-            continues the geometric sequence of the last two values. All candidates must search these settings.
+            continues the geometric sequence of the two values at this end of the range: after 0.01, 0.03, 0.1, it is
+            0.333. All candidates must search these settings.
         registered: path of a design that `register` wrote. `run` then refuses to run a study with another design.
 
     Attributes:
@@ -181,20 +182,22 @@ class Study:
     def estimate(self, *, processes: int = 1, workers: int = 1, device: str = "cpu") -> Estimate:
         """Estimate the cost of all unfinished runs from a short trial run of each candidate on each task.
 
-        A trial run executes two rounds, or some steps, of the first configuration. Its results are discarded.
+        A trial run executes the first configuration for two rounds if the candidate is federated, or for some steps of
+        a condensation. Its results are discarded.
 
         Args:
             processes, workers, device: arguments of `run`.
 
         Returns:
-            The estimated seconds, bytes and memory by task and candidate; `print` the estimate to see a table.
+            The estimated wall time, bytes sent to and from the server, and peak memory, by task and candidate; `print`
+            the estimate to see a table.
         """
         processes, options = self._check_options(processes, workers, device)
         with self._lock():
             return self._estimate(options, processes)
 
     def records(self) -> Records:
-        """Return the records of all final runs that are finished."""
+        """Return the records of all finished runs, except the tuning runs."""
         return read_records(self.out)
 
     def table(self, *, columns: Sequence[str] = ()) -> Table:
@@ -219,7 +222,11 @@ class Study:
         Use new seeds for the comparison itself.
 
         Args:
-            method, base, effect, column, task: arguments of `power_analysis`.
+            method, base: names of the candidate and of the baseline.
+            effect: mean difference that the comparison should find, in the unit of the records: 0.05 for five
+                percentage points of accuracy.
+            column: name of the column of the records to compare, see `Record.last`.
+            task: name of the task; may be omitted if there is only one.
 
         Raises:
             ValueError: an argument is invalid, or the study's finished runs do not suffice; see `power_analysis`.
@@ -238,9 +245,10 @@ class Study:
         Args:
             path: path of the new file, `.json`.
             claim: the claim as a sentence: "VHL is more accurate than FedAvg on clusters of two classes".
-            method, base: names of the candidate and the baseline. For a column in which smaller values are better, swap
-                the two.
-            power: result of `power` for pilot runs. Its column, effect and level define the test.
+            method, base: names of the candidate and the baseline. If smaller values of the compared quantity are
+                better, such as bytes, swap the two.
+            power: result of `power` for pilot runs. It contains the compared column of the records, the effect to find
+                and the significance level, which define the test.
             task: name of the task; may be omitted if there is only one.
             earlier: records, folders or files of earlier studies, whose seeds must not be used again.
 
@@ -383,9 +391,10 @@ class Study:
         return PreparedRun(spec, task, split, candidate, built)
 
     def _split(self, task: Task) -> Split:
-        """Return the images of a task. Only the images of the last task stay in memory.
+        """Return the images of a task.
 
-        Tasks with the same `data` share the images, which are then read only once.
+        Only the images of the most recent call stay in memory. If the next call is for another task with the same
+        `data`, they are not read again.
         """
         key = self._data_key(task)
         if key not in self._splits:

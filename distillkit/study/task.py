@@ -69,10 +69,10 @@ class Task:
             round), "all" or "none"; None for the default of `fl.simulate`.
         own_tests: share of each class of the training images, in [0, 1), that is held out to give each client its own
             test set. The held-out images are the same for all seeds, but the seed determines which client tests on an
-            image. Tuning runs do not use the held-out images. Instead, they hold out the same share of the remaining
-            training images.
-        server_share: share, in [0, 1), of each class of the training images that only the server has, as the set
-            `proxy`.
+            image. Tuning runs, which choose the best settings of a method, do not use the held-out images. Instead,
+            they hold out the same share of the remaining training images.
+        server_share: share, in [0, 1), of each class of the training images that is given to the server instead of the
+            clients. A federated method finds this set among the server's sets under the name "proxy".
         validation: share of each class of the training images that is used for validation in tuning runs, in (0, 1). If
             the data set has its own validation split, that split is used instead. The test set is never used.
 
@@ -120,7 +120,7 @@ class Task:
     def load(self) -> Split:
         """Read the images: training and test set, and validation set if there is one.
 
-        The images of a `StoredSplit` stay in their file; the sets of clients and tests are then `StoredImages`.
+        The images of a `StoredSplit` stay in their file; its training, test and validation sets are `StoredImages`.
         """
         split = self.data if isinstance(self.data, Split | StoredSplit) else self.data()
         return cast(Split, split)  # a `StoredSplit` supports all uses below
@@ -265,7 +265,7 @@ def _inseparable(train: LabeledImages) -> Tensor | None:
 
 
 def _hold_out(train: LabeledImages, rows: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Split the indices `rows` of images in a set into a part to keep, and a held-out `share` of each class.
+    """Split `rows`, indices of images in `train`, into a part to keep and a held-out `share` of each class.
 
     Multi-label images count as one class.
     """

@@ -77,7 +77,8 @@ class _Loss:
 class _Removed(_Loss):
     """Privacy loss of removing a record.
 
-    With M and N as in `_Loss`, x is drawn from M. The loss is log(M/N), which increases with x.
+    The step's output x is drawn from M, its density with the record. The loss is log(M/N), where N is the density
+    without the record (see `_Loss`). The loss increases with x.
     """
 
     def cdf(self, t: Any) -> Any:
@@ -90,7 +91,8 @@ class _Removed(_Loss):
 class _Added(_Loss):
     """Privacy loss of adding a record.
 
-    With M and N as in `_Loss`, x is drawn from N. The loss is log(N/M), which decreases with x.
+    The step's output x is drawn from N, its density without the record. The loss is log(N/M), where M is the density
+    with the record (see `_Loss`). The loss decreases with x.
     """
 
     def cdf(self, t: Any) -> Any:

@@ -170,13 +170,14 @@ def _shifted(places: Iterable[tuple[tuple[float, float], int]]) -> dict[tuple[in
 
 
 def largest(every: Sequence[Sequence[Spend]], delta: float) -> Bound:
-    """Return the largest bound that `compose` computes for any client, without running `compose` for every client.
+    """Return the bound on epsilon of the client for which `compose` computes the largest epsilon.
 
-    The function skips each client for which a cheap upper bound is already below another client's epsilon.
+    `compose` does not run for every client: a client is skipped if a cheap upper bound on its epsilon is already below
+    another client's epsilon.
 
     Args:
         every: releases of each client.
-        delta: argument of `compose`.
+        delta: delta at which epsilon is computed, in (0, 1).
     """
 
     def limit(spends: Sequence[Spend]) -> float:
@@ -246,7 +247,7 @@ def _rdp_at(spends: tuple[Spend, ...], delta: float, order: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _rdp(spends: tuple[Spend, ...], delta: float) -> float:
-    """Return the smallest bound that a local search over the RDP orders finds. The bound of every order is valid."""
+    """Return the smallest valid bound on epsilon that a local search over the RDP orders finds."""
 
     def bound(index: int) -> float:
         return _rdp_at(spends, delta, _ORDERS[index])

@@ -35,9 +35,10 @@ class NoisePlan:
     accountant: str
 
     def noise_std(self, size: float) -> float:
-        """Return the standard deviation of the noise in one coordinate of a released mean, divided by the clip.
+        """Return the standard deviation of the noise in one coordinate of a released mean, in units of the clip.
 
-        The clip is the largest l2 norm of one record's vector.
+        The clip is the largest l2 norm of one record's vector. Multiply the result by the clip to get the standard
+        deviation itself.
 
         Args:
             size: public number of records in the mean, > 0.

@@ -56,8 +56,8 @@ def capture(
 class CapturedFunction:
     """Fixed function of one record that can be evaluated on many records. `capture` creates objects of this class.
 
-    Row i of a result depends on record i and the shared tensors alone. If an operator fails for a record, the record's
-    rows are zero, because an error could reveal private values.
+    Row i of a result depends only on record i and on the shared tensors, which are the same for all records. If an
+    operator fails for a record, the record's rows are zero, because an error could reveal private values.
 
     Attributes:
         batched: whether records are evaluated together instead of one by one.
@@ -78,7 +78,9 @@ class CapturedFunction:
             self._try(shared, one)
 
     def _try(self, shared: Sequence[Tensor], one: Sequence[Tensor]) -> None:
-        """Set `batched` by a test: evaluate the function on two noise records, together and one by one.
+        """Test on two records of noise whether the function can be evaluated on several records together.
+
+        The attribute `batched` is set to True if the results are the same as when the records are evaluated one by one.
 
         Raises:
             NotCapturable: the function fails on a noise record.
@@ -122,10 +124,10 @@ class CapturedFunction:
         """Evaluate the function on n records.
 
         Args:
-            shared: current values of the shared tensors.
+            shared: current values of the tensors that are the same for all records, such as parameters.
             examples: tensors of the n records, with n rows each.
             generator: source of the random draws; required if the function draws.
-            common: whether all records share the same random draws. Shared draws do not depend on n.
+            common: whether all records use the same random draws, which then do not depend on n.
 
         Returns:
             The function's results, with n rows each.

@@ -52,7 +52,8 @@ def find_violation(
     """Return the first operator of a graph that a captured function may not use, or None if every operator is allowed.
 
     Args:
-        graph: traced graph, whose first inputs are the shared tensors.
+        graph: traced graph of a function of one record. Its first inputs are the shared tensors, which are the same for
+            all records, such as parameters.
         names: names of the shared tensors.
         modules: modules whose tensors may occur in the graph as constants.
         records: tensors of records, which may not occur as constants.
@@ -165,7 +166,8 @@ def _has_open_shape(value: Any) -> bool:
 def without_writes(graph: GraphModule, inputs: Sequence[Tensor], what: str) -> GraphModule:
     """Return an equivalent graph in which no operator writes to a tensor and all constants are copies.
 
-    Memory that the function leaves uninitialized is set to zero.
+    Operators that create uninitialized tensors, such as `torch.empty`, are replaced by operators that fill them with
+    zeros.
 
     Args:
         graph: graph in which `find_violation` found nothing.
@@ -173,7 +175,7 @@ def without_writes(graph: GraphModule, inputs: Sequence[Tensor], what: str) -> G
         what: name of the function in error messages.
 
     Raises:
-        BatchStatistics: the function writes to a tensor that it did not create.
+        BatchStatistics: the traced function writes to a tensor that it did not create.
     """
     if _writes(graph):
         raw = graph
@@ -361,7 +363,8 @@ def _replace_weight_gradient(graph: GraphModule, node: Node) -> None:
 def _replace_scale_gradient(graph: GraphModule, node: Node) -> None:
     """Let the graph compute the gradients of a group norm's scale and shift from sums over the pixels of each channel.
 
-    The sums are those of the output's gradient, and of its product with the input. PyTorch's kernel does the same.
+    Let x be the input of the group norm, and g the gradient of the loss with respect to its output. For each channel,
+    the graph computes the sum of g and the sum of g * x. PyTorch's kernel does the same.
     """
     upstream, maps, mean, rstd, _, n, channels, pixels, groups, mask = node.args
     call = graph.graph.call_function

@@ -52,7 +52,9 @@ def trace(
     modules: Sequence[nn.Module] = (),
     records: Sequence[Tensor] = (),
 ) -> GraphModule:
-    """Trace `function(shared, *examples)` on fake tensors, and return its graph of ATen operators without writes.
+    """Trace `function(shared, *examples)` on fake tensors, and return its graph of ATen operators.
+
+    The graph computes the same results, but none of its operators writes to an existing tensor.
 
     Args:
         function: function of the list `shared` and of the tensors of one record.
@@ -61,7 +63,8 @@ def trace(
         what: name of the function in error messages.
         names: names of the `shared` tensors in error messages.
         modules: modules that the function uses.
-        records: tensors that the function may use only through its arguments, such as the private images.
+        records: all private data, such as the private images. The function is refused if its code uses one of these
+            tensors directly, because it may use a record only as its argument.
 
     Raises:
         BatchStatistics: the function normalizes with the statistics of a batch, or writes to a tensor that it did not
@@ -225,10 +228,10 @@ class Stateless(nn.Module):
         return torch.func.functional_call(self, values, examples)
 
     def forward(self, *examples: Tensor) -> Any:
-        """Return the function's result, and remove all attributes that the call stored in the network.
+        """Call the wrapped function, return its result, and remove all tensors that the call stored in the network.
 
         Raises:
-            BatchStatistics: the function stored a tensor in the network.
+            BatchStatistics: the wrapped function stored a tensor in the network.
         """
         before = {(id(table), name): value for _, table, name, value in _attributes(self.network)}
         try:
@@ -259,7 +262,12 @@ class Stateless(nn.Module):
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
-    """Yield each attribute of a module and its submodules as (label, dict that contains the attribute, name, value)."""
+    """Yield each attribute of a module and its submodules, such as its parameters and buffers.
+
+    Yields:
+        The full name of the attribute ("layers.0.weight"), the dict that contains the attribute, its key in this dict
+        ("weight"), and its value.
+    """
     for prefix, part in module.named_modules():
         for table in (part._parameters, part._buffers, vars(part)):
             for name, value in table.items():

@@ -1,4 +1,8 @@
-"""Checks for networks and augmentations of this package, which treat each image separately and need no capture."""
+"""Checks whether a network or an augmentation consists of unchanged classes of this package and of PyTorch.
+
+These classes treat each image separately. Their code may therefore run on private images, while other code must first
+be traced into a fixed graph of operators.
+"""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ def release(sums: Tensor, *, sigma: float, sensitivity: float, ledger: Ledger | 
     sums protect only as much as one copy with noise multiplier sigma / sqrt(k).
 
     There are G embedders. For each one, a record adds a vector of length at most `sensitivity` to the sum of one class.
-    The call is therefore a sequence of G Gaussian releases with rate 1, and the accounting of their composition is
-    exact.
+    The call is therefore a sequence of G Gaussian releases with sample rate 1 (no subsampling), and the accounting of
+    their composition is exact.
 
     Args:
         sums: class sums from `class_sums`, float64 [G, K, F], for G embedders, K classes and vectors of length F.
@@ -152,11 +152,13 @@ def fit_to_means(
     privacy cost. The optimizer is SGD with momentum and a cosine schedule; step t uses embedder t mod G.
 
     Args:
-        start: public initial images, float [K * ipc, C, H, W], sorted by class.
+        start: public initial images, float [K * ipc, C, H, W], `ipc` for each of the K classes, sorted by class.
         embedders: the G embedders that embedded the private images.
-        targets: noised sums divided by public or noised class sizes, float [G, K, F].
+        targets: class means to match, float [G, K, F], for vectors of length F. They are the noised class sums of
+            embeddings from `release`, divided by public or noised class sizes.
         steps: number of SGD steps; 0 returns `start`.
-        lr: initial learning rate. The default is large because unit vectors of many dimensions have small gradients.
+        lr: initial learning rate. The default is large because the loss compares unit vectors of many dimensions, and
+            its gradients with respect to the images are therefore small.
         momentum: momentum of SGD, in [0, 1).
         parametrize: parametrization of the images, such as `sets.Tiles(2)`, or None. With a parametrization, `start`
             and the result are stored images, and the images decoded from them are fitted to the means.

@@ -1,4 +1,7 @@
-"""Options of private condensation: the networks that embed the images, and the passes that share the budget."""
+"""Options of private condensation: the embedding networks, and the number of passes.
+
+Each pass releases noised class means of embeddings, and fits images to them.
+"""
 
 from __future__ import annotations
 
@@ -67,15 +70,15 @@ class Passes:
 
     Args:
         count: number of passes, including the first; at least 2.
-        histogram_share: share of the budget for the class histogram, in (0, 0.5]. Not used if the class sizes are
-            public.
+        histogram_share: share of the budget for the noised class sizes, by which the class sums are divided, in (0,
+            0.5]. Not used if the class sizes are public.
         first_share: share of the budget for the first pass, in [0, 0.5]. 0 skips the first pass, and the center of the
             second pass is then the mean embedding of smooth noise.
         first_num_networks, first_steps: number of networks and number of fitting steps of the first pass.
         train: protocol with which the networks of every later pass are trained on the set of the previous pass
-            (`TrainedNetworks`); the sampler must then be a `RandomNetworks`. None: all networks are untrained. Trained
-            networks give far better embeddings if the noise is small, as it is with thousands of records per class. If
-            the noise is large, the networks learn the noise.
+            (`TrainedNetworks`); the argument `networks` of `condense_private` must then use a `RandomNetworks`. None:
+            all networks are untrained. Trained networks give far better embeddings if the noise is small, as it is with
+            thousands of records per class. If the noise is large, the networks learn the noise.
 
     Raises:
         TypeError, ValueError: a value has the wrong type or is out of range.

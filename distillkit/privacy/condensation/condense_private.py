@@ -69,7 +69,8 @@ def condense_private(
     Papers: distribution matching is from Zhao and Bilen (WACV 2023), Eq. 6. Noise is added to the class sums by the
     Gaussian mechanism (Balle and Wang, ICML 2018). Its composition is exact even if a release depends on earlier ones
     (Dong, Roth and Su, "Gaussian differential privacy", JRSS B 2022, corollary 2). The use of several passes is new
-    here. The idea of training the networks on the synthetic set is from IDM (Zhao et al., CVPR 2023).
+    here. The option `Passes(train=...)`, which trains the networks on the synthetic set of the previous pass, follows
+    IDM (Zhao et al., CVPR 2023).
 
     Args:
         images: private images: a set, or float [N, C, H, W] in the normalized space. The normalization of a set must
@@ -109,8 +110,8 @@ def condense_private(
 
     Returns:
         A set of K * ipc (stored) images, sorted by class. `info["epsilon"]`, which is saved with the set, is the
-        epsilon that the ledger guarantees for the client after this call. It is None if no guarantee holds;
-        `info["reason"]` then gives the reason.
+        epsilon that the ledger guarantees after this call, for the client of the `Account` if `ledger` is one. It is
+        None if no guarantee holds; `info["reason"]` then gives the reason.
 
     Raises:
         PrivacyError: the guarantee cannot be given. The error is one of the subclasses BudgetExhausted,

@@ -40,7 +40,7 @@ def image_gradients(
     chunk: int = 8,
     batched: bool | None = None,
 ) -> Iterator[Tensor]:
-    """Compute per-example gradients of the matching loss with respect to the synthetic images, in chunks.
+    """Compute the gradient of each real image's loss with respect to the synthetic images, in chunks.
 
     `image_sgd` clips these gradients; you can also use them in your own private optimizer. Let phi be the embedding and
     mu_c the mean of phi over the synthetic images of class c. The loss of a real image x_i of class c is
@@ -50,8 +50,9 @@ def image_gradients(
 
     Args:
         images: synthetic images s, float [K, ipc, C, H, W].
-        embed: function phi that maps N images to embeddings [N, F] and is captured (see `per_example_gradients`); or a
-            `PublicEmbedder`.
+        embed: function phi that maps N images to embeddings [N, F]; or a `PublicEmbedder`. A function is captured: its
+            code is traced once, and only the resulting graph of operators uses private values (see
+            `per_example_gradients`).
         embedding: embeddings phi(x_i) of n real examples, float [n, F], without an autograd graph.
         labels: class indices of the real examples, int [n].
         loss: separable loss l; see `separable`.
@@ -85,12 +86,13 @@ class _Function:
 
 
 def _row_gradients(loss: SeparableLoss, like: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function that computes the gradient of each example's loss with respect to its class mean.
+    """Return a function that computes the gradient of each example's loss l(z, mu) with respect to mu.
 
-    The function maps the embeddings [n, F] and the means [n, F] of n examples to gradients [n, F].
+    Here z is the embedding of a real example, and mu is the mean embedding of the synthetic images of its class. The
+    returned function maps the rows z, float [n, F], and mu, float [n, F], of n examples to gradients [n, F].
 
     Args:
-        loss: the loss of each example.
+        loss: the loss l, which is computed for each example.
         like: tensor [n, F] with the same F, dtype and device as the embeddings; its values are not used.
     """
     if loss is squared_distance:
@@ -134,14 +136,15 @@ def image_sgd(
     """Condense a private set into a set that may be published, by DP-SGD on the synthetic images.
 
     Prefer the cheaper `condense_private` unless you study FedDM. Every step draws records by Poisson sampling over the
-    *whole* set. It clips each record's gradient with respect to the images of all classes. It sums the clipped
-    gradients and adds noise to every pixel of every class, also of classes without records.
+    *whole* set. It clips each record's gradient with respect to the synthetic images of all classes. It sums the
+    clipped gradients and adds noise to every pixel of every class, also of classes without records.
 
-    Paper: Xiong et al., "FedDM" (CVPR 2023), section 3.3, Eq. 8 and Eq. 16. Deviations, which the guarantee needs: the
-    paper draws 256 records *per class*, so a record of a class with 500 records takes part with probability one half.
-    This rate is ten times the rate for which the paper accounts. The paper also divides by the number of records drawn,
-    and sends only the classes that have records. Its noise scale (Theorem 3.2) is sound only for a sample rate q < 1 /
-    (16 sigma) and covers only one round; we compute epsilon with an accountant.
+    Paper: Xiong et al., "FedDM" (CVPR 2023), section 3.3, Eq. 8 and Eq. 16. Deviations, which the guarantee needs: we
+    draw records from the whole set. The paper draws 256 records *per class*, so a record of a class with 500 records
+    takes part with probability one half, ten times the rate for which the paper accounts. We divide by the expected
+    number of records, and release all classes; the paper divides by the number of records drawn, and sends only the
+    classes that have records. We compute epsilon with an accountant; the paper's noise scale (Theorem 3.2) is sound
+    only for a sample rate q < 1 / (16 sigma) and covers only one round.
 
     Args:
         images, labels, num_classes, ipc, init, ledger, generator, progress: see `condense_private`.

@@ -34,8 +34,8 @@ class PublicEmbedder:
     Call an embedder with images [N, C, H, W]. `PublicEmbedders` creates the embedders of a release.
 
     Pass private images only to `of_private` and `embed_private`, which run no user code on them: they use networks and
-    augmentations of this package, or captured functions of one image (see `per_example_gradients`). All other methods
-    are for public or synthetic images.
+    augmentations of this package, or graphs of operators that were traced ("captured") from the code for one image (see
+    `per_example_gradients`). All other methods are for public or synthetic images.
 
     Args:
         network: network that computes phi.
@@ -43,7 +43,8 @@ class PublicEmbedder:
         clip: largest length C of a vector; None scales every vector to unit length.
         match: network output used as phi: `"embedding"`, or `"embedding+logits"` (both, concatenated).
         augment: augmentation, applied to all images with the same random parameters; None for no augmentation.
-        state: seed and index from which the random parameters of the augmentation are drawn.
+        state: seed, and index of this embedder among the embedders of a release; the random parameters of the
+            augmentation are drawn from both.
     """
 
     def __init__(
@@ -67,16 +68,16 @@ class PublicEmbedder:
 
     @property
     def sensitivity(self) -> float:
-        """Largest l2 norm that one record adds to a sum of embeddings: 1, or the clip if there is one."""
+        """Largest change (l2 norm) of a sum of embeddings by one record: the option `clip`, or 1 if it is None."""
         return 1.0 if self.clip is None else self.clip
 
     def embedding(self, images: Tensor) -> Tensor:
         """Compute the embedding phi(x) of each image x, before centering and clipping.
 
-        Every call applies the same augmentation parameters.
+        If the embedder has an augmentation, every call applies it first, with the same random parameters.
 
         Args:
-            images: images in the set's normalized space, float [N, C, H, W].
+            images: images with the normalization of the private set, float [N, C, H, W].
 
         Returns:
             Embeddings, float [N, F].
@@ -89,10 +90,12 @@ class PublicEmbedder:
         return derive(self.state[0], "augment", self.state[1])
 
     def plain(self, images: Tensor) -> Tensor:
-        """Compute the embedding phi(x) of each image x without the augmentation, before centering and clipping.
+        """Compute the embedding phi(x) of each image x, before centering and clipping.
+
+        The embedder's augmentation is not applied.
 
         Args:
-            images: images in the set's normalized space, float [N, C, H, W].
+            images: images with the normalization of the private set, float [N, C, H, W].
 
         Returns:
             Embeddings, float [N, F].
@@ -106,11 +109,13 @@ class PublicEmbedder:
     def embed_private(self, images: Tensor) -> Tensor:
         """Compute the embedding phi(x) of each private image x without running user code on the images.
 
+        The embedder's augmentation, if it has one, is applied first.
+
         Args:
-            images: images in the set's normalized space, float [N, C, H, W].
+            images: images with the normalization of the private set, float [N, C, H, W].
 
         Returns:
-            Embeddings, float [N, F]; zeros for an image on which an operator fails.
+            Embeddings, float [N, F]; zeros for an image on which a tensor operator of the network fails.
 
         Raises:
             BatchStatistics, NotCapturable: the network or the augmentation is not a fixed function of one image.
@@ -154,7 +159,8 @@ class PublicEmbedder:
 
         Args:
             images: synthetic images, float [ipc, C, H, W].
-            batched: whether to compute the n products together; ignored if the network or augmentation is captured.
+            batched: whether to compute the n products together. A network or augmentation that is not from this package
+                ignores this option, because its products are computed by a graph that is traced from its code.
         """
         leaf = images.detach().requires_grad_()
         outer = leaf
@@ -222,16 +228,18 @@ class PublicEmbedder:
 class PublicEmbedders:
     """Sequence of the public embedders of one release, each with its own network, center and augmentation parameters.
 
+    Each embedder maps an image x to a vector v(x) of bounded length, its centered embedding (see `PublicEmbedder`).
     Pass the same object to `class_sums` and `fit_to_means`, and its `sensitivity` to `release`. `embedders[k]` depends
-    only on k and the seed. Use an embedder only until you request the next one, because a sampler may overwrite its
-    network.
+    only on k and the seed. Use an embedder only until you request the next one, because a sampler may reuse and
+    overwrite the network of the last embedder.
 
     Args:
         networks: sampler of the networks, as in `distribution_matching`; it must not depend on the private data, except
             through earlier releases.
         num_networks: number of networks; each network gives one embedder.
         like: set with the shape, normalization, dtype and device of the images. Its own images are not used.
-        clip: largest length of a vector; None scales every vector to unit length, so that there is no clip to tune.
+        clip: largest length of a vector v(x); None scales every vector to unit length, so that there is no clip to
+            tune.
         match: network output that is matched: `"embedding"`, or `"embedding+logits"` (both, concatenated; FedDM's Eq.
             8).
         augment: augmentation that can be drawn once for all images, such as `DSA()`.
@@ -241,7 +249,7 @@ class PublicEmbedders:
         seed: public seed of networks, noise images and augmentations.
 
     Attributes:
-        dim: number of dimensions F of a vector.
+        dim: number of dimensions F of a vector v(x).
 
     Raises:
         BatchStatistics: a network or the augmentation mixes the images of a batch.
@@ -284,7 +292,7 @@ class PublicEmbedders:
     def _require_same_map(self, embedder: PublicEmbedder, noise: Tensor, alone: Tensor) -> None:
         """Refuse a network that embeds a batch differently from single images.
 
-        The fit embeds batches, but private images are embedded one by one.
+        Synthetic images are embedded in batches when they are fitted to the class means, but private images one by one.
         """
         with torch.no_grad():
             together = embedder.embedding(noise)
@@ -298,7 +306,7 @@ class PublicEmbedders:
 
     @property
     def sensitivity(self) -> float:
-        """Largest l2 norm that one record adds to a class sum of one embedder: 1, or the clip if there is one."""
+        """Largest change (l2 norm) of an embedder's class sum by one record: the option `clip`, or 1 if it is None."""
         return 1.0 if self.clip is None else self.clip
 
     def __len__(self) -> int:

@@ -15,9 +15,11 @@ __all__ = ["SeparableLoss", "require_separable", "separable", "squared_distance"
 
 
 class SeparableLoss(Protocol):
-    """Matching loss that is a sum over real examples, with one term l(phi(x_i), synthetic class mean) per example.
+    """Matching loss that is a sum over real examples, with one term per example.
 
-    Write the loss as a function, decorate it with `@separable` and pass it to `image_sgd` as `loss`.
+    The term of an example x_i is l(phi(x_i), mu), where phi(x_i) is its embedding, and mu is the mean embedding of the
+    synthetic images of its class. Write l as a function of the embeddings and means of several examples, decorate it
+    with `@separable` and pass it to `image_sgd` as `loss`.
     """
 
     def __call__(self, embedding: Tensor, means: Tensor) -> Tensor:
@@ -65,15 +67,15 @@ def squared_distance(embedding: Tensor, means: Tensor) -> Tensor:
 
 
 def require_separable(loss: object) -> SeparableLoss:
-    """Return `loss` if it is declared `separable` and treats every row independently; otherwise refuse it.
+    """Return `loss` if it is declared `separable` and computes each example's term independently; otherwise refuse it.
 
     Args:
         loss: the user's matching loss.
 
     Raises:
-        NotSeparable: the loss is not declared separable, or its rows depended on each other in a test with up to 64
-            rows of random numbers. The message quotes the attribute `why` of an undeclared loss, if the loss has this
-            attribute.
+        NotSeparable: the loss is not declared separable; or, in a test with up to 64 random examples, the term of one
+            example depended on other examples. The message quotes the attribute `why` of an undeclared loss, if the
+            loss has this attribute.
     """
     if not callable(loss) or getattr(loss, "separable", None) is not True:
         name = getattr(loss, "__name__", type(loss).__name__)

@@ -18,10 +18,10 @@ __all__ = ["TrainedNetworks"]
 class TrainedNetworks(Configurable):
     """Sampler that trains a new network from scratch on a public set for every draw.
 
-    The later passes of `condense_private` use this sampler; you can also pass it to `PublicEmbedders` as `networks`.
-    Networks trained on a released set depend on that release alone, so they may embed the private images for the next
-    one. Their embeddings separate the classes, while embeddings of untrained networks mostly reflect what all images
-    have in common.
+    `condense_private` with `Passes(train=...)` uses this sampler for every release of class means after the first. You
+    can also pass it to `PublicEmbedders` as `networks`. Networks trained on a released set use only what is already
+    public, so they may embed the private images for a further release. Their embeddings separate the classes, while
+    embeddings of untrained networks mostly reflect what all images have in common.
 
     Papers: DM embeds with untrained networks (Zhao and Bilen, WACV 2023). IDM matches with networks that were trained
     on the synthetic images (Zhao et al., "Improved distribution matching for dataset condensation", CVPR 2023).

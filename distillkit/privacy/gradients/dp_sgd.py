@@ -94,13 +94,13 @@ def train_private(
     Args:
         network: network without batch statistics; see `require_per_example`. Its initial weights must be public, or
             released under the same ledger.
-        images, labels: private set, as for `condense_private`; N may be 0.
+        images, labels: private set, as for `condense_private`; it may be empty.
         size: public number of records. Gradients are divided by rate * size, not by the batch size, and delta is
             compared with `size`.
         epsilon: target for all steps of this call, from which sigma is computed. Give either `epsilon` or `sigma`.
         sigma: noise standard deviation / clip; 0 adds no noise, and the ledger then records that no guarantee holds.
         delta: target delta, below 1 / size, and equal to the delta of a given ledger.
-        clip: largest l2 norm of one example's gradient over all parameters; longer gradients are scaled down to this
+        clip: largest l2 norm of one record's gradient over all parameters; longer gradients are scaled down to this
             norm.
         rate: sample rate: the probability with which each record takes part in a step; the expected batch size is
             rate * size.
@@ -111,7 +111,7 @@ def train_private(
             Training evaluates it on one row. Default: cross-entropy.
         ledger: ledger to charge; or an `Account`, which combines a ledger with the client, the round and the source of
             batches and noise. Default: a new ledger in memory.
-        chunk: maximum number of examples whose gradients are in memory at once; the default depends on device, network
+        chunk: maximum number of records whose gradients are in memory at once; the default depends on device, network
             and rate * size.
         progress: whether to show a progress bar on a terminal.
 

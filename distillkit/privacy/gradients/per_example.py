@@ -1,4 +1,4 @@
-"""Per-example gradients of a batch, computed by a captured function of one example."""
+"""Per-example gradients of a batch, computed by a graph of operators that is traced once for one example."""
 
 from __future__ import annotations
 
@@ -89,10 +89,13 @@ class ExampleGradients:
         return self.captured(self._state, *examples, generator=generator)
 
     def chunk_size(self, expected: float, chunk: int | None = None) -> int:
-        """Return the number of examples to pass per call, so that memory suffices. It depends on public numbers only.
+        """Return the number of examples to pass to one call of this object, so that memory suffices.
+
+        The number does not depend on private data.
 
         Args:
-            expected: expected number of records in a step, rate * size.
+            expected: expected number of examples in a training step: the sample rate times the public number of
+                records.
             chunk: upper bound; None for a default that depends on the device and the network.
         """
         likely = max(1, math.ceil(expected + 3 * math.sqrt(expected)))
@@ -113,7 +116,7 @@ def per_example_gradients(
     *,
     trained: Mapping[str, nn.Parameter] | None = None,
 ) -> ExampleGradients:
-    """Capture the gradient of one example's loss, and return a function of many examples.
+    """Trace the gradient of one example's loss, and return a function that computes the gradients of many examples.
 
     A private optimizer needs the gradient of every example, but autograd only returns the sum of the gradients over a
     batch.
@@ -124,19 +127,20 @@ def per_example_gradients(
         rows = gradients(images[:16], labels[:16])     # for each trained parameter [16, *shape]
 
     The network, the loss and the backward pass are traced once, on one example of fake tensors (shapes and dtypes
-    without values). The result is a fixed graph of tensor operators. Records only ever pass through this graph, one by
-    one or batched by `vmap`: no code of the network or the loss runs on them. Row i is therefore a function of example
-    i and the network's state alone. All other values that the code reads (attributes, closures, counters) are fixed at
-    the time of capture. Parameters of *other* networks become constants.
+    without values). The result is a fixed graph of tensor operators. Private examples only ever pass through this
+    graph, one by one or batched by `vmap`: no code of the network or the loss runs on them. Row i of the result is
+    therefore a function of example i and the network's state alone. All other values that the code reads (attributes,
+    closures, counters) are fixed at the time of capture. Parameters of *other* networks become constants.
 
-    Dropout and other random operators draw independently for every example, from the `generator` that is passed with
-    the examples.
+    Dropout and other random operators draw independently for every example, from the generator that you pass to the
+    returned function: `gradients(images, labels, generator=generator)`.
 
     Args:
         network: the network, in training mode; its parameters and buffers are read at every call.
         losses: function that evaluates `network` on tensors with n rows each (images, labels, ...) and returns n
             losses. It is only called with one row.
-        like: example arguments of `losses`. Only their shapes (without the number of rows), dtypes and device are used.
+        like: sample arguments of `losses`, such as a batch of images and its labels. Only their shapes (without the
+            number of rows), dtypes and device are used.
         trained: parameters to train, by their names in the network. Default: all parameters that require a gradient.
 
     Raises:

@@ -151,12 +151,13 @@ def initial_images(
             that reads private images. Epsilon does not cover its error message, so do not publish the message.
         ipc: number of images per class.
         generator: generator of the noise.
-        parametrize: parametrization of the images, such as `Tiles(factor)`, or None. With tiles, the result consists
-            of stored images: noise, or the stored images of a public `TiledImages` with the same factor. The images of
-            any other public set are shrunk to tiles.
+        parametrize: parametrization of the images, such as `Tiles(factor)`, or None. With tiles, the result consists of
+            stored images, each of which is decoded to `factor ** 2` images. They are noise, or the stored images of a
+            public `TiledImages` with the same factor. The images of any other public set are shrunk to tiles.
 
     Returns:
-        Images [K * ipc, C, H, W], sorted by class, and the name of the initialization for the set's `info`.
+        Images [K * ipc, C, H, W] of the K classes, sorted by class, and the name of the initialization for the set's
+        `info`.
 
     Raises:
         PrivateInitialization: `init` is a string other than `"noise"`, such as `"real"`, or a set that contains a

@@ -45,7 +45,7 @@ def require_mean_objective(loss: Callable[[Tensor, Tensor], Tensor], logits: Ten
 
     Raises:
         NotSeparable: the objective is not a scalar, or it differs from the mean over the examples, as it does with
-            weights, contrastive terms or normalization over the batch.
+            class weights (`weight` of `F.cross_entropy`), contrastive terms or normalization over the batch.
     """
     together = loss(logits, labels)
     if together.ndim:
