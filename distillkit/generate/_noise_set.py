@@ -62,10 +62,10 @@ def to_noise_set(
 ) -> LabeledImages:
     """Convert the output of a generator to a labeled set with pixels in [0, 1].
 
-    `raw` has the shape [K * n, C, H, W] and is sorted by class. With `clamp`, pixels are clamped to [0, 1]. Otherwise
-    each channel is scaled to [0, 1] by its minimum and maximum over the whole set. If `normalization` is None, it is
-    measured on the resulting pixels, and marked as public because the images contain no private data. `info` is stored
-    in the set.
+    `raw` contains n images for each of the K = `num_classes` classes. It has the shape [K * n, C, H, W] and is sorted
+    by class. With `clamp`, pixels are clamped to [0, 1]. Otherwise each channel is scaled to [0, 1] by its minimum and
+    maximum over the whole set. If `normalization` is None, it is measured on the resulting pixels, and marked as public
+    because the images contain no private data. `info` is stored in the set.
     """
     if not check.boolean(clamp, "clamp"):
         low, high = raw.amin((0, 2, 3), keepdim=True), raw.amax((0, 2, 3), keepdim=True)

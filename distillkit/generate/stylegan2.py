@@ -131,7 +131,8 @@ class StyleGAN2(nn.Module):
             z: latents, float [B, latent]. Only their direction matters, because PixelNorm scales them.
             noise: one tensor [B, 1, side, side] for each side in the attribute `noise_sides`. It is added to the
                 feature maps before the activations.
-            noise_gain: factor by which the noise is multiplied. It is 0 in an untrained network.
+            noise_gain: factor by which the noise is multiplied. In StyleGAN2, this factor is a learned parameter with
+                the initial value 0, which is therefore the default here.
         """
         w = z * (z.square().mean(1, keepdim=True) + 1e-8).rsqrt()
         for layer in self.mapping:
