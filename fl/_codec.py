@@ -1,6 +1,7 @@
 """Encoding of messages as safetensors bytes, and digests of values.
 
-Messages are encoded for transfer, checkpoints and client memory.
+The bytes are sent, written to checkpoints, and stored as the memory of a client: the values that it keeps between
+rounds.
 """
 
 from __future__ import annotations
@@ -132,10 +133,10 @@ def to_parts(message: Message, facts: Mapping[str, str] | None = None) -> Parts:
 
 
 def entry_key(name: str) -> str:
-    """Return the key of the entry to which a tensor belongs.
+    """Return the key of the message entry (see `Entry`) to which a tensor belongs.
 
     Args:
-        name: name of the tensor in the result of `to_parts`.
+        name: name of the tensor in the result of `to_parts`, which splits a message into tensors.
     """
     return name.split(_SEPARATOR)[0]
 

@@ -1,7 +1,7 @@
 """Base classes of methods, add-ons and filters.
 
-They give each class a key that identifies it in records, and each object a text form for records. Users who only run
-methods need nothing from this module.
+They give each class a key that identifies it in the record of a run (the stored options from which the run can be
+resumed), and each object a text form for this record. Users who only run methods need nothing from this module.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ __all__ = [
 
 
 class KeyedObject(Configurable):
-    """Base class of objects whose class has a key, which identifies the class in records even if it is renamed.
+    """Base class of objects whose class has a key, which identifies the class in records of runs even if it is renamed.
 
     Attributes:
-        key: identifier of the class in records. Entry keys start with it, random draws depend on it, and add-ons act in
-            the order of their keys. Default: the name of the class; the key of a parent class is not inherited. If you
-            rename a class, set `key = "OldName"`; existing runs, checkpoints and transcripts then stay valid.
-        old_options: former names of renamed options, under which older records contain them: present name -> former
-            name, or a tuple of former names, oldest first.
+        key: identifier of the class in records of runs. The keys of the entries (`Entry`) that the class declares start
+            with it, random draws depend on it, and add-ons act in the order of their keys. Default: the name of the
+            class; the key of a parent class is not inherited. If you rename a class, set `key = "OldName"`; existing
+            runs, checkpoints and transcripts then stay valid.
+        old_options: former names of renamed options, which records of older runs contain. A mapping from the present
+            name to the former name, or to a tuple of former names, oldest first.
     """
 
     key: ClassVar[str] = "Keyed"
@@ -180,11 +181,11 @@ def require_distinct(components: Sequence[Component], rule: str) -> None:
 
 
 def require_own_entries(parts: Sequence[KeyedObject]) -> None:
-    """Refuse a method in which two components declare entries with the same key.
+    """Refuse a method in which two components declare message entries (`Entry`) with the same key.
 
     Args:
-        parts: the method, its add-ons and its filters. A component may refer to an entry of another class (`samples =
-            FedAvg.samples`); this does not declare an entry.
+        parts: the method, its add-ons and its filters. A component may refer to an entry that another Python class
+            declares (`samples = FedAvg.samples`); this does not declare a second entry.
 
     Raises:
         ValueError: two components declare entries with the same key, so they would overwrite each other's values. The

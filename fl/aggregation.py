@@ -1,4 +1,4 @@
-"""Aggregation of a round's replies with the rule that each entry declares.
+"""Aggregation of a round's replies. Each entry of the replies has its own rule, such as the mean (see `Entry`).
 
 Replies are added in client order and float64, so the result does not depend on the order in which they arrive.
 """
@@ -72,9 +72,9 @@ def finalize(rule: str, over: float | None, total: Tensor, weight: Any, like: An
 
     Args:
         rule: the entry's aggregation rule, see `Entry`.
-        over: public constant by which a mean is divided. None: it is divided by the sum of the weights.
+        over: public constant by which `total` is divided if the rule is `mean`. None: `total` is divided by `weight`.
         total: sum of the clients' values times their weights.
-        weight: sum of the weights: a number, or a vector with one weight per row.
+        weight: sum of the clients' weights: a number, or a vector with one weight per row.
         like: one client's value, a tensor or a number, whose type and dtype the result gets.
     """
     if rule == "mean":
@@ -99,9 +99,10 @@ class AggregatedReplies(Message):
 
     Args:
         values: the aggregated values.
-        weights: sum of the weights of each entry, by entry key. For a dict of tensors, it is a mapping from tensor name
-            to sum.
-        sums: weighted sum of each entry before the division, in float64, by entry key.
+        weights: sum of the clients' weights for each entry, by entry key. If the value of an entry is a dict of
+            tensors, a mapping from the name of each tensor to its sum of weights.
+        sums: weighted sum of the clients' values for each entry, in float64, by entry key. Division by the sum of the
+            weights gives the mean.
         clients: indices of the clients whose replies are included, in ascending order.
     """
 
@@ -111,7 +112,9 @@ class AggregatedReplies(Message):
         self._values, self._weights, self._sums, self.clients = dict(values.items()), weights, sums, clients
 
     def weight(self, entry: Entry[Any], name: str | None = None) -> Any:
-        """Return the sum of the weights of the clients that sent the entry. A mean is divided by this sum.
+        """Return the sum of the weights of the clients that sent the entry.
+
+        For an entry with the rule `mean`, the weighted sum of the values is divided by this sum.
 
         Args:
             entry: entry whose rule is `mean` or `sum`.
@@ -119,7 +122,8 @@ class AggregatedReplies(Message):
                 that contain it, so the weights of the tensors can differ. Default: the largest of these weights.
 
         Returns:
-            A number, or a vector [rows] if each row has its own weight; 0 if no client sent the entry.
+            A number, or a vector with one sum for each row of the value if every row has its own weight; 0 if no client
+            sent the entry.
         """
         found = self._weights.get(entry.key, 0.0)
         if isinstance(found, dict):

@@ -125,10 +125,10 @@ def select_rows(values: Tensor, index: Tensor) -> Tensor:
 
 
 def batch_at(data: LabeledImages, index: Tensor) -> Batch:
-    """Return the images of a set at some indices, with their labels and columns, as a batch.
+    """Return the images of a set at some indices, with their labels and additional columns, as a batch.
 
     Args:
-        data: set to read.
+        data: set to read. Its `columns` hold further values of each image.
         index: image indices, int64 [m].
     """
     columns = {name: select_rows(column, index) for name, column in data.columns.items()}

@@ -114,10 +114,11 @@ def declared_entries(owner: object) -> list[Entry[Any]]:
 class Message:
     """Flat map from entries to values: tensors, groups of tensors (dicts), image sets, numbers and strings.
 
-    Build a message from its values, `Message({self.model: weights})`, or build an empty message and set its entries one
-    by one. `message[self.model]` reads the value of an entry. `self.model in message` is true if the message holds a
-    value of this entry. A server's state and a client's memory are messages, too. Values are shared, not copied: treat
-    a message as read-only once it is sent.
+    An entry is an `Entry` object that a method, add-on or filter declares as class attribute. In a method that declares
+    the entry `model`, `Message({self.model: weights})` builds a message from its values. You can also build an empty
+    message and set values one by one: `message[self.model] = weights`. `message[self.model]` reads the value of an
+    entry. `self.model in message` is true if the message holds a value of this entry. A server's state and a client's
+    memory are messages, too. Values are shared, not copied: treat a message as read-only once it is sent.
 
     Args:
         values: initial values, entry -> value.

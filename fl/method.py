@@ -92,10 +92,11 @@ def evaluation_batch_size(shape: Sequence[int], device: torch.device) -> int:
 
 
 def evaluation_spec(task: LabelTask, *names: str) -> EntrySpec:
-    """Return the specification of an entry that holds a client's test results. Use it in `Method.expect_evaluation`.
+    """Return the specification of a message entry that holds a client's test results. Use it in
+    `Method.expect_evaluation`.
 
     Args:
-        task: task of the run; its number of classes determines the length of the results.
+        task: task of the run. The results of a model are 3 + 3K sums for a task of K classes, see `LabelTask.sums`.
         names: names of the tested models: "global", "personal", or others.
     """
     sums = {name: torch.zeros(3 + 3 * task.num_classes, dtype=torch.float64) for name in names}
@@ -106,10 +107,11 @@ class Method(KeyedObject, ABC):
     """Base class of federated methods. For an extension of weight averaging, write an `fl.AddOn` instead.
 
     Method objects are immutable and exist on the server and on every client. Values that change in a run are kept in
-    `server.state` and `client.memory`. A subclass declares its entries as class attributes and implements `start`,
-    `send`, `local`, `receive`, and `expect`, which returns the schema of a reply. A subclass that overrides `answer`
-    also overrides `expect_answer`; one that overrides `evaluate` also overrides `expect_evaluation`. A reply that does
-    not match its schema, or has an entry that the schema lacks, is not aggregated, and the history reports its client.
+    `server.state` and `client.memory`. A subclass declares an `Entry` as class attribute for each value that it sends
+    or keeps, and implements `start`, `send`, `local`, `receive`, and `expect`, which returns the schema of a reply. A
+    subclass that overrides `answer` also overrides `expect_answer`; one that overrides `evaluate` also overrides
+    `expect_evaluation`. A reply that does not match its schema, or has an entry that the schema lacks, is not
+    aggregated, and the history reports its client.
     """
 
     networks: Networks
@@ -155,11 +157,15 @@ class Method(KeyedObject, ABC):
 
     @property
     def parts(self) -> tuple[KeyedObject, ...]:
-        """The method itself, its add-ons and its filters, whose classes declare the entries of messages."""
+        """The method itself, its add-ons and its filters. Each may declare message entries (`Entry`)."""
         return (self,)
 
     def entries(self) -> list[Entry[Any]]:
-        """Return every entry that the method may send or keep. The engine calls this function once, before the run."""
+        """Return every `Entry` of the method: the declarations of all values that it may send in messages or keep in a
+        state.
+
+        The engine calls this function once, before the run.
+        """
         return [entry for part in self.parts for entry in declared_entries(part)]
 
     def architectures(self, classes: int) -> Mapping[str, nn.Module]:
@@ -223,7 +229,9 @@ class Method(KeyedObject, ABC):
         return Message()
 
     def expect_answer(self, server: Server, client: int) -> Schema:
-        """Return the schema of the message that a client's `answer` returns, a mapping as in `expect`.
+        """Return the schema of the message that a client's `answer` returns.
+
+        Like the result of `expect`, the schema is a mapping from entry keys to specifications.
 
         Args:
             server: server of the run.
@@ -232,7 +240,10 @@ class Method(KeyedObject, ABC):
         return {}
 
     def receive_answers(self, server: Server, replies: AggregatedReplies) -> None:
-        """Store the values that later rounds need from the aggregated answers, `replies`, in `server.state`."""
+        """Read the clients' answers to the query before round 1, and store values for later rounds in `server.state`.
+
+        In `replies`, the answers are aggregated over the clients.
+        """
 
     @abstractmethod
     def local(self, client: Client, message: Message) -> Message:
@@ -271,7 +282,9 @@ class Method(KeyedObject, ABC):
         return Message()
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        """Return the schema of a client's reply in the exchange called `verb`, a mapping as in `expect`.
+        """Return the schema of a client's reply in the exchange called `verb`.
+
+        Like the result of `expect`, the schema is a mapping from entry keys to specifications.
 
         Args:
             server: server of the run.
@@ -283,13 +296,14 @@ class Method(KeyedObject, ABC):
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
         """Update `server.state` with the replies of one exchange, before the next one begins.
 
-        If the method has several exchanges, the engine calls this function after each of them, including `local`.
-        Afterwards, `receive` gets the replies of `local`.
+        If the method has several exchanges, the engine calls this function after each of them, including "local", the
+        exchange of the training. Afterwards, `receive` gets the replies of `local`.
 
         Args:
             server: server whose state to update.
             verb: name of the exchange.
-            replies: replies of the exchange, aggregated by their entries' rules; there may be none.
+            replies: replies of the exchange, which may be none. The values of each entry are aggregated over the
+                clients by the entry's rule (see `Entry`).
 
         Returns:
             The clients whose replies cannot be used: a mapping, client index -> reason. These clients get no more
@@ -304,7 +318,8 @@ class Method(KeyedObject, ABC):
         """Run this method's function called `verb` on a client, and return its reply.
 
         Args:
-            verb: name of the function: "answer", "evaluate", or an exchange such as "local".
+            verb: name of the function: "answer" (the query before round 1), "evaluate" (a test), or the name of an
+                exchange in a round, such as "local" (the training).
             client: client on which the function runs.
             message: message from the server.
 
@@ -317,7 +332,9 @@ class Method(KeyedObject, ABC):
 
     @abstractmethod
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Update `server.state` with the round's replies, which are aggregated by the rules of their entries.
+        """Update `server.state` with the round's replies.
+
+        The values of each entry of the replies are aggregated over the clients by the entry's rule (see `Entry`).
 
         The engine calls this function once per round. If the method draws the clients itself, there may be no reply.
         Otherwise, there are at least as many replies as the run's option `min_replies` requires.

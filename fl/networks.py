@@ -44,7 +44,8 @@ class Networks:
         assign: mapping or function from a client's index to the name of its architecture. Required if there are several
             architectures, and refused otherwise.
         several: whether the method supports several architectures.
-        extra: number of outputs in addition to those of the task's classes, for additional classes of add-ons.
+        extra: number of outputs in addition to those of the task's classes, for additional label classes that add-ons
+            use.
         initial: initial weights, by parameter or buffer name. Weights that it lacks are drawn at random.
 
     Raises:
@@ -137,7 +138,10 @@ class Networks:
             return self._built[key]
 
     def templates(self, classes: int) -> dict[str, nn.Module]:
-        """Return the `template` of every architecture for a task of `classes` classes, by name."""
+        """Return one network of every architecture for a task of `classes` classes, by name of the architecture.
+
+        The networks are those of `template`, from which only names and shapes may be read.
+        """
         return {name: self.template(name, classes) for name in self.names}
 
     def draw(self, name: str, classes: int, generator: torch.Generator) -> nn.Module:
@@ -181,8 +185,8 @@ class Networks:
         """Call `compute` with the name of each architecture, and return all resulting tensors in one dict.
 
         Args:
-            compute: function that takes the name of an architecture and returns tensors by name. In the result, their
-                names have the prefix "architecture/" if there are several architectures.
+            compute: function that takes the name of an architecture and returns tensors by name. If there are several
+                architectures, a name in the result is the name of the architecture, "/" and the name of the tensor.
         """
         groups = ((name, compute(name)) for name in self.names)
         return {n: t for name, tensors in groups for n, t in self.prefixed(tensors, name).items()}

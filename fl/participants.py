@@ -44,7 +44,7 @@ class Scratch:
 
     @property
     def late(self) -> bool:
-        """Whether the deadline has passed."""
+        """Whether the attribute `deadline`, the time after which unfinished work stops, has passed."""
         return self.deadline is not None and time.time() >= self.deadline
 
 
@@ -139,7 +139,8 @@ class Client(Participant):
             release.
         secret: in a private run, the source of random noise.
         scratch: folder for the state of unfinished work; None if the run has no folder, or is private.
-        seconds: CPU seconds of earlier work that this reply uses. The column `client_seconds` includes them.
+        seconds: CPU seconds that earlier calls or runs spent on saved work that the client's present call continues or
+            uses. The column `client_seconds` of the history includes them.
     """
 
     id: int

@@ -27,7 +27,8 @@ MAX_MAGNITUDE = 1e9
 class BadReply(ValueError):
     """Error: a client's reply does not match its schema or cannot be aggregated.
 
-    The engine leaves the client out of the round. The message names the entry and the reason.
+    The engine leaves the client out of the round. The error message names the entry of the reply (a named value, see
+    `Entry`) and the reason.
     """
 
 
@@ -41,14 +42,15 @@ class EntrySpec:
     Attributes:
         value: an example value. A tensor must have the shape and dtype of the example, and a dict of tensors also the
             same names. An image set may have any number of images, but must have the normalization, classes, image
-            shape, dtypes, columns and `info` of the example (usually no columns and no info).
+            shape, dtypes, additional columns (`LabeledImages.columns`) and `info` of the example; usually, both are
+            empty.
         max_rows: maximum number of images of a set, or of rows of a tensor. The first dimension of a tensor may then
             differ from the example.
         same_rows_as: another entry of the same reply, which must have the same number of rows.
         max_per_class: maximum number of images of one class in a set.
-        minimum, maximum: range of every number; in an image set, of the pixels and columns. By default, the weights of
-            a mean (`Entry.by`) must be in [0, `MAX_WEIGHT`], and other floats in [-`MAX_MAGNITUDE`, `MAX_MAGNITUDE`];
-            other integers have no limits.
+        minimum, maximum: range of every number; in an image set, of the pixels and the values in additional columns. By
+            default, weights of clients (an entry that is `Entry.by` of another entry) must be in [0, `MAX_WEIGHT`], and
+            other floats in [-`MAX_MAGNITUDE`, `MAX_MAGNITUDE`]; other integers have no limits.
         max_norm: maximum l2 norm of the vector of all numbers of the entry. If it is given, `MAX_MAGNITUDE` does not
             apply.
         nonnegative: in a dict of tensors, the names of the tensors whose numbers must be >= 0, such as variances.
@@ -67,10 +69,12 @@ class EntrySpec:
 
     @staticmethod
     def finite(value: Value) -> EntrySpec:
-        """Return a specification that accepts floats of any finite magnitude, such as the loss of a diverged model.
+        """Return the specification of an entry that may have floats of any finite magnitude, such as the loss of a
+        diverged model.
 
         Args:
-            value: an example value, as in `EntrySpec`.
+            value: an example of the entry's value, which determines its type, shapes and dtypes (see
+                `EntrySpec.value`).
         """
         return EntrySpec(value, max_norm=_LARGEST)
 

@@ -36,7 +36,10 @@ class LabelTask(Protocol):
         """The number of classes, K."""
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the training loss, a scalar: the mean over N images with these `logits` [N, K'] and `labels`."""
+        """Return the training loss, a scalar: the mean over N images with these `logits` and `labels`.
+
+        The logits are [N, K'], where K' is the number of the network's outputs, at least the number of classes.
+        """
 
     def counts(self, labels: Tensor) -> Tensor:
         """Return the number of images of each class, int64 [K], in a set with these `labels`."""
@@ -57,29 +60,34 @@ class LabelTask(Protocol):
         Its scale is that of `loss`, so that both can be added.
 
         Args:
-            student_logits, teacher_logits: float [N, K'], computed from the same images.
+            student_logits, teacher_logits: float [N, K'], computed from the same N images. K' is the number of the
+                networks' outputs, at least the number K of classes.
         """
 
     def sums(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the results of a test as sums over images, so that results of batches or clients can be added.
 
         Args:
-            logits: float [N, K'].
+            logits: float [N, K'], with K' outputs of the network, which are at least as many as the K classes.
             labels: labels of these images, in the task's form.
 
         Returns:
-            float64 [3 + 3K]: the number of predictions, the number of correct predictions, the summed loss, then K true
-            positives, K false positives and K false negatives, one for each class.
+            float64 [3 + 3K]: the number of predictions (one per image, or one per image and class if an image may have
+            several classes), the number of correct predictions, the summed loss, then K true positives, K false
+            positives and K false negatives, one for each class.
         """
 
     def check_sums(self, sums: Tensor) -> None:
-        """Raise ValueError if no test set could yield these `sums`, float64 [3 + 3K].
+        """Raise ValueError if no test set could yield these test results.
 
         The server checks the test results of clients with this function.
+
+        Args:
+            sums: test results as the method `sums` returns them, float64 [3 + 3K] for K classes.
         """
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
-        """Return the test metrics, name -> value, computed from the result of `sums`.
+        """Return the test metrics, name -> value, computed from `sums`, a result of the method `sums`.
 
         They include `accuracy` and `loss`.
         """
@@ -126,10 +134,10 @@ class Classification:
         check.positive_int(self.num_classes, "num_classes")
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the cross-entropy of `logits` [N, K'], averaged over the images.
+        """Return the cross-entropy of `logits`, averaged over the images.
 
         Args:
-            logits: float [N, K'].
+            logits: float [N, K'], with K' outputs of the network, which are at least as many as the K classes.
             labels: class indices [N], or class probabilities [N, K'].
         """
         return F.cross_entropy(logits, labels)
@@ -147,10 +155,11 @@ class Classification:
         return complement_targets(counts, total=total)
 
     def distill(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        """Return the KL divergence KL(teacher || student) of the softmax over all K' outputs, averaged over the images.
+        """Return the KL divergence KL(teacher || student) of the softmax over all outputs, averaged over the images.
 
         Args:
-            student_logits, teacher_logits: float [N, K'], computed from the same images.
+            student_logits, teacher_logits: float [N, K'], computed from the same N images. K' is the number of the
+                networks' outputs, at least the number K of classes.
         """
         return knowledge_distillation(student_logits, teacher_logits)
 
@@ -158,10 +167,11 @@ class Classification:
         """Return the results of a test as sums over images, float64 [3 + 3K].
 
         The sums are the number of images, the number of correct predictions and the summed cross-entropy, then the true
-        positives, false positives and false negatives of each class. The predicted class has the largest logit.
+        positives, false positives and false negatives of each class. The predicted class has the largest logit. If this
+        is an output after the first K, the prediction is wrong.
 
         Args:
-            logits: float [N, K'].
+            logits: float [N, K'], with K' outputs of the network, which are at least as many as the K classes.
             labels: class indices, int64 [N].
         """
         predicted, k = logits.argmax(1), self.num_classes
@@ -174,7 +184,7 @@ class Classification:
         return torch.cat([head, torch.cat([tp, fp, fn]).double().cpu()])
 
     def check_sums(self, sums: Tensor) -> None:
-        """Raise ValueError if the counts in `sums` contradict each other.
+        """Raise ValueError if the counts in `sums`, a result of the method `sums`, contradict each other.
 
         Summed over all classes, there must be as many true positives as correct predictions, as many false negatives as
         wrong predictions, and at most as many false positives as false negatives.
@@ -186,7 +196,10 @@ class Classification:
             )
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
-        """Return `accuracy` (a fraction) and `loss` (the mean cross-entropy), computed from the result of `sums`."""
+        """Return `accuracy` (a fraction) and `loss` (the mean cross-entropy), name -> value.
+
+        They are computed from `sums`, the test results that the method `sums` returns.
+        """
         return {"accuracy": float(sums[1] / sums[0]), "loss": float(sums[2] / sums[0])}
 
 
@@ -215,7 +228,7 @@ class MultiLabel:
         """Return the binary cross-entropy of the first K `logits`, averaged over images and classes.
 
         Args:
-            logits: float [N, K'].
+            logits: float [N, K'], with K' outputs of the network, which are at least as many as the K classes.
             labels: rows of 0 and 1, [N, K].
         """
         return F.binary_cross_entropy_with_logits(logits[:, : self.num_classes], labels.to(logits.dtype))
@@ -240,7 +253,8 @@ class MultiLabel:
         ignored.
 
         Args:
-            student_logits, teacher_logits: float [N, K'], computed from the same images.
+            student_logits, teacher_logits: float [N, K'], computed from the same N images. K' is the number of the
+                networks' outputs, at least the number K of classes.
         """
         k = self.num_classes
         return binary_distillation(student_logits[:, :k], teacher_logits[:, :k]) / k
@@ -252,7 +266,7 @@ class MultiLabel:
         loss, then the true positives, false positives and false negatives of each class.
 
         Args:
-            logits: float [N, K'].
+            logits: float [N, K'], with K' outputs of the network, which are at least as many as the K classes.
             labels: rows of 0 and 1, [N, K].
         """
         logits, truth = logits[:, : self.num_classes], labels > 0.5
@@ -263,7 +277,7 @@ class MultiLabel:
         return torch.cat([head, torch.cat(cells).double().cpu()])
 
     def check_sums(self, sums: Tensor) -> None:
-        """Raise ValueError if the counts in `sums` contradict each other.
+        """Raise ValueError if the counts in `sums`, a result of the method `sums`, contradict each other.
 
         Summed over all classes, the false positives and false negatives together must be as many as the wrong
         predictions, and there must be at most as many true positives as correct predictions.
@@ -275,9 +289,11 @@ class MultiLabel:
             )
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
-        """Return the test metrics computed from the result of `sums`.
+        """Return the test metrics, name -> value, computed from `sums`, a result of the method `sums`.
 
-        They are `accuracy`, `loss`, and `precision`, `recall` and `f1`, each with the prefixes `c_` and `o_`.
+        They are `accuracy`, `loss`, and six more: `c_precision`, `c_recall` and `c_f1` (precision and recall averaged
+        over classes, and their F1), and `o_precision`, `o_recall` and `o_f1` (computed from the predictions of all
+        classes together).
         """
         tp, fp, fn = sums[3:].view(3, -1)
 

@@ -41,7 +41,7 @@ class View:
     running: Callable[[], None]
 
     def of_pixels(self, pixels: Tensor) -> Tensor:
-        """Convert 8-bit pixels, uint8 [B, C, H, W], to normalized images of this format."""
+        """Convert 8-bit pixels, uint8 [B, C, H, W], to images with this object's normalization, device and dtype."""
         return self.normalization.encode(pixels.float() / 255).to(self.device, self.dtype)
 
     @staticmethod
@@ -68,9 +68,9 @@ class Source(ABC):
         """Return the normalized images [B, C, H, W] with these indices, in the order of `indices`.
 
         Args:
-            stored: tensor from which the images are computed.
+            stored: tensor from which the images are computed: the whole image for crops, or all images of a pool.
             indices: indices of the images, integers [B].
-            view: format of the result.
+            view: shape, normalization, device and dtype of the result.
         """
 
     def outputs(
@@ -109,12 +109,13 @@ class Source(ABC):
     ) -> Tensor:
         """Return the indices of the images that `distillkit.select.select` selects, int32 [keep], ascending.
 
-        The selection uses a network's outputs for all images.
+        The selection uses the outputs of `network` for all images.
 
         Args:
             network: network in eval mode.
-            stored: tensor from which the images are computed.
-            keep: number of images to select. If it equals `count`, all images are selected.
+            stored: tensor from which the images are computed, see `images`.
+            keep: number of images to select. If it equals the number of all images (the attribute `count`), all are
+                selected.
             view: format of the network's input images.
             width: number of outputs of the network.
             generator: generator of the random draws of the selection.
@@ -152,11 +153,14 @@ class Crops(Source):
         type(self).__init__(self, **state)
 
     def side(self, image: Tensor, shape: tuple[int, ...]) -> int:
-        """Return the side of a crop in pixels, for a participant whose images have this `shape`.
+        """Return the side of a crop in pixels, for a server or client whose images have this `shape`.
+
+        Args:
+            image: image from which the crops are taken, [C, H, W].
+            shape: (C, H, W) of the images of the server or client.
 
         Raises:
-            ValueError: the shared image and the participant's images differ in their number of channels, or the images
-                are not square and no `size` is given.
+            ValueError: the two numbers of channels differ, or `shape` is not square and the crops have no `size`.
         """
         if len(image) != shape[0]:
             raise ValueError(
@@ -196,11 +200,17 @@ class Crops(Source):
 
 
 class Pool(Source):
-    """Pool of existing images. The tensor `stored` contains all of them, uint8 [count, C, H, W]."""
+    """Shared images that are not computed but given, such as those of a public set (see `SharedPool`).
+
+    The tensor `stored` contains all of them, uint8 [count, C, H, W].
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
 
     def images(self, stored: Tensor, indices: Tensor, view: View) -> Tensor:
-        """Return the normalized images [B, C, H, W] of the pool with these indices."""
+        """Return the images of the pool with these indices, as normalized images of the format `view`.
+
+        `stored` contains all images of the pool, uint8 [count, C, H, W].
+        """
         return view.of_pixels(select_rows(stored, indices.long()))

@@ -35,7 +35,7 @@ class Head(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, embedding: Tensor) -> Tensor:
-        """Return the logits [N, K] of embeddings [N, d], with the network's own weights."""
+        """Return logits [N, K] for embeddings [N, d], with the weights of the network that the constructor got."""
         return split(self.model).classifier(embedding)
 
     def at(self, weights: Tensors, embedding: Tensor) -> Tensor:
@@ -67,8 +67,8 @@ class LatentGenerator(nn.Module):
 def diversity(noise: Tensor, embeddings: Tensor) -> Tensor:
     """Return FedGen's diversity loss, in (0, 1]. It is small if different noise leads to different embeddings.
 
-    For the noise vectors e_i and embeddings z_i, the loss is exp(-mean over all pairs i, j of mean((e_i - e_j)^2) *
-    mean(|z_i - z_j|)), where the inner means are over the elements of a vector.
+    For the noise vectors e_i and embeddings z_i, the loss is exp(-m). Here, m is the mean over all pairs i, j of the
+    product mean((e_i - e_j)^2) * mean(|z_i - z_j|), whose two means are over the elements of a vector.
 
     Args:
         noise: noise vectors [N, m].

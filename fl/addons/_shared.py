@@ -67,7 +67,7 @@ class Shared(AddOn):
             object.__setattr__(self, name, value)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse parameters that stay with the clients, and add-ons that need the clients' weights in every round.
+        """Refuse model parameters that stay with the clients, and add-ons that need their weights in every round.
 
         These add-ons are permitted if clients send weights in every round, that is, if `rate` is 1.
         """
@@ -87,10 +87,13 @@ class Shared(AddOn):
         return starts_from_average(number, self.rate, self.warm_rounds)
 
     def start(self, server: AveragingServer) -> None:
-        """Select the images for the first round (line 4 of Algorithm 1).
+        """Select the shared images for the first round (Soni et al., 2024, Algorithm 1, line 4).
+
+        The server's model selects `keep` of the images on which clients compute logits.
 
         Raises:
-            ValueError: the option `returns` is "best", but the server has no images `server.data["validation"]`.
+            ValueError: the option `returns` is "best" (the server keeps the weights with the best validation accuracy),
+                but the server has no images `server.data["validation"]`.
         """
         if self.returns == "best" and "validation" not in server.data:
             raise ValueError(
@@ -100,14 +103,15 @@ class Shared(AddOn):
         server.state[self.index] = self._select(server)
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the shared image or pool, and the indices of this round's images (line 5 of Algorithm 1).
+        """Send the shared images, and the indices of those selected for this round (Soni et al., Algorithm 1, line 5).
 
-        The image or pool is the same in every round, so it is sent to each client only once.
+        The shared images are crops of one image, or a pool of images. This image or pool is the same in every round, so
+        it is sent to each client only once.
         """
         message[self.picture], message[self.index] = self.pixels, server.state[self.index]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Add a row of logits for each of this round's images to the schema of the reply.
+        """Add a row of logits for each of the shared images of this round to the schema of the reply.
 
         In rounds in which clients do not send their weights (see `has_average`), remove the weights from the schema.
         """
@@ -117,9 +121,10 @@ class Shared(AddOn):
             schema.pop(entry.key, None)
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Add the trained model's logits on this round's images to the reply (lines 9-10 of Algorithm 1).
+        """Add logits of the client's trained model to the reply (Soni et al., 2024, Algorithm 1, lines 9-10).
 
-        In rounds in which clients do not send their weights (see `has_average`), remove the weights from the reply.
+        They are computed on the shared images that the server selected for this round. In rounds in which clients do
+        not send their weights (see `has_average`), remove the weights from the reply.
         """
         net, width = local.at(local.state()), local.settings.networks.outputs(local.task.num_classes)
         message, view = local.message, View.of(local.client)
@@ -147,7 +152,7 @@ class Shared(AddOn):
         )  # fmt: skip
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Select the images for the next round (line 4 of Algorithm 1)."""
+        """Select the shared images for the next round (Soni et al., 2024, Algorithm 1, line 4)."""
         server.state[self.index] = self._select(server)
 
     def _select(self, server: AveragingServer) -> Tensor:

@@ -30,10 +30,12 @@ def require_source(source: object) -> None:
 def virtual_set(
     server: Server, owner: AddOn, source: str | LabeledImages, classes: int, per_class: int, options: Mapping[str, Any]
 ) -> LabeledImages:
-    """Return the virtual set of an add-on: generated noise images, or a given set that has been checked.
+    """Return the virtual set of VHL or a variant: labeled images, usually noise, that all clients share.
 
-    As in the authors' code, noise has its own normalization, with mean 0 and std 1, unless `options` sets another one.
-    A given set must have the clients' normalization.
+    The set consists of generated noise images, or it is a given set, which is checked.
+
+    As in the code of VHL's authors (Tang et al., ICML 2022), noise has its own normalization, with mean 0 and std 1,
+    unless `options` sets another one. A given set must have the clients' normalization.
 
     Args:
         server: server of the run. `source` may be the name of a set in its `data`.

@@ -31,9 +31,10 @@ class Anchors(AddOn):
     data differ. The server keeps a set G of `ipc` labeled images per class.
 
     In the `selected` rounds, clients train without G (line 17). The server then changes G so that the gradient of the
-    loss on G matches the mean gradient of the clients' training (Eqs. 5-6). This mean gradient is (w - mean of w_k) /
-    lr, where w are the weights before the round and w_k the weights that client k trained. Gradients are compared by
-    the cosine of each output row.
+    loss on G, with respect to the weights, matches the mean gradient of the clients' training (Eqs. 5-6). This mean
+    gradient is (w - mean of w_k) / eta, where w are the weights before the round, w_k the weights that client k
+    trained, and eta is the clients' learning rate. Gradients are compared by the cosine similarity of each row of a
+    weight tensor (one row per output of a layer).
 
     In all other rounds, a client adds G to its own data (Eq. 3). Its loss has an additional term: `weight` times the
     supervised contrastive loss over the batch together with all of G (Eqs. 2 and 4, line 20). G is sent only in these
@@ -104,7 +105,7 @@ class Anchors(AddOn):
         return self.init != "noise"
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse several architectures, parameters that stay with the clients, and the optimizer Adam.
+        """Refuse more than one architecture, model parameters that stay with the clients, and the optimizer Adam.
 
         The server computes the mean gradient from the change of the weights. With Adam, this change is not a sum of
         gradients.
@@ -115,30 +116,36 @@ class Anchors(AddOn):
             raise ValueError("Anchors needs optimizer='sgd', got 'adam', whose weight change is not a sum of gradients")
 
     def start(self, server: AveragingServer) -> None:
-        """Draw the pixels of the anchors from noise, N(0, 1)."""
+        """Draw the pixels of the anchors, the server's labeled images, from noise, N(0, 1)."""
         shape = (server.task.num_classes, server.shape[0])
         self._draw(server, torch.zeros(shape, dtype=server.dtype), torch.ones(shape, dtype=server.dtype))
 
     def answer(self, local: Local, reply: Message) -> None:
-        """Send the mean and standard deviation of each channel for each class, and for each class whether the client
-        has it.
+        """Add the class statistics of the client's images to its answer to the query before round 1.
+
+        They are the mean and standard deviation of the pixels of each channel, for each class, and whether the client
+        has the class.
         """
         stats = class_statistics(local.client.data, whole_set=self.init == "statistics-whole-set")
         reply[self.statistics] = torch.cat(stats, 1)
         reply[self.owned] = (local.counts > 0).float()
 
     def expect_answer(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Add two entries to the schema of the answer.
+        """Add two entries to the schema of a client's answer to the query before round 1.
 
-        They are a row of statistics for each class, and a number in [0, 1] for each class, which states whether the
-        client has it.
+        The first is a row for each class, with the mean and standard deviation of the pixels of each channel. The
+        second is a number in [0, 1] for each class, which states whether the client has the class.
         """
         blank = torch.zeros(server.task.num_classes, 2 * server.shape[0], dtype=server.dtype)
         schema[self.statistics.key] = EntrySpec(blank)
         schema[self.owned.key] = EntrySpec(torch.zeros(len(blank)), minimum=0.0, maximum=1.0)
 
     def receive_answers(self, server: AveragingServer, replies: AggregatedReplies) -> None:
-        """Draw the anchors from the clients' mean class statistics, or from noise for classes that no client has."""
+        """Draw the anchors, the server's labeled images, from the clients' answers to the query before round 1.
+
+        Pixels are normally distributed, with the mean and standard deviation of the class and channel, each averaged
+        over the clients that have the class. Anchors of classes that no client has are noise, N(0, 1).
+        """
         if self.has_query:
             nobody = (replies.weight(self.statistics) == 0).unsqueeze(1)
             means, stds = replies[self.statistics].chunk(2, 1)
@@ -152,9 +159,9 @@ class Anchors(AddOn):
         server.state[self.anchors] = drawn
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the anchors in rounds in which clients train on them.
+        """Send the anchors, the server's labeled images, in rounds in which clients train on them.
 
-        The same images are sent only once to each client.
+        A client that has the same images from an earlier round gets only their digest.
         """
         if self._joins(server.round):
             message[self.anchors] = server.state[self.anchors]
@@ -163,15 +170,19 @@ class Anchors(AddOn):
         return self.joined == "always" or round_number not in self.selected
 
     def extra_records(self, local: Local) -> LabeledImages | None:
-        """Return the anchors to add to the client's data (Eq. 3), or None in rounds without training on them."""
+        """Return the anchors, the server's labeled images, to add to the client's data (Huang et al., 2024, Eq. 3).
+
+        The result is None in rounds in which clients do not train on the anchors.
+        """
         if not self._joins(local.round):
             return None
         return local.message[self.anchors]
 
     def extra_batches(self, local: Local) -> Iterator[Batch] | None:
-        """Return an iterator that yields all anchors as one batch in every step, for the additional loss term.
+        """Return an iterator that yields all anchors, the server's labeled images, as one batch in every step.
 
-        The result is None if the loss has no such term, which is the case in the `selected` rounds.
+        `loss` compares this batch with the client's batch. The result is None if `loss` adds no term: in the rounds of
+        the option `selected`, and with `weight` 0.
         """
         if local.round in self.selected or not self.weight:
             return None
@@ -179,9 +190,10 @@ class Anchors(AddOn):
         return local.stream(self, anchors, batch=len(anchors))
 
     def loss(self, step: Step) -> Tensor | None:
-        """Return `weight` times the contrastive loss (Eq. 4) or the MMD between the batch and the anchors.
+        """Return `weight` times the term that aligns the client's batch with the anchors, the server's labeled images.
 
-        The option `regulariser` determines which of them.
+        The option `regulariser` determines the term: the supervised contrastive loss (Huang et al., 2024, Eq. 4), or
+        the squared MMD of the embeddings. The result is None in steps without a batch of anchors.
         """
         if not step.has_batch(self):
             return None
@@ -193,9 +205,11 @@ class Anchors(AddOn):
         )  # fmt: skip
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """In a `selected` round, change the anchors so that their gradient matches the clients' mean update (Eqs. 5-6).
+        """In the rounds of the option `selected`, fit the anchors to the clients' mean update (Huang et al., Eqs. 5-6).
 
-        The gradient is computed at the weights `old`.
+        The anchors are the server's labeled images. Their pixels are changed so that the gradient of the loss on the
+        anchors, with respect to the weights, matches the mean update divided by the negative learning rate. The
+        gradient is computed at the weights `old`.
         """
         if server.round not in self.selected or FedAvg.update not in replies:
             return

@@ -61,19 +61,20 @@ class ClientDrift(AddOn):
         return self.every
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse several architectures, and methods whose replies do not contain every client's whole model."""
+        """Refuse more than one architecture, and methods whose replies do not contain every client's whole model."""
         require_full_models(self, settings, addons)
         require_one_architecture(self, settings, "it compares the updates of one model")
 
     def start(self, server: AveragingServer) -> None:
-        """Raise ValueError if the option `on` is a name of images that the server does not have."""
+        """Raise ValueError if the option `on` is given, but `server_data` has no images of this name."""
         if self.on is not None and self.on not in server.data:
             raise ValueError(f"ClientDrift needs images on the server: server_data={{{self.on!r}: ...}}")
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Compute the squared norm of a client's update and, if `on` is given, the features of its trained model.
+        """Write the squared norm of one client's update to `out`, and the update itself, which is summed over clients.
 
-        Features are scaled to norm 1. The values are added to the entries of the reply.
+        With the option `on`, also write the features of the client's trained model for the images `on`, each scaled to
+        norm 1. The values in `out` are aggregated over clients like the entries of the reply.
         """
         if server.round % self.every or FedAvg.update not in reply:
             return

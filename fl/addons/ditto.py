@@ -54,7 +54,7 @@ class Ditto(AddOn):
         Phase(self.epochs, self.steps)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse add-ons that train with differential privacy, and parameters that stay with the clients.
+        """Refuse add-ons that train with differential privacy, and model parameters that stay with the clients.
 
         The personal model is pulled towards the global model, so the global model must have all parameters.
         """

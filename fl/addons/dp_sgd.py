@@ -180,9 +180,11 @@ class DPSGD(AddOn):
             yield batch_at(data, torch.zeros(0, dtype=torch.int64))
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """Return the noised sum of the clipped gradients, divided by `rate` times `size`, plus the public gradient.
+        """Return the noised sum of the drawn records' clipped gradients, divided by `rate * size`, plus a public
+        gradient.
 
-        The public gradient is that of the add-ons' terms that read no private data.
+        `rate * size` is the expected number of drawn records (options of the class). The public gradient is that of the
+        loss terms of add-ons that read no private data. The function `compute` is not called.
         """
         noised = dict(zip(step.trained, step.local.scratch(self)["noised"], strict=True))
         public = step.public_gradient()

@@ -33,7 +33,7 @@ class FedCOG(AddOn):
     From round `start_round` on, a client first generates up to `images` images to balance its classes. With n_c images
     of class c in its data, it generates images of this class in proportion to max n - n_c, where max n is the largest
     n_c (appendix A.1.1). The pixels are optimized so that the global model assigns the images to these classes, while
-    the client's own last model does not (Eqs. 1-2). Then the client minimizes
+    the model that this client trained last does not (Eqs. 1-2). Then the client minimizes
 
         N_real / (N_real + N_syn) * (objective on its own images) + N_syn / (N_real + N_syn) * KL(global || local)
 
@@ -55,9 +55,10 @@ class FedCOG(AddOn):
     (appendix A.4). `regenerate` is `double_gen` in the authors' code: after half of the local steps, the client
     generates images again, with the model in training in place of its last model.
 
-    Deviations. The default of `steps` is the paper's 100; the authors' code uses 500. The generated images are the best
-    iterates of the optimization, with their own logits; the authors' code pairs the last images with the logits of
-    other iterates. See `distillkit.generate.invert` for the formula of the disagreement.
+    Deviations. The default of `steps` is the paper's 100; the authors' code uses 500. Each generated image is the one
+    with the lowest loss among all steps of the optimization, and the client learns the global model's logits for this
+    image. The authors' code takes the images of the last step, but the logits for the images of an earlier step. See
+    `distillkit.generate.invert` for the formula of the disagreement.
 
     Args:
         start_round: first round in which clients generate images; the paper trains without them for 50 rounds.

@@ -46,10 +46,11 @@ class FedDF(AddOn):
 
     In "Federated Learning with a Single Shared Image" (Soni, Saeed and Asano, 2024) FedDF is the baseline. There, the
     student starts from the average only in a share of the rounds ("FedAvg initialization"), and otherwise from the
-    server's last model (lines 366-375 of strategy/fed_df.py in its code). Its logits are clipped. To reproduce this
-    baseline, use `FedDF(steps=500, batch=32, lr=0.005, schedule="constant", gradient_norm=None, rate=0.2, clip=2.5)`,
-    and for the clients the options of `fl.methods.SingleImage`. In that paper clients send logits. Here they send their
-    weights, from which the server computes the same logits, so messages are as large as FedAvg's.
+    server's last model (lines 366-375 of strategy/fed_df.py in its code). The student's logits are clipped. To
+    reproduce this baseline, use `FedDF(steps=500, batch=32, lr=0.005, schedule="constant", gradient_norm=None,
+    rate=0.2, clip=2.5)`, and for the clients the options of `fl.methods.SingleImage`. In that paper clients send
+    logits. Here they send their weights, from which the server computes the same logits, so messages are as large as
+    FedAvg's.
 
     Args:
         steps: number of Adam steps in a round; 0 disables the add-on.
@@ -58,8 +59,8 @@ class FedDF(AddOn):
         schedule: schedule of the learning rate: "cosine", with which it falls to 0 over `steps` steps along half a
             cosine, or "constant".
         gradient_norm: largest norm of a gradient; the authors' code uses 5. None: gradients are not clipped.
-        returns: weights that the distillation returns: the "last", or the "best" on the validation images among those
-            after every 100th step.
+        returns: weights that the distillation returns: the "last", or the "best" on the validation images. The weights
+            are scored after step 1, after every 100th step and after the last step.
         patience: number of steps without a better validation accuracy after which the distillation stops; only with
             `returns="best"`. The paper uses 1,000.
         rate: share of rounds, in [0, 1], in which the student starts from the clients' average. These rounds are evenly
@@ -118,8 +119,9 @@ class FedDF(AddOn):
             )
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Run the client's trained model on the proxy images (the server's unlabeled images), and add its logits to the
-        reply.
+        """Write the logits of the client's trained model on the server's unlabeled images (the proxy images) to `out`.
+
+        The logits in `out` are averaged over the clients.
         """
         net = server.trained(reply).network
         images = server.data["proxy"].images

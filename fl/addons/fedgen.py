@@ -86,7 +86,8 @@ class FedGen(AddOn):
     first_round = 2
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse several architectures, parameters that stay with the clients, and add-ons that rescale updates.
+        """Refuse several architectures in a run, parameters that stay with the clients, and add-ons that rescale
+        updates.
 
         The server must be able to rebuild the classifier of every client, and all classifiers must have the same
         structure.
@@ -116,8 +117,10 @@ class FedGen(AddOn):
             message[self.generator], message[self.seen] = server.state[self.generator], server.state[self.seen]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Add the class counts to the schema of the reply: one plus the number of images of the class in all
-        batches.
+        """Add an entry for the client's count of each class to the schema of the reply.
+
+        A count is one plus the number of images of the class in all batches of the client's training. An image that is
+        used several times is counted each time.
         """
         settings = server.settings
         read = sum(
@@ -126,7 +129,10 @@ class FedGen(AddOn):
         schema[self.counts.key] = EntrySpec(torch.zeros(1, server.task.num_classes), minimum=0.0, maximum=1 + read)
 
     def before_training(self, local: Local) -> None:
-        """Set the count of every class to one, and load the received generator of embeddings, if there is one."""
+        """Set the client's count of the images of every class to one, and load the received generator of embeddings.
+
+        `after_step` adds the images of each batch to the counts. In the first round, there is no generator.
+        """
         local.scratch(self)["counts"] = torch.ones_like(local.counts, dtype=torch.float32)
         if self.generator in local.message:
             weights = local.message[self.generator]
@@ -164,11 +170,14 @@ class FedGen(AddOn):
         step.local.scratch(self)["counts"] += step.local.task.counts(step.batch.labels)
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Send the count of each class."""
+        """Send the client's count of the images of each class."""
         reply[self.counts] = local.scratch(self)["counts"][None]
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Compute the weights of the classifier in the client's trained model, and add them to the reply's entries."""
+        """Write the weights of the client's trained classifier to `out`: the global weights plus the client's update.
+
+        The server's generator learns from the classifiers of all clients.
+        """
         if FedAvg.update not in reply:
             return
         name = server.settings.networks.names[0]

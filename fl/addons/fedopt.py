@@ -42,12 +42,16 @@ class FedAvgM(AddOn):
 
     @property
     def disabled(self) -> bool:
-        """Whether the options (momentum 0, lr 1) make the step equal to the mean change, as without the add-on."""
+        """Whether the add-on has no effect, because with momentum 0 and lr 1 the step is the clients' mean weight
+        change.
+        """
         return self.momentum == 0 and self.lr == 1
 
     def server_step(self, server: AveragingServer, mean: Tensors) -> Tensors:
-        """Update the server's momentum with the mean change of the weights, and return the step by the formula
-        `rule`.
+        """Update the momentum v with `mean`, the clients' mean weight change, and return the server's change of the
+        weights.
+
+        The option `rule` is the name of the formula for this change.
         """
         known: Tensors = server.state.get(self.velocity, {})
         v = {n: self.momentum * known[n] + delta if n in known else delta for n, delta in mean.items()}
@@ -91,16 +95,17 @@ class ServerAdaptive(AddOn, ABC):
 
     @abstractmethod
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return the new second moment v of the clients' mean change, element by element.
+        """Return the new second moment v of the clients' mean weight change, element by element.
 
         Args:
             v: second moment before this round.
-            square: squared mean change of this round.
+            square: square of this round's mean weight change.
         """
 
     def server_step(self, server: AveragingServer, mean: Tensors) -> Tensors:
-        """Update the moments m and v with the mean change of the weights, and return the step lr m / (sqrt(v) +
-        tau).
+        """Update the moments m and v with `mean`, the clients' mean weight change, and return the step of the weights.
+
+        The step is lr m / (sqrt(v) + tau).
         """
         m: Tensors = server.state.get(self.m, {})
         v: Tensors = server.state.get(self.v, {})
@@ -115,25 +120,26 @@ class ServerAdaptive(AddOn, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdagrad(ServerAdaptive):
-    """FedAdagrad: an adaptive step on the server, with v <- v + Delta^2.
+    """FedAdagrad: an adaptive step on the server, with the second moment v <- v + Delta^2.
 
-    The arguments are those of `ServerAdaptive`. The default of `beta1` is 0, because the paper's FedAdagrad has no
-    momentum.
+    Delta is the mean of the clients' weight changes in a round; see `ServerAdaptive` for the step and the arguments.
+    The default of `beta1` is 0, because FedAdagrad has no momentum in the paper (Reddi et al., ICLR 2021).
     """
 
     key = "ServerAdagrad"
     beta1: Decay = 0.0
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return v + square, which accumulates the squared mean changes of all rounds."""
+        """Return v + square: the second moment v plus `square`, the square of the clients' mean weight change."""
         return v + square
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdam(ServerAdaptive):
-    """FedAdam: an adaptive step on the server, with v <- beta2 v + (1 - beta2) Delta^2.
+    """FedAdam: an adaptive step on the server, with the second moment v <- beta2 v + (1 - beta2) Delta^2.
 
-    The other arguments are those of `ServerAdaptive`.
+    Delta is the mean of the clients' weight changes in a round; see `ServerAdaptive` for the step and the other
+    arguments.
 
     Args:
         beta2: decay of v, in [0, 1).
@@ -143,21 +149,26 @@ class FedAdam(ServerAdaptive):
     beta2: Decay = 0.99
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return beta2 v + (1 - beta2) square, the moving average of the squared mean changes."""
+        """Return beta2 v + (1 - beta2) square, the moving average of the square of the clients' mean weight change."""
         return self.beta2 * v + (1 - self.beta2) * square
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedYogi(FedAdam):
-    """FedYogi: an adaptive step on the server, with v <- v - (1 - beta2) Delta^2 sign(v - Delta^2).
+    """FedYogi: adaptive server step with the second moment v <- v - (1 - beta2) Delta^2 sign(v - Delta^2).
 
-    The arguments are those of `FedAdam`.
+    Delta is the mean of the clients' weight changes in a round; see `ServerAdaptive` for the step. The arguments are
+    those of `FedAdam`.
 
-    v moves towards Delta^2 by a share of Delta^2, so a few small changes do not erase the memory of large ones.
+    v moves towards Delta^2 by (1 - beta2) Delta^2. After rounds with a large Delta, a few rounds with a small Delta
+    therefore reduce v only slightly.
     """
 
     key = "ServerYogi"
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return v - (1 - beta2) square sign(v - square), which is v moved towards the squared mean change."""
+        """Return v - (1 - beta2) square sign(v - square): the second moment v, moved towards `square`.
+
+        `square` is the square of the clients' mean weight change.
+        """
         return v - (1 - self.beta2) * square * torch.sign(v - square)

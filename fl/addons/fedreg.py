@@ -35,8 +35,8 @@ class FedReg(AddOn):
 
     1. Compute the gradient at gamma w + (1 - gamma) w_t instead of at w, and use it for the SGD step from w.
     2. Take the gradients g_s on pseudo images and g_p on perturbed images at (w + w_t) / 2. Remove from w - w_t its
-       component along g_s, then its component along g_p. A component is removed only if it raises the loss on these
-       images to first order.
+       component along g_s, then its component along g_p. Each component is removed only if it raises, to first order,
+       the loss on the images of its gradient.
 
     These operations and their order are those of the authors' code (Zoesgithub/FedReg: `step_func` in
     FedUtils/fed/fedreg.py, `FSGM` in FedUtils/models/utils.py). That code gives all clients the same weight in the
@@ -44,13 +44,14 @@ class FedReg(AddOn):
     use these batches one after the other, so a step's generated images do not come from the images of its own batch. As
     in the code, images are not clamped to the range of pixels (the code computes a clamped tensor, but never uses it).
 
-    Deviations. The optional privacy mask of the code is not implemented. In the code, which computes every gradient on
-    copies, batch-norm statistics never change; here, part 1 of a step updates them as in FedAvg. On a CPU, pseudo and
-    perturbed images are the same tensor in the code; on a GPU they are two tensors, as here.
+    Deviations. The optional privacy mask of the code is not implemented. The code computes every gradient on a copy of
+    the network, so the network's batch-norm statistics never change; here, part 1 of a step updates them as in FedAvg.
+    On a CPU, pseudo and perturbed images are the same tensor in the code; on a GPU they are two tensors, as here.
 
     Args:
         gamma: weight of w in part 1, in [0, 1]; the settings in the code are between 0.25 and 0.5.
-        eta: step size for the pseudo images, in normalized pixels; the code uses 0.1 on CIFAR and 0.2 on MNIST.
+        eta: step size for the pseudo images: the amount by which a step changes each normalized pixel value; the code
+            uses 0.1 on CIFAR and 0.2 on MNIST.
         eta_perturbed: step size for the perturbed images; None: eta / 100, as in the code.
         iterations: number of gradient steps for each image; the code uses 10.
     """
@@ -88,9 +89,11 @@ class FedReg(AddOn):
             return compute()
 
     def after_step(self, step: Step) -> None:
-        """Remove from the change of the weights its components that raise the loss on generated images.
+        """Remove from the weight change w - w_t the components that raise the loss on the client's generated images.
 
-        The component for the pseudo images is removed first, then the component for the perturbed images.
+        w are the current weights, w_t the received weights. The component along the gradient of the loss on pseudo
+        images is removed first, and then the component along the gradient of the loss on perturbed images. The class
+        explains these two kinds of generated images.
         """
         local, scratch = step.local, step.local.scratch(self)
         names = [n for n in step.trained if n in local.start]

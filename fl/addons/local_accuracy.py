@@ -50,7 +50,10 @@ class LocalAccuracy(AddOn):
         require_full_models(self, settings, addons)
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse a run if the server has no set `on`, or if its labels are not of the kind that the task requires."""
+        """Refuse a run if `server_data` has no set with the name `on` (an option of the class).
+
+        Also refuse a set whose labels are not of the kind that the task requires.
+        """
         if self.on not in server.data:
             raise ValueError(f"LocalAccuracy needs images on the server: server_data={{{self.on!r}: ...}}")
         data = server.data[self.on]
@@ -61,7 +64,7 @@ class LocalAccuracy(AddOn):
             )
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Test the model that one client trained, and add its accuracy to the entries of the reply."""
+        """Test the model that one client trained on the set `on`, and write its accuracy to `out`."""
         if server.round % self.every or FedAvg.update not in reply:
             return
         predictor = server.trained(reply)
@@ -69,6 +72,10 @@ class LocalAccuracy(AddOn):
         out[self.accuracies] = torch.tensor([server.task.metrics(sums)["accuracy"]], dtype=torch.float64)
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Write the mean, the standard deviation and the mean of the worst tenth of the accuracies to the history."""
+        """Write statistics of the accuracies of the clients' trained models on the set `on` to the history.
+
+        They are the mean, the standard deviation, and the mean over the tenth of the clients with the lowest
+        accuracies.
+        """
         if self.accuracies in replies:
             server.notes["accuracy_locals"] = clients_accuracy(replies[self.accuracies].tolist())

@@ -53,10 +53,10 @@ class RobustMean(AddOn):
         best: number of changes that Krum averages, at least 1.
 
     Raises:
-        ValueError: `best` is given for a rule other than Krum; `weights` is "samples"; there are several architectures;
-            the networks have buffers that clients send; an add-on combines other entries of the replies (SCAFFOLD) or
-            rescales the mean (FedNova); or a round has fewer clients than the rule needs: 2 f + 1 for the median and
-            the trimmed mean, and the larger of 2 f + 3 and f + `best` for Krum.
+        ValueError: `best` is given for a rule other than Krum; `weights` is "samples"; there is more than one
+            architecture; the networks have buffers that clients send; an add-on combines other entries of the replies
+            (SCAFFOLD) or rescales the mean (FedNova); or a round has fewer clients than the rule needs: 2 f + 1 for the
+            median and the trimmed mean, and the larger of 2 f + 3 and f + `best` for Krum.
         NoUsableReply: a round has fewer replies than the rule needs.
     """
 
@@ -88,7 +88,8 @@ class RobustMean(AddOn):
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse options and add-ons with which one false reply could still change the model arbitrarily.
 
-        Also refuse several architectures, for which the rules are not defined.
+        Also refuse more than one architecture, because the median, the trimmed mean and Krum combine the changes of one
+        model.
         """
         networks, some = settings.networks, 2  # any number of classes, because buffers do not depend on it
         if settings.weights != "uniform":
@@ -121,13 +122,11 @@ class RobustMean(AddOn):
         schema[FedAvg.update.key] = EntrySpec.finite(schema[FedAvg.update.key].value)
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Add the client's change as one row to the entries of the reply, so that `aggregate` gets all changes as
-        rows.
-        """
+        """Write the client's weight change to `out` as one row, so that `aggregate` gets the changes of all clients."""
         out[self.updates] = {n: u.unsqueeze(0) for n, u in reply[FedAvg.update].items()}
 
     def aggregate(self, server: AveragingServer, replies: AggregatedReplies, mean: Tensors) -> Tensors:
-        """Return the combination of the clients' changes by the rule, in place of their mean."""
+        """Return the clients' weight changes, combined by the option `rule`, such as the median, not by the mean."""
         rows, count = replies[self.updates], len(replies.clients)
         if count < self.needed:
             raise NoUsableReply(f"{self._requirement()}, this one has {count}: raise participation, or lower attackers")

@@ -36,7 +36,8 @@ class SCAFFOLD(AddOn):
     16; 1 in the paper's experiments) is `FedAvgM(0.0, lr=eta_g)`.
 
     Raises:
-        ValueError: the clients use Adam, whose steps are not proportional to gradients, or have several architectures.
+        ValueError: the clients use Adam, whose steps are not proportional to gradients, or there is more than one
+            architecture.
     """
 
     key = "Scaffold"
@@ -49,7 +50,7 @@ class SCAFFOLD(AddOn):
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse Adam and momentum that is kept between rounds, because the control variates need sums of gradients.
 
-        Also refuse several architectures.
+        Also refuse more than one architecture.
         """
         if settings.optimizer.name == "adam":
             raise ValueError(
@@ -71,10 +72,10 @@ class SCAFFOLD(AddOn):
         message[self.control] = server.state[self.control]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Add the change of the client's control variate to the schema of the reply: one tensor for each tensor of the
-        update.
+        """Add the change of the client's control variate to the schema of the reply.
 
-        Its norm must not exceed the largest change that local training can produce.
+        The change has one tensor for each tensor of the update. The l2 norm of all these tensors together must not
+        exceed the largest norm that local training can produce.
         """
         update = schema[FedAvg.update.key]
         control = math.hypot(*(float(torch.linalg.vector_norm(c)) for c in server.state[self.control].values()))

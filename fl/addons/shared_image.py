@@ -55,16 +55,16 @@ class SharedImage(Shared):
         warm_rounds: number of first rounds that always have FedAvg initialization.
         steps, batch, lr: options of the server's Adam. The authors' code uses batches of 32 in Tables 1, 3 and 4, and
             of 512 in all others.
-        least_steps: smallest number of steps in a round. The number starts at `steps` in rounds with FedAvg
-            initialization, and falls to this minimum along half a cosine until the next of these rounds. None: `steps`
-            in every round. Table 4 uses 250.
+        least_steps: smallest number of steps in a round. Rounds with FedAvg initialization have `steps` steps. In the
+            rounds that follow, the number falls along half a cosine, and is `least_steps` in the last round before the
+            next FedAvg initialization. None: `steps` in every round. Table 4 uses 250.
         clip: largest norm of the logits of the trained models (`losses.clip_logit_norm`); None: no limit.
         returns: weights that the training on the server returns: the "last", or the "best" on
             `server.data["validation"]`.
         crops: other options of `generate.Patches`; the paper uses rotation=35 and flip=0.5.
-        selection: options of `distillkit.select.select`. The default, {"kmeans_share": 0}, selects crops only by the
-            entropy of their predictions. If 5,000 of 50,000 crops are kept, this is the pruning of section 4.1 ("we
-            remove 90 % of the training examples").
+        selection: options of `distillkit.select.select`. The default, {"kmeans_share": 0}, removes no crops by k-means
+            clustering, and selects only by the entropy of the predictions. If 5,000 of 50,000 crops are kept, this is
+            the pruning of section 4.1 ("we remove 90 % of the training examples").
     """
 
     key = "SharedImage"
@@ -92,9 +92,9 @@ class SharedPool(Shared):
     2024).
 
     The add-on works like `SharedImage`, with the images of a public set (the pool) instead of crops of one image, as in
-    Table 6. The server sends the pool once to each client. In each round, its model selects `keep` images of the pool.
-    The labels of the pool are not used. If `keep` is the size of the pool, all images are used; this is the paper's
-    FedDF (first row of Table 6).
+    Table 6. The server sends the pool once to each client. In each round, the server's model selects `keep` images of
+    the pool. The labels of the pool are not used. If `keep` is the size of the pool, all images are used; this is the
+    paper's FedDF (first row of Table 6).
 
     In Table 6, the clients have images of CIFAR-10, and `keep` is 1,000. In the authors' code, runs with selection
     choose these 1,000 images from a pool of 10,000 images of CIFAR-100's training split; runs without selection have a

@@ -47,8 +47,10 @@ class VFA(AddOn):
     means = Entry[Tensors]("first", cached=True)
 
     def start(self, server: AveragingServer) -> None:
-        """Draw a mean of the random features for each class, for each architecture: [K, d] with embeddings of length
-        d.
+        """Draw the class means around which clients later draw random features, separately for each architecture.
+
+        The means of an architecture are a tensor [K, d], where K is the number of classes and d the length of the
+        embeddings.
         """
         networks = server.settings.networks
         blank = torch.zeros(1, *server.shape, device=server.device, dtype=server.dtype)
@@ -75,7 +77,11 @@ class VFA(AddOn):
         local.scratch(self).update(means=means, generator=local.generator(self))
 
     def loss(self, step: Step) -> Tensor:
-        """Return `weight` times the contrastive loss over the batch's features and random features around the means."""
+        """Return `weight` times the supervised contrastive loss over the features of the batch and random features.
+
+        The random features of a class are drawn from a normal distribution around the class's mean, which the server
+        has sent.
+        """
         real, labels = step.output().embedding, step.batch.labels
         means, generator = (step.local.scratch(self)[key] for key in ("means", "generator"))
         each = self.per_class or len(labels) // len(means) + 1

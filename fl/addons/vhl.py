@@ -45,13 +45,16 @@ class VHL(AddOn):
     output of the classifier. The second term treats images of virtual class k and real class k as one class.
 
     Deviations. The third term is in the authors' code (with weight 0.1), but not in the paper. It keeps the virtual
-    classes apart, which the second term cannot do, because its virtual features have no gradient. That code uses the
-    second term only in the first five local epochs of a round; no published setting has more epochs. It also drops the
-    last virtual batch of a pass if it is smaller. In its tests, a prediction of a virtual class counts as an error;
-    `predict="all"` does the same here. In the code, a client's learning rate decays each time the client takes part;
-    here it decays with the rounds, as in the paper. The code keeps momentum between rounds; use
-    `ClientOptimizer(state="client")` for this. It crops and flips the virtual images whatever the augmentation of the
-    real images; use the option `augment` for this.
+    classes apart, which the second term cannot do, because its virtual features have no gradient. The authors' code
+    uses the second term only in the first five local epochs of a round. Here, it is used in all epochs, which is the
+    same in the published settings, because none has more than five. When a pass over the virtual set ends with a batch
+    of fewer than `batch` images, the authors' code drops this batch; here, it is used. In the tests of the authors'
+    code, a prediction of a virtual class counts as an error; `predict="all"` does the same here.
+
+    In the authors' code, a client's learning rate decays each time the client takes part; here it decays with the
+    rounds, as in the paper. The authors' code keeps momentum between rounds; use `ClientOptimizer(state="client")` for
+    this. The authors' code always crops and flips the virtual images, even if the real images have another
+    augmentation; use the option `augment` for this.
 
     Args:
         source: "stylegan", "gaussian" or "cnn" (see `distillkit.generate`), the name of a set in `server_data`, or a
@@ -119,9 +122,9 @@ class VHL(AddOn):
             )
 
     def start(self, server: AveragingServer) -> None:
-        """Make the virtual set of noise images, and check the module `layer` of every network.
+        """Make the virtual set of noise images, and check the module that the option `layer` names, if any.
 
-        The module must exist, run exactly once in a forward pass, and return one row per image.
+        The module must exist in every network, run exactly once in a forward pass, and return one row per image.
         """
         noise = virtual_set(server, self, self.source, self.classes, self.per_class, self.options)
         for architecture in server.settings.networks.names if self.layer is not None else ():
@@ -146,7 +149,11 @@ class VHL(AddOn):
         return local.stream(self, noise, batch=self.batch, joint=True, augment=augment)
 
     def loss(self, step: Step) -> Tensor:
-        """Return the weighted sum of the cross-entropy of virtual images and the two contrastive terms."""
+        """Return the weighted sum of the three terms that VHL adds to the objective (see the formula of the class).
+
+        They are the cross-entropy of the virtual images, the contrastive loss over the real and the virtual features
+        together, and the contrastive loss of the virtual features alone.
+        """
         real, virtual, labels = step.output(), step.output(self), step.batch_of(self).labels
         x, v = (o.embedding if self.layer is None else o.inner[self.layer] for o in (real, virtual))
         contrast = partial(supervised_contrastive, temperature=self.temperature, empty=self.empty)

@@ -1,4 +1,4 @@
-"""Entries of weight averaging: the values in its messages, in the server's state and in a client's memory."""
+"""Declarations (`Entry`) of the values that `FedAvg` sends in messages, and keeps on the server and on clients."""
 
 from __future__ import annotations
 

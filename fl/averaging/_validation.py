@@ -1,4 +1,4 @@
-"""Checks before round 1 of the augmentation, the objective, parameter patterns and add-ons, on noise images."""
+"""Checks of the augmentation, the objective, parameter patterns and add-ons on noise images, before round 1."""
 
 from __future__ import annotations
 

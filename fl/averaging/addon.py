@@ -44,13 +44,13 @@ class AddOn(Component):
             `local.first_output(self)` is the index of the first of them.
         needs_previous: whether the add-on reads `local.previous`, the client's weights after its last training.
         layers: names of modules of the network whose outputs the add-on reads. `step.output(...).inner[name]` holds the
-            output of a module, flattened to [B, m].
+            output of a module for a batch of B images, flattened to B rows.
         damping: coefficient mu, if the add-on adds mu (w - w_0) to the gradient and so pulls the weights w towards
             their values w_0 at the start of the round. It affects `local.effective_lrs`, which SCAFFOLD and FedNova
             use.
         data_access: private data that the add-on reads for its loss terms and the values that it sends. "none": only
-            trained weights. "example": also one example at a time, in loss terms. "batch" (the default): any data.
-            `DPSGD` accepts "none" and "example".
+            trained weights, no data. "example": trained weights and, in its loss terms, data, but the term of each
+            example depends on no other example. "batch" (the default): any data. `DPSGD` accepts "none" and "example".
         single_label: whether the add-on needs exactly one class per image. Other tasks are then refused.
         disabled_at_zero: names of options. The add-on is disabled if all of these options are 0.
         first_round: first round in which the add-on can change anything. A run with fewer rounds warns that the add-on
@@ -148,9 +148,11 @@ class AddOn(Component):
         """
 
     def receive_answers(self, server: AveragingServer, replies: AggregatedReplies) -> None:
-        """Read the aggregated answers (`replies`), and store the values that later rounds need in `server.state`.
+        """Read the clients' answers to the query before round 1, and store values for later rounds in `server.state`.
 
-        Called once on the server, before round 1.
+        In `replies`, the answers are aggregated over the clients.
+
+        Called once on the server.
         """
 
     # A round, in this order: the server sends,
@@ -243,7 +245,8 @@ class AddOn(Component):
 
         Args:
             server: server of the run. Its state already holds the new model.
-            replies: the clients' replies, aggregated by their entries' rules.
+            replies: the clients' replies. The values of each entry are aggregated over the clients by the entry's rule
+                (see `Entry`).
             old: parameters and buffers of all architectures before this round, by name.
         """
 
@@ -302,7 +305,8 @@ class AddOn(Component):
 
         Args:
             server: server of the run. Its state still holds the model before this round.
-            replies: the clients' replies, aggregated by their entries' rules.
+            replies: the clients' replies. The values of each entry are aggregated over the clients by the entry's rule
+                (see `Entry`).
             mean: weighted mean of the clients' updates for all architectures, by parameter name.
         """
         return mean
@@ -326,7 +330,8 @@ class AddOn(Component):
 
         Args:
             server: server of the run. Its state already holds the averaged model.
-            replies: the clients' replies, aggregated by their entries' rules.
+            replies: the clients' replies. The values of each entry are aggregated over the clients by the entry's rule
+                (see `Entry`).
             old: parameters and buffers of all architectures before this round, by name.
 
         Returns:
@@ -347,8 +352,8 @@ class AddOn(Component):
     def personal_model(self, local: Local) -> Tensors:
         """Return the client's personal model. It is tested in addition to the global model.
 
-        Called on the client in each test. The hook must not change the client's memory. No training has run on `local`,
-        so use only its received weights, the memory and `local.fit`.
+        Called on the client in each test. The hook must not change the client's memory. `local` has not been trained,
+        so use only its received weights, the memory, and `local.fit`, which trains a separate network.
 
         Returns:
             Parameters and buffers of the personal model, by name. Those that are missing have the received values.

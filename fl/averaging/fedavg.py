@@ -276,7 +276,10 @@ class FedAvg(Entries, Method):
         return Message({self.tested: evaluate_models(self.settings, self.addons, client, message, client.test)})
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """Return the schema of the results of `evaluate`: sums over the client's test images, for each tested model."""
+        """Return the schema of the results of `evaluate`, for each tested model.
+
+        The results are counts and the summed loss over the client's test images (`LabelTask.sums`).
+        """
         return {self.tested.key: evaluation_spec(server.task, *evaluated_models(self.settings, self.addons))}
 
     # Before round 1.
@@ -334,7 +337,9 @@ class FedAvg(Entries, Method):
         return reply
 
     def expect_answer(self, server: Server, client: int) -> Schema:
-        """Return the schema of the message that `answer` returns, to which each add-on adds its entries."""
+        """Return the schema of a client's answer to the query before round 1. Each add-on adds the specifications of
+        its entries.
+        """
         schema: Schema = {}
         for addon in self.addons:
             if addon.has_query:

@@ -48,14 +48,14 @@ class Local:
         settings: the method's options and its networks.
         client: client on which the training runs.
         message: message from the server.
-        terms: the active add-ons, whose `loss` adds terms to the loss of a step.
+        terms: the active add-ons. `AddOn.loss` of each may return a term that is added to the loss of a step.
 
     Attributes:
         settings, client, message, terms: the arguments of the constructor.
         task: the classification task.
         round: index of the round being run, from 1.
-        memory: values that the client keeps between rounds, by entry. Changes in this training are kept only if the
-            server uses the client's reply.
+        memory: message with the values that the client keeps between rounds, one for each `Entry`. Changes in this
+            training are kept only if the server uses the client's reply.
         architecture: the name of the client's architecture; "" if there is only one.
         received: all parameters and buffers at the start of the training, by name.
         start: copy of the received values w of the parameters that are shared with the server, by name.
@@ -66,7 +66,8 @@ class Local:
         layers: inner modules of `net` that add-ons read (`AddOn.layers`), by name.
         data: the training set. It is the client's own images, `client.data`, unless add-ons replace or extend them.
         counts: number of images of each class in the client's own images, int64 [K].
-        weight: factor of the method's objective in the loss, initially 1. An add-on may change it in `before_training`.
+        weight: factor by which the method's objective is multiplied in the loss, initially 1. An add-on may change it
+            in `before_training`.
         lr: this round's learning rate.
         steps: optimizer steps taken so far.
         dropout: generator from which the dropout layers of `net` draw.
@@ -212,7 +213,7 @@ class Local:
         Use this function in `AddOn.extra_batches`. The last batch of each pass may be smaller.
 
         Args:
-            addon: add-on to which the set belongs. Its key determines the random draws.
+            addon: add-on to which the set belongs. The random draws depend on the attribute `key` of its class.
             data: set from which the batches are taken.
             batch: images per batch; default: the method's batch size.
             joint: whether each batch is concatenated with the client's batch in the forward pass, so that both share
@@ -230,14 +231,14 @@ class Local:
     ) -> Tensors:
         """Train a second network of this client, such as Ditto's personal model, and return its weights.
 
-        The network is trained on `data` with the method's objective and optimizer, without any add-on. This does not
-        change the training of `net`, because the random draws are separate. If `data` is empty, `state` is returned
-        unchanged.
+        The network is trained on the client's training set `data` with the method's objective and optimizer, without
+        any add-on. This does not change the training of the client's main network `net`, because the random draws are
+        separate. If `data` is empty, `state` is returned unchanged.
 
         Args:
             state: initial parameters and buffers by name.
-            owner: add-on that calls this function. Its key determines the random draws.
-            phase: phase that states the length of the training and the trained parameters.
+            owner: add-on that calls this function. The random draws depend on the attribute `key` of its class.
+            phase: number of epochs or steps of the training, and the parameters to train.
             term: function that takes the network and returns a scalar tensor, which is added to the loss in each step.
 
         Returns:
@@ -288,10 +289,14 @@ class Local:
 
     @property
     def effective_lr(self) -> float:
-        """The value in `effective_lrs` that all trained parameters share; 0 if no shared parameter was trained.
+        """The distance by which a constant gradient of 1 would have moved every trained parameter in this training.
+
+        It is the value that `effective_lrs` has for all parameters that were trained and are shared with the server; 0
+        if there are none.
 
         Raises:
-            ValueError: the distances of two trained parameters differ, because different phases trained them.
+            ValueError: `effective_lrs` has different values for two trained parameters, because different phases
+                trained them.
         """
         found = {distance for distance in self.effective_lrs.values() if distance > 0}
         if len(found) > 1:

@@ -25,8 +25,8 @@ class ClientOptimizer:
         weight_decay: coefficient lambda >= 0. The optimizer adds lambda w to the gradient of the weights w.
         lr_decay: factor by which the learning rate changes per round. Round t has the rate lr * lr_decay ** (t - 1).
         state: lifetime of the optimizer's state (momentum, or Adam's moments). "round": it starts at zero in each
-            round. "client": each client keeps it until the next round in which it takes part, as in the VHL authors'
-            code.
+            round. "client": each client keeps it until the next round in which it takes part, as in the code of the
+            authors of VHL (`fl.addons.VHL`).
 
     Raises:
         TypeError, ValueError: an option is out of range.
@@ -59,8 +59,8 @@ def effective_lr(
 
     Args:
         optimizer: function that takes a list of tensors and returns an optimizer for them. It is called once for each
-            phase, as in training.
-        steps: number of steps in each phase.
+            phase of local training (`fl.Phase`), because a phase starts with a new optimizer.
+        steps: number of steps in each phase of local training.
         damping: coefficient mu of a term mu (w - w_0) in the gradient, which pulls the parameter w towards its initial
             value w_0.
 
@@ -99,7 +99,9 @@ def saved_state(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> Tenso
 
 
 def load_state(optimizer: torch.optim.Optimizer, names: Sequence[str], saved: Tensors) -> None:
-    """Load the saved state of an earlier optimizer into a new one. The state of all other parameters starts at zero.
+    """Load the saved state of an earlier optimizer into a new one.
+
+    The state of a parameter starts at zero if `saved` does not contain it.
 
     Args:
         optimizer: optimizer before its first step.

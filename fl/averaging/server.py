@@ -44,11 +44,12 @@ class AveragingServer(Server):
         return self.settings.networks.outputs(self.task.num_classes)
 
     def weights(self, architecture: str, of: Tensors | None = None) -> Tensors:
-        """Return the current weights of one architecture (parameters and buffers), by the network's own names.
+        """Return the weights of one architecture (parameters and buffers), by the network's own names.
 
         Args:
             architecture: name of the architecture; "" if there is only one.
-            of: weights of all architectures, by name. Default: the current weights.
+            of: weights of all architectures in one dict, from which the weights are selected. Default: the current
+                global weights.
         """
         return self.settings.networks.unprefixed(self.state[Entries.model] if of is None else of, architecture)
 

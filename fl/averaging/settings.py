@@ -39,8 +39,8 @@ class Settings:
         batch, augment, objective: options for a step's batches and loss, see `FedAvg`.
         weights: weight of a client's reply in the mean: its number of images ("samples"), or 1 ("uniform").
         max_samples: largest number of images that a client may claim as its weight.
-        max_update_norm: largest permitted l2 norm of a client's update. None: `update_limit` computes it from the
-            weights.
+        max_update_norm: largest permitted l2 norm of a client's update. None: `update_limit` computes it from the norm
+            of the network's weights.
         buffers, personal: options that determine which buffers and parameters stay with a client, see `FedAvg`.
         predict: outputs that a test uses for predictions: those of the task's classes ("real"), or "all".
         first_outputs: index of the first additional output of each add-on, by add-on key. Index 0 is the first output
@@ -139,7 +139,10 @@ class Settings:
         return [(e, names) for e, names in ((Entries.buffers, floating), (Entries.counters, integer)) if names]
 
     def first_output(self, addon: Component, classes: int) -> int:
-        """Return the index of the first additional output of `addon` in a network for a task of `classes` classes."""
+        """Return the index of the first of the network's outputs for `addon` (see `AddOn.extra_outputs`).
+
+        They come after the outputs for the task's classes, whose number is `classes`.
+        """
         return classes + self.first_outputs[addon.key]
 
     def tested_outputs(self, classes: int) -> int | None:

@@ -25,10 +25,11 @@ class Output:
     """Outputs of the network for a batch of B images. They are part of the autograd graph.
 
     Attributes:
-        embedding: output of the feature extractor and input of the classifier, [B, d].
-        logits: output of the classifier, [B, K']: first those of the task's classes, then those of the add-ons'
-            classes.
-        inner: outputs of the modules named in `AddOn.layers`, flattened: name -> [B, m].
+        embedding: output of the feature extractor and input of the classifier, [B, d], with embeddings of length d.
+        logits: output of the classifier, [B, outputs]: first the logits of the task's classes, then those of additional
+            label classes that add-ons use.
+        inner: outputs of the modules named in `AddOn.layers`: a mapping from the name to the output, flattened to B
+            rows.
     """
 
     embedding: Tensor
@@ -119,7 +120,8 @@ class Step:
     def loss(self) -> Tensor:
         """Run a forward pass and return the loss, a scalar tensor.
 
-        The loss is `local.weight` times the objective on the batch of the training set, plus the terms of all add-ons.
+        The loss is the method's objective on the batch of the training set, plus the terms of all add-ons. The
+        objective is first multiplied by the factor `Local.weight`, usually 1.
         """
         self._forward()
         return self._sum(self._objective(), self.local.terms)
@@ -128,7 +130,8 @@ class Step:
     def example_loss(cls, local: Local, batch: Batch, trained: Mapping[str, nn.Parameter]) -> Tensor:
         """Run a new forward pass, and return the mean loss of the examples in a batch. `DPSGD` uses this loss.
 
-        The loss is `local.weight` times the objective, plus the terms of the add-ons whose `data_access` is "example".
+        The loss is `Local.weight` (a factor, usually 1) times the method's objective, plus the terms of the add-ons
+        whose `data_access` is "example".
 
         Args:
             local: training to which the step belongs.

@@ -86,11 +86,14 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
 
 
 def require_shapes(schema: Schema, clips: Mapping[Entry[Any], float]) -> None:
-    """Raise PrivacyError unless replies have only clipped entries of fixed shape, and weights of these entries.
+    """Raise PrivacyError unless noise can be added to everything in a reply.
+
+    Every entry in `clips` must be in the schema and have a fixed shape. A reply may have no other values, except a
+    single number as weight of such an entry (`Entry.by`).
 
     Args:
         schema: schema of a reply.
-        clips: the largest l2 norm of each clipped entry.
+        clips: the largest l2 norm to which each entry is clipped.
     """
     weights = {e.by.key: e.key for e in clips if e.by is not None}
     for entry in clips:

@@ -38,8 +38,9 @@ class Adaptive:
         quantile: gamma, the target quantile of the updates' norms, in [0, 1]; 0.5 is the median.
         step: eta_C, the rate at which the clip norms change, above 0.
         sigma: sigma_b, the standard deviation of the noise on the number of updates within C. Default: the expected
-            number of clients in a round, divided by 20, as in the paper. It must exceed half of `ClientDP.sigma` (for k
-            clipped entries, sqrt(k) times as much), because `ClientDP.sigma` covers the bits and the updates together.
+            number of clients in a round, divided by 20, as in the paper. It must exceed sqrt(k) / 2 times
+            `ClientDP.sigma`, where k is the number of entries in `ClientDP.clip` (usually 1). The reason is that
+            `ClientDP.sigma` is the noise multiplier of the bits and the updates together.
     """
 
     quantile: Fraction = 0.5
@@ -66,9 +67,10 @@ class ClientDP(Filter):
     covered: it holds fingerprints of the data, message sizes, the number of failed clients, timings, the memories of
     the drawn clients and, if you request a transcript, every message. Publish the model, not the folder.
 
-    Deviations. Every client has the same weight, and `FedAvg(weights="uniform")` is required; the paper's weights are
-    min(n_k / n, 1). Of the paper's variants, this class implements flat clipping (one clip norm for the whole update)
-    and the estimator with a fixed denominator. The noise comes from the operating system's random number generator.
+    Deviations. Every client has the same weight, and `FedAvg(weights="uniform")` is required; the paper's weight of
+    client k is min(n_k / n, 1), where n_k is its number of examples and n a constant. Of the paper's variants, this
+    class implements flat clipping (one clip norm for the whole update) and the estimator with a fixed denominator. The
+    noise comes from the operating system's random number generator.
 
     Args:
         sigma: noise multiplier, that is, the noise's standard deviation divided by C, at least 0. To reach a target
@@ -77,7 +79,8 @@ class ClientDP(Filter):
         rate: q in (0, 1], the probability with which a client takes part in a round.
         clip: clip norm C of `FedAvg.update`; or a mapping from each entry of a reply to its clip norm.
         adaptive: an `Adaptive(...)`, which adapts the clip norms from round to round, starting from `clip`. `sigma` is
-            then the noise multiplier of the updates and the bits together. None: the clip norms are constant.
+            then the noise multiplier of the updates together with the bits, which state whether an update's norm is
+            within the clip norm. None: the clip norms are constant.
 
     Attributes:
         clips: initial clip norm of each entry, in the order of the entries' keys.
@@ -131,7 +134,8 @@ class ClientDP(Filter):
             clients: number of all clients.
 
         Raises:
-            ValueError: `Adaptive.sigma` is so small that the bits alone use up the privacy guarantee of `sigma`.
+            ValueError: `Adaptive.sigma` is so small that the bits alone use up the privacy guarantee of
+                `ClientDP.sigma`.
         """
         if self.adaptive is None or self.sigma == 0:
             return self.sigma, 0.0
@@ -155,7 +159,8 @@ class ClientDP(Filter):
         Raises:
             PrivacyError: a reply contains an entry that is not clipped or has no fixed shape.
             NotAccountable: the ledger's delta is at least 1 / (number of clients).
-            ValueError: `Adaptive.sigma` is so small that the bits alone use up the privacy guarantee of `sigma`.
+            ValueError: `Adaptive.sigma` is so small that the clients' bits alone use up the privacy guarantee of
+                `ClientDP.sigma`. A bit states whether a norm is within the clip norm.
         """
         require_shapes(expected, self.clips)
         self._ledger(server).assume("ClientDP")
@@ -196,8 +201,8 @@ class ClientDP(Filter):
     def expect(self, server: Server, client: int, schema: Schema) -> None:
         """Change the schema so that the weight of every reply is exactly 1.
 
-        With adaptive clip norms, also add the bits: for each clipped entry, 1/2 if its norm is within the clip norm,
-        and -1/2 otherwise.
+        With adaptive clip norms, also add an entry for the bits that `out` computes, one number in [-1/2, 1/2] for each
+        entry in `clips`.
         """
         for entry in self.clips:
             if entry.by is not None and entry.by.key in schema:
@@ -206,10 +211,10 @@ class ClientDP(Filter):
             schema[self.within.key] = EntrySpec(server.state[self.norms], minimum=-0.5, maximum=0.5)
 
     def out(self, client: Client, message: Message, reply: Message) -> Message:
-        """Return a reply with only the clipped entries and a weight of 1, which hides the number of images.
+        """Return a reply with only the entries in `clips`, scaled to at most their clip norms, and with a weight of 1.
 
-        With adaptive clip norms, the reply also has the bits: for each clipped entry, 1/2 if its norm was within the
-        clip norm, and -1/2 otherwise.
+        The weight hides the number of images. With adaptive clip norms, the reply also has one bit for each of these
+        entries: 1/2 if the entry's norm before scaling was within the clip norm, and -1/2 otherwise.
         """
         norms = message[self.norms].tolist() if self.adaptive is not None else self.clips.values()
         sent, within = Message(), torch.full((len(self.clips),), 0.5, dtype=torch.float64)
@@ -224,11 +229,13 @@ class ClientDP(Filter):
         return sent
 
     def back(self, server: Server, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
-        """Charge the ledger for this round, and return the noised aggregate of every clipped entry.
+        """Charge the ledger for this round, and return the noised aggregate of every entry in `clips`.
 
-        Noise N(0, (sigma C)^2) is added to the sum over the clients. If the entry's rule is `mean`, the result is
-        divided by q N, the expected number of clients, or by the constant `Entry.over`. A tensor that no client sent
-        consists of noise alone. The method gets only these noised tensors.
+        Noise N(0, (sigma C)^2) is added to the sum over the clients, where sigma is the noise multiplier of the
+        updates, and C the norm to which a client's reply is clipped (with several entries, the l2 norm of their clip
+        norms). If the aggregation rule of the entry (see `Entry`) is `mean`, the noised sum is divided by the expected
+        number of clients, or by the constant `Entry.over`. A tensor that no client sent consists of noise alone. The
+        method gets only these noised tensors.
         """
         self._ledger(server).spend(self._event(server))
         count = self.rate * server.clients  # expected number of clients in a round, which is public

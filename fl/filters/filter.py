@@ -20,12 +20,14 @@ class Filter(Component):
     Filters clip, add noise or compute secure sums; `Filtered(method, filter, ...)` applies them. Override only the
     methods that you need.
 
-    Like a method, a filter is immutable and exists on the server and on every client. It may declare its own entries as
-    class attributes. A run can be resumed only with equal constructor arguments, so use a frozen dataclass.
+    Like a method, a filter is immutable and exists on the server and on every client. For values that it adds to
+    messages or keeps on the server, it may declare `Entry` objects as class attributes. A run can be resumed only with
+    equal constructor arguments, so use a frozen dataclass.
 
     Attributes:
-        exact: whether `out` and `back` together leave every sum over clients exactly unchanged, as the masks of a
-            secure sum do. After a private filter, only exact filters may change replies.
+        exact: whether the changes of replies by `out` (on the clients) and `back` (on the server) cancel in every sum
+            over clients, so that the sum is exactly unchanged. An example are the masks of a secure sum. After a
+            private filter, only exact filters may change replies.
         before, after: names of additional exchanges (a request and its reply) with drawn clients in every round, before
             and after the training. On the client, the filter's function of this name runs, with the signature of
             `Method.local`. On the server, `send_exchange`, `expect_exchange` and `receive_exchange` handle the
@@ -93,23 +95,28 @@ class Filter(Component):
         """
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
-        """Change the schema so that it describes replies after `out`. Called on the server.
+        """Change the schema of a reply in the way in which `out` of this filter changes the reply. Called on the
+        server.
 
         Args:
             server: server of the run.
             client: index of the client that sends the reply.
-            schema: schema of the reply before `out` of this filter, to be changed in place.
+            schema: schema of the reply before `out` changes the reply. Change the schema in place.
         """
 
     def send_exchange(self, server: Server, verb: str, client: int) -> Message:
-        """Return the message to the `client` in the exchange called `verb`, which this filter declares.
+        """Return the message to the `client` in the exchange called `verb`.
+
+        The exchange is one that this filter declares in `before` or `after`.
 
         Called on the `server`. The hook must be pure: it may be called any number of times, and changes no state.
         """
         return Message()
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        """Return the schema of the `client`'s reply in the exchange called `verb`, which this filter declares.
+        """Return the schema of the `client`'s reply in the exchange called `verb`.
+
+        The exchange is one that this filter declares in `before` or `after`.
 
         Called on the `server`.
         """
@@ -124,7 +131,8 @@ class Filter(Component):
         Args:
             server: server of the run.
             verb: name of the exchange.
-            replies: replies, aggregated by the rules of their entries, before any filter's `back` is applied.
+            replies: replies of the exchange, before `back` of any filter is applied. The values of each entry are
+                aggregated over the clients by the entry's rule (see `Entry`).
 
         Returns:
             The clients whose replies cannot be used: a mapping, client index -> reason.
@@ -132,7 +140,8 @@ class Filter(Component):
         return {}
 
     def out(self, client: Client, message: Message, reply: Message) -> Message:
-        """Return the changed reply, which the next filter gets or the client sends.
+        """Return the changed reply. The next filter in `Filtered(method, ...)` gets it or, if there is none, the client
+        sends it.
 
         Called on the client after training.
 
@@ -150,12 +159,14 @@ class Filter(Component):
 
         Args:
             server: server of the run.
-            replies: replies that are aggregated by the rules of their entries, and changed by `back` of the following
-                filters.
-            expected: schema of client 0's reply before `out` of this filter.
+            replies: aggregated replies: for each entry, the aggregate of the clients' values by the entry's rule (see
+                `Entry`). `back` of the filters that come later in `Filtered(method, ...)` has already changed them.
+            expected: schema of a reply before `out` of this filter changes the reply. It is made for client 0, as an
+                example.
 
         Returns:
-            The changed replies, which the preceding filter or the method gets.
+            The changed replies. The filter that comes before this one in `Filtered(method, ...)` gets them or, if there
+            is none, the method.
         """
         return replies
 

@@ -30,10 +30,10 @@ class Filtered(Method):
 
     Raises:
         TypeError: `method` is not a method, or `filters` is empty or contains another object.
-        ValueError: two filters have the same class or key, more than one of the method and the filters draws the
-            clients, or a filter refuses the method.
-        PrivacyError: a filter would change replies after a private filter has clipped them, or follows a filter that
-            hides single replies (`Filter.sealed`).
+        ValueError: two filters have the same class or key, a filter refuses the method, or two or more of these objects
+            (the method and the filters) override `draw`, the drawing of clients.
+        PrivacyError: a filter would change replies that a private filter (`Filter.private`) has already clipped, or a
+            filter comes after one that lets the server see only sums of replies (`Filter.sealed`).
     """
 
     key = "Filtered"
@@ -97,11 +97,19 @@ class Filtered(Method):
         return next((one for one in self.filters if verb in (*one.before, *one.after)), self.method)
 
     def send_exchange(self, server: Server, verb: str, client: int) -> Message:
-        """Return the message that the filter or method which declares the exchange builds for a client."""
+        """Return the message to a client in the exchange called `verb`.
+
+        The filter that declares the exchange builds the message. If no filter declares it, the method builds the
+        message.
+        """
         return self._owner(verb).send_exchange(server, verb, client)
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        """Return the schema of a client's reply, as the filter or method that declares the exchange defines it."""
+        """Return the schema of a client's reply in the exchange called `verb`.
+
+        The filter that declares the exchange defines the schema. If no filter declares it, the method defines the
+        schema.
+        """
         return self._owner(verb).expect_exchange(server, verb, client)
 
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
@@ -128,12 +136,15 @@ class Filtered(Method):
         return any(x.draws_clients for x in self._links)
 
     def draw(self, server: Server) -> list[int]:
-        """Return the clients of this round, as the method or filter that overrides `draw` draws them."""
+        """Return the clients of this round.
+
+        They are drawn by the method or by the filter that overrides `draw`; at most one of these objects does.
+        """
         return next(x for x in self._links if x.draws_clients).draw(server)
 
     @property
     def parts(self) -> tuple[KeyedObject, ...]:
-        """The method, its add-ons and the filters, whose classes declare the entries of messages."""
+        """The method, its add-ons and the filters. Each may declare message entries (`Entry`)."""
         return (*self.method.parts, *self.filters)
 
     def check_run(self, server: Server, rounds: int) -> None:
@@ -207,7 +218,7 @@ class Filtered(Method):
         self.method.receive_answers(server, replies)
 
     def read_reply(self, server: Server, reply: Message) -> Message:
-        """Return the additional entries that the method computes from one client's reply."""
+        """Return the entries that the method computes from one client's reply, in addition to those of the reply."""
         return self.method.read_reply(server, reply)
 
     def evaluate(self, client: Client, message: Message) -> Message:
@@ -224,7 +235,11 @@ class Filtered(Method):
 
 
 def _require_bounds_kept(filters: tuple[Filter, ...]) -> None:
-    """Refuse a filter that changes replies after a private filter, because the noise would not cover the change."""
+    """Refuse a filter that changes replies after a private filter (`Filter.private`), unless it is `exact`.
+
+    The private filter clips replies, and its noise is large enough only for clipped replies. A later filter on the
+    client could make them larger again.
+    """
     private = next((i for i, one in enumerate(filters) if one.private), len(filters))
     for later in filters[private + 1 :]:
         changes = type(later).out is not Filter.out or type(later).back is not Filter.back

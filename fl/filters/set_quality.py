@@ -1,4 +1,4 @@
-"""Measurement of synthetic sets and updates by the distance of their gradients from those of real images."""
+"""Measurement of how well a synthetic set, or the update of a round, matches the gradient of real images."""
 
 from __future__ import annotations
 
@@ -74,7 +74,11 @@ class SetQuality(Filter):
     trained = Entry[Tensors]("first")
 
     def start(self, server: Server, expected: Schema, entries: Mapping[str, Entry[Any]]) -> None:
-        """Raise ValueError if the server has no images `on`. Train the judge, if there is one."""
+        """Raise ValueError if the server has no images with the name that the option `on` states.
+
+        With `judge` > 0 and a synthetic set to measure, also train the judge, a network that later predicts the labels
+        of the synthetic images.
+        """
         if self.on not in server.data:
             raise ValueError(f"SetQuality needs real images on the server: server_data={{{self.on!r}: ...}}")
         if self.entry is not None and self.judge:
@@ -149,6 +153,10 @@ def _gradient(model: Predictor, data: LabeledImages) -> list[Tensor]:
 
 
 def _distance(one: list[Tensor], other: list[Tensor]) -> float:
-    """Return the mean of 1 - cosine similarity over the rows of two gradients' weight tensors, in [0, 2]."""
+    """Return the mean of 1 - cosine similarity over corresponding rows of two gradients, in [0, 2].
+
+    A gradient consists of one tensor for each parameter of a network. A row is the part of a tensor that belongs to one
+    output of the layer. Tensors with one dimension, such as biases, are ignored.
+    """
     rows = sum(len(g) for g in one if g.ndim > 1)
     return float(gradient_distance(one, other, eps=0.0)) / max(1, rows)

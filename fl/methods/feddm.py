@@ -96,9 +96,10 @@ class FedDM(Method):
         self.networks = Networks(self.factory, several=False)
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return the options for the record of a run, except `factory`.
+        """Return the arguments of the constructor, positional and named, for the record of a run.
 
-        The record describes the structure of the network separately.
+        All are named. `factory`, the function that builds the network, is left out, because the record describes the
+        network separately.
         """
         return (), {k: v for k, v in vars(self).items() if k not in ("factory", "networks")}
 
@@ -213,8 +214,8 @@ class FedDM(Method):
     def train(self, server: Server, union: LabeledImages, weight: Tensor) -> None:
         """Train the server's weights by SGD on the union of the clients' sets (Eq. 9).
 
-        The new weights and the union are stored in the server's state. With `project`, the weights are projected onto
-        the ball of radius rho after every step.
+        The new weights and the union are stored in the server's state. If the option `project` is set, the weights are
+        projected after every step onto the ball of radius `rho` around the weights before this round.
 
         Args:
             server: server whose state holds the weights before this round.
@@ -252,5 +253,8 @@ class FedDM(Method):
         return Message({self.tested: {"global": Predictor(net.eval()).sums(client.test, client.task)}})
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """Return the schema of the results of `evaluate`: sums over the client's test images for the received model."""
+        """Return the schema of the results of `evaluate` for the received model.
+
+        The results are counts and the summed loss over the client's test images (`LabelTask.sums`).
+        """
         return {self.tested.key: evaluation_spec(server.task, "global")}

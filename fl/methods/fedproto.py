@@ -109,9 +109,10 @@ class FedProto(Method):
             self.condensed = None
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return the options for the record of a run, except `factory`.
+        """Return the arguments of the constructor, positional and named, for the record of a run.
 
-        The record describes the structure of the networks separately.
+        All are named. `factory` and `assign`, which determine the networks of the clients, are left out, because the
+        record describes these networks separately.
         """
         return (), {k: v for k, v in vars(self).items() if k not in ("factory", "assign", "networks")}
 
@@ -185,9 +186,9 @@ class FedProto(Method):
         }
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Replace the prototype of each class that a client sent by the mean over these clients.
+        """Set the global prototype of each class to the weighted mean of the prototypes that clients sent.
 
-        All other classes keep their prototypes.
+        A class for which no client sent a prototype keeps its global prototype.
         """
         means = replies[self.means]
         owned = replies.weight(self.means) > 0
@@ -196,7 +197,11 @@ class FedProto(Method):
         server.notes["prototypes"] = int(server.state[self.known].sum())
 
     def evaluate(self, client: Client, message: Message) -> Message:
-        """Test the client's own network ("personal"), with the nearest prototype or with the network's classifier."""
+        """Test the client's own network on its test images. The name of the results is "personal".
+
+        With `predict="prototype"`, the predicted class is that of the nearest global prototype. Otherwise, the
+        network's classifier predicts the class.
+        """
         if client.test is None or not len(client.test):
             return Message()
         net = self._network(client).eval()
@@ -205,7 +210,10 @@ class FedProto(Method):
         return Message({self.tested: {"personal": Predictor(net).sums(client.test, client.task)}})
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """Return the schema of the results of `evaluate`: sums over the client's test images, for its own network."""
+        """Return the schema of the results of `evaluate` for the client's own network.
+
+        The results are counts and the summed loss over the client's test images (`LabelTask.sums`).
+        """
         return {self.tested.key: evaluation_spec(server.task, "personal")}
 
 

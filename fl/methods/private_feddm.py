@@ -64,10 +64,11 @@ class PrivateFedDM(FedDM):
         least: minimum noised number of records of a class for which images are sent; with 0, images of all classes are
             sent. Default: 3 `sigma_sizes`, or 0 if `sizes` is given.
         warm: whether a client's fit starts from the images that it sent last, instead of noise. The mean embedding of
-            these images is then also subtracted from embeddings before they are scaled to norm 1, which separates the
-            classes better.
-        clip: largest norm of a record's embedding ("class_means") or gradient ("image_sgd"). None: embeddings are
-            centered and scaled to norm 1, and gradients are clipped to the median gradient norm of noise images.
+            these images then replaces that of noise images as the center, which is subtracted from each embedding (see
+            `clip`). This separates the classes better.
+        clip: largest norm of a record's embedding ("class_means") or gradient ("image_sgd"). None: the center, the mean
+            embedding of noise images, is subtracted from embeddings, and they are scaled to norm 1; gradients are
+            clipped to the median gradient norm of noise images.
         rate: probability with which a record takes part in a step (only for "image_sgd").
         steps, lr, momentum: options of the optimization of the images. The default of `lr` is 200 for "class_means",
             and 0.1 for "image_sgd".
@@ -150,7 +151,11 @@ class PrivateFedDM(FedDM):
 
     @property
     def clip_bound(self) -> float | None:
-        """Largest norm of a record's embedding or gradient; None if it is computed from the received weights."""
+        """Largest norm of a record's contribution to a noised sum; None if it is computed from the received weights.
+
+        The contribution is the record's embedding with "class_means". With "image_sgd", it is the gradient of the
+        record's loss with respect to the synthetic images.
+        """
         return 1.0 if self.clip is None and self.mechanism == "class_means" else self.clip
 
     def start(self, server: Server) -> None:
@@ -158,8 +163,10 @@ class PrivateFedDM(FedDM):
 
         Raises:
             PrivacyError: the normalization was measured on the clients' images, the ledger's delta is too large for the
-                number of records, or the network has batch statistics. The exception is a subclass of this error.
-            ValueError: the task has several classes per image, or the length of `sizes` is not the number of classes.
+                number of records, or the network has batch statistics. For each of these three reasons, the exception
+                is a subclass of `PrivacyError`.
+            ValueError: the task has several classes per image, or the option `sizes` (numbers of records per class)
+                does not have one number per class.
         """
         super().start(server)
         classes = server.task.num_classes
@@ -261,12 +268,12 @@ class PrivateFedDM(FedDM):
     def kept(self, counts: Tensor, clients: int = 1) -> Tensor:
         """Return whether images of each class are sent, bool [classes].
 
-        Images of a class are sent if the class has at least `least` records.
+        Images of a class are sent if the class has at least `least` records (an option of the class `PrivateFedDM`).
 
         Args:
             counts: noised or public number of records of each class, [classes].
-            clients: number of clients whose noised numbers were summed to get `counts`. The default of `least` grows
-                with its square root, as the noise does.
+            clients: number of clients whose noised numbers were summed to get `counts`. If `least` is None, the minimum
+                grows with the square root of `clients`, as the noise in `counts` does.
         """
         least = 3 * self.sigma_sizes * clients**0.5 if self.least is None else self.least
         return counts.clamp_min(0.0) >= least
@@ -275,12 +282,13 @@ class PrivateFedDM(FedDM):
         """Fit images so that their mean embeddings match noised class means. This post-processing has no privacy cost.
 
         Args:
-            start: initial images in the order of the classes, [classes * ipc, C, H, W].
+            start: initial images, `ipc` images of each class in the order of the classes, [classes * ipc, C, H, W].
             embedders: networks of the round, as `embedders` returns them.
-            sums: noised sums of the embeddings of each class, for each network, [num_networks, classes, d].
+            sums: noised sums of the embeddings of each class, for each network, [num_networks, classes, d], with
+                embeddings of length d.
             counts: public or noised number of records of each class, [classes].
-            kept: whether images are fitted, for each class, bool [classes]. Images of all other classes are returned
-                unchanged.
+            kept: for each class, whether its images will be sent and are therefore fitted, bool [classes]. Images of
+                all other classes are returned unchanged.
         """
         images = start.unflatten(0, (len(counts), self.ipc)).clone()
         if bool(kept.any()):
@@ -320,7 +328,11 @@ class PrivateFedDM(FedDM):
         return schema
 
     def train(self, server: Server, union: LabeledImages, weight: Tensor) -> None:
-        """Train on the union as `FedDM` does. If no client sent an image, raise `NoUsableReply`, which ends the run."""
+        """Train the server's weights on the union of the sets that the clients sent, as `FedDM.train` does.
+
+        Raises:
+            NoUsableReply: no client sent an image. This error ends the run.
+        """
         if not len(union):
             raise NoUsableReply(
                 "no class of any client has enough noised records to be sent (`least`): the clients are too small "
@@ -329,7 +341,8 @@ class PrivateFedDM(FedDM):
         super().train(server, union, weight)
 
     def weigh(self, replies: AggregatedReplies) -> Tensor:
-        """Return the weight of each image of the union in the server's loss, float [N] with mean 1.
+        """Return the weight of each image in the server's loss, float [N] with mean 1, for the N images that the
+        clients sent.
 
         All weights are equal with `weights="synthetic"`. With `weights="samples"`, they are proportional to the weights
         that the clients sent.

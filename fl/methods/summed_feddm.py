@@ -1,4 +1,4 @@
-"""FedDM with differential privacy: clients send noised class sums, and the server fits one set for all clients."""
+"""FedDM with differential privacy: clients send noised sums of embeddings, and the server fits images to them."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ REMARK = (
 class SummedFedDM(PrivateFedDM):
     """Private FedDM in which the server needs only sums over clients (after Xiong et al., CVPR 2023, section 3.3).
 
-    Clients do not optimize images. In each round, all clients embed their records with the same randomly drawn networks
-    around the received weights. For each class, they send the sum of the embeddings with noise. The server needs only
-    the total over all clients, so a secure sum can hide each client's sums. The server fits `ipc` images per class to
-    the noised means over all clients' records, and trains on these images as FedDM does.
+    Clients do not optimize images. In each round, all clients embed their records with the same networks, whose weights
+    are drawn at random around the received weights. For each class, they send the sum of the embeddings with noise. The
+    server needs only the total over all clients, so a secure sum can hide each client's sums. The server fits `ipc`
+    images per class to the noised means over all clients' records, and trains on these images as FedDM does.
 
     With `noise="full"`, every client adds the whole noise, and epsilon holds even against the server. With
     `noise="shares"`, each of M drawn clients adds noise with the standard deviation divided by sqrt(M), so the total
@@ -48,7 +48,8 @@ class SummedFedDM(PrivateFedDM):
         sigma_sizes: standard deviation, in records, of the noise on the numbers of records per class. With "full", it
             applies to each client's numbers, which are released once. With "shares", it applies to the total, which is
             released with new noise in every round: if shares of the noise were used again, they would cancel in the
-            difference of two totals. For "shares", pass `spent=[(sigma_sizes, 1.0, rounds)]` to `privacy.plan_noise`.
+            difference of two totals. For "shares", pass `spent=[(sigma_sizes, 1.0, rounds)]` to `privacy.plan_noise`:
+            noise multiplier, sample rate (all records take part) and number of releases.
         options: other options of `PrivateFedDM`, except `mechanism`.
 
     Raises:
@@ -69,9 +70,10 @@ class SummedFedDM(PrivateFedDM):
         self.noise = check.one_of(noise, "noise", ("full", "shares"))
 
     def start(self, server: Server) -> None:
-        """Draw the initial weights, and determine the shape of the clients' sums.
+        """Draw the initial weights, and determine the shape of the sums of embeddings that clients send.
 
-        With `noise="shares"`, also add a remark to the ledger, which states the conditions under which epsilon holds.
+        With `noise="shares"`, also add a remark to the ledger. It states the conditions under which the ledger's
+        epsilon holds.
         """
         super().start(server)
         dim = self.shared_embedders(server, server.state, self.blank(server)).dim
@@ -94,10 +96,11 @@ class SummedFedDM(PrivateFedDM):
         return self.embedders(net.eval(), like, derive(side.seed, side.round, "maps"), holds.get(self.around))
 
     def send(self, server: Server, client: int) -> Message:
-        """Return a message with the weights, the number of clients that share the noise, and the last fitted images.
+        """Return a message with the weights, the number of clients that divide the noise, and the last fitted images.
 
-        The mean embedding of these images is subtracted from all embeddings. They are sent only if the server has
-        stored such images. With `noise="full"`, clients do not share the noise, and the number is 1.
+        With `noise="shares"`, each drawn client adds a part of the noise; with `noise="full"`, the number is 1. The
+        fitted images are in the message only if the server has stored them in an earlier round (option `warm`). Clients
+        subtract the mean embedding of these images from all embeddings.
         """
         among = float(len(server.drawn)) if self.noise == "shares" else 1.0
         message = Message({self.model: server.state[self.model], self.among: among})
@@ -155,11 +158,13 @@ class SummedFedDM(PrivateFedDM):
         return schema
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Fit one set of images to the noised means over all clients' records, and train the weights on this set.
+        """Fit one set of images to noised class means, and train the server's weights on this set.
+
+        The noised means are those of the embeddings of all clients' records, for each class and network.
 
         Raises:
-            NoUsableReply: a reply is missing, so the total lacks a share of the noise; or there is no image to train
-                on.
+            NoUsableReply: with `noise="shares"`, a reply is missing, so the sum over the clients lacks a part of the
+                noise; or there is no image to train on.
         """
         missing = sorted(set(server.drawn) - set(replies.clients))
         if missing and self.noise == "shares":
