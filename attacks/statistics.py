@@ -133,9 +133,9 @@ class OperatingPoint:
 
     Attributes:
         threshold: lowest score at which a record is called a member.
-        tpr: true-positive rate: the share of members that are called members, with its interval.
-        fpr: false-positive rate: the share of non-members that are called members, with its interval.
-        few: whether the false-positive rate is based on fewer than `FEW` false positives.
+        tpr: true-positive rate: the share of members that are called members, with a confidence interval.
+        fpr: false-positive rate: the share of non-members that are called members, with a confidence interval.
+        few: whether the false-positive rate is based on fewer than ten false positives (the constant `FEW`).
     """
 
     threshold: float
@@ -250,11 +250,11 @@ class Roc:
         The interval of the true-positive rate is for the threshold whose *true* false-positive rate is `fpr`. The
         threshold that is used here may differ from it, because it was chosen on a sample of non-members. A
         Clopper-Pearson interval ignores this error, and would be too narrow. To include the error, the true-positive
-        rate is also computed at two other thresholds: with high probability, one of them has a true false-positive rate
-        of at most `fpr`, and the other one of at least `fpr`. The error of the threshold is how far the true-positive
-        rate at the first threshold lies below the returned rate, and how far the rate at the other threshold lies above
-        it. This error and the error of the count of members are independent, so their squares are added, separately for
-        the lower and the upper end of the interval.
+        rate is also computed at a strict and at a loose threshold. With high probability, the strict threshold has a
+        true false-positive rate of at most `fpr`, and the loose one of at least `fpr`. The error of the threshold
+        reaches from the true-positive rate at the strict threshold to that at the loose threshold. This error and the
+        error of the count of members are independent, so their squares are added, separately for the lower and the
+        upper end of the interval.
 
         Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach"
         (Statistics in Medicine 2008), for the sum of squares.
@@ -294,16 +294,17 @@ class Roc:
 
 
 def _sure_counts(fpr: float, trials: int, error: float) -> tuple[int | None, int | None]:
-    """Return two numbers of false positives from which a bound on the true false-positive rate follows.
+    """Return the numbers of false positives that show that a true false-positive rate is at most or at least `fpr`.
 
-    Each bound holds with probability 1 - `error`. The true false-positive rate of a threshold just above the (k + 1)-th
-    largest of n non-members' scores is at most a variable with distribution Beta(k + 1, n - k). The true rate of a
-    threshold at the k-th largest score is at least a variable with distribution Beta(k, n - k + 1).
+    Each statement holds with probability 1 - `error`. The true false-positive rate of a threshold just above the
+    (k + 1)-th largest of n non-members' scores is stochastically at most a variable with distribution
+    Beta(k + 1, n - k). The true rate of a threshold at the k-th largest score is stochastically at least a variable
+    with distribution Beta(k, n - k + 1).
 
     Args:
-        fpr: false-positive rate.
+        fpr: false-positive rate with which the true rates are compared.
         trials: number of non-members, n.
-        error: error probability of each bound.
+        error: error probability of each statement.
 
     Returns:
         The largest number of false positives that shows a true rate of at most `fpr`, and the smallest number that
@@ -370,16 +371,17 @@ def ppv(tpr: float, fpr: float, prior: float) -> float:
 def ppv_interval(tpr: Rate | Estimate, fpr: Rate | Estimate, prior: float) -> Estimate:
     """Return the positive predictive value for two rates with confidence intervals, with its own interval.
 
-    The value depends only on the ratio of the two rates. The errors of the logarithms of the rates are independent, so
-    their squares are added, separately for the lower and the upper end. If an interval begins at 0, where there is no
-    logarithm, the result is a wider interval: it is computed from opposite ends of the two rates' intervals.
+    The value depends only on the ratio of the two rates. The rates are counted on different records, so the errors of
+    their logarithms are independent. The squares of these errors are added, separately for the lower and the upper end.
+    If the interval of a rate begins at 0, whose logarithm does not exist, the result is a wider interval. Its lower end
+    is computed from the lower end of `tpr` and the upper end of `fpr`, and its upper end from the two other ends.
 
     Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach" (Statistics in
     Medicine 2008).
 
     Args:
         tpr: true-positive rate of the attack.
-        fpr: false-positive rate of the attack, which was counted on other records.
+        fpr: false-positive rate of the attack, counted on other records than `tpr`.
         prior: share of the candidates that are members, in (0, 1).
 
     Raises:

@@ -59,11 +59,13 @@ class TranscriptMessage:
     """Message that the server sent or received, as `read_transcript` yields it.
 
     Attributes:
-        round: index of the round, from 1; 0 for the exchange "answer" before round 1.
+        round: index of the round, from 1; 0 for messages before round 1.
         client: index of the client.
         direction: direction of the message: "down" (from the server to the client) or "up".
         values: contents of the message: values by entry key, such as "FedAvg.update".
-        exchange: name of the exchange to which the message belongs; "local" is the training.
+        exchange: name of the exchange to which the message belongs. In an exchange, the server sends a request to
+            clients, and they reply. "local" is the training, and "answer" the query that some methods send before
+            round 1.
     """
 
     round: int
@@ -81,7 +83,8 @@ class TranscriptMessage:
 def read_transcript(folder: str | os.PathLike[str]) -> Iterator[TranscriptMessage]:
     """Yield the messages of a recorded run, ordered by round, client and exchange, "down" before "up".
 
-    Within a round, messages are ordered by client index, not by time of reply. Other files in the folder are ignored.
+    An exchange is a request and its reply, such as those for the training. Within a round, messages are ordered by
+    client index, not by time of reply. Other files in the folder are ignored.
 
     Args:
         folder: path of the run's folder, made by `simulate(..., out=RunFolder(folder, transcript=True))`.

@@ -5,9 +5,9 @@ give each run one or several scores (`step_scores` for DP-SGD), and pass the sco
 (which tests a claim) or `epsilon_lower_bound` (which bounds epsilon from below). If the mechanism is too expensive to
 repeat, `one_run_lower_bound` uses a single run with many canaries, which are records made for the audit.
 
-Two checks need no statistics and detect errors that statistical audits miss. `audit_noise` compares how many noise
-values were drawn with how many were charged. `replay_release` tests whether a release can be computed again, which
-would reveal its noise.
+Two checks need no statistics and detect errors that statistical audits miss. `audit_noise` compares the number of noise
+values that a run drew with the number that its privacy ledger was charged for. `replay_release` tests whether a release
+can be computed again, which would reveal its noise.
 
 An audit can refute a claim but never prove one. Every function states the confidence of its result.
 """

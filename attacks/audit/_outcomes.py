@@ -49,7 +49,7 @@ class Event:
 
     @property
     def other(self) -> str:
-        """The world ("inside" or "outside") in which the event seems less likely."""
+        """The opposite of `world`: "inside" (the runs with the record) or "outside" (the runs without it)."""
         return "outside" if self.world == "inside" else "inside"
 
     def __str__(self) -> str:
@@ -61,12 +61,13 @@ def split_runs(inside: Tensor, outside: Tensor, generator: int | torch.Generator
     """Split runs at random into two halves: one for choosing an event, and one for counting how often it occurs.
 
     Args:
-        inside: scores of the runs with the record, one or d for each run, [n] or [n, d].
+        inside: scores of the runs with the record: one score for each run, [n], or d scores for each run, [n, d].
         outside: scores of the runs without the record, [m] or [m, d].
         generator: seed or generator that draws the split.
 
     Returns:
-        Two dictionaries, each with half of the scores of both worlds.
+        Two dictionaries, the first for choosing and the second for counting. Each has the keys "inside" and "outside",
+        and contains the scores of half of the runs with the record and of half of the runs without it.
     """
     rng = as_generator(generator)
     worlds = {"inside": _table(inside, "inside"), "outside": _table(outside, "outside")}
@@ -82,15 +83,15 @@ def split_runs(inside: Tensor, outside: Tensor, generator: int | torch.Generator
 def candidate_events(runs: SplitRuns) -> Iterator[tuple[list[Event], Tensor, int, Tensor, int]]:
     """Yield the events from which an audit chooses, with their counts, one group at a time.
 
-    The events of a group differ only in their threshold. The two "worlds" are the runs with a record and the runs
-    without it.
+    An event says that a score of a run lies on one side of a threshold. The events of a group differ only in their
+    threshold. The two "worlds" are the runs with a record and the runs without it.
 
     Args:
         runs: the half of the runs that is used for choosing an event.
 
     Yields:
-        A tuple of five items: the events of a group; the number of runs with each event in `Event.world`, and the
-        number of all runs in that world; and the same two numbers for the other world.
+        A tuple of five items: the events of a group; for each event, the number of runs of the world `Event.world` in
+        which the event occurs; the number of all runs of that world; and the same two numbers for the other world.
     """
     columns = runs["inside"].shape[1]
     for column in range(columns):

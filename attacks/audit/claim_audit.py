@@ -106,7 +106,11 @@ def audit_claim(
 
 
 def _worst(chosen: SplitRuns, claim: Sequence[tuple[float, float]]) -> tuple[Event, tuple[float, float]]:
-    """Return the event and the (epsilon, delta) pair whose inequality is violated by the most standard errors.
+    """Return the event and the (epsilon, delta) pair with the clearest violation of the claim.
+
+    A claimed pair implies p <= e^epsilon * q + delta, where p and q are the event's probabilities in the two groups of
+    runs, with and without the record. The violation is the estimate of p - e^epsilon * q - delta, divided by its
+    standard error.
 
     Args:
         chosen: the half of the runs that is used for choosing an event.

@@ -81,7 +81,8 @@ def max_lower_bound(runs: int, *, confidence: float = 0.95) -> float:
     something about the mechanism.
 
     Args:
-        runs: number of runs with the record, and of runs without it, at least 2. Half of them are used for counting.
+        runs: number of runs with the record, and also of runs without it, at least 2. One half of them is used to
+            choose the event, and the other half to count how often the event occurs.
         confidence: confidence of the bound, as in `epsilon_lower_bound`, in (0, 1).
 
     Raises:

@@ -1,4 +1,7 @@
-"""Exact checks of a mechanism's noise: count the noise values that were drawn, and compute a release again."""
+"""Exact checks of a mechanism's noise: count the noise values that were drawn, and try to reproduce a release.
+
+If the released values can be computed a second time, their noise is known, so it protects nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,13 @@ _RELATIVE_TOLERANCE = 1e-9
 class NoiseAudit:
     """Result of `audit_noise`. Prints as a sentence for a report.
 
+    The audit compares the noise values that a run drew with those that its privacy ledger was charged for.
+
     Attributes:
-        lacking: number of noise values that were charged but not drawn, by standard deviation. This noise was left out.
-        uncharged: number of noise values that were drawn but not charged, by standard deviation. Releases with this
-            noise are missing from the ledger.
+        lacking: number of noise values that were charged to the ledger but not drawn, as a dictionary whose keys are
+            the standard deviations of the noise. This noise was left out.
+        uncharged: number of noise values that were drawn but not charged to the ledger, as such a dictionary. Releases
+            with this noise are missing from the ledger.
     """
 
     lacking: dict[float, int]
@@ -31,7 +37,7 @@ class NoiseAudit:
 
     @property
     def holds(self) -> bool:
-        """Whether all noise that was charged was drawn, and no other noise."""
+        """Whether the run drew exactly the noise values that its privacy ledger was charged for."""
         return not self.lacking and not self.uncharged
 
     def __str__(self) -> str:
@@ -92,10 +98,11 @@ class ReplayTest:
     """Result of `replay_release`. Prints as a sentence for a report.
 
     Attributes:
-        distances: largest difference between the release and the values that each function in `worlds` computed, by the
-            function's name, relative to the largest absolute value of the release.
-        matches: names of the functions in `worlds` whose values equal the release up to `tolerance`.
-        tolerance: argument of `replay_release`.
+        distances: a number for each function that was passed to `replay_release` (argument `worlds`), by the function's
+            name: the largest difference between the release and the values that the function computed, relative to the
+            largest absolute value of the release.
+        matches: names of the functions whose values equal the release up to `tolerance`.
+        tolerance: largest relative difference that counts as equal.
     """
 
     distances: dict[str, float]
@@ -104,7 +111,10 @@ class ReplayTest:
 
     @property
     def decided(self) -> bool:
-        """Whether exactly one of several functions reproduced the release, which shows how the release was made."""
+        """Whether exactly one of several functions in `worlds` reproduced the release.
+
+        Such a result shows which of the computations made the release.
+        """
         return len(self.matches) == 1 < len(self.distances)
 
     def __str__(self) -> str:

@@ -42,7 +42,12 @@ def check_layer(weight_gradient: Tensor, bias_gradient: Tensor) -> tuple[Tensor,
 
 
 def check_tensors(tensors: Sequence[Tensor], name: str) -> tuple[Tensor, ...]:
-    """Check that tensors are finite and not all 0, and return them detached. `name` is for error messages."""
+    """Check that tensors are finite and that at least one value in them is not 0, and return them detached.
+
+    Args:
+        tensors: the tensors, of a floating-point type.
+        name: name of the argument, for error messages.
+    """
     given = check.sequence(tensors, name, "tensors")
     for i, one in enumerate(given):
         if not bool(check.float_tensor(one, f"{name}[{i}]").isfinite().all()):

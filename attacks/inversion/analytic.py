@@ -35,16 +35,17 @@ def invert_linear(weight_gradient: Tensor, bias_gradient: Tensor) -> RecoveredIn
 
     For z = W x + b and one record x, the gradient of the loss L is dL/dW = (dL/db) x^T, so every unit with a nonzero
     bias gradient reveals x by a division. The result is the least-squares solution over all units,
-    sum_i b_i W_i / sum_i b_i^2, where b_i and W_i are the gradients of unit i's bias and weight row. It is robust to
-    units with a small gradient. Clipping or scaling the gradient does not change the result. Noise, or a batch of
-    several records, increases `residual`.
+    sum_i g_i G_i / sum_i g_i^2, where g_i is the gradient dL/db_i of unit i's bias, and G_i the gradient of unit i's
+    row of W. It is robust to units with a small gradient. Clipping or scaling the gradient does not change the result.
+    Noise, or a batch of several records, increases `residual`.
 
     Args:
         weight_gradient: gradient of the layer's weight, float [O, D].
         bias_gradient: gradient of the layer's bias, float [O].
 
     Returns:
-        The input, in the dtype and on the device of `weight_gradient`, and the residual.
+        The input, in the dtype and on the device of `weight_gradient`, and the residual, which is the share of
+        `weight_gradient` that this input does not explain.
 
     Raises:
         TypeError, ValueError: the tensors do not belong to one layer or are not finite, or the bias gradient is all 0
@@ -66,10 +67,11 @@ def invert_linear_batch(weight_gradient: Tensor, bias_gradient: Tensor) -> Tenso
     """Recover candidates for the records of a batch from the gradient of a first linear layer.
 
     Each unit with a nonzero bias gradient gives one candidate: its row of the weight's gradient, divided by its bias
-    gradient. This is a mean of the records that activate the unit. The weight of a record is the derivative of its loss
-    with respect to the unit's output, and may be negative. If a ReLU follows the layer, many units are activated by a
-    single record of a small batch, and their candidates equal this record. The gradient does not show which units these
-    are, so inspect the candidates, or match them to known images.
+    gradient. The candidate is a weighted mean of the records that activate the unit. A record's weight in this mean is
+    the derivative of its loss with respect to the unit's output, and may be negative. If a ReLU follows the layer and
+    the batch is small, many units are activated by only one record. The candidate of such a unit equals the record that
+    activates it. The gradient does not show which units these are, so inspect the candidates, or match them to known
+    images.
 
     Args:
         weight_gradient: gradient of the layer's weight, float [O, D].

@@ -66,7 +66,7 @@ class ClassMeans:
         """Return the noiseless message that a client with these images sends, to test an attack or a defence.
 
         Args:
-            embeddings: functions that map images to embeddings, as for the class.
+            embeddings: functions that map images to embeddings, as in the constructor.
             images: images of the client, float [N, C, H, W].
             labels: class indices of the images, int [N].
             num_classes: number of classes, K.
@@ -76,22 +76,23 @@ class ClassMeans:
         return ClassMeans(embeddings, rows)
 
     def replay(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        """Return the mean embeddings of images by class, one tensor per embedding, differentiable in the images.
+        """Return the mean embeddings of images by class, differentiable in the images.
 
         Args:
             images: candidate images, float [N, C, H, W].
             labels: class indices of the images, int64 [N].
 
         Returns:
-            Tensors [P, F], with one row for each of the P classes that have a mean in the message.
+            One tensor [P, F] for each embedding function, with one row for each of the P classes that have a mean in
+            the observed message.
         """
         present = self.present.to(images.device)
         return tuple(_class_means(embed(images), labels, len(present))[present] for embed in self.embeddings)
 
     def count_classes(self, images: Tensor) -> int:
-        """Return the number of classes K, after checking that the embeddings accept `images` [N, C, H, W].
+        """Return the number of classes K, after checking that the embedding functions accept `images` [N, C, H, W].
 
-        The embeddings of the images must have the width F of the means.
+        Each function must return vectors of the same width F as the mean embeddings in the observed message.
         """
         for embed, rows in zip(self.embeddings, self.observed):
             try:

@@ -1,4 +1,4 @@
-"""Bounds on a client's number of records per class, from its messages, which show the classes that it certainly has."""
+"""Bounds on a client's number of records per class, and the classes that it certainly has, from its messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _UNBOUNDED = torch.iinfo(torch.int64).max
 
 @dataclass(frozen=True, eq=False)
 class ClassBounds:
-    """Certain bounds on a client's number of records per class, as `class_bounds` returns them. Prints as a statement.
+    """Bounds on a client's number of records per class, which hold with certainty, as `class_bounds` returns them.
+
+    The object prints as a statement on the classes that the client certainly has or lacks.
 
     Attributes:
         at_least: lower bound on the number of records of each class, int64 [K].
@@ -76,8 +78,9 @@ def class_bounds(
 
     Nearly everything sent in federated learning or distillation reveals the client's classes. Pass all observed
     messages of one client about the same records; their bounds are combined. Only certain conclusions are drawn; for
-    estimates of counts, use `class_counts`. If the message has noise in the values of all classes (as with
-    differential privacy), nothing is certain. If only the present classes have noise, nothing is hidden.
+    estimates of counts, use `class_counts`. If noise was added to the values of all classes (as with differential
+    privacy), the message allows no certain conclusion. Noise in the values of the present classes alone does not hide
+    which classes are present.
 
     These messages allow conclusions:
 
@@ -95,11 +98,11 @@ def class_bounds(
 
     Args:
         num_classes: number of classes, K, at least 2.
-        bias_gradient: gradient of the mean loss for the last bias, float [K], unscaled or scaled down (for example
-            clipped).
-        bias_change: change of the last bias, float [K]: its value after local training minus its value before.
-        weight_gradient: gradient of the last weight, float [K, D], for a layer whose inputs are known to be never
-            negative.
+        bias_gradient: gradient of the mean loss with respect to the last layer's bias, float [K], unscaled or scaled
+            down (for example clipped).
+        bias_change: change of the last layer's bias, float [K]: its value after local training minus its value before.
+        weight_gradient: gradient of the mean loss with respect to the last layer's weight, float [K, D]. Pass it only
+            if the layer's D inputs are known to be never negative.
         class_rows: one row per class, float [K, F].
         noised: whether noise was added to `class_rows`. A row of pure noise looks like the row of a present class. If
             True, rows therefore count only if some row is empty, which shows that only present classes received noise.

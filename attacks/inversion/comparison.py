@@ -1,4 +1,7 @@
-"""Comparison of one attack's results on several messages about the same images, such as with and without noise."""
+"""Comparison of one attack's results on several messages that are computed from the same images.
+
+For example, one message has noise, and the other one has none.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ def compare_messages(
     from the messages. A failed attack does not prove protection, so also try other methods, steps, restarts and priors.
 
     Args:
-        messages: messages by name, all about the same number of images: `{"none": sent, "clipped":
+        messages: messages by name, each computed from as many images as `images` has: `{"none": sent, "clipped":
             DefendedMessage(sent, Clip(1.0)), "five steps": FedAvgUpdate.of(network, images, labels, lr=0.1,
             epochs=5)}`. To attack distilled data, pass a message that was computed
             from equally many distilled images.

@@ -1,4 +1,7 @@
-"""Defences, such as noise, that a client applies to a message before sending it, and their use in attacks."""
+"""Defences, such as noise, that a client applies to a message before sending it, and attacks on defended messages.
+
+The attacker knows the defences, and applies them to the messages of its candidate images.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,8 @@ class Defence(Protocol):
 class Clip:
     """Defence that scales a message down to a maximum norm, as DP-SGD and clipped updates do before adding noise.
 
-    A message below the maximum is not changed. The attacker clips the messages that it computes in the same way.
+    A message below the maximum is not changed. To compare its candidate images with the sent message, an attacker
+    computes the message of these images, and clips it to the same maximum norm.
 
     Args:
         max_norm: largest l2 norm of all tensors together, > 0.
@@ -69,7 +73,7 @@ class Clip:
         return tuple(factor * t for t in message)
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the attacker's `message`, clipped to the same maximum norm; `observed` is not used."""
+        """Return the `message` of the attacker's candidate images, clipped to `max_norm`; `observed` is not used."""
         return self(message)
 
 
@@ -77,7 +81,7 @@ class Clip:
 class Noise:
     """Defence that adds Gaussian noise to every value of a message. The attacker cannot reproduce the noise.
 
-    Use this defence to measure how well noise protects against these attacks. It gives no privacy guarantee: a
+    Use this defence to measure how well noise protects against inversion attacks. It gives no privacy guarantee: a
     guarantee needs a bound on each record's influence (such as `Clip`), accounting, and a secret source of noise
     (`distillkit.privacy`).
 
@@ -102,7 +106,7 @@ class Noise:
         return tuple(t + self.std * torch.randn(t.shape, generator=generator).to(t) for t in message)
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the attacker's `message` unchanged; `observed` is not used."""
+        """Return the `message` of the attacker's candidate images unchanged; `observed` is not used."""
         return tuple(message)
 
 
@@ -110,7 +114,7 @@ class Noise:
 class Sparsify:
     """Defence that keeps only the values of largest magnitude in a message, and sends 0 in place of all other values.
 
-    The attacker compares only the values that were kept.
+    The attacker compares the message of its candidate images with the sent message only in the values that were kept.
 
     Args:
         share: share of values to keep, among all tensors together, in (0, 1]; their number is rounded up.
@@ -133,7 +137,7 @@ class Sparsify:
         return tuple(part.view_as(t) for part, t in zip(parts, message))
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the attacker's `message`, set to 0 where the sent message `observed` is 0."""
+        """Return the `message` of the attacker's candidate images, set to 0 where the sent message `observed` is 0."""
         return tuple(t * (s != 0) for t, s in zip(message, observed))
 
 
@@ -176,17 +180,19 @@ class DefendedMessage:
         return message
 
     def count_classes(self, images: Tensor) -> int:
-        """Return the number of classes, after checking that the message can come from images of this shape.
+        """Return the number of classes K, after checking that the message can come from images of this shape.
 
-        The message without defences makes the check and returns the number.
+        The check is that of the class of the original message, to which the defences were applied.
 
         Args:
-            images: noise of the shape to search for, float [N, C, H, W].
+            images: noise images, with the shape of the images that the attack searches for, float [N, C, H, W].
         """
         return self._message.count_classes(images)
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
-        """Infer the labels, int64 [count]: apply `read_labels` of the message without defences to the sent tensors.
+        """Infer the labels, int64 [count], from the tensors that are sent after all defences.
+
+        The method `read_labels` of the original message's class infers the labels.
 
         Args:
             count: number of images behind the message.

@@ -38,10 +38,10 @@ class ObservedMessage(Protocol):
         ...
 
     def count_classes(self, images: Tensor) -> int:
-        """Return the number of classes, after checking that the message can come from images of this shape.
+        """Return the number of classes K, after checking that the message can come from images of this shape.
 
         Args:
-            images: noise of the shape to search for, float [N, C, H, W].
+            images: noise images, with the shape of the images that the attack searches for, float [N, C, H, W].
         """
         ...
 
@@ -107,7 +107,7 @@ class ReplayableMessage:
         self.ordered = check.boolean(ordered, "ordered")
 
     def replay(self, images: Tensor, labels: Tensor) -> Sequence[Tensor]:
-        """Return the message for `images` [N, C, H, W] and `labels` [N]: the result of the constructor's `replay`."""
+        """Return the message for `images` [N, C, H, W] and `labels` [N], computed by the constructor's `replay`."""
         return self._replay(images, labels)
 
     def count_classes(self, images: Tensor) -> int:

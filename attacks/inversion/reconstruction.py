@@ -170,11 +170,12 @@ def invert_message(
 
 
 def _to_pixels(x: Tensor, loss: Callable[[Tensor], Tensor], normalization: Normalization) -> Tensor:
-    """Convert found images to pixels in [0, 1].
+    """Convert the images that a search found to pixels in [0, 1].
 
     L-BFGS may leave the range of pixels if the contrast of an image has no effect on the network's output, as with
-    instance norm. Clipping would then remove details that the message contains. Three results are therefore compared by
-    their loss: clipped pixels, normalized values scaled towards 0, and pixels stretched to [0, 1].
+    instance norm. Clipping would then remove details that the search found. Three conversions are therefore tried:
+    clipped pixels, normalized values scaled towards 0, and pixels stretched to [0, 1]. The images with the lowest loss
+    are returned.
 
     Args:
         x: normalized images, float [N, C, H, W].
@@ -203,13 +204,15 @@ def _priors(priors: Sequence[tuple[float, Prior]]) -> list[tuple[float, Prior]]:
 
 
 def _pull(images: dict[int, Tensor], labels: dict[int, Tensor], weight: float) -> dict[int, Tensor]:
-    """Return the gradient of the group consistency term, weight * ||x - mean||_2, for each restart.
+    """Return the gradient of the group consistency term with respect to the images, for each restart.
 
-    Here x are the images of the restart, and the mean over all restarts is treated as a constant.
+    The term is weight * ||x - mean||_2, where x are the images of the restart. The mean over all restarts is treated as
+    a constant.
 
     Args:
         images: images of each active restart, by restart index.
-        labels: labels of each restart, by restart index.
+        labels: labels of each restart, by restart index. Images of different restarts are averaged only if they have
+            the same label (see `group_mean`).
         weight: weight of the term.
     """
     away = {r: images[r] - mean for r, mean in group_mean(images, labels).items()}

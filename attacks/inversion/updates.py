@@ -43,7 +43,7 @@ class Gradient:
         """Return the message that a client with these images sends, to try an attack or a defence.
 
         Args:
-            network: network of the client, as for the class.
+            network: network of the client, in the mode (training or eval) in which the client computes the gradient.
             images: images of the client, float [N, C, H, W], normalized for the network.
             labels: class indices of the images, int [N].
         """
@@ -85,9 +85,9 @@ class FedAvgUpdate:
 
     Implements `ObservedMessage`. The attack differentiates through every step of local SGD. The attacker does not know
     the order in which the client uses its images. In the first epoch this does not matter: the unknown images can be
-    numbered in the order of their use. Labels that are not given are assigned to the batches differently in each
-    restart, so use several restarts. In later epochs the attack assumes the order of the first epoch. This is an
-    approximation, which works if each step is small.
+    numbered in the order of their use. If no labels are passed to `invert_message`, each restart of the attack assigns
+    the inferred labels to the batches in another order, so use several restarts. In later epochs the attack assumes the
+    order of the first epoch. This is an approximation, which works if each step is small.
 
     Args:
         network: network with the weights that the client received, in the mode in which it trained; see `Gradient`.
@@ -149,7 +149,8 @@ class FedAvgUpdate:
         """Return the message that a client with these images sends, to try an attack or a defence.
 
         Args:
-            network, lr, epochs, batch, momentum, weight_decay: network and options of the client, as for the class.
+            network, lr, epochs, batch, momentum, weight_decay: the client's network and options of its training, as in
+                the constructor.
             images: images of the client, float [N, C, H, W], normalized for the network.
             labels: class indices of the images, int [N].
             order: indices of the images in each batch of the client's training, one int tensor per step. Default: the
@@ -236,10 +237,11 @@ def _read_labels(last: Tensor, classes: int, count: int, predictions: Tensor | N
     """Infer labels from the gradient of a network's last parameter, which is a bias or a weight.
 
     Args:
-        last: the gradient, [K] of a bias or [K, D] of a weight.
+        last: the gradient, [K] of a bias, or [K, D] of a weight with D inputs.
         classes: number of classes, K.
         count: number of images.
-        predictions: predicted probabilities for any images, [M, K]; None for a uniform prediction.
+        predictions: the network's predicted probabilities for M images, such as noise, [M, K]. Their mean estimates the
+            mean prediction for the client's images. None for a uniform prediction.
 
     Returns:
         The labels, int64 [count], sorted.

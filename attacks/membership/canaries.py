@@ -75,8 +75,9 @@ class CanaryAttack:
     def p_value(self) -> float:
         """P-value of McNemar's exact one-sided test, whose null hypothesis is that the labels do not leak.
 
-        This is the probability that `only_taught` is at least as large as observed, if both models predict wrong labels
-        equally often.
+        Consider the canaries whose wrong label is predicted by only one of two models: the model whose teacher was
+        trained on the canary, or the model whose teacher was not. If the labels do not leak, both models are equally
+        likely. The p-value is then the probability that the first model predicts at least `only_taught` of the labels.
         """
         from scipy.stats import binom
 

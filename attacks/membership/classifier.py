@@ -18,8 +18,8 @@ def shadow_classifier(target: Tensor, inside: Tensor, shadows: Tensor, labels: T
     shadow models on their training records from their outputs on other records. It then scores the target's outputs.
     The attack uses one decision rule for all records of a class. It is therefore a baseline for `lira`, which fits a
     separate rule to each record. The shadow models must include neither the target itself nor a model that was trained
-    on exactly the other records (`leave_one_out` excludes both). Otherwise the training data of the attack would depend
-    on the target.
+    on exactly those records on which the target was not trained (`leave_one_out` excludes both). Otherwise the training
+    data of the attack would depend on the target.
 
     Paper: Shokri et al., "Membership inference attacks against machine learning models" (S&P 2017). Deviations: we use
     logistic regression (scikit-learn, on standardized outputs, with its default penalty) in place of a network; logits

@@ -98,8 +98,8 @@ def gradient_kde(statistic: Tensor, member: Tensor, *, folds: int = 5, seed: int
     the same records, as the paper seems to do, even noise would appear to reveal members.
 
     Args:
-        statistic: one value per record, float [n], or d values per record, [n, d]; preferably the logarithm of
-            `-gradient_norm(...)`.
+        statistic: one value per record, float [n], or d values per record, [n, d]; preferably the logarithm of the
+            gradient's norm, `(-gradient_norm(...)).log()`, because `gradient_norm` returns minus the norm.
         member: whether each record is a member, bool [n]; at least two members and two non-members per fold.
         folds: number of parts, at least 2.
         seed: seed of the assignment to parts.

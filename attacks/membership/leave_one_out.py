@@ -101,24 +101,26 @@ def leave_one_out(
     """Evaluate attacks with every shadow model in turn as the target, and average the results.
 
     A single target is a random sample, so only the mean over all targets should be reported. For each target, the
-    attack uses all shadow models except the target itself and its complement, the model that was trained on exactly the
-    other records (`ShadowScores.without`). To choose the threshold, each of these shadow models is attacked like the
-    target. The threshold is the loosest one at which at most a share `fpr` of their non-members are called members.
-    Therefore neither the attack nor its threshold depends on the target.
+    attack uses all shadow models except the target itself and its complement, the model that was trained on exactly
+    those records on which the target was not trained (`ShadowScores.without`). To choose the threshold, each of these
+    shadow models is attacked like the target. The threshold is the loosest one at which at most a share `fpr` of their
+    non-members are called members. Therefore neither the attack nor its threshold depends on the target.
 
-    The intervals predict the result for one more run of the pipeline on another half of these records, attacked in the
-    same way with other shadow models. Results of a target and its complement are not independent, so an interval is
-    computed from the spread over such pairs, with Student's t quantiles (the cluster-robust error). If a rate is based
-    on fewer than ten hits or fewer than ten misses, its interval is at least as wide as the Clopper-Pearson interval of
-    the counts over all targets. `docs/results/audit.md` reports the measured coverage. All intervals are corrected for
-    the number of attacks (`bonferroni`), so you may report the best attack. S shadow models need S^2 / 2 attacks.
+    The true-positive rate, the false-positive rate and the AUC have confidence intervals. These predict the result for
+    one more run of the pipeline on another half of these records, attacked in the same way with other shadow models.
+    The results of a target and of its complement are not independent. An interval is therefore computed from the spread
+    between such pairs of models, with Student's t quantiles (the cluster-robust error). If a rate is based on fewer
+    than ten hits or fewer than ten misses, its interval is at least as wide as the Clopper-Pearson interval of the
+    counts over all targets. `docs/results/audit.md` reports the measured coverage. All intervals are corrected for the
+    number of attacks (`bonferroni`), so you may report the best attack. S shadow models need S^2 / 2 attacks.
 
     Args:
         shadows: scores of one pipeline's shadow models: at least 8 models for LiRA, and 32 or more for useful
             intervals.
-        attacks: attacks by name, functions of a `Target`; `SHADOW_ATTACKS` by default. RMIA needs stable logits and a
-            population, so by default it is used only with a population and on the scorer "model".
-        scorer: name of the scorer whose scores are attacked.
+        attacks: attacks by name, functions of a `Target`; `SHADOW_ATTACKS` by default. RMIA needs stable logits, and
+            scores of records on which no model was trained (`ShadowScores.population`). By default it is used only if
+            there are such scores and the scorer is "model".
+        scorer: name of the scorer whose scores the attacks use.
         fpr: false-positive rate for which thresholds are chosen, in (0, 1]; it must allow at least one false positive
             per target.
         confidence: probability that all intervals of a rate, or all intervals of the AUC, hold together, in (0, 1).
@@ -242,7 +244,8 @@ def _interval(values: Sequence[float], units: Tensor, confidence: float) -> Esti
 
     Args:
         values: one value per target.
-        units: index of each target's pair, int64 [S]. Values of the same pair may depend on each other.
+        units: index of the pair to which each target belongs, int64 [S]. A pair consists of two shadow models that were
+            trained on complementary records, so their values may depend on each other.
         confidence: confidence of the interval, by Student's t quantiles.
     """
     from scipy.stats import t

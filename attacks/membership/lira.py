@@ -128,7 +128,8 @@ class _Fit:
     def log_odds(self, target: Tensor) -> Tensor:
         """Return log(p / (1 - p)) for each record, where p is the probability of a score below the target's score.
 
-        The result is accurate even if p is very close to 0 or 1.
+        The probability is that of the fitted distribution of the record's score. The result is accurate even if p is
+        very close to 0 or 1.
 
         Args:
             target: scores of the target model, [n].
@@ -149,12 +150,12 @@ def _student_log_odds(z: Tensor, freedom: Tensor) -> Tensor:
 
 
 def _prior(own: Tensor, freedom: Tensor, pooled: Tensor) -> tuple[float, Tensor]:
-    """Fit the inverse-gamma prior of the records' variances, by moments of their logarithms (Smyth 2004).
+    """Fit the inverse-gamma prior of the variances of the records' scores, by moments of their logarithms (Smyth 2004).
 
     If the variances differ no more than expected by chance, all records get the pooled variance.
 
     Args:
-        own: sample variance of each record, [n].
+        own: sample variance of each record's scores over shadow models, [n].
         freedom: degrees of freedom of each sample variance, [n].
         pooled: variance pooled over all records.
 

@@ -1,4 +1,7 @@
-"""Description of a training process as a function of its records, which shadow models repeat, and scores of one run."""
+"""Training process as a function of its training records, and membership scores of records under one trained model.
+
+To train shadow models, the process is repeated on other records.
+"""
 
 from __future__ import annotations
 
@@ -83,8 +86,10 @@ class RunScores:
     """Membership scores from one run of a pipeline on some of its records.
 
     Attributes:
-        scores: scores of all candidate records, float64 [N] or [N, d], by scorer name.
-        population: scores of the pipeline's `population`, float64 [Z] or [Z, d], by scorer name; empty if it has none.
+        scores: scores of all N candidate records, by scorer name: float64 [N], or [N, d] if the scorer returns d scores
+            for each record.
+        population: scores of the Z records in the pipeline's `population`, on which no model is trained, by scorer
+            name: float64 [Z] or [Z, d]; empty if the pipeline has no population.
         seconds: duration of training and scoring.
     """
 
@@ -136,7 +141,7 @@ def model_scorer(
         network: classifier that returns logits [n, K] for the pipeline's images [n, C, H, W].
         score: function that maps logits and labels to scores: `stable_logit`, `loss`, `margin` or your own function.
             None returns the logits as scores.
-        chunk: number of images per forward pass; by default chosen by device and size.
+        chunk: number of images per forward pass; by default, it depends on the device and on the size of an image.
 
     Raises:
         TypeError: `network` is not a network, or `score` is not a function of logits and labels.

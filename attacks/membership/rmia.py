@@ -1,4 +1,4 @@
-"""RMIA, membership inference by comparing a record's likelihood ratio with the ratios of unused records."""
+"""RMIA, a membership inference attack that compares a record with population records, on which no model was trained."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def stable_logit(logits: Tensor, labels: Tensor) -> Tensor:
 def margin(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the logit of each record's true class minus the largest other logit, as a membership score.
 
-    The margin is like the stable logit, but uses only the largest of the other logits.
+    The score `stable_logit` uses all other logits instead of the largest one.
 
     Args:
         logits: logits of the model for each record, [n, K], of any floating-point type, K at least 2.

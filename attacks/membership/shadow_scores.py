@@ -1,4 +1,4 @@
-"""Scores of records under shadow models, and the inputs of an attack on one shadow model that uses the other ones."""
+"""Scores of records under shadow models, and the inputs of attacks for which one of these models is the target."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ class ShadowScores:
 
     Args:
         inside: whether each model was trained on each record, bool [S, N].
-        scores: scores of the records under each model, [S, N] or [S, N, d], by scorer name; higher for members.
-        population: scores of records that no model was trained on, [S, Z] or [S, Z, d], by scorer name.
+        scores: scores of the records under each model, by scorer name: [S, N], or [S, N, d] if the scorer returns d
+            scores for each record; higher for members.
+        population: scores of Z records on which no model was trained, [S, Z] or [S, Z, d], by scorer name.
         labels: classes of the records, int [N]; only some attacks need them.
 
     Attributes:
@@ -97,12 +98,12 @@ class ShadowScores:
     def without(self, number: int) -> ShadowScores:
         """Return the scores of all shadow models except the one with index `number` and its complement.
 
-        The complement is the model that was trained on exactly the other records.
+        The complement is the model that was trained on exactly those records on which model `number` was not trained.
 
         Raises:
             TypeError, ValueError: there is no model `number`, or no other model is left; or the returned scores would
-                reveal which records model `number` was trained on, because the number of other models trained on a
-                record depends on it.
+                reveal the training records of model `number`, because these records are used by a different number of
+                the remaining models than all other records.
         """
         number = check.positive_int(number, "number", least=0, most=len(self) - 1)
         own = self.inside[number]
@@ -138,7 +139,7 @@ class ShadowScores:
 
         Args:
             number: index of the shadow model to attack.
-            scorer: name of the scorer whose scores are attacked.
+            scorer: name of the scorer whose scores the attack uses.
 
         Raises:
             TypeError, ValueError: there is no such shadow model or scorer, or no shadow model is left for the attack.
@@ -155,7 +156,7 @@ class ShadowScores:
         """Yield the inputs of an attack on each shadow model, to evaluate attacks.
 
         Args:
-            scorer: name of the scorer whose scores are attacked.
+            scorer: name of the scorer whose scores the attack uses.
 
         Yields:
             A pair: the inputs of the attack; and whether the model was trained on each record, bool [N].

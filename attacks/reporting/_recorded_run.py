@@ -93,7 +93,10 @@ class RecordedRun:
 
     @property
     def starts_from_real(self) -> bool:
-        """Whether sent or published images were initialized from real images, according to the config and the set."""
+        """Whether sent or published images were initialized from real images.
+
+        The answer comes from the run's config, and from the metadata of the set that it published, if there is one.
+        """
         real = re.search(r"\binit='real'|\bReal\(", str(self.config.get("method", "")))
         info = self.published_set.info if self.published_set is not None else {}
         return real is not None or info.get("init") == "real"
@@ -103,7 +106,8 @@ class RecordedRun:
 
         Raises:
             attacks.transcript.DamagedTranscript: a message is damaged.
-            DamagedRun: a message is missing, although the history counts its bytes.
+            DamagedRun: a message is missing in the transcript, although the run's history (`history.jsonl`) counts the
+                bytes that the client sent.
         """
         if not self.transcript:
             return

@@ -45,11 +45,11 @@ class Records:
 
 
 def nearest_section(observed: ObservedData, inside: Records | None, outside: Records | None) -> Section:
-    """Return the section that shows sent images, each above the nearest private record and the nearest non-member.
+    """Return the section that shows images sent in the run, each above the nearest member and the nearest non-member.
 
     Args:
         observed: the sent images.
-        inside: members; if None, only the sent images are shown.
+        inside: members, that is, private training records; if None, only the sent images are shown.
         outside: non-members; if None, they are not shown.
     """
     images = torch.cat(observed.rounds)
@@ -121,13 +121,15 @@ def recovery_section(observed: ObservedData, inside: Records, outside: Records |
 def membership_section(
     observed: ObservedData, inside: Records, outside: Records, started_from: Tensor | None, findings: Findings
 ) -> Section:
-    """Return the section on membership inference from the sent images, without a model.
+    """Return the section on membership inference from the images that were sent in the run.
+
+    The attack compares the records with the sent images, and needs no trained model.
 
     Args:
         observed: the sent images.
-        inside: members.
+        inside: members, that is, training records.
         outside: non-members.
-        started_from: indices of the members from which images were initialized, int [S]; None if unknown.
+        started_from: indices of the members from which sent images were initialized, int [S]; None if unknown.
         findings: findings of the report, to which the result is added.
     """
     scores = [record_scores(observed.rounds, records.selected) for records in (inside, outside)]

@@ -1,4 +1,4 @@
-"""Parts of a report on membership inference from models: the last model alone, or with shadow models."""
+"""Parts of a report on membership inference from models: from the last global model alone, or with shadow models."""
 
 from __future__ import annotations
 

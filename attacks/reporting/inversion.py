@@ -98,8 +98,8 @@ def record_counts(run: RecordedRun, invert: Inversion) -> dict[int, int]:
 
     Args:
         run: the recorded run, with a transcript.
-        invert: options of the inversion. If its `owners` are given, they determine the numbers. Otherwise the numbers
-            come from the weights that clients sent for averaging.
+        invert: options of the inversion. If they include `owners`, the indices of each client's records, the indices
+            are counted. Otherwise the numbers come from the weights that clients sent for averaging.
     """
     answered, counts = set(), {}
     for message in run.messages():
@@ -177,7 +177,7 @@ def fedavg_update(
         count: number of the client's records.
 
     Raises:
-        ValueError: the network's weights have other names or shapes.
+        ValueError: the weights of `network` have other names or shapes than the weights in the message `down`.
     """
     weights, update = down.values["FedAvg.model"], up.values["FedAvg.update"]
     assert isinstance(weights, dict)
@@ -217,8 +217,8 @@ def inversion_section(
         invert: choice of the message, and options of the attack.
         network: network of the run's architecture, whose weights are replaced by those in the message; None if the user
             passed none.
-        inside: members.
-        outside: non-members; None if the user passed none.
+        inside: members, that is, training records. The recovered images are compared with them.
+        outside: non-members, which are compared with the members as a baseline; None if the user passed none.
         findings: findings of the report, to which the result is added.
     """
     section = Section("Inversion of an update")

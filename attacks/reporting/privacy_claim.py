@@ -66,7 +66,9 @@ class Audit:
         self.verdict()
 
     def verdict(self) -> ClaimTest | None:
-        """Test the claim on the scores by `audit_claim`, and return the result; None if no scores were given.
+        """Test the attribute `claim` by `audit_claim` with the scores `inside` and `outside`, and return the result.
+
+        The result is None if no scores were given.
 
         Raises:
             TypeError, ValueError: the scores or the claim are not valid; see `attacks.audit.audit_claim`.
@@ -132,11 +134,14 @@ def _claimed(claim: dict[str, Any]) -> list[str | Table]:
 
 
 def _recomputed(run: RecordedRun, claim: dict[str, Any], findings: Findings) -> list[str | Table]:
-    """Compute epsilon again from a copy of the ledger, and compare the result with the claim and with `config.json`.
+    """Compute epsilon again from the run's ledger, and compare the result with the claim and with `config.json`.
+
+    The ledger's files are copied to a temporary folder, and the copy is read.
 
     Args:
         run: the recorded run, with a ledger.
-        claim: privacy guarantee that the run states, from the last row of its history or from its set.
+        claim: privacy guarantee that the run states, from the last row of its history or from the metadata of the set
+            that it published.
         findings: findings of the report, to which contradictions are added.
 
     Returns:

@@ -90,7 +90,8 @@ def leaks(
         held_out: records from the same distribution that were not used to make the set; at least 200, so that a rate of
             1 % false positives can be measured.
         used: indices of the records in `train` that the set was really made from, int [k], such as the selected records
-            of a coreset. The attack `nearest` is then evaluated on these members only. Default: all records.
+            of a coreset. Only these records then count as members when the membership attack `nearest` is evaluated.
+            Default: all records.
         device: device on which the images are compared. Default: the device of `small`.
 
     Raises:

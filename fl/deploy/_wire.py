@@ -60,8 +60,9 @@ class Job:
 class PayloadStore(Protocol):
     """Interface of a store for payloads, on the side of the clients.
 
-    A payload is the value of a cached entry in the server's messages. The server sends it once, and then only its
-    digest.
+    A message of the server has entries, that is, values by key. A method can declare an entry as cached: the server
+    then sends the entry's value to a client once, and afterwards only the value's digest. Such a value is called a
+    payload.
     """
 
     def keep(self, client: int, key: str, digest: str, value: Value) -> Value:
@@ -84,9 +85,10 @@ class PayloadStore(Protocol):
 
 @dataclass
 class PayloadCache:
-    """Store in RAM for the latest payload (value of a cached entry) of each client and entry.
+    """Store in RAM for the payloads that clients have received: the latest one for each client and message entry.
 
-    Equal payloads of several clients are stored once.
+    A payload is a value that the server sends once, and afterwards only as a digest; see `PayloadStore`. Equal payloads
+    of several clients are stored once.
     """
 
     _held: dict[tuple[int, str], str] = field(default_factory=dict)
@@ -154,7 +156,8 @@ def read_job(
     Args:
         message: the received message, as `fl._codec.from_parts` returned it.
         facts: the strings received with the message, as `fl._codec.from_parts` returned them.
-        payloads: store of cached values on this machine. Such values in the message are added to the store.
+        payloads: store for the values of cached entries on this machine. If the message contains the value of a cached
+            entry, and not only its digest, the value is added to the store.
         accept: function that is called with the header and the client's index before any value is stored. It refuses
             the job by raising an exception.
 
@@ -192,11 +195,12 @@ def pack_job(job: Job, *, whole: bool = False) -> bytes:
 
 
 def unpack_job(data: bytes, payloads: PayloadStore) -> Job:
-    """Decode the bytes of a job that `pack_job` returned; see `read_job` for the errors.
+    """Decode the bytes of a request to a client (job) that `pack_job` returned; see `read_job` for the errors.
 
     Args:
-        data: the encoded job.
-        payloads: store of cached values in this process. Such values in the job are added to the store.
+        data: the encoded request.
+        payloads: store for the values of cached entries in this process. If the request contains the value of a cached
+            entry, and not only its digest, the value is added to the store.
     """
     return read_job(*decode(data), payloads)
 

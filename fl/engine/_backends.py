@@ -1,4 +1,7 @@
-"""Backends, which decide where clients run, the default backend (threads of this process), and the server's thread."""
+"""Backends, which decide where clients run, and the thread in which the server's functions run.
+
+The default backend runs clients in threads of this process.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +134,8 @@ class ThreadTransport:
     def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
         """Run the clients of `exchange`, and yield their results in the order of `exchange.clients`.
 
-        The `bundled` exchange runs before `exchange`. At most two clients per worker are queued or running at a time.
+        If a second exchange `bundled` is given, its clients run first, and its results are passed to its `on_result`.
+        At most two clients per worker are queued or running at a time.
         """
         if bundled is not None:
             bundled.run_alone(self)

@@ -59,9 +59,9 @@ class MemoryStore:
             self._file(client, version).unlink(missing_ok=True)
 
     def _keep(self, client: int, version: str) -> None:
-        """Delete all versions of a client's memory except `version`.
+        """Delete old versions of a client's memory (the values that it keeps between rounds), and keep `version`.
 
-        If memories are files, the latest version from a round before that of `version` is kept, too.
+        If memories are files, one more version is kept: the latest one from an earlier round.
         """
         versions = self._versions(client)
         earlier = [v for v in versions if version and _round_of(v) < _round_of(version)]
@@ -76,9 +76,9 @@ class MemoryStore:
         Args:
             client: index of the client.
             version: name of the version to load, from the server's request; "" if the client has no memory yet.
-            tidy: whether to delete the versions of failed rounds. Use False for requests that only read the memory:
-                `version` may then still be pending, and the earlier, committed version must be kept in case the round
-                fails.
+            tidy: whether to delete the client's other versions, which belong to failed rounds. Use False for requests
+                that only read the memory. For such a request, `version` may be one that the client stored earlier in
+                this round. The version of the last completed round must then be kept in case this round fails.
 
         Raises:
             CheckpointError: the memory is lost or damaged.

@@ -119,9 +119,9 @@ def _scratch(runtime: ClientRuntime, header: RequestHeader, number: int) -> Scra
 def _shown_reason(method: Method, error: Exception) -> str:
     """Return the text that tells the server why a client failed.
 
-    For a private method, this text is always the same sentence, and the actual reason is only logged on this machine.
-    The reason of a `RequestError` is returned for every method, because it is an error of the server itself, raised
-    while it built the request.
+    For a differentially private method, this text is always the same sentence, and the actual reason is only logged on
+    the client's machine. A `RequestError` means that the server failed to build the request. Its reason is returned for
+    every method.
     """
     if not method.private or isinstance(error, RequestError):
         return reason_of(error)

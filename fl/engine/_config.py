@@ -35,8 +35,8 @@ class RunFolder:
 
     Args:
         path: folder for config.json, history.jsonl and checkpoint/.
-        transcript: whether to save every message that the server sends and accepts in the rounds, under transcript/.
-            Replies to the query before round 1 and evaluation results are not saved.
+        transcript: whether to save every message that the server sends and accepts, under transcript/. The query that
+            some methods send to clients before round 1 (`Method.answer`) is included. Evaluation results are not saved.
         notes: JSON values that are written to config.json under "notes", such as the source of the data. You may
             change them when you resume a run.
         deadline: time, as from `time.time()`, after which the run ends with `fl.participants.Interrupted`. It first
@@ -72,17 +72,18 @@ class RunConfig:
         rounds: number of rounds. When you resume a run, you may give more rounds than before.
         test: global test set, on which the global models are evaluated after every round; a `StoredImages` is read in
             parts.
-        task: label task. Default: `Classification` with the first client's number of classes.
+        task: label task, which defines the loss and the form of labels: `Classification` or `MultiLabel`. Default:
+            `Classification` with the first client's number of classes.
         server_data: sets that only the server has, by name.
         participation: how many clients are drawn in each round, without replacement. A float is the share of all
             clients, in (0, 1]; an int is the number of clients. Do not set `participation` or `min_replies` for a
             method that draws its clients itself and in secret (such as `ClientDP`).
-        min_replies: minimum number of usable replies in a round. If there are fewer, the run ends with
-            `NoUsableReply`, and the last completed round is kept.
+        min_replies: minimum number of usable replies in a round, that is, of replies that arrive and are valid. If
+            there are fewer, the run ends with `NoUsableReply`, and the last completed round is kept.
         exploding: what to do if the largest absolute weight of a tensor of a global model grows more than tenfold in a
-            round, to a value above 10. With "warn", a warning lists the tensors, and the clients whose values are by
-            far the largest, and the run goes on. With "stop", the run ends with `NoUsableReply`, and the state before
-            the round is kept.
+            round, to a value above 10. With "warn", the run goes on, and a warning lists the tensors, and the clients
+            whose replies contain by far the largest values. With "stop", the run ends with `NoUsableReply`, and the
+            state before the round is kept.
         evaluate: clients that are evaluated on their own test images after each round: "drawn" (the clients drawn in
             that round), "all", "none", or a list of client indices. Default: "none" for private methods and secure
             sums, because evaluation results contain no noise; "drawn" for all other methods. If you set this option
@@ -162,7 +163,10 @@ class options(Generic[P, C]):
     @overload
     def __call__(self, function: Callable[[A, C], R]) -> Callable[Concatenate[A, P], R]: ...
     def __call__(self, function: Callable[..., R]) -> Callable[..., R]:
-        """Return a wrapper of `function` that takes the config's fields as keywords instead of the last argument."""
+        """Return a wrapper of `function`, whose last argument is a config object.
+
+        Callers of the wrapper pass the fields of this object as keywords, and the wrapper creates the object.
+        """
         config, name = self.config, getattr(function, "__name__", "")
         *first, last = inspect.signature(function).parameters.values()
         fields = inspect.signature(config).parameters

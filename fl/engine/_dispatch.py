@@ -114,7 +114,12 @@ class Dispatcher:
     def _prepare(
         self, server: Server, verb: str, keeps: bool
     ) -> tuple[RequestHeader, RequestBuilder, dict[int, ClientRequest]]:
-        """Prepare the requests of an exchange. A request itself is only built when its client starts.
+        """Prepare the requests of an exchange. Each request is built later, when the transport needs it for its client.
+
+        Args:
+            server: the server with its current state.
+            verb: name of the method's function that the clients call, such as "local" or "evaluate".
+            keeps: whether the changes that a client makes to its memory are stored; see `RequestHeader`.
 
         Returns:
             The header, which all requests share; the function that builds the request to a client; and a dictionary of
@@ -210,7 +215,10 @@ class ClientRecord:
 
 
 class ClientCacheIndex:
-    """The server's `ClientRecord` of each client: its memory version and its cached values.
+    """The server's `ClientRecord` of each client, which describes the values that the client has stored.
+
+    These values are the client's memory (values that it keeps between rounds), of which the record has the version, and
+    the values of message entries in the client's cache.
 
     The changes of a round are pending until `commit` or `rollback`. The index keeps a record of every client that has
     ever been drawn, but a checkpoint stores only the records that changed in its round.
@@ -238,14 +246,15 @@ class ClientCacheIndex:
             self._pending[client] = after
 
     def changes(self) -> dict[str, Any]:
-        """Return the records that changed in this round as JSON values by client index, for the checkpoint."""
+        """Return the `ClientRecord`s that changed in this round as JSON values by client index, for the checkpoint."""
         return {str(client): {"memory": r.memory, "bodies": dict(r.payloads)} for client, r in self._pending.items()}
 
     def commit(self) -> dict[int, str]:
-        """Commit this round's changes.
+        """Commit the changes of `ClientRecord`s that were made in this round.
 
         Returns:
-            The memory version of each client whose record changed, by client index.
+            The version name of the memory (values kept between rounds) of each client whose record changed, by client
+            index.
         """
         self._committed |= self._pending
         versions = {client: record.memory for client, record in self._pending.items() if record.memory}
@@ -257,10 +266,17 @@ class ClientCacheIndex:
         self._pending.clear()
 
     def restore(self, changes: Mapping[str, Any]) -> None:
-        """Apply the changed records of one round, as `changes` returned them, when a run is resumed."""
+        """Restore the `ClientRecord`s that changed in one round, when a run is resumed.
+
+        Args:
+            changes: the result of the method `changes` in that round.
+        """
         for client, record in changes.items():
             self._committed[int(client)] = ClientRecord(record["memory"], record.get("bodies", {}))
 
     def versions(self) -> dict[int, str]:
-        """Return the version name of each client's committed memory, by client index."""
+        """Return the version name of each client's memory (values kept between rounds), by client index.
+
+        The version is that of the last committed round.
+        """
         return {client: record.memory for client, record in self._committed.items() if record.memory}

@@ -222,12 +222,12 @@ class RoundStats:
     server_seconds: float = 0.0
 
     def count(self, client: int, sent: Mapping[str, int], received: Mapping[str, int]) -> None:
-        """Add the bytes of one exchange with a client.
+        """Add the bytes of one request to a client and of the client's reply.
 
         Args:
             client: index of the client.
-            sent: bytes of the client's reply, by entry key.
-            received: bytes of the client's request, by entry key.
+            sent: bytes of the reply, which the client sent, by entry key.
+            received: bytes of the request, which the client received, by entry key.
         """
         for total, part in ((self.up, sent), (self.down, received)):
             for key, size in part.items():
@@ -277,7 +277,7 @@ class RoundStats:
         return "; ".join(texts[:5] + [f"and {len(texts) - 5} more"] * (len(texts) > 5))
 
     def row(self, drawn: list[int]) -> dict[str, Any]:
-        """Return the counts as columns of the round's row of the history.
+        """Return the round's bytes, failures and times as a row for the history, by column name.
 
         Args:
             drawn: indices of the clients that were drawn in the round.

@@ -243,7 +243,7 @@ class RoundRunner:
             verb: name of the exchange.
             reduced: the aggregated replies.
             stats: counts of the round, to which the rejected clients are added.
-            late: whether the exchange is the round's "local" exchange or comes after it.
+            late: False if the exchange comes before the round's "local" exchange; True for "local" and later exchanges.
 
         Raises:
             NoUsableReply: the method cannot continue the round with these replies.
@@ -299,7 +299,9 @@ class RoundRunner:
         return {"epsilon": guarantee.epsilon, "privacy": guarantee.info()}
 
     def _commit(self, number: int, rows: list[dict[str, Any]], open_row: dict[str, Any] | None) -> None:
-        """Complete a round: write its checkpoint and the complete rows of the history, and commit the clients' changes.
+        """Complete a round: write its checkpoint and the complete rows of the history, and commit what clients stored.
+
+        Clients store memories (values kept between rounds) and cached values. They become valid with the commit.
 
         Args:
             number: index of the round.

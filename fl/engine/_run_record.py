@@ -143,8 +143,9 @@ def repetition(method: Method, server: Server, out: Path) -> dict[str, Any]:
 
         - `format`: version of the file format.
         - `recipe`: config of the method (see `distillkit.serialization`); None if the method cannot be rebuilt from a
-          config. In this case, `recipe_missing` holds the reason.
-        - `labels`: config of the task; None if the task cannot be rebuilt from a config.
+          config.
+        - `recipe_missing`: reason why the method cannot be rebuilt; only present if `recipe` is None.
+        - `labels`: config of the label task; None if the label task cannot be rebuilt from a config.
         - `images`: shape, dtype and normalization of the images.
         - `budget`: budget of the privacy ledger, for a private method only.
     """

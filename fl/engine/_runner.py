@@ -40,9 +40,9 @@ class Deployment:
         fingerprint: function that takes a secret key (or b"") and returns a fingerprint of the clients' images. It is
             called only if the run writes files.
         open: function that opens and returns the transport to the clients.
-        open_ledger: function that adds remarks to the privacy ledger of a private method before round 1, about
-            releases that epsilon does not cover. Its arguments are the ledger, whether the ledger was created for this
-            run, and the clients to evaluate.
+        open_ledger: function that prepares the privacy ledger of a private method before round 1. It adds remarks about
+            releases that epsilon does not cover, such as the clients' evaluation results. Its arguments are the ledger,
+            whether the ledger was created for this run, and the clients that are evaluated.
         faults: description of the faults that the backend injects on purpose; None if it injects none.
     """
 
@@ -145,11 +145,12 @@ def _server(config: RunConfig, deployment: Deployment) -> Server:
 
 
 def _resume(config: RunConfig, runner: RoundRunner, record: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Restore the server and the clients' records from a run's folder.
+    """Restore the server, and its records of the values that each client has stored, from a run's folder.
 
     Args:
         config: the options of the resumed run.
-        runner: runner of the rounds, with the folder and the server; its server and `open_row` are changed.
+        runner: runner of the rounds, with the folder and the server. Its server is changed, and its `open_row`, which
+            is the last round's row of the history if the clients' evaluation results are still missing.
         record: contents that `config.json` would have with the current options.
 
     Returns:

@@ -61,9 +61,10 @@ class RequestHeader:
 
     @property
     def version(self) -> str:
-        """Name under which a client stores its memory in this exchange, composed of `round` and `attempt`.
+        """Name under which a client stores its memory (the values that it keeps between rounds) after this request.
 
-        The same name identifies the results of the exchange.
+        The name is composed of `round` and `attempt`. It also identifies the results of the exchange, that is, the
+        clients' replies to requests with this header.
         """
         return f"{self.round}-{self.attempt}"
 
@@ -144,7 +145,10 @@ class Exchange:
     on_result: Callable[[ClientResult], None] | None = None
 
     def run_alone(self, transport: Transport) -> None:
-        """Send this exchange over a `transport`, without a main exchange, and pass each result to `on_result`."""
+        """Send this bundled exchange over a `transport` on its own, and pass each result to `on_result`.
+
+        Transports use this method if they cannot send a bundled exchange together with its main exchange.
+        """
         assert self.on_result is not None
         for result in transport.exchange(replace(self, on_result=None)):
             self.on_result(result)

@@ -66,7 +66,7 @@ class Run:
         return f"Run({', '.join(found)})"
 
     def _repr_html_(self) -> str:
-        """Return HTML for a notebook: the line of `__repr__`, the accuracy curve and the last rows."""
+        """Return HTML for a notebook: the line of `__repr__`, the accuracy curve, and a table of the last rounds."""
         return f"<div><p><b>{escape(repr(self))}</b></p>{_curve(self.rows)}{_rows(self.rows)}</div>"
 
 

@@ -326,8 +326,9 @@ class Store:
         """Write the file of `ClientRecord`s for a run of an older version of distillkit, which has no such file.
 
         The new file records the version of each client's memory, that is, of the values that the client keeps between
-        rounds. In older versions, the name of a memory's file is the index of its round. The new file does not record
-        which values the clients have in their caches, so all values are sent again.
+        rounds. Older versions of distillkit named the file of a memory by the index of the round in which the memory
+        was stored; this index is recorded as the version. The new file does not record which values the clients have in
+        their caches, so all values are sent again.
 
         Args:
             upto: index of the last completed round; memories of later rounds are ignored.
@@ -361,7 +362,9 @@ class Store:
         return self._checked_rows(manifest) + last
 
     def _checked_rows(self, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Compare the run's files with the checksums in `manifest`, and return the history's rows up to its round.
+        """Compare the run's files with the checksums in `manifest`, and return rows of the history.
+
+        These are the rows up to the round of `manifest`.
 
         Raises:
             CheckpointError: a line is damaged, or a file was changed after the run wrote it.
@@ -383,8 +386,8 @@ class Store:
         """Return the history's rows up to the round of `manifest`, after checking that no row is missing.
 
         Raises:
-            CheckpointError: the history has fewer rows, a line is damaged, or a file was changed after the run wrote
-                it.
+            CheckpointError: the history has fewer rows than the round of `manifest` requires, a line is damaged, or a
+                file was changed after the run wrote it.
         """
         rows, count = self._checked_rows(manifest), int(manifest["round"]) - ("open" in manifest)
         if len(rows) != count:

@@ -1,7 +1,8 @@
 """Encoding of replies as integer vectors that are summed mod 2^64, and decoding of the sum into aggregated replies.
 
-The encoding is fixed-point. Let B be the public maximum of an entry's absolute value, and W the public maximum of its
-weight. A value v with weight w becomes the integer nearest to 2^bits w v / (W B). The sum over N clients is at most
+The encoding is fixed-point. A reply consists of entries, such as numbers or tensors. Let B be the public maximum of the
+absolute value of an entry, W the public maximum of the weight with which the entry is averaged, and `bits` the
+precision. A value v with weight w becomes the integer nearest to 2^bits w v / (W B). The sum over N clients is at most
 N 2^bits, which must be below 2^63, so that the sum cannot overflow. Rounding changes the decoded sum by at most
 W B / 2^(bits + 1) for each client. Entries of integers are added without scaling.
 """
@@ -66,7 +67,7 @@ class EntryLayout:
 
 @dataclass(frozen=True)
 class ReplyLayout:
-    """Description of a reply as one integer vector, which clients use to encode and the server uses to decode.
+    """Layout of replies that are encoded as one integer vector. Clients encode with it, and the server decodes with it.
 
     Args:
         entries: layouts of the entries, in the order of their keys.
@@ -144,7 +145,8 @@ class ReplyLayout:
     def unit(self, entry: EntryLayout) -> float:
         """Return the value that is encoded as the integer 1: W B / 2^bits, or 1 for an entry of integers.
 
-        Here B is the largest allowed value of the entry, and W the largest allowed weight (1 without weights).
+        Here B is the largest allowed value of the entry, W the largest allowed weight (1 without weights), and `bits`
+        the precision of the layout.
 
         Args:
             entry: layout of the entry, an item of `entries`.

@@ -170,7 +170,7 @@ class ClientSession:
         client. This client's secrets of the round are deleted before the shares are returned.
 
         Args:
-            signatures: signatures of the set of clients in the sum, by the signer's client index.
+            signatures: signatures with which clients confirm the set of clients in the sum, by the signer's index.
 
         Returns:
             A share for each client that shared its secrets, in the order of the client indices.

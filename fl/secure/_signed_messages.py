@@ -61,7 +61,7 @@ class RoundContext:
         """Return the digest that a client signs to confirm which clients are in the sum, before the masks are removed.
 
         Args:
-            transcript: digest of the participants and their keys, from `transcript`.
+            transcript: digest of the participants and their keys, as the method `transcript` returns it.
             partners: indices of the clients with which pairwise masks were made, in ascending order.
             survivors: indices of the clients whose masked vectors are in the sum, in ascending order.
         """
@@ -72,7 +72,7 @@ class RoundContext:
         """Return the bytes that identify an encrypted message ("box") between two clients.
 
         Args:
-            transcript: digest of the participants and their keys, from `transcript`.
+            transcript: digest of the participants and their keys, as the method `transcript` returns it.
             sender: index of the client that encrypts the message.
             receiver: index of the client that decrypts the message.
         """

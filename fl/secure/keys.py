@@ -106,11 +106,12 @@ class Registry(Configurable):
 
 
 class Keyring(Configurable):
-    """Folder of a client's secrets: the signing key, and the secrets of the current round.
+    """Folder with the secrets of one or several clients: the signing key, and the secrets of the current round.
 
-    The folder has one subfolder for each client: a single one on a node, and one for every client in a simulation. The
-    secrets of a round are written to disk before the client replies to a request, and are deleted before it discloses
-    shares of other clients' secrets. Therefore a client never answers the same request twice, even after a restart.
+    The folder has one subfolder for each client. On a node there is a single client; in a simulation there are all
+    clients. A client writes its secrets of a round, with the name of its last step, to disk before it replies to a
+    request. It deletes them before it discloses shares of other clients' secrets. Therefore it never answers the same
+    request twice, even after a restart.
     Unlike other values that a client keeps between rounds, these secrets are not rolled back after a failed round. The
     files can be read only by their owner.
 

@@ -10,16 +10,18 @@ A round has five exchanges instead of one:
 
     announce   The client draws two X25519 key pairs (a "box key" for encryption and a "mask key" for pairwise masks)
                and a seed. It signs both public keys and the digest of the seed with its Ed25519 key, whose public key
-               is in the registry. The public keys, the digest and the signature together are called a bundle.
-    deal       The client checks the signatures of all bundles. It splits its private mask key and its seed into shares
-               (Shamir, t of n). It encrypts a share of each for every other client (ChaCha20-Poly1305). Such an
-               encrypted message is called a box. The server forwards the boxes.
+               is in the `Registry` that all clients have. The public keys, the digest and the signature together are
+               called a bundle.
+    deal       The client checks the signatures of all bundles. It splits the private key of its mask key pair, and its
+               seed, into shares (Shamir, t of n). It encrypts a share of each for every other client
+               (ChaCha20-Poly1305). Such an encrypted message is called a box. The server forwards the boxes.
     local      The client trains, encodes its reply as integers (`_encoding`), adds the masks (ChaCha20) and sends the
                result.
     assent     The client signs the set of clients in the sum, which are the clients whose masked reply has arrived.
     disclose   The client checks the other clients' signatures of this set, and deletes its secrets. For every client in
                the sum, it then discloses its share of that client's seed. For every client that dropped out, it
-               discloses its share of that client's mask key. It never discloses both shares for the same client.
+               discloses its share of the private key of that client's mask key pair. It never discloses both shares for
+               the same client.
 
 The engine treats these steps like any other exchanges (`Filter.before`, `Filter.after`).
 
@@ -65,10 +67,11 @@ __all__ = ["SecureSums"]
 class SecureSums(Filter):
     """Secure aggregation filter: the server sees sums over at least t clients (Bonawitz et al., CCS 2017).
 
-    `Filtered(method, SecureSums(...))` wraps any method whose replies are aggregated by sums or weighted means. The
-    server receives the sum of weight times value, and the sum of the weights. A method with other aggregation rules is
-    refused. The filter changes a sum only by the rounding to integers: at most W B / 2^(bits + 1) for each client in
-    the sum, where B is the public maximum of the entry's absolute value and W the public maximum of its weight.
+    `Filtered(method, SecureSums(...))` wraps any method whose replies are aggregated by sums or weighted means. For
+    each entry of the replies, such as a tensor, the server receives the sum of weight times value, and the sum of the
+    weights. A method with other aggregation rules is refused. The filter changes a sum only by the rounding to
+    integers: at most W B / 2^(bits + 1) for each client in the sum. Here B is the public maximum of the entry's
+    absolute value, and W the public maximum of the weight.
 
     **Guarantee.** Suppose that a server, honest or malicious, colludes with up to 2 t - n - 1 of a round's n clients.
     It learns the sum over at least t clients, and nothing else about the other clients' replies. **Not covered.** The
@@ -251,7 +254,8 @@ class SecureSums(Filter):
 
         Args:
             client: the client.
-            message: signatures of the set of clients in the sum, which are checked first.
+            message: signatures of the other clients in the sum, which confirm the set of clients in the sum. They are
+                checked first.
         """
         signatures = dict(zip(message[self.signers].tolist(), _rows(message[self.signatures])))
         return Message({self.shares: _bytes(self._client_session(client).disclose_shares(signatures))[None]})
@@ -419,7 +423,7 @@ def require_sums(method: Method) -> None:
     `ReplyLayout.from_schema`.
 
     Args:
-        method: the method inside the filter.
+        method: the method that `Filtered` combines with `SecureSums`.
 
     Raises:
         PrivacyError: a part of the method needs single replies; the message names the part.

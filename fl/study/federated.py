@@ -31,11 +31,11 @@ __all__ = ["Federated", "client_data"]
 
 @dataclass(frozen=True)
 class Federated(Candidate):
-    """Candidate that runs a federated method: `Federated(FedAvg, search=grid(lr=[0.03, 0.1]))`.
+    """Candidate of a study that runs a federated method: `Federated(FedAvg, search=grid(lr=[0.03, 0.1]))`.
 
-    `make` is a class or function that is called with the network's `factory` and the settings, and returns the method.
-    A setting called `rounds` replaces the task's number of rounds. It is passed to `make` only if `make` has an
-    argument of that name.
+    `make` is a class or function that returns the method. It is called with the task's network factory, `factory`, and
+    with the settings of one configuration in `search`, by name. A setting called `rounds` replaces the task's number of
+    rounds. It is passed to `make` only if `make` has an argument of that name.
 
     The summary of a run has the columns of `fl.history.summary`, and `accuracy_own`, the clients' mean accuracy on
     their own test images (of the personal models if there are any). For a private method, it also has columns with the
@@ -140,7 +140,7 @@ class Federated(Candidate):
 
 
 def client_data(allocation: Allocation) -> list[ClientData]:
-    """Convert a study's allocation of images to clients to the argument `clients` of `simulate`.
+    """Return the argument `clients` of `simulate` for a study's allocation of images to clients.
 
     Args:
         allocation: each client's training and test images, from `Task.assign`. A `StoredImages` is passed on without

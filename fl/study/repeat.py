@@ -147,7 +147,7 @@ def _of_task(
     backend: Backend | Literal["threads"] | None,
     options: dict[str, Any],
 ) -> bool:
-    """Repeat a run of a study, whose images are read by its task.
+    """Repeat a run that belongs to a study. The study's task reads the images.
 
     Args:
         known: the saved run.
@@ -155,7 +155,7 @@ def _of_task(
         options: other arguments of `simulate`.
 
     Returns:
-        Whether the repetition uses all records of the run.
+        Whether the repetition uses the same training records as the run, and not only some of them.
     """
     task, candidate, notes = known.task, known.candidate, known.config["notes"]
     if data is not None and not isinstance(data, Split):
@@ -191,7 +191,7 @@ def _of_images(
         options: other arguments of `simulate`.
 
     Returns:
-        Whether the repetition uses all records of the run, which is always true here.
+        Whether the repetition uses all training records of the run; always True here.
     """
     config, ledger = known.config, None
     privacy = config.get("privacy")

@@ -90,7 +90,8 @@ class SavedRun:
     def hash(self) -> str | None:
         """Hash of the run's results, with which repetitions are compared; see `outcome_hash`.
 
-        For a run of a candidate that makes a set without federated rounds, this is the hash in its summary.
+        If the run has no federated rounds, because its candidate (method in a study) only makes a set, this is the hash
+        in the run's `summary.json`.
         """
         return hash_of(self.rows, self.state) if self.rows else (self.line or {}).get("hash")
 
@@ -117,7 +118,7 @@ class SavedRun:
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """Settings of the candidate from which the method was built, by name.
+        """Settings of the run's candidate (method in the study), by name. The method object was built with them.
 
         Raises:
             NotRepeatable: the run was not part of a study.

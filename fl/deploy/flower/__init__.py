@@ -1,8 +1,8 @@
 """Federated methods on Flower, with the same method objects, checks, files and results as `fl.simulate`.
 
 `server_app(method, rounds=...)` and `client_app(method, load_client, folder=...)` return the two apps of a Flower
-project. `serve` and `reply_to` do the same inside apps that you write yourself (`_apps`). This package can be imported
-without Flower; the apps then raise `MissingFlower`.
+project. `serve` and `reply_to` do the same inside apps that you write yourself. All four are in the module `_apps`.
+This package can be imported without Flower; the apps then raise `MissingFlower`.
 
 A message passes through these modules:
 
@@ -11,10 +11,12 @@ A message passes through these modules:
 2. `_messages`: the message is converted to Flower's records, and Flower's grid sends it to the node of the client.
 3. `_node`: `Node.handle_job` loads the client's data (`_client_loading`) and reads the request, with cached values
    from the node's folder (`_node_folder`).
-4. `_release_guard`: `ReleaseGuard.require_request` checks the owner's policy (`_policy`) before anything is computed.
+4. `_release_guard`: before anything is computed, `ReleaseGuard.require_request` checks the policy of the node's owner
+   (`_policy`).
 5. The engine runs the client. Each private release is checked against the policy and the node's budget, and is written
    to the node's ledger (`NodeLedger` in `_node_ledger`), before its noise is drawn.
-6. `_release_guard`: `ReleaseGuard.reply_parts` adds the new ledger lines, and withholds results that were not charged.
+6. `_release_guard`: `ReleaseGuard.reply_parts` adds the new ledger lines. If the policy limits epsilon, it withholds
+   results for which nothing was charged to the ledger.
 7. `_transport` (server): the reply is read as untrusted data. The new ledger lines are copied to the run's ledger
    (`mirror_report` in `_node_ledger`) before the engine gets the result.
 

@@ -81,8 +81,8 @@ class NodeInfo:
         untested: whether the node has no test images.
         version: version of distillkit on the node.
         clock: time of the node's clock when it replied, in seconds since 1970.
-        space: set without images, with the shape and normalization of the node's images and the form of their labels
-            (class indices or rows).
+        space: set of 0 images, with the shape and normalization of the node's images and the form of their labels
+            (class indices, or rows with one value per class).
         node: Flower's id of the node. It is not part of the reply's contents, because Flower supplies it.
     """
 
@@ -101,7 +101,7 @@ class NodeInfo:
     node: int = 0
 
     def parts(self) -> Parts:
-        """Encode the description as the parts of a message (tensors and strings by name; see `fl._codec.to_parts`)."""
+        """Encode this node's description as the parts of a message (tensors and strings; see `fl._codec.to_parts`)."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("space", "node")}
         return to_parts(Message({_Space.images: self.space}), {"hello": json.dumps(values)})
 

@@ -1,4 +1,4 @@
-"""A node, which runs one client: its replies to the server's messages, and the files that it keeps between messages.
+"""A node, which runs one client: it replies to the server's messages, and keeps files between messages.
 
 In a deployment of Flower, every message starts a new process on the node, so all state is in the node's folder:
 
@@ -6,7 +6,7 @@ In a deployment of Flower, every message starts a new process on the node, so al
     <data>/<run>/memory/<client>/<version>     values that the client keeps between rounds (`fl.engine._client_memory`)
     <data>/<run>/bodies/<client>/<entry>       latest value of a cached message entry
     <data>/<run>/committed                     marker file of a run that has completed at least one round
-    ledgers/<name>.jsonl                       charges of private runs to a training set (`_node_ledger`)
+    ledgers/<name>.jsonl                       privacy ledger of one training set, for all runs (`_node_ledger`)
 
 <data> is a keyed fingerprint of the client's data. <run> is the run's name, which stays the same when a run is resumed.
 <name> is a keyed fingerprint of the training set.
@@ -64,7 +64,7 @@ _STOP_GRACE = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOptions:
-    """Options of a node.
+    """Options of a node, that is, of a machine in Flower's network that runs one client.
 
     Args:
         folder: path of the node's folder, which contains the node's secret key, the values that the client keeps
@@ -72,8 +72,8 @@ class NodeOptions:
             between messages. Only lines of the ledger are ever sent to the server.
         task: label task, which must be the server app's task; None: one class per image.
         device: device on which the client computes.
-        policy: path of the owner's policy file (see `read_policy`), which is read for every message. None: every
-            request is allowed, but private releases are still charged to the ledger.
+        policy: path of the file with the policy of the node's owner (see `read_policy`), which is read for every
+            message. None: every request is allowed, but private releases are still charged to the ledger.
         code: folder of the app's code, `Path(__file__).parent`. You need this option only if the policy contains the
             hash of the code.
         max_message_bytes: size limit of a received message in bytes; larger messages are refused and not read.
@@ -245,7 +245,8 @@ class Node:
     def _error_parts(self, error: Exception) -> Parts:
         """Return the parts of a reply that refuses a request because of an error.
 
-        If the node has a policy, the reply contains only the type of the error, because its message may reveal data.
+        If the node's owner has set a policy (`_policy`), the reply contains only the type of the error, because the
+        error's message may reveal data.
         """
         if self.policy is None or isinstance(error, PrivacyError):
             return refusal_parts(reason_of(error))

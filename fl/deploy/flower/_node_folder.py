@@ -1,4 +1,7 @@
-"""Files in a node's folder: the node's secret key, cached message entries, and removal of abandoned runs."""
+"""Files in a node's folder: the node's secret key, and the values of message entries that the server sends only once.
+
+The module also removes the folders of runs that were abandoned before they completed a round.
+"""
 
 from __future__ import annotations
 

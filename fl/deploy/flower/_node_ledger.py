@@ -103,10 +103,11 @@ class NodeLedger:
         """Return the ledger lines that the server has not seen, as JSON in a dictionary of strings for a reply.
 
         Args:
-            position: ledger name and number of seen lines from the server (`ledger_position`), which is untrusted.
+            position: name of the ledger, and number of the ledger's lines that the server has already seen, as the
+                server states them (`ledger_position`). These values are untrusted.
 
         Raises:
-            ValueError: `position` is malformed, or larger than the number of lines in the ledger.
+            ValueError: `position` is malformed, or its number is larger than the number of lines in the ledger.
         """
         if not isinstance(position, Mapping) or type(position.get("seen")) is not int:
             raise ValueError("the method is private, and the server does not say which ledger lines it has seen")
@@ -123,30 +124,31 @@ class NodeLedger:
 
 
 def ledger_position(ledger: Ledger | None, info: NodeInfo) -> dict[str, Any] | None:
-    """Return the name of a node's privacy ledger, and the number of its lines that the server has seen.
+    """Return the name of a node's privacy ledger, and the number of its lines that the server has already copied.
 
-    The result is None if the method is not private.
+    The server copies the lines of all nodes' ledgers to the run's own ledger. The result is None if the method is not
+    private.
 
     Args:
-        ledger: the run's ledger on the server; None if the method is not private.
+        ledger: the run's ledger on the server, which has the copied lines; None if the method is not private.
         info: description of the node.
     """
     return None if ledger is None else {"name": info.ledger, "seen": mirrored_count(ledger, info.ledger)}
 
 
 def mirror_report(ledger: Ledger, info: NodeInfo, facts: Mapping[str, str]) -> None:
-    """Copy the ledger lines that a node reports to the run's ledger on the server, and skip lines copied before.
+    """Copy lines of a node's ledger from the node's report into the run's ledger on the server.
 
-    The lines are on disk when the function returns.
+    Lines that were copied before are skipped. The lines are on disk when the function returns.
 
     Args:
-        ledger: the run's ledger.
+        ledger: the run's ledger on the server.
         info: description of the node.
         facts: strings of the node's untrusted reply, with the report under "account".
 
     Raises:
-        ValueError: the report is missing or malformed, is from a ledger with another name, or starts after the
-            first line that the server lacks.
+        ValueError: the report is missing or malformed, is from a ledger with another name, or leaves out lines that the
+            server has not copied yet.
     """
     report = read_fields("ledger report", facts.get("account", ""))
     name, since, lines = report["name"], report["since"], [(number, line) for number, line in report["lines"]]

@@ -29,7 +29,7 @@ class NodeRegistry:
 
     Args:
         method: the server's method, which all nodes must have.
-        task: the server's label task, which all nodes must have.
+        task: the server's label task, such as `Classification`, which all nodes must have; None for the default task.
 
     Attributes:
         nodes: description of each client's node, by client index.
@@ -75,15 +75,18 @@ class NodeRegistry:
             pause = min(2 * pause, 5.0)
 
     def discover(self, connection: GridConnection, seconds: float) -> list[IncompatibleNode]:
-        """Ask new nodes for their descriptions, and register the nodes that match the server and each other.
+        """Ask new nodes for their descriptions, and register the nodes that are compatible with the server and others.
+
+        A compatible node has the method, the task and the version of distillkit that the server has, and the same
+        number of partitions and class names as the other nodes; see `register`.
 
         Args:
             connection: connection to the nodes.
             seconds: time to wait for replies, in seconds. A node that does not reply is asked again in the next call.
 
         Returns:
-            An error for each node that does not match, or whose app fails. An app fails if it cannot be loaded, or if
-            it is not distillkit's client app.
+            An error for each node that is not compatible, or whose app fails. An app fails if it cannot be loaded, or
+            if it is not distillkit's client app.
         """
         new = sorted(set(connection.grid.get_node_ids()) - self._contacted)
         if not new:

@@ -11,16 +11,16 @@
 
 **Protection.** The policy protects against a server that does more than was agreed, for example uses other options,
 starts another run, sets a seed for the noise, or changes the app. Only replies that the file allows leave the node.
-Charges are written to the node's ledger before noise is drawn, and a refusal reveals nothing about the data. With a
-finite epsilon, a reply is sent only if it was charged, and only the types of errors are sent.
+Charges are written to the node's ledger before noise is drawn, and a refusal reveals nothing about the data. If
+`epsilon` is finite, a reply is sent only if it was charged to the ledger, and an error is sent only as its type.
 
 **Limits.** The policy does not protect against code that bypasses it. It is enforced by the distillkit installed on the
-node, when the app's `client_app` is called. It does not stop an app that reads the images itself, or does not pass
-`policy`. Whether a mechanism adds the noise that it charges depends on the method's code. Owners must therefore control
-the code on their nodes. They should run only an app that they have read, and that is installed on the node or signed by
-a key that the SuperNode trusts (`flower-supernode --trusted-entities`). The `app` key then detects a different version.
-The policy does not cover participation, the times of replies, copies of the node's files, or two nodes with the same
-records, which have separate ledgers.
+node, when the app's `client_app` is called. It does not stop an app that reads the images itself, or does not pass the
+option `policy` to `client_app`. Whether a mechanism adds the noise that it charges depends on the method's code. Owners
+must therefore control the code on their nodes. They should run only an app that they have read, and that is installed
+on the node or signed by a key that the SuperNode trusts (`flower-supernode --trusted-entities`). The setting `app` then
+detects a different version. The policy does not cover participation, the times of replies, copies of the node's files,
+or two nodes with the same records, which have separate ledgers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ ANY = "any"
 
 
 class PolicyRefusal(RuntimeError):
-    """Error: the node's policy does not allow a request. The message names the key of the policy file."""
+    """Error: the node's policy does not allow a request.
+
+    The message names the setting in the policy file that forbids the request, such as `methods`.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +109,7 @@ class Policy:
             app: hash of the app's code; None if unknown.
 
         Raises:
-            PolicyRefusal: the policy does not allow the request; the message names the key of the policy file.
+            PolicyRefusal: the policy does not allow the request; the message names the setting that forbids it.
         """
         name = policy_name(method)
         if self.app not in (ANY, app):

@@ -52,16 +52,16 @@ class ReleaseGuard:
             app: hash of the app's code; None if unknown.
 
         Raises:
-            PolicyRefusal: the policy does not allow the request; the message names the key of the policy file.
+            PolicyRefusal: the policy does not allow the request; the message names the setting that forbids it.
         """
         if self._policy is not None:
             self._policy.require_request(self._method, verb, app)
 
     def branch(self, job: Job) -> ChildLedger | None:
-        """Return the ledger that the client charges while it runs a request; None if the method is not private.
+        """Return the ledger in which the client records its private releases while it runs a request.
 
-        The returned ledger is a copy of the run's ledger in the request. Each charge is written to the node's own
-        ledger first.
+        The result is None if the method is not private. The returned ledger starts from an extract of the run's ledger
+        that the server sent with the request. Each release is written to the node's own ledger first.
 
         Args:
             job: the request.
@@ -79,7 +79,8 @@ class ReleaseGuard:
         """Return the ledger lines that the server has not seen, as JSON in a dictionary of strings for a reply.
 
         Args:
-            position: ledger name and number of seen lines from the server (`ledger_position`), which is untrusted.
+            position: name of the ledger, and number of the ledger's lines that the server has already seen, as the
+                server states them (`ledger_position`). These values are untrusted.
 
         Raises:
             ValueError: the method is not private, the ledger has lost lines, or `position` is malformed.
@@ -94,8 +95,9 @@ class ReleaseGuard:
         Args:
             job: the request.
             result: the client's result, or the error that the run's privacy budget is exhausted.
-            position: ledger name and number of seen lines from the server (`ledger_position`), which is untrusted. If
-                it is malformed and the method is private, the reply is a refusal.
+            position: name of the node's ledger, and number of the ledger's lines that the server has already seen, as
+                the server states them (`ledger_position`). These values are untrusted. If they are malformed and the
+                method is private, the reply is a refusal.
         """
         version, ledger = job.header.version, self._ledger
         if ledger is None:

@@ -32,8 +32,9 @@ class PendingRequest:
         on_result: function that is called with the result; None if the result is yielded by `GridTransport.exchange`.
         resent: number of bytes of cached values that are sent again, if the request is repeated; None for a first
             request.
-        shared: number of bytes that need not be sent twice, because the second request in the same message contains
-            equal tensors. Cached entries do not count, because the second request contains only their digests.
+        shared: number of bytes that are saved if this is the first of two requests in one message, because tensors that
+            both requests contain are sent once. Cached entries do not count, because the second request contains only
+            their digests.
     """
 
     job: Job
@@ -62,8 +63,9 @@ def pack_requests(
         whole: whether to send the values of all entries, including those that the client has in its cache.
 
     Returns:
-        A pair: the requests, where the attribute `shared` of the first one is set if there are two; and the parts of
-        the message.
+        A pair: the requests, and the parts (tensors and strings by name) of the message. If there are two requests, the
+        attribute `shared` of the first one is set to the number of bytes that are saved because both are in one
+        message.
     """
     parts, *rest = [job_parts(one.job, facts, whole=whole) for one in requests]
     if not rest:
@@ -84,7 +86,7 @@ def unpack_replies(requests: Sequence[PendingRequest], parts: Parts) -> list[Par
         parts: parts of the received message.
 
     Raises:
-        ValueError: there are more replies than requests, or a bundle is malformed.
+        ValueError: there are more replies than requests, or a message with two replies is malformed.
     """
     found = unbundle(parts)
     if len(found) == 1:

@@ -76,9 +76,10 @@ class GridTransport:
     """Transport to clients on Flower's nodes; see `fl.engine._transport.Transport` for the interface.
 
     Before each exchange, and while it waits for replies, the server looks for new nodes. A node that was restarted is
-    recognized by its partition. If it has not replied to its last request, the request is sent once more. Requests of a
-    private method are not repeated, because each attempt spends the budget. Nodes are not contacted between rounds,
-    because every request states the version of the client's memory to use.
+    recognized by its partition index. If it has not replied to its last request, the request is sent once more.
+    Requests of a private method are not repeated, because each attempt spends the budget. The nodes get no message when
+    a round is completed or has failed. Instead, every request states which version of the client's memory (values that
+    it keeps between rounds) is valid.
 
     Args:
         connection: connection to the nodes.
@@ -138,7 +139,7 @@ class GridTransport:
         self._unreported.clear()  # a node that is still missing reports with its next reply
 
     def _discover(self) -> None:
-        """Register new nodes, and warn about those that do not match.
+        """Register new nodes, and warn about nodes that are not compatible with the server or with the other nodes.
 
         The nodes' descriptions are received over a separate connection, so that pending replies are not affected.
         """
@@ -253,7 +254,9 @@ class GridTransport:
     def _deliver_all(
         self, client: int, pending: Sequence[PendingRequest], results: Sequence[ClientResult | BudgetExhausted | None]
     ) -> None:
-        """Pass the results of one message on to their exchanges, and repeat requests that lacked a cached value.
+        """Pass on the results of the one or two requests in a message, each to its `on_result` or to `exchange`.
+
+        If a client lacks a value of which the server sent only the digest, the request is repeated with all values.
 
         Args:
             client: index of the client.

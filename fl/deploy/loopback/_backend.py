@@ -24,8 +24,8 @@ class Loopback(Faults):
     kind of request, the round and the client, so a run can be repeated exactly.
 
     Args:
-        lose: share of the clients' results that never arrive; their clients are recorded as failed. The same share of
-            the messages that tell a client that a round is complete is lost, too.
+        lose: share of the clients' results that never arrive; their clients are recorded as failed. When a round is
+            complete, each client is told so by a message. The same share of these messages is lost, too.
         repeat: share of the results that arrive twice; the second copy is recognized and dropped.
         delay: share of the results that arrive too late; their clients are recorded as failed, and the late results are
             dropped.
@@ -47,7 +47,7 @@ class Loopback(Faults):
             method: method of the run.
             clients: data of the clients.
             workers: number of processes.
-            context: task, device, memory folder and ledger of the run.
+            context: task, device and ledger of the run, and folder for the values that clients keep between rounds.
 
         Raises:
             TypeError: a part of the method cannot be sent to another process; the message names it.

@@ -87,7 +87,8 @@ class ProcessTransport:
     def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
         """Run the clients of `exchange`, and yield their results in the order of `exchange.clients`.
 
-        The `bundled` exchange runs before `exchange`. At most two clients per process are queued or running at a time.
+        If a second exchange `bundled` is given, its clients run first, and its results are passed to its `on_result`.
+        At most two clients per process are queued or running at a time.
         """
         if bundled is not None:
             bundled.run_alone(self)
@@ -247,7 +248,9 @@ class ProcessTransport:
             self._send(index, ("settle", {c: v for c, v in versions.items() if c % self._workers == index}))
 
     def rollback(self) -> None:
-        """Stop running clients, and discard the memories (values kept between rounds) stored in the failed round.
+        """Stop the clients that are running, and discard the memories that clients stored in the failed round.
+
+        A client's memory holds the values that it keeps between rounds.
 
         The clients' charges to the privacy ledger still count.
         """
@@ -271,7 +274,7 @@ class ProcessTransport:
         self._send(0, ("restore", dict(versions)))
 
     def _stop_all(self) -> None:
-        """Stop running clients, and wait until they have stopped. A process that does not stop is killed."""
+        """Tell the clients that are running to stop, and wait for them. A process that does not stop is killed."""
         for index in list(self._slots) if self._asked else ():
             self._send(index, ("stop",))
         while self._asked:
@@ -285,7 +288,7 @@ class ProcessTransport:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """Close the transport: stop running clients, and return the processes to the pool for the next run."""
+        """Stop the clients that are still running, and return the processes to the pool for the next run."""
         self._release_all()
 
     def _release_all(self) -> None:

@@ -1,6 +1,7 @@
-"""Worker process of the loopback backend, which runs clients for one run after another.
+"""Worker process of the loopback backend, which runs clients. When a run ends, the process is used for the next run.
 
-The server sends it frames: tuples of a kind, such as "job", and contents. The process receives all its data in frames.
+The server sends frames to the process. A frame is a tuple whose first item is the kind of the frame, such as "job"; the
+other items are the contents. The process receives all its data in frames.
 """
 
 from __future__ import annotations
@@ -72,9 +73,11 @@ class WorkerConfig:
 
 
 class _WorkerRun:
-    """One run in this worker process: the method, the data and memories of its clients, and their cached values.
+    """State of one run in this worker process: the method, and the data and stored values of its clients.
 
-    The methods `data`, `forget` and `job` handle the frames of the same names, and `commit` those of the kind "settle".
+    The stored values are the clients' memories (values that they keep between rounds) and the cached values of message
+    entries. A frame is a tuple from the server that starts with a kind. The methods `data`, `forget` and `job` handle
+    frames of the kinds "data", "forget" and "job", and `commit` handles frames of the kind "settle".
     """
 
     def __init__(self, config: WorkerConfig, stop: threading.Event) -> None:
@@ -157,12 +160,14 @@ class _WorkerRun:
 
 
 def _serve_frames(connection: Connection, frames: queue.SimpleQueue[Frame], stop: threading.Event) -> None:
-    """Handle frames in the order of their arrival, in an endless loop.
+    """Handle frames from the server in the order of their arrival, until the process ends.
+
+    A frame is a tuple that starts with a kind, such as "job".
 
     Args:
         connection: pipe to the server, to which the replies to frames are sent.
         frames: queue of the received frames.
-        stop: event that is set when the run is being stopped.
+        stop: event that is set when the run is being stopped, so that the client that is running stops.
     """
     torch.set_num_threads(1)
     run: Any = None
