@@ -93,7 +93,8 @@ def _mean(shadows: Tensor, chosen: Tensor, what: str) -> Tensor:
     """Return the mean probability of each record's true class over some of the shadow models.
 
     Args:
-        shadows: stable logits under the shadow models, [S, n].
+        shadows: log-odds log(p / (1 - p)) of the probability p of each record's true class under S shadow models,
+            [S, n]; see `stable_logit`.
         chosen: whether to use shadow model s for record i, bool [S, n].
         what: "with" or "without" (the record), for error messages.
     """

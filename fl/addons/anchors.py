@@ -48,11 +48,12 @@ class Anchors(AddOn):
     (`reduction="sum"`), which needs a different weight. In the authors' code, clients also train on G in the selected
     rounds, so G itself affects the gradient to which it is then fitted. Use `joined="always"` for this.
 
-    The initial G is noise, as in the paper; in the authors' code, it is drawn from the mean of the clients' class
-    statistics. With `init="statistics-whole-set"`, these statistics are divided by the number of all pixels of a
-    client, as in that code; with `init="statistics"`, by the number of pixels of the class. For both, each client is
-    queried once, before round 1. It sends 2C values per class for C channels, and states which classes it has. Images
-    of classes that no client has start from noise.
+    The initial G is noise, as in the paper. In the authors' code, its pixels are drawn from normal distributions with
+    the mean and standard deviation of each class and channel, averaged over the clients. Both follow from sums over
+    the pixels of the class. With `init="statistics"`, these sums are divided by the number of pixels of the class; with
+    `init="statistics-whole-set"`, by the number of all pixels of the client, as in the authors' code. With these two
+    options, each client is queried once, before round 1. It sends the 2C values of each class for C channels, and states which
+    classes it has. Images of classes that no client has start from noise.
 
     Args:
         ipc: number of images per class in G; the paper uses 10. 0 disables the add-on.

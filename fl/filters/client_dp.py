@@ -201,8 +201,8 @@ class ClientDP(Filter):
     def expect(self, server: Server, client: int, schema: Schema) -> None:
         """Change the schema so that the weight of every reply is exactly 1.
 
-        With adaptive clip norms, also add an entry for the bits that `out` computes, one number in [-1/2, 1/2] for each
-        entry in `clips`.
+        With adaptive clip norms, every reply must also contain one number in [-1/2, 1/2] for each clipped entry: 1/2 if
+        the entry's norm was within the clip norm, and -1/2 otherwise.
         """
         for entry in self.clips:
             if entry.by is not None and entry.by.key in schema:
