@@ -80,9 +80,10 @@ class Evaluation:
     """Result of `evaluate`. Print it to see a table.
 
     Attributes:
-        rows: for each architecture, the result of the set, followed by that of random real images if they were tested.
+        rows: for each architecture, the test accuracies of networks trained on the evaluated set (`data`), followed by
+            those of networks trained on random real images if `evaluate` got `real`.
         protocol: the training protocol.
-        images: number of images in the set.
+        images: number of images in the evaluated set, on which the networks are trained.
         against: perturbations of the test images, by name.
     """
 
@@ -97,7 +98,7 @@ class Evaluation:
         return self.rows[0].mean
 
     def record(self) -> dict[str, Any]:
-        """Return the result as JSON values: the rows, the protocol, and the number of images in the set.
+        """Return the result as JSON values: the rows, the protocol, and the number of images in the evaluated set.
 
         Each row also contains the mean and the standard deviation of its accuracies over the networks. A teacher is
         described by its class, fingerprint and path; a perturbation by its name and options.

@@ -22,14 +22,15 @@ def epsilon_lower_bound(
     """Return a lower bound on epsilon at `delta`, from fresh runs with a record (`inside`) and without it (`outside`).
 
     Report the lower bound next to a claimed epsilon, which is an upper bound: the true value lies between them. The
-    bound follows from how often an event (scores on one side of a threshold) occurs in both groups of runs. The event
+    bound follows from how often an event (a score on one side of a threshold) occurs in both groups of runs. The event
     is chosen on one half of the runs, and the bound is computed on the other half. It therefore exceeds the true value
     with probability at most 1 - confidence. Report `max_lower_bound`, too: it is the largest result that this number of
     runs allows for any mechanism. To test a claim, use `audit_claim`, which is far more sensitive.
 
     Args:
-        inside: scores of the runs with the record, one or d for each run, [n] or [n, d], at least two runs.
-        outside: scores of the runs without the record, [m] or [m, d], at least two runs.
+        inside: scores of the n runs with the record: one score for each run, [n], or d different scores, such as one
+            for each layer, [n, d]. An event concerns a single one of the d scores. At least two runs.
+        outside: the same scores of the m runs without the record, [m] or [m, d]. At least two runs.
         delta: delta at which epsilon is bounded, in [0, 1).
         confidence: confidence of the bound, in (0, 1).
         generator: seed or generator that splits the runs.

@@ -107,9 +107,10 @@ def invert_message(
     Papers: Zhu, Liu and Han, "Deep Leakage from Gradients" (NeurIPS 2019); Geiping et al., "Inverting Gradients"
     (NeurIPS 2020), for the cosine objective with total variation, with the schedule of the authors' code; Yin et al.,
     "See through Gradients" (CVPR 2021), for group consistency. Deviations: DLG optimizes labels together with the
-    images; we infer them first, as iDLG does. DLG does not restrict images to the range of pixels. The mean of the
-    group is taken over pixels, with images of one class paired by the smallest squared distance; the paper also
-    registers the images to each other and uses another optimizer. The choice among restarts ignores the group term.
+    images; we infer them first, as iDLG does. DLG does not restrict images to the range of pixels. For group
+    consistency, the images of a class in each restart are paired with those of one reference restart, so that the sum
+    of squared distances is smallest. Paired images are averaged pixel by pixel. The paper also registers the images to
+    each other, and uses another optimizer. The choice among restarts ignores the group term.
     """
     dims = tuple(check.positive_int(d, "shape") for d in check.sequence(shape, "shape", "sizes (C, H, W)", 3))
     count, restarts = check.positive_int(count, "count"), check.positive_int(restarts, "restarts")

@@ -29,18 +29,20 @@ class Configurable:
         return created
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes and the recorded arguments, for copies and pickles."""
+        """Return the attributes and the constructor arguments that `__new__` recorded, for copies and pickles."""
         return {**self.__dict__, "_init_arguments": self._init_arguments}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Restore the attributes and the recorded arguments."""
+        """Restore the attributes and the recorded constructor arguments from a result of `__getstate__`."""
         state = dict(state)
         object.__setattr__(self, "_init_arguments", state.pop("_init_arguments"))
         restore = getattr(super(), "__setstate__", self.__dict__.update)
         restore(state)
 
     def init_arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return the positional and keyword arguments that rebuild this object, by default the recorded ones.
+        """Return the positional and keyword arguments that rebuild this object.
+
+        By default, they are the arguments that were recorded when the object was created.
 
         Override this method if the constructor copies an argument that the caller may change later, such as a network.
         The override returns the copy instead of the original.

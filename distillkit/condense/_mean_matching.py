@@ -132,7 +132,10 @@ def class_distance(
     augment: Callable[[Tensor, int], Tensor] | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Sum a given distance of synthetic images over all classes, and return it with its gradient.
+    """Sum a given distance over all classes, and return it with its gradient with respect to synthetic images.
+
+    The function `distance` compares the embeddings of a class's synthetic images with a target that it knows, such as
+    the mean embedding of the real images.
 
     Args:
         network, images, counts, match, augment, chunk: as in `distance_to_means`.

@@ -79,8 +79,9 @@ def pack_arguments(arguments: Mapping[str, Any]) -> Tensor:
 def call_identity(real: LabeledImages, networks: NetworkSampler) -> dict[str, Any]:
     """Return fingerprints of the data and networks of a condensation. Resuming with different ones is refused.
 
-    Anyone who knows the data can recompute the fingerprint, because it uses no secret key. This reveals nothing new:
-    the state already holds images that were made from the data without noise.
+    The fingerprints are saved in the condenser's state. The fingerprint of the data uses no secret key, so whoever
+    reads the state can check a guess of the data. This is accepted, because the state also contains the synthetic
+    images, which were made from the data without noise.
 
     Args:
         real: the set to condense.

@@ -19,7 +19,7 @@ class Guarantee(Protocol):
     """Interface of guarantees of differential privacy, such as `distillkit.privacy.Guarantee`."""
 
     def info(self) -> dict[str, Any]:
-        """Return the guarantee as JSON values with the key "epsilon"."""
+        """Return the guarantee as a dictionary of JSON values. It has the key "epsilon", and may have other keys."""
 
 
 def soft_labels(

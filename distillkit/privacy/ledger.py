@@ -431,8 +431,9 @@ class Ledger:
     def _touching(self, client: int | str | None) -> list[int | str]:
         """Return the ids of the clients whose charges may concern records of `client`, or of any client if it is None.
 
-        If the clients' records are disjoint, only charges to `client` and to every client (`ALL_CLIENTS`) concern them.
-        Otherwise all charges may, because another client may have the same record.
+        If no record belongs to two clients (`disjoint`), only charges to `client` and charges to every client
+        (`ALL_CLIENTS`) concern the records of `client`. Otherwise all charges may concern them, because another client
+        may have the same record.
         """
         if self.disjoint and client is not None:
             return [o for o in dict.fromkeys((client, ALL_CLIENTS)) if o in self._totals or o in self._reasons]

@@ -61,7 +61,7 @@ class Tiles:
         return self.factor**2
 
     def require_shape(self, shape: tuple[int, ...]) -> None:
-        """Refuse an image shape whose height or width is not divisible by the factor, with a `ValueError`.
+        """Raise ValueError if an image shape's height or width is not divisible by `factor`, the tiles along a side.
 
         Args:
             shape: shape whose last two entries are height and width.

@@ -67,7 +67,7 @@ class PowerAnalysis:
 
     @property
     def std(self) -> float:
-        """Sample standard deviation of the pilot differences (n - 1)."""
+        """Sample standard deviation of `differences`, the pilot pairs' differences (divisor n - 1 for n pairs)."""
         return statistics.stdev(self.differences.values())
 
     @property

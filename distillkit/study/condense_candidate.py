@@ -96,11 +96,11 @@ class Condense(Candidate):
 
     Args:
         make, search, settings, like: arguments of `Candidate`.
-        num_networks: number of networks trained on each set.
+        num_networks: number of networks trained on the small set of each run.
         protocol: protocol with which the networks are trained.
-        tested: function that returns a network for a number of outputs, to train and test on each set; default: the
-            task's network factory. Use this option to test whether a set also works for other networks than those used
-            in the condensation.
+        tested: function that gets a number of outputs and returns a network. The networks are trained on the small set
+            and tested on the test images. Default: the task's network factory. Use this option to test whether the set
+            also works for other networks than those used in the condensation.
         delta: delta of the ledger, `ledger.jsonl` in the run's folder, that a private condenser charges.
         threads: number of intra-op threads on the CPU. It affects rounding, so the results depend on it.
         measure: function of the small set and the run's `Job` that computes additional columns of the summary, and

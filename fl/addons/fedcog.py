@@ -50,8 +50,9 @@ class FedCOG(AddOn):
 
     The variants of Table 5 are options: `steps=0` (row 1, Gaussian noise), `disagreement=0.0` (row 2) and
     `labels="hard"` (row 3: cross-entropy with the global model's predicted class, `hard_label` in the code).
-    `targets="uniform"` is the basic strategy of section 4.1, which generates equally many images of all classes
-    (`gen_complement` in the code, with two images of each class). `decoder` generates the images with a network
+    `targets="uniform"` is the basic strategy of section 4.1, which generates equally many images of all classes. The
+    authors' code generates two images of each class in this case, and its name for the option is `gen_complement`,
+    although `targets="complement"` means the other strategy here. `decoder` generates the images with a network
     (appendix A.4). `regenerate` is `double_gen` in the authors' code: after half of the local steps, the client
     generates images again, with the model in training in place of its last model.
 
@@ -69,7 +70,7 @@ class FedCOG(AddOn):
         divergence: formula of JS, "clamped" (the authors' code) or "jensen_shannon".
         weight: lambda_kd, the weight of the distillation; 0 disables the add-on. None: the real and the generated
             images are weighted by N_real and N_syn, as in the formula above.
-        batch: number of generated images per step; default: the method's `batch`.
+        batch: number of generated images per step of the local training; default: the method's `batch`.
         labels: target of the distillation: the global model's logits ("soft"), or its predicted class ("hard").
         targets: classes of the generated images: those that balance the client's classes ("complement"), or equally
             many images of all classes ("uniform").

@@ -77,12 +77,15 @@ class FedExP(AddOn):
         return {n: step * m for n, m in mean.items()}
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Store the weights before this round, for the mean of the last two rounds."""
+        """Store `old`, the weights after the previous round, for the mean in `evaluation_model`.
+
+        In round 1, `old` contains the untrained initial weights, so nothing is stored.
+        """
         if server.round > 1:
             server.state[self.before] = old
 
     def evaluation_model(self, server: AveragingServer) -> Tensors:
-        """Return the mean of the weights of the last two rounds. Integer buffers are those of the last round."""
+        """Return the mean of the weights after the last two rounds. Integer buffers are those after the last round."""
         last = server.state[FedAvg.model]
         before = server.state.get(self.before, last)
         return {n: torch.lerp(before[n], t, 0.5) if t.is_floating_point() else t for n, t in last.items()}

@@ -49,7 +49,7 @@ class VHL(AddOn):
     uses the second term only in the first five local epochs of a round. Here, it is used in all epochs, which is the
     same in the published settings, because none has more than five. When a pass over the virtual set ends with a batch
     of fewer than `batch` images, the authors' code drops this batch; here, it is used. In the tests of the authors'
-    code, a prediction of a virtual class counts as an error; `predict="all"` does the same here.
+    code, a prediction of a virtual class counts as an error; `FedAvg(predict="all")` does the same here.
 
     In the authors' code, a client's learning rate decays each time the client takes part; here it decays with the
     rounds, as in the paper. The authors' code keeps momentum between rounds; use `ClientOptimizer(state="client")` for

@@ -217,8 +217,8 @@ class ClientRecord:
 class ClientCacheIndex:
     """The server's `ClientRecord` of each client, which describes the values that the client has stored.
 
-    These values are the client's memory (values that it keeps between rounds), of which the record has the version, and
-    the values of message entries in the client's cache.
+    A client stores a memory (values that it keeps between rounds) and a cache (values of message entries). The record
+    contains the version name of the memory, and digests of the values in the cache.
 
     The changes of a round are pending until `commit` or `rollback`. The index keeps a record of every client that has
     ever been drawn, but a checkpoint stores only the records that changed in its round.

@@ -212,7 +212,9 @@ class FedProto(Method):
     def expect_evaluation(self, server: Server, client: int) -> Schema:
         """Return the schema of the results of `evaluate` for the client's own network.
 
-        The results are counts and the summed loss over the client's test images (`LabelTask.sums`).
+        The results are sums over the client's test images: the number of predictions, the number of correct
+        predictions, the loss, and the true positives, false positives and false negatives of each class
+        (`LabelTask.sums`).
         """
         return {self.tested.key: evaluation_spec(server.task, "personal")}
 

@@ -45,8 +45,9 @@ class EntryLayout:
         form: "number", "tensor", or "group" (a dictionary of tensors).
         rule: aggregation rule of the entry: "sum" or "mean".
         by: key of the entry that contains the weights of the mean; "" if there are no weights.
-        over: public number by which a sum is divided to give the mean; None if there is none.
-        most: B, the largest absolute value that the entry may contain.
+        over: public number by which the sum over clients is divided if the rule is "mean". None: the sum is divided by
+            the sum of the clients' weights, which are 1 if `by` is empty.
+        most: the largest absolute value that the entry may contain.
         parts: name, shape and dtype of each tensor in the entry. The name is "" unless the form is "group", and the
             dtype is "" if the form is "number".
     """

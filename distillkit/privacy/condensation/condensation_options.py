@@ -41,7 +41,10 @@ class EmbeddingNetworks:
 
     @classmethod
     def of(cls, networks: NetworkSampler | EmbeddingNetworks | None) -> EmbeddingNetworks:
-        """Return an `EmbeddingNetworks` unchanged, or return default options with a given sampler.
+        """Convert the argument `networks=` of a condenser to an `EmbeddingNetworks`.
+
+        An `EmbeddingNetworks` is returned unchanged. A sampler gives an `EmbeddingNetworks` with this sampler and the
+        defaults of the other arguments. None gives an `EmbeddingNetworks` with all defaults.
 
         Raises:
             TypeError: `networks` is not an `EmbeddingNetworks`, a sampler or None, but for instance a network or a

@@ -256,10 +256,10 @@ class Node:
 
 @dataclass(frozen=True)
 class _LoadedData:
-    """Data of a node: a registry of its one client, keyed fingerprints, and the class names.
+    """Data of a node, which has a single client: the client's images, keyed fingerprints, and the class names.
 
     Attributes:
-        clients: registry of the client's data.
+        clients: `ClientRegistry`, a sequence whose only item is the client's data.
         fingerprint: fingerprint of the training and test images.
         ledger: fingerprint of the training images, which is the name of their privacy ledger.
         class_names: class names; empty if unknown.
