@@ -447,7 +447,7 @@ def _fingerprint(tensors: Mapping[str, Tensor]) -> str:
 def _is_new_default(value: Any, option: Field[Any]) -> bool:
     """Return whether a dataclass field has its default value and is marked `omit_default`.
 
-    Such fields are left out of configs, because records that are older than the field do not have it.
+    Such fields are left out of configs, because configs that were saved before the field existed do not have it.
     """
     return bool(option.metadata.get("omit_default")) and getattr(value, option.name) == option.default
 
@@ -463,7 +463,8 @@ def _is_importable(value: Any) -> bool:
 def _is_entry(value: Any) -> bool:
     """Return whether `value` is a named constant: an object that stores its own name in `__qualname__`.
 
-    For example, the `Entry` objects that a message class of `fl` declares are named constants.
+    For example, the `Entry` objects that methods, add-ons and filters of `fl` declare as class attributes are named
+    constants.
     """
     own = getattr(value, "__dict__", {}) if not isinstance(value, type) else {}
     return not callable(value) and isinstance(own.get("__qualname__"), str)

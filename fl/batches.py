@@ -35,7 +35,7 @@ class Batch:
     joint: bool = False
 
     def select(self, index: Tensor) -> Batch:
-        """Return the images at some indices, with their labels and columns, as a batch.
+        """Return the images at some indices as a batch, with their labels and their additional values (`columns`).
 
         Args:
             index: image indices, int64 [m].

@@ -224,7 +224,8 @@ class Method(KeyedObject, ABC):
     def answer(self, client: Client, message: Message) -> Message:
         """Return this client's answer to the query before round 1, such as its class counts; see `has_query`.
 
-        The `message` comes from `send`. Changes to the client's memory are discarded.
+        The `message` comes from `send`. Changes to `client.memory`, the values that a client keeps between
+        rounds, are discarded.
         """
         return Message()
 
@@ -270,7 +271,8 @@ class Method(KeyedObject, ABC):
         Default: "local". To add an exchange, define a function of its name with the signature of `local`, which runs on
         the client. On the server, `send_exchange`, `expect_exchange` and `receive_exchange` handle all additional
         exchanges. A client takes part in an exchange if all its earlier replies in this round are usable
-        (`server.present`). Only `local` may change a client's memory.
+        (`server.present`). Only `local` may change `client.memory`, the values that a client
+        keeps between rounds.
         """
         return ("local",)
 

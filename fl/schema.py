@@ -42,15 +42,15 @@ class EntrySpec:
     Attributes:
         value: an example value. A tensor must have the shape and dtype of the example, and a dict of tensors also the
             same names. An image set may have any number of images, but must have the normalization, classes, image
-            shape, dtypes, additional columns (`LabeledImages.columns`) and `info` of the example; usually, both are
-            empty.
+            shape, dtypes, additional columns (`LabeledImages.columns`) and `info` of the example. Usually, the
+            example has no additional columns, and its `info` is empty.
         max_rows: maximum number of images of a set, or of rows of a tensor. The first dimension of a tensor may then
             differ from the example.
         same_rows_as: another entry of the same reply, which must have the same number of rows.
         max_per_class: maximum number of images of one class in a set.
         minimum, maximum: range of every number; in an image set, of the pixels and the values in additional columns. By
-            default, weights of clients (an entry that is `Entry.by` of another entry) must be in [0, `MAX_WEIGHT`], and
-            other floats in [-`MAX_MAGNITUDE`, `MAX_MAGNITUDE`]; other integers have no limits.
+            default, the clients' weights in an average (an entry that is `Entry.by` of another entry) must be in [0,
+            `MAX_WEIGHT`], and other floats in [-`MAX_MAGNITUDE`, `MAX_MAGNITUDE`]; other integers have no limits.
         max_norm: maximum l2 norm of the vector of all numbers of the entry. If it is given, `MAX_MAGNITUDE` does not
             apply.
         nonnegative: in a dict of tensors, the names of the tensors whose numbers must be >= 0, such as variances.

@@ -40,7 +40,7 @@ class Gradient:
 
     @staticmethod
     def of(network: nn.Module, images: Tensor, labels: Tensor) -> Gradient:
-        """Return the message that a client with these images sends, to try an attack or a defence.
+        """Return the message that a client with these images sends. Use it to test an attack or a defence.
 
         Args:
             network: network of the client, in the mode (training or eval) in which the client computes the gradient.
@@ -146,7 +146,7 @@ class FedAvgUpdate:
         weight_decay: float = 0.0,
         order: Sequence[Tensor] | None = None,
     ) -> FedAvgUpdate:
-        """Return the message that a client with these images sends, to try an attack or a defence.
+        """Return the message that a client with these images sends. Use it to test an attack or a defence.
 
         Args:
             network, lr, epochs, batch, momentum, weight_decay: the client's network and options of its training, as in

@@ -75,9 +75,11 @@ class CanaryAttack:
     def p_value(self) -> float:
         """P-value of McNemar's exact one-sided test, whose null hypothesis is that the labels do not leak.
 
-        Consider the canaries whose wrong label is predicted by only one of two models: the model whose teacher was
-        trained on the canary, or the model whose teacher was not. If the labels do not leak, both models are equally
-        likely. The p-value is then the probability that the first model predicts at least `only_taught` of the labels.
+        Two models were made for an attacker, each from its own teacher network, and a canary is a record with a wrong
+        label in the training set of one teacher. Consider the canaries whose wrong label only one of the models
+        predicts. If the labels do not leak, each of the two models is equally likely to be this one. The p-value is
+        then the probability that at least `only_taught` of these labels are predicted by the model whose teacher was
+        trained on the canary.
         """
         from scipy.stats import binom
 

@@ -149,8 +149,8 @@ def run_shadows(
 
     Raises:
         TypeError, ValueError: an argument is out of range; the shadow models in `out` were made with other settings;
-            `fit` cannot be sent to processes; or `fit` returns no scorers, other scorers than before, or scores that
-            are not finite.
+            `fit` cannot be sent to processes; or `fit` returns no scorers (functions that score records), or scorers
+            with other names than in an earlier call, or a scorer returns scores that are not finite.
         InUse: another process uses `out`.
     """
     workers = check.positive_int(workers, "workers")

@@ -106,8 +106,8 @@ class RecordedRun:
 
         Raises:
             attacks.transcript.DamagedTranscript: a message is damaged.
-            DamagedRun: a message is missing in the transcript, although the run's history (`history.jsonl`) counts the
-                bytes that the client sent.
+            DamagedRun: the transcript lacks a client's message, although the run's history (`history.jsonl`) counts the
+                bytes of this message.
         """
         if not self.transcript:
             return

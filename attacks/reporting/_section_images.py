@@ -81,13 +81,13 @@ def nearest_section(observed: ObservedData, inside: Records | None, outside: Rec
 
 
 def recovery_section(observed: ObservedData, inside: Records, outside: Records | None, findings: Findings) -> Section:
-    """Return the section on the share of private records that have a similar sent image.
+    """Return the section on how many private records resemble an image that was sent or published.
 
-    For comparison, the section gives the share of non-members with a similar sent image, and the share of private
-    records with a similar image among random real images.
+    For comparison, the section gives the share of non-members that resemble one of these images, and the share of
+    private records that resemble one of equally many random real images.
 
     Args:
-        observed: the sent images.
+        observed: the images that clients sent or that were published.
         inside: members.
         outside: non-members; None if the user passed none.
         findings: findings of the report, to which the shares are added.

@@ -186,14 +186,14 @@ def _recomputed(run: RecordedRun, claim: dict[str, Any], findings: Findings) -> 
 
 
 def _exact_numbers(run: RecordedRun, findings: Findings) -> list[str | Table]:
-    """Find values in the history that come from clients without noise, so that epsilon does not cover them.
+    """Find values in the history that clients sent without added noise, so that epsilon does not cover them.
 
     Args:
         run: the recorded run.
         findings: findings of the report, to which these values are added as a leak.
 
     Returns:
-        Texts for the report, one for each kind of value.
+        Sentences for the report, one for each kind of value.
     """
     rows = run.history
     reasons = {str(why) for row in rows for why in (row.get("failed") or {}).values()}

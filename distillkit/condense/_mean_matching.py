@@ -1,4 +1,4 @@
-"""Parts of a distribution-matching step: mean embeddings of real images, and loss gradient of synthetic images."""
+"""Parts of a distribution-matching step: mean embeddings of real images, and pixel gradients of synthetic images."""
 
 from __future__ import annotations
 

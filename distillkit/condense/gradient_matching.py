@@ -112,11 +112,11 @@ def gradient_matching(
         TypeError, ValueError: an argument is invalid; the message says which.
         FloatingPointError: the loss is not finite.
 
-    Deviations from the authors' code: Random draws derive from the seed, not from the clock. Default numbers of loops
-    exist for every `ipc` (see `loops_for`), not only for the published values. Exactly `iterations` iterations are run,
-    not one more. Before a matching step, the running statistics of batch norm are set to those of a batch of all
-    classes. The authors' code moves them only a tenth of the way from their initial values, 0 and 1, to those of the
-    batch.
+    Deviations from the authors' code: Random draws derive from the seed, not from the clock. Default numbers of
+    matching steps and of training epochs exist for every `ipc` (see `loops_for`), not only for the published values.
+    Exactly `iterations` iterations are run, not one more. Before a matching step, the running statistics of batch norm
+    are set to those of a batch of all classes. The authors' code moves them only a tenth of the way from their initial
+    values, 0 and 1, to those of the batch.
     """
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     networks = require_sampler(networks)

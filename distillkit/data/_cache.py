@@ -235,7 +235,9 @@ class CacheWriter:
 
 
 def fill_in_threads(picture: Callable[[int], Tensor], workers: int | None) -> Fill:
-    """Return a function that writes the missing pictures of a cache in several threads, as `fill` of `open_cache`.
+    """Return a function that writes the missing pictures of a cache in several threads.
+
+    Pass this function to `open_cache` as the argument `fill`.
 
     Args:
         picture: function that returns the picture with a given index as uint8 [C, H, W]. The indices come in any order.

@@ -189,9 +189,10 @@ def stored_soft_labels(
     Args:
         small: the set to label.
         protocol: a `distillkit.training.Protocol` whose `relabel` is a `Relabel` with a teacher.
-        epochs: numbers of the epochs whose labels are stored, counted from 0. In each other epoch, training uses the
-            views and labels of a stored epoch, which is drawn at random. Default: all epochs of the protocol. `train`
-            with the same generator then gives a network that is bit-identical to one trained with the teacher.
+        epochs: numbers of the epochs whose labels are stored, counted from 0. In an epoch that is not
+            listed, training uses the views and labels of a listed epoch, which is drawn at random. Default: all epochs
+            of the protocol. `train` with the same generator then gives a network that is bit-identical to one trained
+            with the teacher.
         pool: labeled images on which the teacher's accuracy is checked first; see `soft_labels`.
         generator: an int seed, or a CPU generator from which one seed is drawn in the same way as in `train`.
         progress: whether to show a progress bar.

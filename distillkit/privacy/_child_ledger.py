@@ -87,7 +87,7 @@ class ChildLedger(Ledger):
 
     @property
     def charged(self) -> list[Line]:
-        """Ledger lines that this object recorded, in order, as JSON values; without the lines in `state`."""
+        """Ledger lines that this object recorded, in order, as JSON values. Lines of the run's ledger are left out."""
         return list(self._memory.lines)
 
 

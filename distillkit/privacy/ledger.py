@@ -72,7 +72,7 @@ class Ledger:
     Args:
         path: path of a file of JSON lines; an existing file is continued. None keeps the ledger in memory, for
             experiments.
-        delta: delta of the guarantee, in (0, 1), well below one over the number of records of the largest client.
+        delta: delta of the guarantee, in (0, 1), well below 1 / n for the largest client's number of records n.
             Default: the file's; 1e-5 for a new ledger.
         budget: epsilon that no client may exceed. Default: the file's; no limit for a new ledger. The budget is
             compared with the epsilon that follows from the noise scale, even if the noise is drawn from a known seed. A
@@ -413,7 +413,7 @@ class Ledger:
         return tuple(remarks)
 
     def _assumptions(self) -> dict[str, tuple[str, ...]]:
-        """Return the recorded assumptions by the function that made them.
+        """Return a mapping from the name of each function that recorded assumptions to these assumptions.
 
         The assumptions of the ledger itself have the key "Ledger".
         """

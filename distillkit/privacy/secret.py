@@ -22,11 +22,11 @@ class Secret:
     """Source of noise: the operating system's entropy, or a seed.
 
     Every random draw on which a privacy claim relies comes from a `Secret`: noise, the choice of records for a step,
-    and dropout. Without a seed, all noise and Poisson draws come from the operating system's cryptographic generator
-    (`secrets.token_bytes`), never from `torch.Generator`. A `torch.Generator` is a Mersenne Twister, and an adversary
-    who knows all records but one could compute the state of the generator from the noise. With a seed, the draws are
-    repeatable, and anyone who knows the seed knows the noise. The ledger then records that no guarantee holds: use
-    seeds for tests, not for releases.
+    and the masks of dropout layers. Without a seed, all noise and Poisson draws come from the operating system's
+    cryptographic generator (`secrets.token_bytes`), never from `torch.Generator`. A `torch.Generator` is a Mersenne
+    Twister, and an adversary who knows all records but one could compute the state of the generator from the noise.
+    With a seed, the draws are repeatable, and anyone who knows the seed knows the noise. The ledger then records that
+    no guarantee holds: use seeds for tests, not for releases.
 
     Uniform draws have 53 random bits, so the actual sample rate differs by at most 2^-53 from the rate that is
     accounted for. A Gaussian is the sum of four Box-Muller draws in float64, divided by two (Holohan and Braghin,

@@ -33,9 +33,9 @@ def select(
     Paper: Soni, Saeed and Asano, "Federated Learning with a Single Shared Image" (2024).
 
     Args:
-        embeddings: embeddings of the pool, float [N, d], from the model that also computed the logits.
-        logits: logits of the pool, float [N, K], K >= 2. The predicted class of an image is that of its largest logit;
-            no labels are used.
+        embeddings: embeddings of the N images, float [N, d], from the model that also computed the logits.
+        logits: logits of the N images, float [N, K], K >= 2. The predicted class of an image is that of its largest
+            logit; no labels are used.
         keep: number of images to select, in [1, N].
         kmeans_share: share s of the reduction that k-means does, in [0, 1]: k-means keeps M = N^(1 - s) * keep^s
             images, and pruning reduces M to `keep`. At 0.5, both steps keep the same fraction: 50,000 -> 15,811 ->

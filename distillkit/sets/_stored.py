@@ -201,7 +201,7 @@ class StoredImages(FileBacked):
 
     @property
     def digests(self) -> Tensor:
-        """Hash of each picture's bytes, uint8 [N, 16]. The hashes identify the images without reading them."""
+        """Stored hash of each image's bytes, uint8 [N, 16]. It identifies an image, so the image need not be read."""
         return self._file.digests[self._rows]
 
     @property

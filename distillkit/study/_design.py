@@ -126,7 +126,8 @@ def make_design(
         tasks, candidates, seeds, tune_seeds, tune_on: arguments of `Study`.
 
     Raises:
-        TypeError, ValueError: an argument is invalid, a name is used twice, or the candidates' searches differ in size.
+        TypeError, ValueError: an argument is invalid, a name is used twice, or the candidates have different numbers of
+            configurations to try.
     """
     design = StudyDesign(
         _tasks(tasks), _candidates(candidates), _seeds(seeds, "seeds"), _seeds(tune_seeds, "tune_seeds"), tune_on

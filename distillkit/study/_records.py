@@ -62,7 +62,7 @@ class Record:
 
     @property
     def method(self) -> str:
-        """Name of the candidate."""
+        """Name of the candidate: the name that the compared method has in the study."""
         return self.line["method"]
 
     @property

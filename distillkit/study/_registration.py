@@ -81,8 +81,8 @@ class RegisteredDesign:
         method, base: names of the candidate and the baseline.
         power: result of `power_analysis` for the pilot runs. Its column, effect and level define the test.
         used_seeds: seeds of earlier runs, which the study must not use again.
-        study: the task, the candidates with their searches, the seeds, and the rule that chooses the best
-            configuration, as a JSON value.
+        study: the task, the candidates with the hyperparameter configurations to try, the seeds, and the rule that
+            chooses the best configuration, as a JSON value.
         path: path of the design's file.
 
     Raises:
@@ -251,7 +251,11 @@ def used_seeds(earlier: Sequence[RecordsLike]) -> tuple[int, ...]:
 
 
 def _search(config: Mapping[str, Any]) -> str:
-    """Describe in one phrase the configurations that are searched for a candidate, from the candidate's JSON form."""
+    """Describe in one phrase the configurations that a study tries for a candidate (a method in the study).
+
+    Args:
+        config: JSON form of the candidate.
+    """
     if config["like"] is not None:
         return f"none, as {config['like']}"
     fixed, tries = decode_settings(config["settings"]), decode_settings(config["tries"])

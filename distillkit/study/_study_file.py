@@ -32,8 +32,8 @@ def write_study(
         out: the study's folder.
         design: tasks, candidates and seeds.
         facts: other arguments of the study that must not change, by name.
-        reopen: function that is called before the file is written, with the names of the tasks that have more rounds
-            than before, if there are any.
+        reopen: function that is called with the names of the tasks that now have more rounds, before the file is
+            written. It is not called if there are no such tasks.
 
     Raises:
         ValueError: a task or candidate in the file differs from the task or candidate with this name in `design`, or

@@ -139,7 +139,7 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[TuningResult], Map
 
 
 def equal_search_sizes(folder: str | os.PathLike[str]) -> dict[str, int]:
-    """Return the number of configurations that were searched for each candidate, by task.
+    """Return the number of configurations that the study tried for each candidate, by task.
 
     A comparison is fair only if this number is the same for all candidates, the compared methods. Otherwise an error is
     raised. A candidate without a search has one configuration. Candidates that use the settings of another candidate

@@ -1,4 +1,4 @@
-"""Candidates that condense a task's images and evaluate the small set."""
+"""Candidates (the methods that a study compares) that condense a task's images and evaluate the small set."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def run_device(device: str) -> Iterator[None]:
     """Set the device of every `DeviceFactory` in this thread, for the duration of a `with` block.
 
     Args:
-        device: the device.
+        device: device on which these factories place their networks, such as "cpu" or "cuda".
     """
     before = _DEVICE.set(device)
     try:

@@ -139,7 +139,7 @@ class Study:
         Args:
             processes: number of concurrent runs. With more than one, each runs in its own process, and a script needs
                 `if __name__ == "__main__":`. Results do not depend on this number.
-            workers: number of threads per run that run clients. Results do not depend on this number.
+            workers: number of threads in which each run trains and tests its clients. It does not affect the results.
             device: device to compute on, "cpu" or "cuda".
             trial: whether to estimate the total cost first, from a short trial run of each candidate; see `estimate`.
             progress: whether to show the estimate, and a bar with the remaining time.
@@ -332,7 +332,10 @@ class Study:
         return locked(self.out / ".owner.lock", f"the study in {self.out}")
 
     def _tune(self, *arguments: Any) -> dict[tuple[str, str], Mapping[str, Any]]:
-        """Execute the tuning runs, extend the searches, and return the chosen settings by task and candidate.
+        """Execute the tuning runs, and return the chosen settings by task and candidate.
+
+        If the best value of a setting is the smallest or largest that was tried, and the study's option `extend` allows
+        it, every candidate gets one more configuration with a new value, which is also run.
 
         Args:
             arguments: further arguments that are passed to `_execute`: `processes`, `options`, `seconds` and

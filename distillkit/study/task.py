@@ -143,7 +143,8 @@ class Task:
                 the server's share do not change.
 
         Raises:
-            ValueError: `partition` has an argument that the set does not provide, or returns an invalid partition.
+            ValueError: the task's function `partition` has an argument that is neither `labels`, `generator` nor a
+                column of the training set, or it returns an invalid partition.
         """
         train = split.train
         pool, test, server = self._pool(split, validation)

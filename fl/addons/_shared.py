@@ -82,7 +82,8 @@ class Shared(AddOn):
     def has_average(self, number: int) -> bool:
         """Return whether clients send their weights in round `number` >= 1.
 
-        The server's models start from the average of these weights, which the paper calls FedAvg initialization.
+        In such a round, the server's models start from the average of these weights. Soni, Saeed and Asano (2024) call
+        this FedAvg initialization.
         """
         return starts_from_average(number, self.rate, self.warm_rounds)
 

@@ -182,8 +182,8 @@ class Anchors(AddOn):
     def extra_batches(self, local: Local) -> Iterator[Batch] | None:
         """Return an iterator that yields all anchors, the server's labeled images, as one batch in every step.
 
-        `loss` compares this batch with the client's batch. The result is None if `loss` adds no term: in the rounds of
-        the option `selected`, and with `weight` 0.
+        `loss` compares this batch with the client's batch. The result is None if `loss` adds no term, which is the
+        case in the rounds that the option `selected` lists, and if the option `weight` is 0.
         """
         if local.round in self.selected or not self.weight:
             return None
@@ -206,7 +206,8 @@ class Anchors(AddOn):
         )  # fmt: skip
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """In the rounds of the option `selected`, fit the anchors to the clients' mean update (Huang et al., Eqs. 5-6).
+        """In the rounds that the option `selected` lists, fit the anchors to the clients' mean update (Huang et al.,
+        Eqs. 5-6).
 
         The anchors are the server's labeled images. Their pixels are changed so that the gradient of the loss on the
         anchors, with respect to the weights, matches the mean update divided by the negative learning rate. The

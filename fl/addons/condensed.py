@@ -49,11 +49,11 @@ class Condensed(AddOn):
     of classes that its client does not have.
 
     Deviations. As in the authors' code, no set is refined in round 1, because the network is untrained. In the authors'
-    code, all clients condense their data before round 0; here, a client does so when it is first drawn, which leads to
-    the same sets. The authors' code draws the initial images from class statistics whose sums are divided by the number
-    of pixels of the whole set (`init="statistics-whole-set"`). The paper, and the default here, divide by the number of
-    pixels of the class. In the authors' code, the first condensation always uses a `ConvNet`; here, pass `factory` for
-    this.
+    code, all clients condense their data before the first round; here, a client does so when it is first drawn, which
+    leads to the same sets. The authors' code draws the initial images from the mean and standard deviation of each
+    class. It computes both from sums over the pixels of the class, which it divides by the number of pixels of the
+    whole set (`init="statistics-whole-set"`). The paper, and the default here, divide by the number of pixels of the
+    class. In the authors' code, the first condensation always uses a `ConvNet`; here, pass `factory` for this.
 
     Args:
         ipc: number of images per class; the paper uses 10 and 50. 0 disables the add-on.
@@ -91,8 +91,8 @@ class Condensed(AddOn):
     def dataset(self, local: Local) -> LabeledImages:
         """Return the client's condensed set as training set. In the client's first round, condense its data.
 
-        In the rounds of the option `selected`, except round 1, first refine the set by distribution matching under the
-        received global network.
+        In the rounds that the option `selected` lists, except round 1, first refine the set by distribution matching
+        under the received global network.
         """
 
         def like() -> nn.Module:

@@ -72,9 +72,9 @@ class LocalAccuracy(AddOn):
         out[self.accuracies] = torch.tensor([server.task.metrics(sums)["accuracy"]], dtype=torch.float64)
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Write statistics of the accuracies of the clients' trained models on the set `on` to the history.
+        """Write to the history how accurate the clients' trained models are on the set that the option `on` names.
 
-        They are the mean, the standard deviation, and the mean over the tenth of the clients with the lowest
+        The values are the mean, the standard deviation, and the mean over the tenth of the clients with the lowest
         accuracies.
         """
         if self.accuracies in replies:

@@ -137,9 +137,10 @@ class AddOn(Component):
         """
 
     def expect_answer(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Add the entries of the add-on's answer to the schema. Called on the server.
+        """Add the specifications of the entries that `answer` adds to a client's answer. Called on the server.
 
-        A client's answer is refused if it has an entry without a specification.
+        The client answers the query before round 1. The server refuses an answer that has an entry without a
+        specification.
 
         Args:
             server: server of the run.

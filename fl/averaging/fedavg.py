@@ -79,7 +79,7 @@ class FedAvg(Entries, Method):
         max_update_norm: largest l2 norm of a client's change w_k - w. A reply whose change is larger is left out, and
             the history names its client. Default: 100 times (1 + the norm of w), which only a diverged client exceeds.
         buffers: treatment of float buffers (batch-norm statistics). "mean": the server averages them. "local": each
-            client keeps its own. "drop": clients do not send them, and the server's stay at their initial values.
+            client keeps its own. "drop": clients do not send them, and the server keeps their initial values.
             Integer buffers are replaced by their maximum over clients, except with "drop". Buffers registered with
             `persistent=False` are never sent.
         personal: patterns of the names of parameters that stay with the client and are never sent. FedRep uses
@@ -339,8 +339,10 @@ class FedAvg(Entries, Method):
         return reply
 
     def expect_answer(self, server: Server, client: int) -> Schema:
-        """Return the schema of a client's answer to the query before round 1. Each add-on adds the specifications of
-        its entries.
+        """Return the schema of a client's answer to the query before round 1.
+
+        The server sends this query once, for example to ask for class counts. Each add-on that has a query adds the
+        specifications of the entries that it puts into the answer.
         """
         schema: Schema = {}
         for addon in self.addons:

@@ -119,11 +119,11 @@ class Local:
     # Weights and networks.
 
     def shared_parameters(self) -> dict[str, nn.Parameter]:
-        """Return the parameters of `net` that are shared with the server, by name. They are not copies."""
+        """Return the parameters of the trained network that are shared with the server, by name. They are not copies."""
         return self._shared
 
     def trained_parameters(self, phase: Phase) -> dict[str, nn.Parameter]:
-        """Return the parameters of `net` that a `phase` trains, by name."""
+        """Return the parameters of the network in training (`net`) that a `phase` of the training changes, by name."""
         return {n: p for n, p in self._named.items() if p.requires_grad and phase.trains(n)}
 
     def new_network(self) -> nn.Module:
@@ -136,7 +136,8 @@ class Local:
         The network is made once for each `weights` object, and kept until the end of the training.
 
         Args:
-            weights: parameters and buffers, by name. Those that are missing have the received values.
+            weights: parameters and buffers, by name. For a parameter or buffer that is not in `weights`, the network
+                has the value with which the client started this training (`received`).
         """
         known = self._twins.get(id(weights))
         if known is None:

@@ -176,7 +176,7 @@ class ThreadTransport:
 
         Args:
             metadata: not used.
-            versions: version name of each client's committed memory, by client index.
+            versions: by client index, the name of the committed version of the client's memory.
         """
         self.runtime.memories.restore(versions)
 

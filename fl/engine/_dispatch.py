@@ -114,7 +114,7 @@ class Dispatcher:
     def _prepare(
         self, server: Server, verb: str, keeps: bool
     ) -> tuple[RequestHeader, RequestBuilder, dict[int, ClientRequest]]:
-        """Prepare the requests of an exchange. Each request is built later, when the transport needs it for its client.
+        """Prepare the requests of an exchange. The transport later calls the returned function to build each request.
 
         Args:
             server: the server with its current state.

@@ -208,7 +208,8 @@ class Transport(Protocol):
 
         Args:
             metadata: values from the checkpoint, as the method `metadata` returned them.
-            versions: version name of each client's committed memory, by client index; all other versions are deleted.
+            versions: by client index, the name of the committed version of the client's memory (the values that it
+                keeps between rounds). All other stored versions are deleted.
         """
 
 

@@ -383,10 +383,13 @@ class Store:
         return rows
 
     def _complete_rows(self, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the history's rows up to the round of `manifest`, after checking that no row is missing.
+        """Return the history's rows up to the last completed round, after checking that no row is missing.
+
+        Args:
+            manifest: contents of the run's `manifest.json`, which states the last completed round.
 
         Raises:
-            CheckpointError: the history has fewer rows than the round of `manifest` requires, a line is damaged, or a
+            CheckpointError: the history has fewer rows than the last completed round requires, a line is damaged, or a
                 file was changed after the run wrote it.
         """
         rows, count = self._checked_rows(manifest), int(manifest["round"]) - ("open" in manifest)

@@ -146,7 +146,8 @@ class Filter(Component):
         Called on the client after training.
 
         Args:
-            client: client that replies. Changes of its memory are kept if the server uses the reply.
+            client: client that replies. Changes to its memory (`client.memory`, the values that it keeps between
+                rounds) are stored if the server uses the reply.
             message: message from the server.
             reply: reply of the method, or of the previous filter.
         """

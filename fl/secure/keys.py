@@ -109,11 +109,11 @@ class Keyring(Configurable):
     """Folder with the secrets of one or several clients: the signing key, and the secrets of the current round.
 
     The folder has one subfolder for each client. On a node there is a single client; in a simulation there are all
-    clients. A client writes its secrets of a round, with the name of its last step, to disk before it replies to a
-    request. It deletes them before it discloses shares of other clients' secrets. Therefore it never answers the same
-    request twice, even after a restart.
-    Unlike other values that a client keeps between rounds, these secrets are not rolled back after a failed round. The
-    files can be read only by their owner.
+    clients. Before a client replies to a request, it writes to disk its secrets of the round and the name of the
+    protocol step that it has just completed. It refuses a request that does not follow this step. In the last step, it
+    deletes the secrets before it discloses shares of other clients' secrets. Therefore it never answers the same
+    request twice, even after a restart. Unlike other values that a client keeps between rounds, these secrets are not
+    rolled back after a failed round. The files can be read only by their owner.
 
     Args:
         folder: path of the folder, which is created when the first client enrolls.
@@ -152,7 +152,7 @@ class Keyring(Configurable):
         """Return the private signing key of the client with index `client`, 32 bytes.
 
         Raises:
-            LookupError: the client has not enrolled in this folder.
+            LookupError: the folder of this keyring has no key of the client, because the client has not enrolled.
         """
         path = self._client_folder(client) / "identity"
         if not path.exists():

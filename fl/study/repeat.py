@@ -77,7 +77,9 @@ def repeat(
         workers: number of clients that run in parallel.
         device: device of clients and server; default: the device of the run. On another device, rounding may differ,
             and so may the hash of the results (`outcome_hash`).
-        names, trust: your functions and classes that the run uses; see `distillkit.serialization.from_config`.
+        names: your functions and classes that the run uses, by "module:name": `{"models:small": small}`.
+        trust: names of your modules whose functions and classes the run uses, for example `["models"]`; see
+            `distillkit.serialization.from_config`.
         progress: whether to show a progress bar.
 
     Returns:

@@ -179,9 +179,11 @@ def load(
         folder: folder of the run, written by `simulate(..., out=folder)` or a study.
         method: the method, if `config.json` cannot describe it (for example with a lambda as network). Its description
             must be equal to the one in `config.json`.
-        factory: network factory, for a folder from an earlier version, which does not record its method. The history
-            and the models are read, and the attribute `method` is None.
-        names, trust: your functions and classes that the run uses; see `distillkit.serialization.from_config`.
+        factory: network factory, for a folder that an earlier version of this package wrote, without its method. The
+            history and the models are read, and the attribute `method` is None.
+        names: your functions and classes that the run uses, by "module:name": `{"models:small": small}`.
+        trust: names of your modules whose functions and classes the run uses, for example `["models"]`; see
+            `distillkit.serialization.from_config`.
 
     Raises:
         fl.CheckpointError: there is no run in the folder, or a file is damaged or from a later version.

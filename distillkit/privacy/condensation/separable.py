@@ -54,7 +54,7 @@ def squared_distance(embedding: Tensor, means: Tensor) -> Tensor:
     """Compute the distribution-matching loss of each real example, ||phi(x_i) - mu||^2.
 
     The mean of these losses over a class differs from ||mean phi(x_i) - mu||^2 by the variance of the embeddings. The
-    variance does not depend on the synthetic images, so the two losses have the same gradient.
+    variance does not depend on the synthetic images, so both expressions have the same gradient with respect to them.
 
     Args:
         embedding: embeddings phi(x_i) of n real examples, float [n, F].

@@ -116,7 +116,8 @@ def train_private(
         progress: whether to show a progress bar on a terminal.
 
     Returns:
-        The ledger; `.guarantee(client)` returns the guarantee that now holds for the records.
+        The ledger. `.guarantee()` returns the guarantee that now holds for the records; with an `Account`, call
+        `.guarantee(client)` with the account's client.
 
     Raises:
         BudgetExhausted: the ledger's budget does not allow all steps. No step was taken. `.remaining` is the number of

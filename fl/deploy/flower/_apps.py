@@ -128,7 +128,7 @@ def serve(grid: Any, method: Method, config: FlowerConfig) -> Run:
     The ready-made alternative is `server_app`. The function waits until the nodes of all clients have connected, and
     then runs the same rounds as `fl.simulate`, with the same history and files. On equal machines, the results are
     bitwise equal to those of `fl.simulate`, for any order of the replies. Pass `resume=True` to continue the run in
-    `out`, even if it was started in another run of Flower.
+    the folder `out` (a field of `FlowerConfig`), even if it was started in another run of Flower.
 
     Args:
         grid: Flower's grid, an argument of the server app's main function.

@@ -125,7 +125,7 @@ def _read_tensor(name: str, array: Any) -> torch.Tensor:
 
 
 class GridConnection:
-    """Connection to the nodes over Flower's grid, which keeps track of the messages that wait for a reply.
+    """Connection to the nodes over Flower's grid. The connection keeps track of the messages that wait for a reply.
 
     Args:
         grid: Flower's `Grid` object.

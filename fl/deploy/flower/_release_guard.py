@@ -32,11 +32,11 @@ _RELEASING_VERBS = ("local", "answer")
 
 
 class ReleaseGuard:
-    """Checks of one message to a node and of the node's reply, by the owner's policy and the privacy ledger.
+    """Checker of a message to a node and of the node's reply, against the node owner's policy and the privacy ledger.
 
     Args:
         method: the node's method.
-        policy: the owner's policy; None: everything is allowed.
+        policy: the node owner's policy; None: everything is allowed.
         ledger: ledger of the node's training set; None if the method is not private.
     """
 

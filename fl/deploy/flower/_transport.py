@@ -340,7 +340,8 @@ class GridTransport:
 
         Args:
             facts: values from the checkpoint, as `metadata` returned them.
-            versions: not used, because every request states the version of the client's memory to use.
+            versions: not used. They name the stored version of each client's memory (the values that the client keeps
+                between rounds), and every request already contains this name.
         """
         self._run = facts.get("run", self._run)
 

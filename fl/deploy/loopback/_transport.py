@@ -269,7 +269,7 @@ class ProcessTransport:
 
         Args:
             metadata: not used.
-            versions: version name of each client's committed memory, by client index.
+            versions: by client index, the name of the committed version of the client's memory.
         """
         self._send(0, ("restore", dict(versions)))
 

@@ -205,8 +205,8 @@ def _serve_frames(connection: Connection, frames: queue.SimpleQueue[Frame], stop
 def serve(connection: Connection) -> None:
     """Run the main loop of a worker process, until the server closes the connection or ends.
 
-    A second thread runs the clients while this thread reads. The pipe therefore never fills up, and a frame that stops
-    the run is read while a client runs. Ctrl-C is ignored here, because it reaches all processes, and the server
+    A second thread runs the clients while this thread reads. The pipe therefore never fills up, and a message that
+    stops the run is read while a client runs. Ctrl-C is ignored here, because it reaches all processes, and the server
     decides which of them stop.
 
     Args:
