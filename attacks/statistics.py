@@ -251,10 +251,10 @@ class Roc:
         threshold that is used here may differ from it, because it was chosen on a sample of non-members. A
         Clopper-Pearson interval ignores this error, and would be too narrow. To include the error, the true-positive
         rate is also computed at a strict and at a loose threshold. With high probability, the strict threshold has a
-        true false-positive rate of at most `fpr`, and the loose one of at least `fpr`. The error of the threshold
-        reaches from the true-positive rate at the strict threshold to that at the loose threshold. This error and the
-        error of the count of members are independent, so their squares are added, separately for the lower and the
-        upper end of the interval.
+        true false-positive rate of at most `fpr`, and the loose one of at least `fpr`. For each end of the interval,
+        two independent errors are combined by the square root of the sum of their squares. One is the distance from the
+        true-positive rate to its Clopper-Pearson end. The other is the distance to the true-positive rate at the strict
+        threshold (lower end) or at the loose threshold (upper end).
 
         Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach"
         (Statistics in Medicine 2008), for the sum of squares.
@@ -369,12 +369,14 @@ def ppv(tpr: float, fpr: float, prior: float) -> float:
 
 
 def ppv_interval(tpr: Rate | Estimate, fpr: Rate | Estimate, prior: float) -> Estimate:
-    """Return the positive predictive value for two rates with confidence intervals, with its own interval.
+    """Return the positive predictive value and its interval, from two rates that have confidence intervals.
 
-    The value depends only on the ratio of the two rates. The rates are counted on different records, so the errors of
-    their logarithms are independent. The squares of these errors are added, separately for the lower and the upper end.
-    If the interval of a rate begins at 0, whose logarithm does not exist, the result is a wider interval. Its lower end
-    is computed from the lower end of `tpr` and the upper end of `fpr`, and its upper end from the two other ends.
+    For a given `prior`, the value depends only on the ratio of the two rates. The rates are counted on different
+    records, so the errors of their logarithms are independent. The error of a logarithm is the distance from the
+    logarithm of the rate to that of an end of its interval. The squares of these errors are added, separately for the
+    lower and the upper end of the result. If the interval of a rate begins at 0, whose logarithm does not exist, the
+    result is a wider interval. Its lower end is computed from the lower end of `tpr` and the upper end of `fpr`, and
+    its upper end from the two other ends.
 
     Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach" (Statistics in
     Medicine 2008).

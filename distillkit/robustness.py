@@ -162,7 +162,7 @@ class FGSM(Perturbation):
     def __call__(
         self, pixels: Tensor, labels: Tensor, logits: Callable[[Tensor], Tensor], generator: torch.Generator
     ) -> Tensor:
-        """Return the attacked images; nothing is drawn."""
+        """Return the perturbed images. The attack is deterministic, so `generator` is not used."""
         return pixels + self.epsilon * _loss_gradient(pixels, labels, logits).sign()
 
     def __str__(self) -> str:
@@ -196,7 +196,7 @@ class PGD(Perturbation):
     def __call__(
         self, pixels: Tensor, labels: Tensor, logits: Callable[[Tensor], Tensor], generator: torch.Generator
     ) -> Tensor:
-        """Return the attacked images."""
+        """Return the perturbed images."""
         size = 2.5 * self.epsilon / self.steps if self.step_size is None else self.step_size
         low, high = (pixels - self.epsilon).clamp(0, 1), (pixels + self.epsilon).clamp(0, 1)
         found = pixels

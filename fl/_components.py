@@ -162,14 +162,14 @@ def require_plain_options(part: KeyedObject, base: type[KeyedObject]) -> None:
 
 
 def require_distinct(components: Sequence[Component], rule: str) -> None:
-    """Refuse two components that have the same class or the same key.
+    """Refuse two components (add-ons or filters) of the same Python class, or with the same attribute `key`.
 
     Args:
         components: the add-ons or filters of a method.
         rule: text of the rule that forbids the combination, for the error message.
 
     Raises:
-        ValueError: two components have the same class or the same key. The message names both.
+        ValueError: two components have the same Python class or the same `key`. The message names both.
     """
     for first, second in itertools.combinations(components, 2):
         if type(first) is type(second):

@@ -1,6 +1,7 @@
 """Aggregation of a round's replies. Each entry of the replies has its own rule, such as the mean (see `Entry`).
 
-Replies are added in client order and float64, so the result does not depend on the order in which they arrive.
+Replies are added as float64 numbers, sorted by client index. So the order in which they arrive has no effect on the
+result.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class Method(KeyedObject, ABC):
 
     @property
     def inner(self) -> Method:
-        """The method without the filters that are applied to it. A method without filters returns itself."""
+        """The method without its filters (`fl.filters`), which change its messages; itself if it has no filters."""
         return self
 
     @property

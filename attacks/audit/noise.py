@@ -111,9 +111,9 @@ class ReplayTest:
 
     @property
     def decided(self) -> bool:
-        """Whether exactly one of several functions in `worlds` reproduced the release.
+        """Whether several functions were passed to `replay_release` and exactly one reproduced the released values.
 
-        Such a result shows which of the computations made the release.
+        The released values were then computed by that function.
         """
         return len(self.matches) == 1 < len(self.distances)
 

@@ -2,10 +2,10 @@
 
 The cheapest attacks are `infer_label`, `class_counts`, `invert_linear` and `invert_linear_batch`: they use closed
 formulas on a gradient and need no network. `invert_message` searches for images that would have caused the same
-message. The message may be a `Gradient` (use `invert_gradient` for a single call), a `FedAvgUpdate` of several local
-steps, `ClassMeans`, or any `ReplayableMessage`. All functions work on plain tensors, which a server or an eavesdropper
-sees. `compare_messages` runs one attack on several messages, for example to compare defences (`DefendedMessage`).
-`class_bounds` derives which classes a client certainly has.
+message. The message may be a `Gradient` (`invert_gradient` builds it and searches in one call), a `FedAvgUpdate` of
+several local steps, `ClassMeans`, or any `ReplayableMessage`. All functions work on plain tensors, which a server or an
+eavesdropper sees. `compare_messages` runs one attack on several messages, for example to compare defences
+(`DefendedMessage`). `class_bounds` derives which classes a client certainly has.
 """
 
 from attacks.inversion.analytic import RecoveredInput, invert_linear, invert_linear_batch

@@ -38,11 +38,14 @@ class Defence(Protocol):
         ...
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the message that the attacker compares with the sent one, differentiable in `message`.
+        """Return `message` with the effects of the defence that an attacker can reproduce, differentiable in `message`.
+
+        The attacker compares the result with the sent message `observed`.
 
         Args:
             message: message that the attacker computed from candidate images.
-            observed: message that the client sent, after the defence.
+            observed: message that the client sent, after the defence. It may show what the defence did, such as which
+                values were set to 0.
         """
         ...
 
@@ -192,7 +195,7 @@ class DefendedMessage:
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
         """Infer the labels, int64 [count], from the tensors that are sent after all defences.
 
-        The method `read_labels` of the original message's class infers the labels.
+        The labels are inferred by `read_labels` of the original message, applied to the sent tensors.
 
         Args:
             count: number of images behind the message.

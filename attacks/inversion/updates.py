@@ -93,7 +93,7 @@ class FedAvgUpdate:
         network: network with the weights that the client received, in the mode in which it trained; see `Gradient`.
         update: weights after training minus weights before, one tensor per parameter, in the order of
             `network.parameters()`.
-        lr: the client's learning rate, > 0, which a server that sets it knows.
+        lr: the client's learning rate, > 0. A server knows it if it sets the rate itself.
         epochs: number of epochs over the images.
         batch: number of images per step; the last batch of an epoch may be smaller. None for all images.
         momentum, weight_decay: options of SGD, as in PyTorch.

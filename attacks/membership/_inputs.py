@@ -54,7 +54,7 @@ def decisions(network: nn.Module | Callable[[Tensor], Tensor], images: Tensor, c
         network: classifier that returns logits [n, K] or class indices int [n]. A module is in eval mode during the
             call.
         images: images, float [n, C, H, W].
-        chunk: number of images per forward pass; None for a number that is chosen by device and size.
+        chunk: number of images per forward pass; None: it depends on the device and on the size of an image.
 
     Raises:
         ValueError: the classifier returns neither logits nor class indices.

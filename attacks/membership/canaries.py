@@ -121,7 +121,7 @@ def canary_attack(
             to logits or class indices. `publish` must not use `records`. Default: the teacher itself is observed.
         canaries: number of canaries of each teacher.
         generator: an int seed, or a CPU generator, which is advanced.
-        chunk: number of images per forward pass; by default chosen by device and size.
+        chunk: number of images per forward pass; by default, it depends on the device and on the size of an image.
 
     Returns:
         The rates over all 2 * `canaries` canaries. Their confidence intervals cover the random choice of canaries, but
@@ -164,7 +164,7 @@ def _repeats(observed: Observed, records: LabeledImages, chosen: Tensor, chunk: 
         observed: observed model: a network, or a function of images that returns logits or class indices.
         records: records, among which are the canaries with their wrong labels.
         chosen: indices of the canaries, int64 [n].
-        chunk: number of images per forward pass; None for a number that is chosen by device and size.
+        chunk: number of images per forward pass; None: it depends on the device and on the size of an image.
     """
     canaries = records[chosen]
     return decisions(observed, canaries.images, chunk).cpu() == canaries.labels.cpu()

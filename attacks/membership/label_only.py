@@ -45,7 +45,7 @@ def label_only(
         noise: standard deviations of the noise, in units of the standard deviation of a record's own pixels.
         draws: number of copies for each level of noise. All records receive the same noise.
         generator: seed of the noise, or a CPU generator, whose state is advanced.
-        chunk: number of images per forward pass; by default chosen by device and size.
+        chunk: number of images per forward pass; by default, it depends on the device and on the size of an image.
 
     Returns:
         Scores, float64 [n], in [0, 1]; higher for members. Many records may have equal scores.

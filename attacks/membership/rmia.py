@@ -47,12 +47,12 @@ def rmia(
     between targets.
 
     Args:
-        target: `stable_logit`s of the records under the target model, floats [n]. The probabilities are computed from
-            them.
+        target: log(p / (1 - p)) for the probability p of each record's true class under the target model, floats [n],
+            as `stable_logit` computes it. The probabilities are computed from these values.
         inside: whether shadow model s was trained on record i, bool [S, n].
-        shadows: stable logits of the records under the shadow models, floats [S, n].
-        z_target: stable logits of population records under the target, [Z]; no model was trained on these records.
-        z_shadows: stable logits of the same population records under the shadow models, [S, Z].
+        shadows: the same logits of the records under the shadow models, floats [S, n].
+        z_target: such logits of population records under the target, [Z]; no model was trained on these records.
+        z_shadows: such logits of the same population records under the shadow models, [S, Z].
         online: whether to use the online version described above.
         a: degree, in [0, 1], to which the confidence of models trained without a record predicts the confidence of
             models trained with it. The default 0.3 is the paper's value for CIFAR-10. Fit it on shadow models, never on

@@ -74,7 +74,7 @@ class RecordedRun:
     def normalization(self) -> list[list[float]] | None:
         """Means and standard deviations by channel with which the run's images were normalized.
 
-        None if they are not recorded, or if the images were whitened (ZCA), too.
+        None if they are not recorded, or if the run also whitened the images (ZCA).
         """
         recorded = self._images().get("normalization")
         parts = recorded.get("with") if isinstance(recorded, dict) else None

@@ -39,7 +39,7 @@ class Inversion:
     easiest target.
 
     Args:
-        owners: indices of each client's records in `members`, int64 [n_k] for client k, as
+        owners: indices of each client's records in the argument `members` of `report`, int64 [n_k] for client k, as
             `fl.study.load(folder).assign().owners` returns them. With them, the report can state whether the recovered
             images are the client's records. The attack itself does not use them.
         build_message: function `build_message(down, up)` that takes the messages that the client received and sent in a
@@ -51,9 +51,9 @@ class Inversion:
         max_records: largest number of records behind a message that is inverted. If there are more records, hardly
             anything is recovered, and the inversion is skipped.
         steps, restarts: arguments of `invert_message`.
-        known_labels: whether the attack gets the true labels of the client's records, from `members`, instead of
-            inferring them from the message. The result is then an upper bound for adversaries who do not know the
-            labels.
+        known_labels: whether the attack gets the true labels of the client's records, from `members` of `report`,
+            instead of inferring them from the message. The result is then an upper bound for adversaries who do not
+            know the labels.
         total_variation: argument of `invert_message`; 0.01 suits small images such as digits, and 0.1, the default of
             that function, suits photographs.
         seconds: time limit of the search, in seconds. If the estimate from the first steps is longer, the search is
@@ -305,7 +305,7 @@ def _compare_own(
     """Compare recovered images with the client's records, and with non-members of the same classes.
 
     Args:
-        images: recovered images, pixels [n, C, H, W].
+        images: recovered images, one for each of the client's n records, pixels [n, C, H, W].
         own: indices of the client's records among the members, int64 [n].
         inside: members.
         outside: non-members; None if the user passed none.

@@ -121,7 +121,10 @@ def adapt_normalization(augment: Augment, normalization: Normalization) -> Augme
 
 
 def _shifted(x: Tensor, down: Tensor, right: Tensor, fill: Tensor) -> Tensor:
-    """Shift each image: output pixel (i, j) is input pixel (i + down, j + right), or `fill` outside of the image."""
+    """Move the crop window of each image by `down` rows and `right` columns, so its content moves up and left.
+
+    Output pixel (i, j) is input pixel (i + down, j + right), or `fill` outside of the image.
+    """
     h, w = x.shape[2:]
     rows = (down.view(-1, 1, 1, 1) + torch.arange(h).view(h, 1)).to(x.device)
     columns = (right.view(-1, 1, 1, 1) + torch.arange(w)).to(x.device)

@@ -110,7 +110,9 @@ class TrainedNetwork:
         self, images: Tensor, labels: Tensor, epochs: int, options: InnerTraining, augment: Augmentation | None,
         generator: torch.Generator,
     ) -> None:  # fmt: skip
-        """Train the network by SGD on the cross-entropy. The layers in `norms` use the statistics of each batch.
+        """Train the network by SGD on the cross-entropy.
+
+        The batch norm layers in the attribute `norms` use the statistics of each batch.
 
         Args:
             images, labels: images and labels of the synthetic set.

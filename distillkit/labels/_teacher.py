@@ -96,7 +96,7 @@ def try_teacher(teacher: nn.Module, pool: LabeledImages | StoredImages, name: st
 
 
 def describe_teacher(teacher: nn.Module) -> dict[str, str]:
-    """Return the name of a teacher's class, and a fingerprint of its parameters and buffers, as JSON values.
+    """Return the name of a teacher's Python class, and a fingerprint of its parameters and buffers, as JSON values.
 
     Args:
         teacher: the network.

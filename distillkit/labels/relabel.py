@@ -99,7 +99,7 @@ class Relabel:
         return *stored_logits(logits, self.top_k), logits.shape[1]
 
     def record(self) -> dict[str, Any]:
-        """Return the options as JSON values, with the teacher's class, fingerprint and path."""
+        """Return the options as JSON values, with the teacher's class name (a Python class), fingerprint and path."""
         teacher = None if self.teacher is None else {**describe_teacher(self.teacher), "path": self.path}
         mix = None if self.mix is None else repr(self.mix)
         return {

@@ -254,7 +254,8 @@ class Ledger:
         """Record that no guarantee holds any more for a client, for instance because the client's raw images were sent.
 
         Args:
-            reason: reason that completes the sentence "no guarantee: ..."; guarantees show the first recorded reason.
+            reason: reason that completes the sentence "no guarantee: ...", which is printed for the client. If several
+                reasons are recorded, the first is printed.
             client: id of the client; the default, `ALL_CLIENTS`, means every client.
 
         Raises:

@@ -64,8 +64,8 @@ class LabeledImages:
         labels: class indices int [N], or label rows float [N, K] (soft or multi-label), as a tensor, an array or a
             list.
         num_classes: number of classes, K. Default: the largest label + 1, or the width of label rows. Pass it if
-            classes may be absent, and if privacy matters: a K that is derived from the labels reveals whether the last
-            class occurs.
+            classes may be absent, and if privacy matters: a K that is derived from the labels reveals that the largest
+            label, K - 1, occurs.
         normalization: normalization that was applied to the pixels in [0, 1]. Default: none, so that the images are
             pixels in [0, 1].
         columns: further data of each image, such as a teacher's logits: a mapping from names to tensors with N rows.
@@ -221,7 +221,7 @@ class LabeledImages:
 
         Args:
             changes: constructor arguments by name. If you pass `num_classes`, the argument `classes_given` becomes
-                True, and the class names are dropped. The class names are kept if K is unchanged and you do not also
+                True. The class names are then kept only if the number of classes stays the same and you do not also
                 pass `labels`.
 
         Raises:

@@ -24,7 +24,8 @@ class StudyDesign:
         tasks, candidates: tasks and candidates by name.
         seeds: seeds of the final runs.
         tune_seeds: seeds of the tuning runs.
-        tune_on: the task on which all configurations are compared; None to compare them on each task separately.
+        tune_on: the task on which the configurations (settings of a candidate that tuning tries) are compared; None to
+            compare them on each task separately.
     """
 
     tasks: Mapping[str, Task]

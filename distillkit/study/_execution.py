@@ -35,7 +35,8 @@ class RunSpec:
         folder: folder of the run, relative to the study's folder.
         task, method: names of the task and the candidate.
         seed: seed of the run.
-        settings: settings of the candidate, combined with those of the configuration.
+        settings: settings that all configurations of the candidate share, combined with the settings of the one
+            configuration that this run uses.
         validation: whether this is a tuning run.
     """
 

@@ -1,4 +1,4 @@
-"""Raising of the number of rounds of a study that has finished runs."""
+"""Increase of the number of rounds of a study after some of its runs were finished."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base class of single-image federated learning, in which clients send logits on shared images instead of weights."""
+"""Base class of methods in which clients send logits on one shared image's crops or a shared pool, and no weights."""
 
 from __future__ import annotations
 

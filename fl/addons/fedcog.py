@@ -120,7 +120,7 @@ class FedCOG(AddOn):
             )
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse `targets="uniform"` with fewer images than classes."""
+        """Refuse `targets="uniform"` if a client generates fewer images (option `images`) than there are classes."""
         if self.targets == "uniform" and self.images < server.task.num_classes:
             raise ValueError(f"targets='uniform' needs images >= {server.task.num_classes} classes, got {self.images}")
 

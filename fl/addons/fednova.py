@@ -50,7 +50,10 @@ class FedNova(AddOn):
             )
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Add the client's effective number of steps |a_i|_1 to the schema of the reply, one number for each tensor."""
+        """Add the client's effective number of steps |a_i|_1 (see `FedNova`) to the schema of the reply.
+
+        The reply contains one number for each tensor of the model.
+        """
         update = cast(Tensors, schema[FedAvg.update.key].value)
         schema[self.tau.key] = EntrySpec({n: torch.tensor(1.0) for n in update}, minimum=0.0)
 
@@ -64,7 +67,7 @@ class FedNova(AddOn):
         }
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Send the client's effective number of steps |a_i|_1, one number for each tensor."""
+        """Send the client's effective number of steps |a_i|_1 (see `FedNova`), one number per tensor of the model."""
         tau = {n: torch.tensor(path / local.lr) for n, path in local.effective_lrs.items()}
         reply[self.tau] = local.prefixed(tau)
 

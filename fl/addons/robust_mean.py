@@ -25,9 +25,9 @@ __all__ = ["RobustMean"]
 class RobustMean(AddOn):
     """Coordinate-wise median or trimmed mean (Yin et al., "Byzantine-robust distributed learning", ICML 2018), or Krum.
 
-    A single reply with large false values can change a plain mean arbitrarily. Here, the server combines the clients'
-    changes by a rule on which a few such replies have limited influence. n is the number of replies in a round, and f
-    (`attackers`) the largest number of false ones among them:
+    A single reply with large false values can change a plain mean arbitrarily. Here, the server combines the changes of
+    the clients' weights by a rule on which a few such replies have limited influence. n is the number of replies in a
+    round, and f (`attackers`) the largest number of false ones among them:
 
     * "median": the median of every coordinate (the mean of the middle two if n is even).
     * "trimmed": the mean of every coordinate without the f smallest and the f largest values, which is the paper's
@@ -39,7 +39,7 @@ class RobustMean(AddOn):
 
     Each coordinate of the median and of the trimmed mean then lies between the smallest and the largest value of the
     honest clients. All replies have the same weight, as in both papers, so `weights="uniform"` is required. The server
-    keeps all n updates of a round in memory.
+    keeps all n changes of a round in memory.
 
     Deviations. The papers combine gradients; here, the server combines the clients' changes after their local steps.
     The papers' guarantees are for clients with similar data. If classes are distributed unevenly, honest changes
@@ -54,9 +54,9 @@ class RobustMean(AddOn):
 
     Raises:
         ValueError: `best` is given for a rule other than Krum; `weights` is "samples"; there is more than one
-            architecture; the networks have buffers that clients send; an add-on combines other entries of the replies
-            (SCAFFOLD) or rescales the mean (FedNova); or a round has fewer clients than the rule needs: 2 f + 1 for the
-            median and the trimmed mean, and the larger of 2 f + 3 and f + `best` for Krum.
+            architecture; the networks have buffers that clients send; an add-on combines values of the replies other
+            than the weight changes (SCAFFOLD) or rescales the mean (FedNova); or a round has fewer clients than the
+            rule needs: 2 f + 1 for the median and the trimmed mean, and the larger of 2 f + 3 and f + `best` for Krum.
         NoUsableReply: a round has fewer replies than the rule needs.
     """
 

@@ -63,9 +63,10 @@ class VFA(AddOn):
         server.state[self.means] = networks.for_each(draw)
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the means of the random features, which were drawn for the client's architecture, to the client.
+        """Send the client the class means around which it draws random features.
 
-        The means never change, so they are sent only once to each client.
+        `start` drew one mean per class for the client's architecture. The means never change, so they are sent only
+        once to each client.
         """
         networks = server.settings.networks
         architecture = networks.architecture(client)

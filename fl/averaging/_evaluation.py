@@ -71,7 +71,8 @@ def evaluate_models(
     Args:
         settings: the method's options and its networks.
         addons: the active add-ons.
-        client: client whose models are tested; its memory holds the values that are never sent.
+        client: client whose models are tested. Its memory holds the parameters and buffers of its model that are never
+            sent.
         message: message from the server, with the global model.
         data: test images.
     """

@@ -43,13 +43,14 @@ class AddOn(Component):
         extra_outputs: number of additional network outputs for the add-on, after the outputs of the task's classes.
             `local.first_output(self)` is the index of the first of them.
         needs_previous: whether the add-on reads `local.previous`, the client's weights after its last training.
-        layers: names of modules of the network whose outputs the add-on reads. `step.output(...).inner[name]` holds the
-            output of a module for a batch of B images, flattened to B rows.
+        layers: names of modules of the network whose outputs the add-on reads. In the hook `loss`, which receives the
+            training step as `step`, `step.output(...).inner[name]` holds the output of a module for a batch of B
+            images, flattened to B rows.
         damping: coefficient mu, if the add-on adds mu (w - w_0) to the gradient and so pulls the weights w towards
             their values w_0 at the start of the round. It affects `local.effective_lrs`, which SCAFFOLD and FedNova
             use.
-        data_access: private data that the add-on reads for its loss terms and the values that it sends. "none": only
-            trained weights, no data. "example": trained weights and, in its loss terms, data, but the term of each
+        data_access: private data that the add-on reads, for its loss terms or for the values that it sends. "none":
+            only trained weights, no data. "example": trained weights and, in its loss terms, data, but the term of each
             example depends on no other example. "batch" (the default): any data. `DPSGD` accepts "none" and "example".
         single_label: whether the add-on needs exactly one class per image. Other tasks are then refused.
         disabled_at_zero: names of options. The add-on is disabled if all of these options are 0.

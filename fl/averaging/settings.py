@@ -46,7 +46,8 @@ class Settings:
         first_outputs: index of the first additional output of each add-on, by add-on key. Index 0 is the first output
             after those of the task's classes.
         layers: names of the inner modules whose outputs add-ons read.
-        damping: sum of `AddOn.damping` over all add-ons.
+        damping: sum of the coefficients mu of all add-ons that pull the weights towards their values at the start of
+            the round, see `AddOn.damping`.
     """
 
     networks: Networks

@@ -191,7 +191,10 @@ class Dispatcher:
         self.transport.rollback()
 
     def restore(self, found: Restored | None) -> None:
-        """Restore the record of each client's memory version and cached values when a run is resumed.
+        """Restore the server's records of what each client has stored when a run is resumed.
+
+        A client's record (`ClientRecord`) has the version name of the client's memory, and lists the values of message
+        entries in the client's cache.
 
         Args:
             found: contents of the checkpoint; None if no round was completed, so that the run starts again.

@@ -111,7 +111,7 @@ class ClientEvaluation:
             self.exchange().run_alone(self._dispatcher.transport)
 
     def _accumulate(self, result: ClientResult, request: ClientRequest | None) -> None:
-        """Validate one client's evaluation result, and store the accuracies in it or the reason why the client failed.
+        """Validate one client's evaluation result, and store its accuracies, or the reason why the client failed.
 
         The bytes of a valid result and of its request are added to the counts.
 

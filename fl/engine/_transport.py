@@ -1,4 +1,7 @@
-"""Interface of transports, which send requests to clients and return their results, and the types of both."""
+"""Interface of transports, and the types of requests and results.
+
+A transport sends requests to clients and returns the results of these requests.
+"""
 
 from __future__ import annotations
 

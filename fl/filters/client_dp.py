@@ -185,7 +185,7 @@ class ClientDP(Filter):
         )
 
     def draw(self, server: Server) -> list[int]:
-        """Return the clients of this round. Every client is drawn with probability q, independently and in secret.
+        """Return the clients of this round. Every client is drawn with probability `rate`, independently and in secret.
 
         Raises:
             BudgetExhausted: this round would exceed the ledger's budget.
@@ -201,8 +201,8 @@ class ClientDP(Filter):
     def expect(self, server: Server, client: int, schema: Schema) -> None:
         """Change the schema so that the weight of every reply is exactly 1.
 
-        With adaptive clip norms, every reply must also contain one number in [-1/2, 1/2] for each clipped entry: 1/2 if
-        the entry's norm was within the clip norm, and -1/2 otherwise.
+        With adaptive clip norms, every reply must also contain one number for each clipped entry: 1/2 if the entry's
+        norm was within the clip norm, and -1/2 otherwise.
         """
         for entry in self.clips:
             if entry.by is not None and entry.by.key in schema:

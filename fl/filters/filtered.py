@@ -138,7 +138,8 @@ class Filtered(Method):
     def draw(self, server: Server) -> list[int]:
         """Return the clients of this round.
 
-        They are drawn by the method or by the filter that overrides `draw`; at most one of these objects does.
+        Call this only if `draws_clients` is true. The method or a filter then overrides `draw` and chooses the clients.
+        At most one of the method and its filters may override it.
         """
         return next(x for x in self._links if x.draws_clients).draw(server)
 
@@ -235,9 +236,10 @@ class Filtered(Method):
 
 
 def _require_bounds_kept(filters: tuple[Filter, ...]) -> None:
-    """Refuse a filter that changes replies after a private filter (`Filter.private`), unless it is `exact`.
+    """Refuse a filter that changes replies after a private filter (`Filter.private`).
 
-    The private filter clips replies, and its noise is large enough only for clipped replies. A later filter on the
+    A filter with `Filter.exact` is allowed, because its changes of the replies cancel in every sum over clients. The
+    private filter clips replies, and its noise is large enough only for clipped replies. Any other later filter on the
     client could make them larger again.
     """
     private = next((i for i, one in enumerate(filters) if one.private), len(filters))
@@ -252,7 +254,7 @@ def _require_bounds_kept(filters: tuple[Filter, ...]) -> None:
 
 
 def _require_sealed_last(filters: tuple[Filter, ...]) -> None:
-    """If a filter hides single replies, refuse filters that come after it or that draw the clients."""
+    """If a filter hides single replies, refuse filters after it, and filters that choose the clients of a round."""
     sealed = next((i for i, one in enumerate(filters) if one.sealed), None)
     if sealed is None:
         return

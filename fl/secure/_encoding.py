@@ -267,7 +267,7 @@ def _broadcast_weight(weight: Tensor, value: Tensor) -> Tensor:
 
 
 def _entry_layout(entry: Entry[Any], like: EntrySpec, given: float | None, is_weight: bool) -> EntryLayout:
-    """Return the layout of one entry, after checking that it can be summed.
+    """Check that one entry of a reply can be summed, and return the description that places it in the encoded vector.
 
     Args:
         entry: the method's declaration of the entry.

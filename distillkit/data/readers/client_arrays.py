@@ -36,8 +36,8 @@ def load_client_arrays(
 
     Args:
         path: the folder. For each client i = 0, 1, ... without gaps, it contains `train/client{i}_images.npy`, uint8
-            [n, H, W, C] with 1 or 3 channels, and `train/client{i}_labels.npy`, int [n]. The folder `test` contains the
-            same files.
+            [n, H, W, C] with 1 or 3 channels, and `train/client{i}_labels.npy`, int [n]. The folder `test` contains
+            files of the same names with the test images and labels.
         classes: the class names in label order. Default: "0", "1", ... up to the largest label. The sets then record
             that the number of classes was derived from the labels.
         size: height and width in pixels; see `load_folder`. FedLGD uses 28.

@@ -75,7 +75,8 @@ class PublicEmbedder:
     def embedding(self, images: Tensor) -> Tensor:
         """Compute the embedding phi(x) of each image x, before centering and clipping.
 
-        If the embedder has an augmentation, every call applies it first, with the same random parameters.
+        If the embedder has an augmentation, it is applied first. Its random parameters are the same for all images and
+        in every call.
 
         Args:
             images: images with the normalization of the private set, float [N, C, H, W].

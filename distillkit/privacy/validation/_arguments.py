@@ -73,7 +73,8 @@ def as_private_set(
 def require_given_num_classes(real: LabeledImages) -> None:
     """Refuse a set whose number of classes was derived from its private labels.
 
-    Such a number reveals whether the last class has a record.
+    Such a number is the largest label + 1. If the data has K classes, it is below K exactly if class K - 1 has no
+    record, so it reveals private information.
 
     Args:
         real: the private set.
@@ -196,7 +197,7 @@ def initial_images(
 
 
 def refuse_half_precision(values: Tensor, what: str) -> None:
-    """Refuse values in half precision, whose rounding error can exceed the clip.
+    """Refuse values in half precision, whose rounding errors can be larger than the clip norm of private training.
 
     Args:
         values: images or a parameter to check.

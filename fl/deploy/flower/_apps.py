@@ -51,9 +51,9 @@ def client_app(method: Method, load_client: LoadClient, config: NodeOptions) -> 
         method: the same method as in the server app. A node with a different method is refused before round 1.
         load_client: function that takes the partition index and returns the client's data. It may return anything that
             `fl.simulate` accepts as one client (such as a `LabeledImages`, a `ClientData` or a `Dataset`), the path of
-            a folder of images, a `Split`, an allocation of a study task, or a table of flwr-datasets. docs/flower.md
-            lists all forms. The function is called for every message, because in a deployment every message starts a
-            new process.
+            a folder of images, a `Split`, an `Allocation` (result of a task's `assign()`), or a table of flwr-datasets.
+            docs/flower.md lists all forms. The function is called for every message, because in a deployment every
+            message starts a new process.
         config: options of the node. Pass the fields of `NodeOptions` as keywords (see the decorator `options`).
 
     Returns:
@@ -61,7 +61,8 @@ def client_app(method: Method, load_client: LoadClient, config: NodeOptions) -> 
 
     Raises:
         MissingFlower: Flower is not installed.
-        TypeError, ValueError: an argument is not valid, or the policy file cannot be used.
+        TypeError, ValueError: an argument is not valid, or the file given by `NodeOptions.policy` (limits that the
+            node's owner sets) cannot be used.
     """
     node = Node(method, load_client, config)
     app = flower("clientapp").ClientApp()
@@ -99,7 +100,8 @@ def reply_to(message: Any, context: Any, method: Method, load_client: LoadClient
 
     Raises:
         MissingFlower: Flower is not installed.
-        TypeError, ValueError: an argument is not valid, or the policy file cannot be used.
+        TypeError, ValueError: an argument is not valid, or the file given by `NodeOptions.policy` (limits that the
+            node's owner sets) cannot be used.
     """
     return _reply(Node(method, load_client, config), message, context)
 

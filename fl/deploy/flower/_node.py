@@ -96,7 +96,7 @@ class Node:
         options: folder, device, policy and limits of the node.
 
     Raises:
-        TypeError, ValueError: an argument is not valid, or the policy file cannot be used.
+        TypeError, ValueError: an argument is not valid, or the file given by `NodeOptions.policy` cannot be used.
     """
 
     def __init__(self, method: Method, load_client: LoadClient, options: NodeOptions) -> None:
@@ -233,9 +233,9 @@ class Node:
         )
 
     def _guard(self, number: int, data: _LoadedData) -> ReleaseGuard:
-        """Return an object that checks one message against the current policy.
+        """Return an object that checks one request and its reply against the current policy of the node's owner.
 
-        For a private method, it also checks and charges the privacy ledger of the data.
+        For a private method, the object also checks and charges the privacy ledger of the data.
         """
         policy = None if self.policy is None else read_policy(self.policy)
         private = self.method.private

@@ -61,7 +61,8 @@ class Policy:
         delta: delta at which epsilon is computed.
         smallest_sigma: minimum noise multiplier of a release (noise standard deviation divided by sensitivity).
         largest_rate: maximum sampling rate of a record in a release.
-        largest_clip: maximum norm to which a record's gradient or vector is clipped; inf: no limit.
+        largest_clip: maximum norm to which a record's contribution to a sum (such as its gradient or embedding) is
+            clipped; inf: no limit.
         methods: allowed methods with their add-ons and filters, such as `FedAvg(DPSGD)`.
         evaluation: whether the exact accuracies on the node's test images may be sent.
         app: hash of the app's code (`app_hash`); "any" if the code is not checked.

@@ -254,7 +254,10 @@ class GridTransport:
     def _deliver_all(
         self, client: int, pending: Sequence[PendingRequest], results: Sequence[ClientResult | BudgetExhausted | None]
     ) -> None:
-        """Pass on the results of the one or two requests in a message, each to its `on_result` or to `exchange`.
+        """Deliver the results of the one or two requests in a message to their receivers.
+
+        A request with a function `on_result` gets the result passed to that function. The results of other requests are
+        stored for the method `exchange`, which yields them.
 
         If a client lacks a value of which the server sent only the digest, the request is repeated with all values.
 
@@ -313,7 +316,7 @@ class GridTransport:
     # Between rounds, and at the start and end of the run.
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Do nothing: the next requests state the committed `versions` of the clients' memories.
+        """Do nothing, because each later request contains the committed version of the client's memory.
 
         A client's memory holds the values that it keeps between rounds.
         """
