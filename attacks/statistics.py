@@ -237,7 +237,8 @@ class Roc:
         """Area under the curve: the probability that a member has a higher score than a non-member.
 
         Equal scores count half. Guessing gives 0.5. If an attack is certain about only a few records, its AUC is hardly
-        above 0.5, so also report the true-positive rate `at` a small false-positive rate.
+        above 0.5, so also report the true-positive rate at a small false-positive rate
+        (method `at`).
         """
         return float(torch.trapezoid(self.tpr, self.fpr))
 
@@ -294,12 +295,12 @@ class Roc:
 
 
 def _sure_counts(fpr: float, trials: int, error: float) -> tuple[int | None, int | None]:
-    """Return the numbers of false positives that show that a true false-positive rate is at most or at least `fpr`.
+    """Return the largest count of false positives that shows a low true rate, and the smallest that shows a high one.
 
-    Each statement holds with probability 1 - `error`. The true false-positive rate of a threshold just above the
-    (k + 1)-th largest of n non-members' scores is stochastically at most a variable with distribution
-    Beta(k + 1, n - k). The true rate of a threshold at the k-th largest score is stochastically at least a variable
-    with distribution Beta(k, n - k + 1).
+    A true false-positive rate is low if it is at most `fpr`, and high if it is at least `fpr`. Each statement holds
+    with probability 1 - `error`. The true false-positive rate of a threshold just above the (k + 1)-th largest of n
+    non-members' scores is stochastically at most a variable with distribution Beta(k + 1, n - k). The true rate of a
+    threshold at the k-th largest score is stochastically at least a variable with distribution Beta(k, n - k + 1).
 
     Args:
         fpr: false-positive rate with which the true rates are compared.

@@ -123,15 +123,18 @@ class Scores:
 
     @property
     def hlr(self) -> float:
-        """Hard-label recovery: accuracy on the whole real set minus accuracy on the small set, both with hard labels.
+        """Hard-label recovery: test accuracy after training on all real images minus that after training on the set.
 
-        Lower is better.
+        Both trainings use hard labels. Lower is better.
         """
         return self.rows["real, hard"].mean - self.rows["set, hard"].mean
 
     @property
     def ior(self) -> float:
-        """Improvement over random: accuracy on the set minus accuracy on as many random real images, same protocol."""
+        """Improvement over random: test accuracy after training on the set minus that on as many random real images.
+
+        Both trainings use the same protocol.
+        """
         return self.rows["set"].mean - self.rows["random"].mean
 
     @property
@@ -245,8 +248,8 @@ def scores(
         """Train networks, and store the results in `Scores.rows` and the selected settings in `Scores.settings`.
 
         Args:
-            used: training protocol. Of the changes to it in `search`, each training uses the one with the best accuracy
-                on the held-out images.
+            used: training protocol. The argument `search` of `scores` lists settings that change it. A network is
+                trained with each of them, and the settings with the best accuracy on the held-out images are used.
             own: set to train on; None for all real images.
             names: key under which the result is stored. If there is a second key, networks are also trained on random
                 real images, and their result has the second key.

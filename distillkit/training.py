@@ -300,8 +300,8 @@ def accuracy(
         chunk: number of images per forward pass; the default depends on device and image size.
 
     Raises:
-        ValueError: the set is empty, its labels are not class indices, or `against` is given and its pixels are not in
-            [0, 1].
+        ValueError: the set is empty, its labels are not class indices, or `against` is given and the set's pixels are
+            not in [0, 1].
     """
     if not isinstance(data, StoredImages):
         data = as_set(data, name="data")

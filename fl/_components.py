@@ -87,7 +87,8 @@ def stable_repr(value: Any) -> str:
 def identity(value: Any) -> str:
     """Return a text form of a value. The text stays the same if classes and options are renamed.
 
-    It is `stable_repr(value)` with each class's key in place of its name, and with the oldest name of each option.
+    It is `stable_repr(value)`, in which the name of each class is replaced by its attribute `key` (see `KeyedObject`),
+    and the name of each option by the oldest name of this option.
     """
     return _represent(value, pinned=True)
 

@@ -120,7 +120,7 @@ class AggregatedReplies(Message):
         Args:
             entry: entry whose rule is `mean` or `sum`.
             name: if the value is a dict of tensors, the name of one tensor. Each tensor is aggregated over the replies
-                that contain it, so the weights of the tensors can differ. Default: the largest of these weights.
+                that contain it, so the sums of weights can differ between tensors. Default: the largest of these sums.
 
         Returns:
             A number, or a vector with one sum for each row of the value if every row has its own weight; 0 if no client

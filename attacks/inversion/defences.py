@@ -171,7 +171,9 @@ class DefendedMessage:
         self._message.observed = self.observed  # labels are inferred from the sent message
 
     def replay(self, images: Tensor, labels: Tensor) -> Sequence[Tensor]:
-        """Return the message that images would cause, changed by `expected` of each defence in order.
+        """Return the message that images would cause, after the method `expected` of each defence, in order.
+
+        `expected` computes what an attacker who knows the defence can reproduce of it, for example the clipping.
 
         Args:
             images: candidate images, float [N, C, H, W].
@@ -185,7 +187,7 @@ class DefendedMessage:
     def count_classes(self, images: Tensor) -> int:
         """Return the number of classes K, after checking that the message can come from images of this shape.
 
-        The check is that of the class of the original message, to which the defences were applied.
+        The original message, to which the defences were applied, makes this check (its method `count_classes`).
 
         Args:
             images: noise images, with the shape of the images that the attack searches for, float [N, C, H, W].

@@ -53,13 +53,16 @@ def plant_canaries(records: Images, count: int, generator: int | torch.Generator
 
 @dataclass(frozen=True)
 class CanaryAttack:
-    """Result of `canary_attack`. Print it to see both rates and the p-value.
+    """Result of `canary_attack`, which tests whether wrong labels reach a model through its teacher.
+
+    A canary is a record that got a random wrong label in the training set of one of two teachers. From each teacher, a
+    model is made, for example a student. Print the result to see both rates and the p-value of the test that the labels
+    do not leak.
 
     Attributes:
-        taught: share of the canaries for which a model predicts the wrong label, if its teacher was trained on the
-            canary.
-        control: share of the same canaries for which a model predicts the wrong label, if its teacher was not trained
-            on the canary. It shows how often the label is predicted by chance.
+        taught: share of the canaries whose wrong label is predicted by the model whose teacher was trained on them.
+        control: share of the same canaries whose wrong label is predicted by the model whose teacher was not trained on
+            them. It shows how often the label is predicted by chance.
         only_taught: number of canaries whose wrong label is predicted only by the model whose teacher was trained on
             them.
         only_control: number of canaries whose wrong label is predicted only by the model whose teacher was not trained

@@ -117,9 +117,9 @@ def leave_one_out(
     Args:
         shadows: scores of one pipeline's shadow models: at least 8 models for LiRA, and 32 or more for useful
             intervals.
-        attacks: attacks by name, functions of a `Target`; `SHADOW_ATTACKS` by default. RMIA needs stable logits, and
-            scores of records on which no model was trained (`ShadowScores.population`). By default it is used only if
-            there are such scores and the scorer is "model".
+        attacks: attacks by name, functions of a `Target`; `SHADOW_ATTACKS` by default. RMIA needs log-odds of the
+            true class (`stable_logit`) as scores, also for records on which no model was trained
+            (`ShadowScores.population`). By default it is used only if there are such scores and the scorer is "model".
         scorer: name of the scorer whose scores the attacks use.
         fpr: false-positive rate for which thresholds are chosen, in (0, 1]; it must allow at least one false positive
             per target.
@@ -243,8 +243,8 @@ def _interval(values: Sequence[float], units: Tensor, confidence: float) -> Esti
     """Return the mean of one value per target, with a confidence interval from the cluster-robust standard error.
 
     Args:
-        values: one value per target.
-        units: index of the pair to which each target belongs, int64 [S]. A pair consists of two shadow models that were
+        values: one value, such as the AUC, for each of the S targets. Each target is one of the S shadow models.
+        units: index of the pair to which each target belongs, int64 [S]. A pair consists of two targets that were
             trained on complementary records, so their values may depend on each other.
         confidence: confidence of the interval, by Student's t quantiles.
     """

@@ -42,7 +42,8 @@ class Audit:
             must draw new randomness. See `attacks.audit.audit_claim`.
         outside: scores of the runs without this record, [m] or [m, d].
         claim: (epsilon, delta) pairs that the mechanism claims, preferably many pairs of its privacy profile.
-        noise: result of `attacks.audit.audit_noise`, which compares the noise drawn with the noise charged.
+        noise: result of `attacks.audit.audit_noise`, which compares the noise that the run drew with the noise
+            that its privacy ledger recorded.
         of: description of the audited mechanism, which is the run itself or a part of it.
         confidence: confidence of the test, in (0, 1).
 
@@ -87,7 +88,8 @@ def claim_section(run: RecordedRun, observed: ObservedData, audit: Audit | None,
         run: the recorded run.
         observed: numbers of replies of the clients, which the ledger must cover.
         audit: evidence from the user with which the claim is tested; None if the user passed none.
-        findings: findings of the report, to which a refuted claim and unanswered questions are added.
+        findings: findings of the report. A refuted claim, and facts that the run's records do not show, are added to
+            them.
     """
     section = Section("The claimed epsilon")
     claim = run.history[-1].get("privacy") if run.history else None

@@ -88,7 +88,7 @@ class DSA:
 
     @property
     def families(self) -> tuple[str, ...]:
-        """Names of the strategy's families, in the order in which mode "M" applies them."""
+        """Names of the families of transforms in the option `strategy`, such as "color", in the order of `strategy`."""
         return tuple(self.strategy.split("_"))
 
     def __call__(self, images: Tensor, generator: int | torch.Generator, *, siamese: bool = False) -> Tensor:

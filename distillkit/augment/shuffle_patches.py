@@ -42,12 +42,12 @@ class ShufflePatches:
         require_augmentation(self.augment)
 
     def __call__(self, images: Tensor, generator: int | torch.Generator, *, siamese: bool = False) -> Tensor:
-        """Shuffle the patches of a batch of images, and augment the result.
+        """Shuffle the patches of a batch of images, and apply the option `augment` to the result.
 
         Args:
             images: float [N, C, H, W].
             generator: int seed, or generator for all random draws.
-            siamese: whether to draw one order of patches for the whole batch.
+            siamese: whether to draw one order of patches and one augmentation for the whole batch.
 
         Returns:
             The augmented images, float [N, C, H, W], with the same dtype and device.

@@ -25,8 +25,8 @@ class ParallelMap:
     """Callable that applies a function to each part of a computation, such as a group of classes, in parallel threads.
 
     Args:
-        pool: pool of threads, each of which runs PyTorch operations with one intra-op thread. None processes the parts
-            one after the other, with the same result.
+        pool: pool of threads, each of which runs PyTorch operations with one intra-op thread. With None,
+            the parts are processed one after the other, with the same result.
         workers: number of threads in the pool.
     """
 
@@ -45,7 +45,7 @@ class ParallelMap:
     def __call__(self, function: Callable[[Network, Part], T], parts: Sequence[Part]) -> list[T]:
         """Return `function(network, part)` for each part, in order.
 
-        Concurrent calls get separate copies of the network.
+        Calls of `function` that run at the same time get separate copies of the network (see `set_network`).
 
         Args:
             function: function of a network and a part, which is called in the pool's threads.

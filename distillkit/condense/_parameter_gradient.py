@@ -1,4 +1,4 @@
-"""Gradient of the cross-entropy with respect to parameters, and gradient matching with respect to images."""
+"""Gradient of the cross-entropy with respect to parameters, and its distance from a target gradient."""
 
 from __future__ import annotations
 

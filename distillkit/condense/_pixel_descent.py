@@ -64,7 +64,7 @@ class PixelDescent:
                 self.lr = float(state["lr"])
 
     def remaining_steps(self) -> Iterator[int]:
-        """Iterate over the indices of the remaining steps, counted from 0."""
+        """Iterate over the indices of the steps that are not done yet: from `done` (0 at the start) to `steps` - 1."""
         yield from range(self.done, self.steps)
 
     def step(self, loss: Tensor, gradient: Tensor) -> float:

@@ -66,7 +66,8 @@ def stitch(
         factor: number of crops along each side of an image. Default: 1 for images whose shorter side is below 96
             pixels, otherwise 2. A network that is trained on 32-pixel images, each of which is a grid of smaller crops,
             does not recognize whole images. The authors also use 1 for CIFAR and Tiny-ImageNet.
-        pool: number of random images per class whose crops are scored, without replacement. None uses all images.
+        pool: number of images per class that are drawn at random, without replacement, and whose crops are scored. With
+            None, all images are used.
         crops: number of random crops of each image in the pool.
         min_scale: smallest area of a crop, as a fraction of the image's area. 1 keeps the whole image.
         classes: the classes to select; default: all classes with an image.

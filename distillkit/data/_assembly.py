@@ -25,7 +25,8 @@ class SplitBuilder:
     Attributes:
         labels: labels of each part.
         classes: class names, in label order.
-        normalization: normalization of all parts. None measures the mean and standard deviation on `train`.
+        normalization: normalization of all parts. With None, the mean and standard deviation of `train` are
+            measured.
         info: description of the data's origin, which is stored in the `info` of every set.
         classes_given: whether the classes are known independently of the labels. False means that they were derived
             from the labels that occur.

@@ -182,7 +182,7 @@ class CacheWriter:
         self._start = _start_of(self._pixels, count, shape)
 
     def _resumable(self) -> bool:
-        """Return whether an interrupted call left a pixel file with a valid header and a file of hashes."""
+        """Return whether an interrupted earlier write left a pixel file with a valid header and the file of hashes."""
         if not (self._pixels.exists() and self._rows.exists()):
             return False
         try:

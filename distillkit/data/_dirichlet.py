@@ -75,8 +75,8 @@ def dirichlet_capped(
 def dirichlet_prior(labels: Tensor, clients: int, alpha: float, *, generator: Seed = 0) -> list[Tensor]:
     """Give every client the same number of images, with its own class proportions drawn from Dir(alpha).
 
-    Each client gets floor(N / clients) images. The remaining N mod clients images belong to no client. This is the
-    partition of "Federated learning with a single shared image" (Soni et al., CVPR 2024 workshops).
+    Each client gets floor(N / clients) images. The images that remain, fewer than `clients`, belong to no client. This
+    is the partition of "Federated learning with a single shared image" (Soni et al., CVPR 2024 workshops).
 
     The clients are filled one after the other, without replacement. For each image, a class is drawn from the client's
     proportions. A class that has no images left is removed from the proportions, which are renormalized. The last

@@ -47,7 +47,7 @@ class Dataset:
             depend on the files.
         files: description of the required files or folders below the data root; "" if the dataset needs none.
         classes: class names; empty if the files contain them.
-        normalization: published mean and standard deviation of the training split; None measures them.
+        normalization: published mean and standard deviation of the training split. With None, they are measured.
         folder: folder below the data root that is passed to the functions `load` and `open`.
         open: function that opens the dataset as a `StoredSplit`, without loading all images; None for small datasets.
         can_download: whether the function `load` accepts `download=`.

@@ -61,7 +61,7 @@ def classes_per_client(labels: Tensor, clients: int, k: int = 2, *, generator: S
     NIID-Bench, and with k = 2 the "2-classes" partition of VHL.
 
     Deviation: if there are fewer clients than classes, the random choice prefers classes that no client has yet, so
-    that every image is assigned. The authors' code fails in this case.
+    that every image is assigned. The code of NIID-Bench fails in this case.
 
     Args:
         labels: class indices int [N].

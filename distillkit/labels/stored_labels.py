@@ -49,8 +49,8 @@ class StoredLabels:
 
     A view is an augmented image, which may be mixed with another image of its batch. Pass this object as `relabel=` to
     the `Protocol` for which it was computed. An epoch of training uses the stored views and labels of the same epoch
-    number. If this number is not stored, it uses a stored epoch that is drawn at random from the seed. The views depend
-    only on the stored seed, so all networks are trained on the same views.
+    number. If this number is not stored, it uses a stored epoch that is drawn at random. This draw and the views depend
+    only on the stored `seed`, so all networks are trained on the same views.
 
     Attributes:
         logits: the teacher's logits in half precision, [E, N, k], for E epochs, N images and the k largest logits of
@@ -134,7 +134,7 @@ class StoredLabels:
             raise ValueError(f"protocol has stored labels of {self.num_classes} classes, but the data has {classes}")
 
     def batches(self, images: Tensor, options: ViewOptions, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches of views of one epoch, and their stored soft labels.
+        """Yield the batches of views (augmented, possibly mixed images) of one epoch, and their stored soft labels.
 
         Args:
             images: images of the set, float [N, C, H, W].

@@ -62,7 +62,7 @@ class Chain:
         return type(count) is int and 0 <= count <= self.lines and self._hashes[count] == head.get("hash")
 
     def add(self, raw: bytes) -> None:
-        """Add a line to the chain.
+        """Add a line of the file to the chain of hashes, in which each hash covers a line and the hash before it.
 
         Args:
             raw: bytes of the line without the line break. A line that was cut off by a crash is added too.

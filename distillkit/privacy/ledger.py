@@ -380,8 +380,8 @@ class Ledger:
     def _names(self) -> list[str]:
         """Return the ids of the clients whose id was passed in a charge, to `void` or to `register`.
 
-        `ALL_CLIENTS` is left out, and so are clients that were registered only by their number, as with
-        `register(100)`.
+        `ALL_CLIENTS` is left out, and so are clients that were registered only by their count:
+        `register(100)` registers the clients 0 to 99.
         """
         owners = dict.fromkeys(map(str, (*self._totals, *self._reasons, *sorted(self._registered))))
         return [name for name in owners if name != ALL_CLIENTS]

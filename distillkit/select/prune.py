@@ -24,7 +24,7 @@ def prune_by_confidence(
     measure: str = "max_softmax",
     generator: int | torch.Generator = 0,
 ) -> Tensor:
-    """Drop the images of every predicted class that are predicted most confidently, and return the indices of the rest.
+    """Drop the most confidently predicted images of every predicted class, and return the indices of the rest.
 
     The argument `strategy` can instead drop the least confident images, or random images, for comparison.
 
@@ -34,8 +34,9 @@ def prune_by_confidence(
         logits: logits of the images, float [N, K], K >= 2. If you have probabilities `p`, pass `p.log()`, clamped to
             stay finite.
         keep: exact number of images to keep, in [1, N]. A class of n images loses `int(n * (N - keep) / N)`. If more
-            than `keep` images remain, they are removed one by one from the class that then has the most images. A class
-            can therefore disappear only if `keep` is less than the number of classes.
+            than `keep` images remain, further images are removed one by one until `keep` remain, each from the class
+            that then has the most images. A class can therefore disappear only if `keep` is less than the number of
+            classes.
         threshold: share to drop, in [0, 1), as an alternative to `keep`: a class of n images keeps `n - int(threshold *
             n)`.
         strategy: the images to drop: "top" for the most confident (the paper's choice, which keeps uncertain images),

@@ -255,7 +255,8 @@ class LabeledImages:
     def counts(self) -> Tensor:
         """Return the number of images of each class, int64 [K].
 
-        If the labels are rows, an image counts for every class whose entry in its row is above 0.5.
+        If the labels are not class indices but rows [N, K] with one value per class, an image counts for every class
+        whose value is above 0.5.
         """
         return class_counts(self.labels, self.num_classes)
 

@@ -1,4 +1,4 @@
-"""Execution of one run of a study, in this process or in a worker, and the records in its folder."""
+"""Execution of one run of a study, in this process or in a worker, and the records in the run's folder."""
 
 from __future__ import annotations
 

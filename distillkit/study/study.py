@@ -275,7 +275,8 @@ class Study:
             task: name of the task.
 
         Raises:
-            ValueError: the study has no such task, or no run on the task's images charged a ledger.
+            ValueError: the study has no such task, or no run on the task's images recorded its
+                releases in a privacy ledger.
         """
         total = self._total(check.one_of(task, "task", tuple({**self.design.tuned_tasks, **self.design.tasks})))
         if total is None:

@@ -47,9 +47,10 @@ class Allocation:
 class Task:
     """A task of a study: data, partition among clients, network, number of rounds and evaluation.
 
-    A `Study` runs every candidate on every task. Write functions with their arguments as `functools.partial(load,
-    "digits", size=16)`, so that `distillkit.serialization` can write the task to a file and rebuild it. This makes runs
-    repeatable from their records. `named_task` returns common tasks by name.
+    A `Study` compares candidates (methods with their settings), and runs every candidate on every task. Write functions
+    with their arguments as `functools.partial(load, "digits", size=16)`, so that `distillkit.serialization` can write
+    the task to a file and rebuild it. This makes runs repeatable from their records. `named_task` returns common tasks
+    by name.
 
     Args:
         name: name in tables and folders, made of letters, digits, `-`, `_` and `.`.

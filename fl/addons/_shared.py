@@ -67,7 +67,7 @@ class Shared(AddOn):
             object.__setattr__(self, name, value)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse model parameters that stay with the clients, and add-ons that need their weights in every round.
+        """Refuse model parameters that stay with the clients, and add-ons that need clients' weights in every round.
 
         These add-ons are permitted if clients send weights in every round, that is, if `rate` is 1.
         """
@@ -90,7 +90,8 @@ class Shared(AddOn):
     def start(self, server: AveragingServer) -> None:
         """Select the shared images for the first round (Soni et al., 2024, Algorithm 1, line 4).
 
-        The server's model selects `keep` of the images on which clients compute logits.
+        The option `keep` is the number of selected images. They are selected from all shared images by the
+        outputs of the server's model; clients then compute logits on them.
 
         Raises:
             ValueError: the option `returns` is "best" (the server keeps the weights with the best validation accuracy),

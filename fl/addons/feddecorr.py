@@ -24,9 +24,9 @@ class FedDecorr(AddOn):
     one image has no correlations, so no penalty is added.
 
     The paper prints the measure |K|_F^2 / d^2, where K is the correlation matrix [d, d]. The authors' code
-    (bytedance/FedDecorr: `FedDecorrLoss` in loss.py) uses another form: the mean square of the off-diagonal entries of
-    Z^T Z, divided by N, for the standardized embeddings Z [N, d] of a batch of N images. The gradient of this form is
-    about N times larger. The published betas were tuned with it, so it is the default. See
+    (bytedance/FedDecorr: `FedDecorrLoss` in loss.py) uses another form: 1/N times the mean of the squared off-diagonal
+    entries of Z^T Z, where Z [N, d] are the standardized embeddings of a batch of N images. The gradient of this form
+    is about N times larger. The published betas were tuned with it, so it is the default. See
     `losses.feature_decorrelation` for both forms.
 
     Args:

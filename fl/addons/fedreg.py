@@ -34,9 +34,9 @@ class FedReg(AddOn):
     Let w be the weights in training and w_t the received weights. Each local step has two parts:
 
     1. Compute the gradient at gamma w + (1 - gamma) w_t instead of at w, and use it for the SGD step from w.
-    2. Take the gradients g_s on pseudo images and g_p on perturbed images at (w + w_t) / 2. Remove from w - w_t its
-       component along g_s, then its component along g_p. Each component is removed only if it raises, to first order,
-       the loss on the images of its gradient.
+    2. Let w now be the weights after part 1. Compute two gradients at (w + w_t) / 2: g_s of the loss on pseudo images,
+       and g_p of the loss on perturbed images. If (w - w_t) . g_s > 0, the weight change raises the loss on pseudo
+       images to first order; then remove its component along g_s. Then do the same with g_p.
 
     These operations and their order are those of the authors' code (Zoesgithub/FedReg: `step_func` in
     FedUtils/fed/fedreg.py, `FSGM` in FedUtils/models/utils.py). That code gives all clients the same weight in the

@@ -64,7 +64,7 @@ class LocalAccuracy(AddOn):
             )
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Test the model that one client trained on the set `on`, and write its accuracy to `out`."""
+        """Test the trained model of one client with the images of the set `on`, and write the accuracy to `out`."""
         if server.round % self.every or FedAvg.update not in reply:
             return
         predictor = server.trained(reply)

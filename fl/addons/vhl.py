@@ -149,7 +149,7 @@ class VHL(AddOn):
         return local.stream(self, noise, batch=self.batch, joint=True, augment=augment)
 
     def loss(self, step: Step) -> Tensor:
-        """Return the weighted sum of the three terms that VHL adds to the objective (see the formula of the class).
+        """Return the weighted sum of the three terms that VHL adds to the objective (see the formula in `VHL`).
 
         They are the cross-entropy of the virtual images, the contrastive loss over the real and the virtual features
         together, and the contrastive loss of the virtual features alone.

@@ -238,8 +238,8 @@ class AddOn(Component):
         """Compute additional entries from one client's `reply` before it is aggregated, and add them to `out`.
 
         Called on the server for each reply. FedDF, for example, computes the predictions of each client's model. The
-        additional entries are aggregated over the clients by their aggregation rules. The hook must not change any
-        state. If it raises an exception, the reply is left out, and the history reports its client.
+        additional entries are aggregated over the clients, each entry by its own rule (see `Entry`). The hook must not
+        change any state. If it raises an exception, the reply is left out, and the history reports its client.
         """
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
@@ -309,7 +309,8 @@ class AddOn(Component):
             server: server of the run. Its state still holds the model before this round.
             replies: the clients' replies. The values of each entry are aggregated over the clients by the entry's rule
                 (see `Entry`).
-            mean: weighted mean of the clients' updates for all architectures, by parameter name.
+            mean: weighted mean of the clients' updates for all architectures, by name. The names are
+                "architecture/parameter", or only "parameter" if there is one architecture.
         """
         return mean
 
@@ -321,7 +322,8 @@ class AddOn(Component):
 
         Args:
             server: server of the run. Its state still holds the model before this round.
-            mean: mean of the clients' updates, or the result of `aggregate`, for all architectures, by parameter name.
+            mean: mean of the clients' updates, or the result of `aggregate`, for all architectures, by name. The names
+                are "architecture/parameter", or only "parameter" if there is one architecture.
         """
         return mean
 

@@ -181,7 +181,10 @@ class Local:
 
     @property
     def planned_steps(self) -> int:
-        """Number of optimizer steps that all phases together take on `data`, if no add-on overrides `batches`."""
+        """Number of optimizer steps of the client's training on `data`, if no add-on overrides `batches`.
+
+        It is the sum over all phases (parts of the training) in `settings.phases`.
+        """
         passes = -(-len(self.data) // self.settings.batch)
         return sum(p.epochs * passes if p.steps is None else p.steps for p in self.settings.phases)
 

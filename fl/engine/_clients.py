@@ -145,7 +145,7 @@ def read_or_stored(given: Any, name: str, progress: bool) -> LabeledImages | Sto
     """Convert a user's argument to a `LabeledImages`, unless it is a `StoredImages`, which is returned unchanged.
 
     Args:
-        given: the argument: a set of either class, a dataset, a loader, or a pair of images and labels.
+        given: the argument: a `LabeledImages`, a `StoredImages`, a dataset, a loader, or a pair of images and labels.
         name: name of the argument, for error messages.
         progress: whether to show a progress bar while large data is read.
 

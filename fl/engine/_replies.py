@@ -222,7 +222,7 @@ class RoundStats:
     server_seconds: float = 0.0
 
     def count(self, client: int, sent: Mapping[str, int], received: Mapping[str, int]) -> None:
-        """Add the bytes of one request to a client and of the client's reply.
+        """Add the sizes in bytes of one client's request and reply to the counts of the round.
 
         Args:
             client: index of the client.

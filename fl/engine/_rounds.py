@@ -176,12 +176,13 @@ class RoundRunner:
         """Run all exchanges of the round (requests and replies) with the drawn clients.
 
         Args:
-            min_replies: minimum number of usable replies in the "local" exchange.
+            min_replies: minimum number of usable replies in the exchange "local", in which clients train.
             outstanding: evaluation of the previous round, if its requests are to be sent with this round's first
                 requests; otherwise None.
 
         Returns:
-            The aggregated replies of the "local" exchange, and the counts of all exchanges.
+            The aggregated replies of the exchange "local", and the counts of all exchanges. The replies of any other
+            exchange are passed to the method when that exchange ends.
         """
         method, server, stats = self.method, self.server, RoundStats()
         server.present, replies = list(server.drawn), None
@@ -291,7 +292,7 @@ class RoundRunner:
         """Return the privacy guarantee so far, as columns of the round's row of the history.
 
         `epsilon` is the epsilon that the ledger states, or None in a run without a ledger. `privacy` describes the
-        guarantee, with delta and its conditions.
+        guarantee: epsilon, delta, and the conditions under which the guarantee holds.
         """
         if self.server.ledger is None:
             return {"epsilon": None}

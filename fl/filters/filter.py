@@ -85,7 +85,8 @@ class Filter(Component):
         Args:
             server: server of the run. Its state already holds the method's values.
             expected: schema of client 0's reply before this filter changes it.
-            entries: entries of the method and the filters, by key, with their aggregation rules.
+            entries: declared entries (`Entry`) of the messages and the state of the method and its filters, by key.
+                Each has an aggregation rule.
         """
 
     def send(self, server: Server, client: int, message: Message) -> None:

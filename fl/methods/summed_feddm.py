@@ -96,11 +96,12 @@ class SummedFedDM(PrivateFedDM):
         return self.embedders(net.eval(), like, derive(side.seed, side.round, "maps"), holds.get(self.around))
 
     def send(self, server: Server, client: int) -> Message:
-        """Return a message with the weights, the number of clients that divide the noise, and the last fitted images.
+        """Return a message with the weights, the number of clients that share the noise, and the last fitted images.
 
-        With `noise="shares"`, each drawn client adds a part of the noise; with `noise="full"`, the number is 1. The
-        fitted images are in the message only if the server has stored them in an earlier round (option `warm`). Clients
-        subtract the mean embedding of these images from all embeddings.
+        With `noise="shares"`, each drawn client adds a part of the noise, and the number is that of the drawn clients.
+        With `noise="full"`, each client adds the whole noise, and the number is 1. The fitted images are in the message
+        only if the server has stored them in an earlier round (option `warm`). Clients subtract the mean embedding of
+        these images from all embeddings.
         """
         among = float(len(server.drawn)) if self.noise == "shares" else 1.0
         message = Message({self.model: server.state[self.model], self.among: among})

@@ -30,7 +30,7 @@ _INT64_LIMIT = 2**63
 
 
 class BoundExceeded(ValueError):
-    """Error: a value in a client's reply exceeds the public maximum of its entry, so the client sends no reply.
+    """Error: an absolute value in a client's reply exceeds the public maximum of its entry, so no reply is sent.
 
     The message names the entry. It does not contain the value, which is secret.
     """
@@ -109,7 +109,8 @@ class ReplyLayout:
 
         Raises:
             PrivacyError: an entry is not aggregated by a sum or mean, or has no fixed shape.
-            ValueError: an entry has no public maximum, or `bounds` has the key of an entry that is not in the replies.
+            ValueError: an entry has no public maximum of its absolute value, or `bounds` has the key of an entry that
+                is not in the replies.
         """
         unknown = sorted(set(bounds) - set(schema))
         if unknown:
@@ -187,7 +188,8 @@ class ReplyLayout:
             reply: message with all or some of the layout's entries.
 
         Raises:
-            BoundExceeded: a value exceeds the maximum of its entry, or is NaN.
+            BoundExceeded: an absolute value exceeds the public maximum that the layout contains for its entry, or a
+                value is NaN.
             ValueError: an entry of the reply is unknown, or has another shape or dtype than in the layout.
         """
         values = dict(reply.items())
@@ -277,7 +279,7 @@ def _entry_layout(entry: Entry[Any], like: EntrySpec, given: float | None, is_we
 
     Raises:
         PrivacyError: the entry is not aggregated by a sum or mean, or has no fixed shape.
-        ValueError: the entry has no public maximum.
+        ValueError: the entry has no public maximum of its absolute value.
     """
     value, key = like.value, entry.key
     if key in (FedAvg.buffers.key, FedAvg.counters.key) and entry.rule not in ("mean", "sum"):

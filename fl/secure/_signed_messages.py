@@ -62,7 +62,7 @@ class RoundContext:
 
         Args:
             transcript: digest of the participants and their keys, as the method `transcript` returns it.
-            partners: indices of the clients with which pairwise masks were made, in ascending order.
+            partners: indices of the clients that share pairwise masks with each other, in ascending order.
             survivors: indices of the clients whose masked vectors are in the sum, in ascending order.
         """
         return _crypto.digest("sum", transcript, _encode(*partners), _encode(*survivors))

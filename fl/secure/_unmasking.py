@@ -22,7 +22,7 @@ class Unmasking:
     Attributes:
         bundles: announced keys of all participants, by client index.
         transcript: digest of the participants and their keys, see `RoundContext.transcript`.
-        partners: indices of the clients with which pairwise masks were made, in ascending order.
+        partners: indices of the clients that share pairwise masks with each other, in ascending order.
         survivors: indices of the clients whose masked vectors are in the sum.
         shares: shares that each client disclosed, by the index of that client: one share of each partner's secret, in
             the order of `partners`.

@@ -163,7 +163,8 @@ class SecureSums(Filter):
 
         Raises:
             PrivacyError: an entry of the replies is not aggregated by a sum or mean.
-            ValueError: an entry has no public maximum, or a client is not in the registry.
+            ValueError: an entry has no public maximum of its absolute value, or a client's public keys are not in the
+                option `registry`.
         """
         missing = [k for k in range(server.clients) if k not in self.registry]
         if missing:
@@ -263,7 +264,9 @@ class SecureSums(Filter):
     # Server side, in the order of a round.
 
     def send(self, server: Server, client: int, message: Message) -> None:
-        """Add the layout of the encoded reply, and the encrypted shares for a client, to its training request.
+        """Add the layout of the encoded reply to a client's training request, and encrypted shares for this client.
+
+        The shares are those of the other clients' secrets, which the other clients encrypted for this client in step 2.
 
         Args:
             server: the server.

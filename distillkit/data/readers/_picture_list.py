@@ -126,7 +126,8 @@ def _with_test(
         listing: the list of pictures.
         parts: indices of the pictures or the pictures themselves, for each of the parts `train`, `test` and
             `validation` that the list has.
-        normalization: normalization of the split; None measures it.
+        normalization: normalization of the split. With None, the mean and standard deviation of the part `train` are
+            measured.
         fraction: share of each class of `train` that is held out as `test`, if the list has no part `test`.
     """
     parts, labels, columns, info = dict(parts), dict(listing.labels), dict(listing.columns), dict(listing.info)

@@ -77,8 +77,8 @@ class _Loss:
 class _Removed(_Loss):
     """Privacy loss of removing a record.
 
-    The step's output x is drawn from M, its density with the record. The loss is log(M/N), where N is the density
-    without the record (see `_Loss`). The loss increases with x.
+    The output x of a step of the mechanism is drawn from M, the density of x with the record. The loss is log(M/N),
+    where N is the density of x without the record (see `_Loss`). The loss increases with x.
     """
 
     def cdf(self, t: Any) -> Any:

@@ -63,7 +63,8 @@ def gaussian_epsilon(sigma: float, delta: float) -> float:
 def gaussian_sigma(epsilon: float, delta: float, *, releases: int = 1) -> float:
     """Compute the smallest sigma at which a number of Gaussian releases together cost at most (epsilon, delta).
 
-    All records take part in each release. For a sample rate below 1, use `plan_noise`.
+    Sigma is the noise standard deviation divided by the sensitivity. All records take part in each release. For a
+    sample rate below 1, use `plan_noise`.
 
     Args:
         epsilon: target epsilon of all releases together, > 0.

@@ -33,12 +33,13 @@ def class_sums(
     Args:
         images: the private images, float [N, C, H, W]; N may be 0.
         labels: class indices int [N] in [0, num_classes).
-        embedders: public embedders. Each one maps an image x to a vector v(x) of bounded length; see `PublicEmbedder`.
+        embedders: public embedders. Each one maps an image x to a vector v(x) with F entries and a bounded L2 norm; see
+            `PublicEmbedder`.
         num_classes: public number of classes; the sums of a class without records are zero.
         chunk: number of images per forward pass; the default depends on device and image size.
 
     Returns:
-        Sums of v(x), float64 [embedders, classes, F], with vectors of length F. A record whose embedding overflows or
+        Sums of v(x), float64 [embedders, classes, F]. A record whose embedding overflows or
         fails adds zero. No warning is given, because the failure is itself private information.
 
     Raises:
@@ -157,8 +158,8 @@ def fit_to_means(
         targets: class means to match, float [G, K, F], for vectors of length F. They are the noised class sums of
             embeddings from `release`, divided by public or noised class sizes.
         steps: number of SGD steps; 0 returns `start`.
-        lr: initial learning rate. The default is large because the loss compares unit vectors of many dimensions, and
-            its gradients with respect to the images are therefore small.
+        lr: initial learning rate. The default is large because it suits embeddings that are scaled to length 1. Their
+            values are small, and so are the gradients of the loss with respect to the images.
         momentum: momentum of SGD, in [0, 1).
         parametrize: parametrization of the images, such as `sets.Tiles(2)`, or None. With a parametrization, `start`
             and the result are stored images, and the images decoded from them are fitted to the means.

@@ -90,8 +90,9 @@ def condense_private(
             output that is matched, the augmentation and the batch size.
         num_networks: number of networks in each pass after the first, with one release per network; sigma grows with
             the square root of this number.
-        clip: length to which centered embeddings are clipped; None scales them to unit length instead. Epsilon does not
-            cover a clip that was tuned on the private data: record the tuning with `Ledger.add_remark`.
+        clip: length to which centered embeddings are clipped. With None, all of them are scaled to length 1 instead.
+            Epsilon does not cover a clip that was tuned on the private data: record the tuning with
+            `Ledger.add_remark`.
         passes: number of passes and split of the budget; see `Passes`.
         init: initial images: `"noise"`, or a public set with `ipc` images per class.
         parametrize: parametrization of the images, such as `sets.Tiles(factor)`, or None. With tiles, the result is a

@@ -41,7 +41,7 @@ class PublicEmbedder:
     Args:
         network: network that computes phi.
         center: public center a, float [F]; None for no center.
-        clip: largest length C of a vector; None scales every vector to unit length.
+        clip: largest length C of a vector. With None, every vector is scaled to length 1.
         match: network output used as phi: `"embedding"`, or `"embedding+logits"` (both, concatenated).
         augment: augmentation, applied to all images with the same random parameters; None for no augmentation.
         state: seed, and index of this embedder among the embedders of a release; the random parameters of the

@@ -71,8 +71,9 @@ class ExampleGradients:
 
     Attributes:
         trained: trained parameters by name, in the order of the returned tensors.
-        captured: captured function of (parameters and buffers, examples) that computes the gradients. You can also call
-            it with the parameters and buffers of another network of the same architecture.
+        captured: function of (parameters and buffers, examples) that computes the gradients, as a traced graph of
+            PyTorch operations. You can also call it with the parameters and buffers of another network of the same
+            architecture.
     """
 
     def __init__(self, network: nn.Module, trained: Mapping[str, nn.Parameter], captured: CapturedFunction) -> None:

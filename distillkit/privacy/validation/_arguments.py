@@ -153,7 +153,7 @@ def initial_images(
         ipc: number of images per class.
         generator: generator of the noise.
         parametrize: parametrization of the images, such as `Tiles(factor)`, or None. With tiles, the result consists of
-            stored images, each of which is decoded to `factor ** 2` images. They are noise, or the stored images of a
+            stored images, each of which is decoded to `factor ** 2` images. The stored images are noise, or those of a
             public `TiledImages` with the same factor. The images of any other public set are shrunk to tiles.
 
     Returns:

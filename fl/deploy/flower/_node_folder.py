@@ -86,13 +86,15 @@ def remove_dead_runs(folder: Path, version: str, round_number: int) -> None:
 
     A run is abandoned if it had no request for a month and has never completed a round. Such a run can only start again
     from round 1, so its files are not needed. A run that has completed a round can be resumed at any time, so its
-    folder is marked and kept. The node knows that a round was completed if a later request uses a client memory from
-    that round.
+    folder is marked and kept. A client can store values between rounds (its memory), which become valid when the server
+    completes the round. The node therefore knows that a round was completed if a later request uses a client memory
+    that was stored in that round.
 
     Args:
         folder: folder of the run that the current request belongs to. Its parent folder contains one folder for each
             run with the same data.
-        version: version name of the client memory that the request uses; "" if it uses none.
+        version: name of the stored version of the client's memory that the request uses, which starts with the index of
+            its round; "" if the request uses none.
         round_number: index of the request's round.
     """
     folder.mkdir(parents=True, exist_ok=True)

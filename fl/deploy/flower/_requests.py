@@ -30,8 +30,8 @@ class PendingRequest:
     Attributes:
         job: content of the request.
         on_result: function that is called with the result; None if the result is yielded by `GridTransport.exchange`.
-        resent: number of bytes of cached values that are sent again, if the request is repeated; None for a first
-            request.
+        resent: if this request repeats an earlier one, number of bytes of the cached values that it contains and the
+            earlier request did not; None if this request repeats none.
         shared: number of bytes that are saved if this is the first of two requests in one message, because tensors that
             both requests contain are sent once. Cached entries do not count, because the second request contains only
             their digests.
