@@ -119,7 +119,7 @@ class Local:
     # Weights and networks.
 
     def shared_parameters(self) -> dict[str, nn.Parameter]:
-        """Return the parameters of the trained network that are shared with the server, by name. They are not copies."""
+        """Return the trained network's parameters that are shared with the server, by name. They are not copies."""
         return self._shared
 
     def trained_parameters(self, phase: Phase) -> dict[str, nn.Parameter]:

@@ -31,8 +31,8 @@ class PublicEmbedder:
 
     Because of the bound, adding noise to a sum of vectors makes the sum private. Let phi(x) be the embedding of
     x, and let `a` be the public center. Then v(x) = (phi(x) - a) / ||phi(x) - a||. With a clip C,
-    v(x) = (phi(x) - a) min(1, C / ||phi(x) - a||). Call an embedder with images [N, C, H, W]. `PublicEmbedders` creates the embedders of a
-    release.
+    v(x) = (phi(x) - a) min(1, C / ||phi(x) - a||). Call an embedder with images
+    [N, C, H, W]. `PublicEmbedders` creates the embedders of a release.
 
     Pass private images only to `of_private` and `embed_private`, which run no user code on them: they use networks and
     augmentations of this package, or graphs of operators that were traced ("captured") from the code for one image (see
