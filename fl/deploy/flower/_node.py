@@ -171,7 +171,7 @@ class Node:
         return bundle(reply, self._run_job(rest[0], config, created + elapsed))[0]
 
     def _run_job(self, parts: Parts, config: dict[str, Any], created: float) -> Parts:
-        """Decode a job (request), check it against the node owner's policy, run the client, and return the reply's parts.
+        """Decode a job (request), check it against the node owner's policy, run the client, and return the reply.
 
         Args:
             parts: parts of the request: tensors and strings by name.
