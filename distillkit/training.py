@@ -104,14 +104,14 @@ class Protocol:
         return ViewOptions(self.batch, self.augment, self.mix if self.relabel is None else self.relabel.mix)
 
     def with_teacher(self, teacher: nn.Module, *, path: str | None = None) -> Protocol:
-        """Return the protocol with a teacher that labels every view.
+        """Return the protocol with a teacher, which labels every augmented view of the training images.
 
         Args:
-            teacher: trained network for the classes and the normalization of the data.
+            teacher: trained network that expects the normalization of the training images, and has an output per class.
             path: path of the teacher's file. It is written to records and has no other use.
 
         Raises:
-            ValueError: the protocol has no `relabel`.
+            ValueError: the option `relabel` of the protocol is not a `Relabel`, so no teacher is needed.
         """
         if not isinstance(self.relabel, Relabel):
             raise ValueError("protocol must relabel to have a teacher: use Protocol(relabel=Relabel(teacher, ...))")

@@ -32,10 +32,11 @@ def _without_rounds(task: Mapping[str, Any]) -> dict[str, Any]:
 def reopen_runs(
     out: Path, design: StudyDesign, tasks: Collection[str], prepare: Callable[[RunSpec], PreparedRun]
 ) -> None:
-    """Declare the finished runs on some tasks unfinished, so that they continue from their checkpoints.
+    """Declare the finished runs on some tasks unfinished, because the tasks' number of rounds is raised.
 
-    The summaries of these runs are deleted, and so are the configurations that were chosen on these tasks. Runs that
-    have no rounds, or a number of rounds in their own settings, stay finished.
+    The runs then continue from their checkpoints. Their summaries are deleted, and so are the configurations that were
+    chosen on these tasks. Runs to which the tasks' number of rounds does not apply stay finished: runs of candidates
+    without rounds, and runs whose own settings contain the number of rounds.
 
     Args:
         out: the study's folder.

@@ -21,7 +21,8 @@ class FedSAM(AddOn):
 
     Clients look for flat minima: they minimize the largest loss near their weights instead of the loss at their
     weights. Each local gradient is computed at w + rho g / ||g||, where g is the gradient of the same batch at w, and
-    ||g|| is the norm over all trained parameters together. The loss includes the terms and batches of all add-ons.
+    ||g|| is the norm over all trained parameters together. The loss includes the loss terms
+    that other add-ons add, and their additional batches of images.
     Corrections such as SCAFFOLD's are applied to the resulting gradient.
 
     Each step computes two gradients, with the same images and dropout masks. Batch-norm statistics are updated once, in

@@ -316,9 +316,12 @@ class GridTransport:
     # Between rounds, and at the start and end of the run.
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Do nothing, because each later request contains the committed version of the client's memory.
+        """Do nothing: the nodes need no message at the end of a round.
 
-        A client's memory holds the values that it keeps between rounds.
+        Each later request names the version of the client's memory (the values that it keeps between rounds) to use.
+
+        Args:
+            versions: name of the committed version of the memory, by client index.
         """
 
     def rollback(self) -> None:
