@@ -26,7 +26,8 @@ class Perturbation(ABC):
     """Base class of changes to test images, for `evaluate(..., against=[...])` and `accuracy(..., against=...)`.
 
     Derive from this class to test another corruption or attack: implement `__call__`, and return a short name from
-    `__str__`, which becomes the name of a column. Two perturbations of one evaluation must have different names.
+    `__str__`, which becomes the name of a column in the table of accuracies. Two perturbations of one evaluation must
+    have different names.
     """
 
     @abstractmethod

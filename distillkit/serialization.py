@@ -420,9 +420,11 @@ _KINDS: dict[str, tuple[tuple[str, ...], _Rule]] = {
 
 
 def _linked(shared: str | Path | None, folder: Path, file: str) -> bool:
-    """Create a hard link in `folder` to a file in the store `shared`, and return whether it worked.
+    """Create a hard link in `folder` to a file in the folder `shared`, and return whether it worked.
 
-    A link suffices, because the files of a store never change.
+    Both folders hold saved tensors and sets. If `shared` is None, no link is created.
+
+    A link suffices, because saved files never change.
     """
     if shared is None:
         return False

@@ -48,7 +48,7 @@ def epsilon_lower_bound(
 
 
 def _largest(chosen: SplitRuns, delta: float, confidence: float) -> Event:
-    """Return the event that gives the largest lower bound on epsilon.
+    """Return the event (a score on one side of a threshold) that gives the largest lower bound on epsilon.
 
     Args:
         chosen: the half of the runs that is used for choosing an event.

@@ -65,7 +65,9 @@ def one_run_lower_bound(
 
 
 def _chance(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Return an upper bound on the probability of many correct guesses about an (epsilon, delta)-private run.
+    """Return an upper bound on the probability of many correct guesses, if the audited run is (epsilon, delta)-private.
+
+    A guess states whether a canary was included in the training data.
 
     Args:
         canaries: number of canaries.

@@ -34,12 +34,12 @@ class ClassBounds:
 
     @property
     def present(self) -> Tensor:
-        """Whether the client certainly has records of each class, bool [K]."""
+        """For each class, whether the client certainly has records of it, bool [K]."""
         return self.at_least > 0
 
     @property
     def absent(self) -> Tensor:
-        """Whether the client certainly has no records of each class, bool [K]."""
+        """For each class, whether the client certainly has no records of it, bool [K]."""
         return self.at_most == 0
 
     @property

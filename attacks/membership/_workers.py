@@ -89,7 +89,7 @@ def fit_first(pipeline: Pipeline, job: Job) -> tuple[RunScores, bool]:
         job: shadow model to train.
 
     Returns:
-        The scores, and whether the global generator was used.
+        The scores of the records under the trained model, and whether the global generator was used.
     """
     with _pool(pipeline, 1, "threads") as pool:
         try:

@@ -30,7 +30,7 @@ class SimpleCNN(ImageNetwork):
         shape: channels, height and width of the images, at least 16x16.
         num_classes: number of classes.
         norm: normalization between each convolution and its ReLU; see `norm_layer`. The papers use "none".
-        groups: groups of channels for norm="group".
+        groups: number of groups of channels for norm="group".
 
     Raises:
         ValueError: the images are smaller than 16x16, or `norm` is unknown.
@@ -52,7 +52,7 @@ class FedCOGCNN(ImageNetwork):
         shape: channels, height and width of the images, at least 22x22.
         num_classes: number of classes.
         norm: normalization between each convolution and its ReLU; see `norm_layer`. The paper uses "none".
-        groups: groups of channels for norm="group".
+        groups: number of groups of channels for norm="group".
 
     Raises:
         ValueError: the images are smaller than 22x22, or `norm` is unknown.

@@ -128,7 +128,7 @@ class RandomNetworks(Configurable):
 
 
 class FixedNetwork(Configurable):
-    """Sampler that always returns the same network, frozen in eval mode (iterative distribution matching, FedLGD).
+    """Sampler that always returns the same network, frozen in eval mode, as in FedLGD's distribution matching.
 
     In eval mode, batch norm uses the running statistics of `network`, as in the authors' code.
 

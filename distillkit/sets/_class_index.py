@@ -87,7 +87,7 @@ def class_labels(data: LabeledImages) -> Tensor:
 
     Args:
         data: a set with class indices or soft labels as labels. With soft labels, the class is read from
-            `data.columns["class"]` or, without this column, is the largest entry of the soft label.
+            `data.columns["class"]`. Without this column, it is the index of the largest entry of the soft label.
     """
     return class_of_rows(data.labels, data.columns)
 
@@ -97,6 +97,6 @@ def with_class_labels(data: LabeledImages) -> LabeledImages:
 
     Args:
         data: a set with class indices or soft labels as labels. With soft labels, the class is read from
-            `data.columns["class"]` or, without this column, is the largest entry of the soft label.
+            `data.columns["class"]`. Without this column, it is the index of the largest entry of the soft label.
     """
     return data if data.labels.ndim == 1 else data.replace(labels=class_labels(data).to(data.labels.device))

@@ -102,8 +102,9 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[TuningResult], Map
         folder: the study's folder, its `choice.json`, or a file written by `write_records`.
 
     Returns:
-        One result per task and candidate, in the order of the file; and a mapping with the `rule` and the `seeds` of
-        the search. The mapping also has `late_rounds` if the study sets it.
+        One result per task and candidate, in the order of the file; and a mapping with the `rule` by which
+        configurations were chosen and the `seeds` of the tuning runs. If the study sets `late_rounds`, the number of
+        rounds that the rule "late" averages, the mapping also has this number.
 
     Raises:
         FileNotFoundError: the folder has no `choice.json`.

@@ -205,7 +205,7 @@ class Candidate(ABC):
         return task.network(split)
 
     def passes_to_make(self, name: str) -> bool:
-        """Return whether the setting with this `name` is passed to `make`.
+        """Return whether the setting with this `name` is passed to `make`, the function that builds the object to run.
 
         A subclass returns False for the settings that it uses itself.
         """
@@ -222,7 +222,8 @@ class Candidate(ABC):
         """Check that an unfinished run can be continued with another number of rounds.
 
         Args:
-            built: the object that `build` returned for the new number of rounds.
+            built: the object to run (such as a federated method), which the method `build` returned for the new number
+                of rounds.
             folder: folder of the run.
 
         Raises:

@@ -90,9 +90,10 @@ class Condense(Candidate):
     The summary of a run contains `accuracy_last` (the mean test accuracy of the networks), `accuracies` (of each
     network), `images` (the number of images in the small set), wall times (`seconds_condense`, `seconds_test`) and CPU
     times (`cpu_seconds_condense`, `cpu_seconds_test`), in seconds. The condensation times of an interrupted run are
-    None. If the condenser charges a ledger, the summary also contains `epsilon`, `delta`, `relation` and `noise`. If
-    there is no guarantee, `epsilon_reason` gives the reason. If the guarantee has remarks, `epsilon_remarks` lists
-    them. A set that consists of all real images is not saved again.
+    None. If the condenser charges a ledger, the summary also contains `epsilon`, `delta`, `relation` (the neighboring
+    relation) and `noise` (the source of the noise, "seeded" or "operating system"). If there is no guarantee,
+    `epsilon_reason` gives the reason. If the guarantee has remarks, `epsilon_remarks` lists them. A set that consists
+    of all real images is not saved again.
 
     Args:
         make, search, settings, like: arguments of `Candidate`.

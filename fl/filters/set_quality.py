@@ -77,8 +77,8 @@ class SetQuality(Filter):
     def start(self, server: Server, expected: Schema, entries: Mapping[str, Entry[Any]]) -> None:
         """Raise ValueError if the server has no images with the name that the option `on` states.
 
-        With `judge` > 0 and a synthetic set to measure, also train the judge, a network that later predicts the labels
-        of the synthetic images.
+        If the option `judge` is positive and there is a synthetic set to measure, also train the judge, a network that
+        later predicts the labels of the synthetic images.
         """
         if self.on not in server.data:
             raise ValueError(f"SetQuality needs real images on the server: server_data={{{self.on!r}: ...}}")
@@ -94,7 +94,10 @@ class SetQuality(Filter):
         return network.to(server.device, server.dtype)
 
     def after_receive(self, server: Server, before: Server, method: Method) -> None:
-        """Write the measurements into the round's row of the history."""
+        """Measure the quantities that the docstring of `SetQuality` lists, and write them into the history.
+
+        Nothing is measured in rounds whose number is not a multiple of the option `every`.
+        """
         if server.round % self.every:
             return
         old, new = (_global_model(method, one) for one in (before, server))

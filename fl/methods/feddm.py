@@ -241,7 +241,7 @@ class FedDM(Method):
         server.notes["synthetic_images"] = len(union)
 
     def predictors(self, server: Server) -> Mapping[str, Predictor]:
-        """Return the global model, which has the server's current weights."""
+        """Return a mapping from "" to the only global model, which has the server's current weights."""
         net = self.networks.on(server, server.state[self.model])
         return {"": Predictor(net.eval().requires_grad_(False))}
 

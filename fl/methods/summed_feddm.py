@@ -161,7 +161,7 @@ class SummedFedDM(PrivateFedDM):
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
         """Fit one set of images to noised class means, and train the server's weights on this set.
 
-        The noised means are those of the embeddings of all clients' records, for each class and network.
+        The noised means are those of the embeddings of all clients' records, for each class and embedding network.
 
         Raises:
             NoUsableReply: with `noise="shares"`, a reply is missing, so the sum over the clients lacks a part of the

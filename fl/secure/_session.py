@@ -47,7 +47,7 @@ class ClientSession:
     client: int
 
     def announce_keys(self) -> bytes:
-        """Step 1: draw the keys and the mask seed for this round, and sign the public keys.
+        """Step 1 of a secure sum: draw the keys and the mask seed for this round, and sign the public keys.
 
         The secrets of an earlier, unfinished sum are deleted.
 
@@ -68,9 +68,10 @@ class ClientSession:
         return bundle.raw
 
     def share_secrets(self, bundles: Mapping[int, KeyBundle]) -> list[bytes]:
-        """Step 2: split this client's mask key and seed into shares, and encrypt shares of both for each other client.
+        """Step 2 of a secure sum: split the client's mask key and seed into shares, and encrypt them for the others.
 
-        Before that, the announced keys of all participants are checked.
+        The announced keys of all participants are checked first. Each other client gets one share of the mask key and one
+        share of the seed.
 
         Args:
             bundles: announced keys of all participants, by client index.
@@ -113,7 +114,7 @@ class ClientSession:
         return boxes
 
     def mask_vector(self, vector: Tensor, boxes: Mapping[int, bytes]) -> Tensor:
-        """Step 3: add all masks of this client to its encoded reply.
+        """Step 3 of a secure sum: add all masks of this client to its encoded reply.
 
         The client also decrypts and stores the shares that the other clients sent to it.
 
@@ -149,7 +150,9 @@ class ClientSession:
         return total
 
     def sign_survivors(self, survivors: Sequence[int]) -> bytes:
-        """Step 4: return a signature of the set of clients in the sum. A client signs only one set per round.
+        """Step 4 of a secure sum: return a signature of the set of clients in the sum.
+
+        A client signs only one set per round.
 
         Args:
             survivors: indices of the clients whose masked vectors the server has received, in ascending order.
@@ -163,7 +166,7 @@ class ClientSession:
         return _crypto.sign(self.keyring.signing_key(self.client), self._sum_digest(session, survivors))
 
     def disclose_shares(self, signatures: Mapping[int, bytes]) -> list[bytes]:
-        """Step 5: check that enough clients have signed the set of clients in the sum, and disclose shares of secrets.
+        """Step 5 of a secure sum: check that enough clients signed the set of clients, and disclose shares of secrets.
 
         For each client in the sum, this client discloses its share of that client's mask seed. For each client that
         dropped out, it discloses its share of that client's mask key. It never discloses both shares for the same

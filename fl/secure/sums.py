@@ -207,11 +207,14 @@ class SecureSums(Filter):
         return ClientSession(self.keyring, self.registry, self._context(client), client.id)
 
     def announce(self, client: Client, message: Message) -> Message:
-        """Step 1, on a client: draw this round's keys, and return the signed public keys. The `message` is empty."""
+        """Step 1 of a secure sum, on a client: draw this round's keys, and return the signed public keys.
+
+        The `message` is empty.
+        """
         return Message({self.bundles: _bytes([self._client_session(client).announce_keys()])})
 
     def deal(self, client: Client, message: Message) -> Message:
-        """Step 2, on a client: return shares of the client's secrets, encrypted for each of the other clients.
+        """Step 2 of a secure sum, on a client: return shares of its secrets, encrypted for each other client.
 
         Args:
             client: the client.
@@ -221,7 +224,7 @@ class SecureSums(Filter):
         return Message({self.boxes: _bytes([box.ljust(BOX_BYTES, b"\0") for box in boxes])[None]})
 
     def out(self, client: Client, message: Message, reply: Message) -> Message:
-        """Step 3, on a client: encode and mask the reply of the training.
+        """Step 3 of a secure sum, on a client: encode and mask the reply of the training.
 
         The numbers that the client would report for the history (`Client.notes`) are deleted, because they would reach
         the server without a mask.
@@ -241,7 +244,7 @@ class SecureSums(Filter):
         return Message({self.masked: session.mask_vector(vector, boxes)})
 
     def assent(self, client: Client, message: Message) -> Message:
-        """Step 4, on a client: return a signature of the set of clients in the sum.
+        """Step 4 of a secure sum, on a client: return a signature of the set of clients in the sum.
 
         Args:
             client: the client.
@@ -251,7 +254,7 @@ class SecureSums(Filter):
         return Message({self.signatures: _bytes([signature])})
 
     def disclose(self, client: Client, message: Message) -> Message:
-        """Step 5, on a client: return the shares with which the server removes the masks from the sum.
+        """Step 5 of a secure sum, on a client: return shares with which the server removes the masks.
 
         Args:
             client: the client.

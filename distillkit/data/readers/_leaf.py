@@ -74,7 +74,10 @@ def as_labels(values: list[Any], num_classes: int) -> NDArray[Any] | None:
 def _read_file(
     file: Path, convert: Callable[[list[Any], list[Any]], UserData | None], expected: str, source: str
 ) -> dict[str, UserData]:
-    """Read one file, and return the data of each user, in the order of the file."""
+    """Read one `.json` file of LEAF, and return the data of each user, in the order of the file.
+
+    The arguments `convert`, `expected` and `source` are those of `read_users`.
+    """
 
     def converted(found: dict[str, Any]) -> Any:
         if set(found) != {"x", "y"} or not isinstance(found["x"], list) or not isinstance(found["y"], list):

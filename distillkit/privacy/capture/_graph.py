@@ -262,7 +262,10 @@ _DRAWS: dict[str, Callable[[Node], Draw]] = {
 
 
 def draws_as_inputs(graph: GraphModule) -> list[Draw]:
-    """Replace each random operator of a graph by an additional input, and return one drawing function per input."""
+    """Replace each random operator of a graph by an additional input, whose random values are drawn outside the graph.
+
+    Return one function per input, which draws its values.
+    """
     last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
     found = []
     for node in list(graph.graph.nodes):

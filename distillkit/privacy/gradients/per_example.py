@@ -81,7 +81,9 @@ class ExampleGradients:
         self._state = [*network.parameters(), *network.buffers()]
 
     def __call__(self, *examples: Tensor, generator: torch.Generator | None = None) -> list[Tensor]:
-        """Compute the gradients of n examples, one tensor [n, *parameter.shape] for each parameter in `trained`.
+        """Compute the gradients of n examples, one tensor [n, *parameter.shape] for each trained parameter.
+
+        The tensors have the order of the attribute `trained`.
 
         Args:
             examples: the arguments of the losses, for instance images and labels, with n rows each.

@@ -64,7 +64,8 @@ class NodeLedger:
     def branch(self, known: Mapping[str, Any]) -> ChildLedger:
         """Return a copy of the run's ledger, which the client charges for its releases.
 
-        Each charge to the copy is first checked by the policy and written to this node's own ledger.
+        Each charge to the copy is first checked against the policy of the node's owner, and then written to this node's
+        own ledger.
 
         Args:
             known: extract of the run's ledger, as the server sent it.

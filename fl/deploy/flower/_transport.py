@@ -254,7 +254,7 @@ class GridTransport:
     def _deliver_all(
         self, client: int, pending: Sequence[PendingRequest], results: Sequence[ClientResult | BudgetExhausted | None]
     ) -> None:
-        """Deliver the results of the one or two requests in a message to their receivers.
+        """Pass on the results of the one or two requests that one message contained.
 
         A request with a function `on_result` gets the result passed to that function. The results of other requests are
         stored for the method `exchange`, which yields them.
