@@ -295,21 +295,21 @@ class Roc:
 
 
 def _sure_counts(fpr: float, trials: int, error: float) -> tuple[int | None, int | None]:
-    """Return the largest count of false positives that shows a low true rate, and the smallest that shows a high one.
+    """Return the counts of false positives from which one can conclude that the true rate is at most or at least `fpr`.
 
-    A true false-positive rate is low if it is at most `fpr`, and high if it is at least `fpr`. Each statement holds
-    with probability 1 - `error`. The true false-positive rate of a threshold just above the (k + 1)-th largest of n
-    non-members' scores is stochastically at most a variable with distribution Beta(k + 1, n - k). The true rate of a
-    threshold at the k-th largest score is stochastically at least a variable with distribution Beta(k, n - k + 1).
+    Each of the two conclusions is right with probability at least 1 - `error`. A threshold just above the (k + 1)-th
+    largest of n non-members' scores has k false positives, and its true false-positive rate is stochastically at most a
+    variable with distribution Beta(k + 1, n - k). The true rate of a threshold at the k-th largest score is
+    stochastically at least a variable with distribution Beta(k, n - k + 1).
 
     Args:
         fpr: false-positive rate with which the true rates are compared.
         trials: number of non-members, n.
-        error: error probability of each statement.
+        error: largest error probability of each conclusion.
 
     Returns:
-        The largest number of false positives that shows a true rate of at most `fpr`, and the smallest number that
-        shows a true rate of at least `fpr`. Each is None if there is no such number.
+        The largest count from which a true rate of at most `fpr` follows, and the smallest count from which a true rate
+        of at least `fpr` follows. Each is None if there is no such count.
     """
     from scipy.special import betainc
 
@@ -373,11 +373,11 @@ def ppv_interval(tpr: Rate | Estimate, fpr: Rate | Estimate, prior: float) -> Es
     """Return the positive predictive value and its interval, from two rates that have confidence intervals.
 
     For a given `prior`, the value depends only on the ratio of the two rates. The rates are counted on different
-    records, so the errors of their logarithms are independent. The error of a logarithm is the distance from the
-    logarithm of the rate to that of an end of its interval. The squares of these errors are added, separately for the
-    lower and the upper end of the result. If the interval of a rate begins at 0, whose logarithm does not exist, the
-    result is a wider interval. Its lower end is computed from the lower end of `tpr` and the upper end of `fpr`, and
-    its upper end from the two other ends.
+    records, so their errors are independent. The error at an end of a rate's interval is |log(end) - log(rate)|. For
+    the lower end of the result, the squared errors at the lower end of `tpr` and the upper end of `fpr` are added; for
+    the upper end of the result, those at the two other ends. If the interval of a rate begins at 0, whose logarithm
+    does not exist, each end of the result is the predictive value at the same ends of `tpr` and `fpr`. The interval is
+    then wider.
 
     Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach" (Statistics in
     Medicine 2008).

@@ -140,7 +140,7 @@ class Networks:
     def templates(self, classes: int) -> dict[str, nn.Module]:
         """Return one network of every architecture for a task of `classes` classes, by name of the architecture.
 
-        The networks are those of `template`, from which only names and shapes may be read.
+        They are the shared networks that `template` returns. Read only the names and shapes of their tensors.
         """
         return {name: self.template(name, classes) for name in self.names}
 

@@ -167,8 +167,8 @@ class Classification:
         """Return the results of a test as sums over images, float64 [3 + 3K].
 
         The sums are the number of images, the number of correct predictions and the summed cross-entropy, then the true
-        positives, false positives and false negatives of each class. The predicted class has the largest logit. If this
-        is an output after the first K, the prediction is wrong.
+        positives, false positives and false negatives of each class. The predicted class has the largest logit. If an
+        output after the first K has the largest logit, the prediction is wrong.
 
         Args:
             logits: float [N, K'], with K' outputs of the network, which are at least as many as the K classes.

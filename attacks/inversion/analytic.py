@@ -53,7 +53,7 @@ def invert_linear(weight_gradient: Tensor, bias_gradient: Tensor) -> RecoveredIn
 
     Paper: Phong et al., "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption" (IEEE TIFS 2018), on
     gradient leakage; Geiping et al., "Inverting Gradients" (NeurIPS 2020), the proposition on fully connected layers.
-    Both papers divide the row of one unit.
+    Both papers use a single unit i, and compute x as G_i / g_i.
     """
     weight, bias = check_layer(weight_gradient, bias_gradient)
     unit = _direction(bias)

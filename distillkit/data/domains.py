@@ -214,7 +214,7 @@ def _relabel(data: LabeledImages, order: Tensor, total: int) -> Tensor:
 
 
 def _join(sets: Mapping[str, LabeledImages], size: Size | None, channels: int | None) -> Tensor:
-    """Return the pixels of all sources, concatenated, in a common size and number of channels."""
+    """Return the pixels of all `sets`, concatenated, in a common size and number of channels."""
     shapes = {name: tuple(to_pixels(data[:1].pixels(), size, channels).shape[1:]) for name, data in sets.items()}
     (first, shape), *others = shapes.items()
     for name, other in others:

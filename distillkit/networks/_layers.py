@@ -47,7 +47,10 @@ class InstanceNorm(nn.GroupNorm):
 
 
 def _small_and_channels_last(maps: Tensor) -> bool:
-    """Return whether maps are small, on a CPU and in channels_last format, so that PyTorch's group norm is slow."""
+    """Return whether PyTorch's group norm is slow for these feature maps [N, C, H, W].
+
+    It is slow if the maps are small, on a CPU and in channels_last format.
+    """
     plain = maps.device.type == "cpu" and maps.ndim == 4 and not torch.is_autocast_enabled("cpu")
     return plain and maps.stride(1) == 1 and not maps.is_contiguous() and maps.shape[2] * maps.shape[3] < 1024
 

@@ -108,12 +108,12 @@ class Chain:
 
 
 class Journal:
-    """File to which several processes append JSON objects. Once `append` has returned, its lines cannot be lost.
+    """File to which several processes append JSON objects, one per line, protected by a hash chain.
 
-    A line is called torn if the process that wrote it died before `append` returned. The next process that opens the
-    file ends the line and marks it as torn. A file with any other damaged line is refused. A file whose lines
-    contradict the hash chain is refused too. The file `<name>.head` stores the number of lines and the last hash, so a
-    file that has lost lines at its end is also refused.
+    When `append` returns, the lines that it wrote are on disk. A line is called torn if the process that wrote it died
+    before `append` returned. The next process that opens the file ends the line and marks it as torn. A file with any
+    other damaged line is refused. A file whose lines contradict the hash chain is refused too. The file `<name>.head`
+    stores the number of lines and the last hash, so a file that has lost lines at its end is also refused.
 
     Args:
         path: path of the file, which is created when the first line is written. If it is None, nothing is written.

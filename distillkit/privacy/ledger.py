@@ -378,10 +378,10 @@ class Ledger:
         return ""
 
     def _names(self) -> list[str]:
-        """Return the ids of the clients whose id was passed in a charge, to `void` or to `register`.
+        """Return the client ids that occur in charges, in calls of `void`, or in ids passed to `register`.
 
-        `ALL_CLIENTS` is left out, and so are clients that were registered only by their count:
-        `register(100)` registers the clients 0 to 99.
+        `ALL_CLIENTS` is left out. Clients that were registered only by a number, such as the clients 0 to 99 by
+        `register(100)`, are left out too.
         """
         owners = dict.fromkeys(map(str, (*self._totals, *self._reasons, *sorted(self._registered))))
         return [name for name in owners if name != ALL_CLIENTS]
@@ -414,9 +414,9 @@ class Ledger:
         return tuple(remarks)
 
     def _assumptions(self) -> dict[str, tuple[str, ...]]:
-        """Return a mapping from the name of each function that recorded assumptions to these assumptions.
+        """Return the inputs that are assumed to be public, by the name with which `assume` recorded them.
 
-        The assumptions of the ledger itself have the key "Ledger".
+        The inputs are keys of `PUBLIC_INPUTS`. Those that the ledger itself assumes have the key "Ledger".
         """
         found = {by: tuple(f for f in facts if f != "disjoint" or self.disjoint) for by, facts in self._assumed.items()}
         own = ["disjoint"] if self.disjoint and len(self._names()) + self._register_count > 1 else []

@@ -120,12 +120,12 @@ def compare_studies(before: RecordsLike, after: RecordsLike, *, column: str = "a
 
 
 def interval(differences: Sequence[float], confidence: float) -> tuple[float, float] | tuple[None, None]:
-    """Return the ends of Student's confidence interval of the mean difference.
+    """Return the ends of Student's confidence interval of the mean difference between two candidates' results.
 
     The result is (None, None) for fewer than two differences.
 
     Args:
-        differences: differences, one per seed.
+        differences: differences between runs of the two candidates with the same seed, one per seed.
         confidence: confidence level, valid for normally distributed differences.
     """
     n = len(differences)

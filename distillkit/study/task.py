@@ -165,7 +165,8 @@ class Task:
     ) -> tuple[LabeledImages, LabeledImages]:
         """Return the training images of all clients as one set, and the test set. Use it for methods without clients.
 
-        The training images do not include those that `own_tests` reserves for the test sets of single clients.
+        The training images do not include those that the task's option `own_tests` reserves for the test sets of single
+        clients.
 
         Args:
             split, validation, keep: arguments of `assign`.

@@ -160,7 +160,8 @@ class Crops(Source):
             shape: (C, H, W) of the images of the server or client.
 
         Raises:
-            ValueError: the two numbers of channels differ, or `shape` is not square and the crops have no `size`.
+            ValueError: `image` has another number of channels than `shape`, or `shape` is not square and the crops have
+                no `size`.
         """
         if len(image) != shape[0]:
             raise ValueError(

@@ -111,7 +111,7 @@ class DPSGD(AddOn):
 
         Raises:
             NotSeparable: the objective mixes examples.
-            NotAccountable: the ledger's delta is too large for `size` records.
+            NotAccountable: the ledger's delta is too large for the number of records in the option `size`.
         """
         if server.ledger is not None:
             refuse_large_delta(self.size, server.ledger.delta)

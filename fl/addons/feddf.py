@@ -128,7 +128,10 @@ class FedDF(AddOn):
         out[self.logits] = torch.cat(list(forward_chunks(net, images, chunk_size(images))))
 
     def refine(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> Tensors:
-        """Return the weights of each architecture's student, after training on the mean of the clients' logits."""
+        """Return the weights of each architecture's student, after training on the mean of the clients' logits.
+
+        The student is the server's model of the architecture.
+        """
         warm = starts_from_average(server.round, self.rate, self.warm_rounds)
         if self.rate < 1:
             server.notes["initialised"] = int(warm)

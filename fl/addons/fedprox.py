@@ -37,6 +37,9 @@ class FedProx(AddOn):
         return self.mu
 
     def loss(self, step: Step) -> Tensor:
-        """Return the proximal term (mu / 2) ||w - w_t||^2 of the local objective. w_t are the received weights."""
+        """Return the proximal term (mu / 2) ||w - w_t||^2 of the local objective.
+
+        mu is an option, w are the current values of the shared parameters, and w_t their received values.
+        """
         local = step.local
         return proximal(local.shared_parameters().values(), local.start.values(), self.mu)

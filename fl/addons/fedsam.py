@@ -21,9 +21,9 @@ class FedSAM(AddOn):
 
     Clients look for flat minima: they minimize the largest loss near their weights instead of the loss at their
     weights. Each local gradient is computed at w + rho g / ||g||, where g is the gradient of the same batch at w, and
-    ||g|| is the norm over all trained parameters together. The loss includes the loss terms
-    that other add-ons add, and their additional batches of images.
-    Corrections such as SCAFFOLD's are applied to the resulting gradient.
+    ||g|| is the norm over all trained parameters together. The loss includes the terms of all add-ons, which may
+    be computed on batches that the add-ons supply. Corrections such as SCAFFOLD's are applied to the resulting
+    gradient.
 
     Each step computes two gradients, with the same images and dropout masks. Batch-norm statistics are updated once, in
     the forward pass at w; plain implementations of SAM update them twice. The paper does not specify these details. If
@@ -39,7 +39,11 @@ class FedSAM(AddOn):
     data_access = "none"
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """Return the gradient at the perturbed weights w + rho g / ||g||, where g is the gradient at the weights w."""
+        """Return the gradient at the perturbed weights w + rho g / ||g||.
+
+        g is the gradient at the current weights w, and rho is an option. `compute` returns the gradient at the weights
+        that the network has when it is called.
+        """
         local = step.local
         masks = local.dropout.get_state()
         grads = compute()

@@ -118,7 +118,10 @@ class RobustMean(AddOn):
             )
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Change the schema so that it accepts updates of any finite norm, because the rule limits their influence."""
+        """Change the schema so that it accepts updates of any finite norm.
+
+        The server combines updates by the median, the trimmed mean or Krum, which limits the influence of a large one.
+        """
         schema[FedAvg.update.key] = EntrySpec.finite(schema[FedAvg.update.key].value)
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:

@@ -123,7 +123,10 @@ class Settings:
     # Parameters and buffers that are shared, or stay with a client.
 
     def is_personal(self, name: str) -> bool:
-        """Return whether the parameter called `name` stays with its client because a pattern of `personal` matches."""
+        """Return whether the parameter called `name` stays with its client.
+
+        This is the case if its name matches a pattern in the option `personal`.
+        """
         return any(fnmatch.fnmatch(name, pattern) for pattern in self.personal)
 
     def kept_by_client(self, network: nn.Module) -> set[str]:

@@ -265,7 +265,7 @@ class ClientCacheIndex:
         return versions
 
     def rollback(self) -> None:
-        """Discard the pending changes after a failed round."""
+        """Discard the changes of `ClientRecord`s that were made in a failed round."""
         self._pending.clear()
 
     def restore(self, changes: Mapping[str, Any]) -> None:

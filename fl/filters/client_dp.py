@@ -125,17 +125,18 @@ class ClientDP(Filter):
         return True
 
     def _split(self, clients: int) -> tuple[float, float]:
-        """Return the noise multiplier of the updates, and the standard deviation of the noise on the sums of bits.
+        """Return the noise multiplier of the updates, and the standard deviation of the noise on the sum of bits.
 
-        With adaptive clip norms, clients also send bits (see `Adaptive`), and `sigma` is divided between updates and
-        bits as in theorem 1 of Andrew et al. Otherwise, the standard deviation is 0.
+        With adaptive clip norms, each client also sends one bit per clipped entry, which states whether the entry's
+        norm is within the clip norm. The privacy loss that `ClientDP.sigma` allows is then divided between updates and
+        bits, as in theorem 1 of Andrew et al. Otherwise, the second result is 0.
 
         Args:
             clients: number of all clients.
 
         Raises:
-            ValueError: `Adaptive.sigma` is so small that the bits alone use up the privacy guarantee of
-                `ClientDP.sigma`.
+            ValueError: `Adaptive.sigma` is so small that the bits alone cause all the privacy loss, or more, that
+                `ClientDP.sigma` allows for updates and bits together.
         """
         if self.adaptive is None or self.sigma == 0:
             return self.sigma, 0.0
@@ -268,7 +269,12 @@ def _group(value: Value) -> Tensors:
 
 
 def _like(tensors: Tensors, value: Value) -> Any:
-    """Convert a dict of float64 tensors, as `_group` returns it, to the type and dtype of `value`."""
+    """Convert the result of `_group`, a dict of float64 tensors, back to a value.
+
+    Args:
+        tensors: the dict. A number or a single tensor has the name "".
+        value: value whose type (number, tensor or dict of tensors) and dtypes the result gets.
+    """
     if isinstance(value, dict):
         return {n: t.to(value[n].dtype) for n, t in tensors.items()}
     return tensors[""].to(value.dtype) if isinstance(value, Tensor) else float(tensors[""])

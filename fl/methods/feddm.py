@@ -189,8 +189,8 @@ class FedDM(Method):
         """Return the weight of each synthetic image in the server's loss, float [N] with mean 1.
 
         Args:
-            replies: aggregated replies, with the union of the clients' sets and, with `weights="samples"`, the clients'
-                weights.
+            replies: aggregated replies, with the union of the clients' synthetic sets. If the option `weights` of the
+                method is "samples", they also contain each client's number of real images.
 
         Raises:
             NoUsableReply: the weights of all clients are zero.

@@ -228,10 +228,12 @@ class Stateless(nn.Module):
         return torch.func.functional_call(self, values, examples)
 
     def forward(self, *examples: Tensor) -> Any:
-        """Call the wrapped function, return its result, and remove all tensors that the call stored in the network.
+        """Call the constructor's `function`, and return its result.
+
+        All tensors that the call stored in the constructor's `network` are removed.
 
         Raises:
-            BatchStatistics: the wrapped function stored a tensor in the network.
+            BatchStatistics: the function stored a tensor in the network.
         """
         before = {(id(table), name): value for _, table, name, value in _attributes(self.network)}
         try:

@@ -91,7 +91,11 @@ class PrivateGradient:
 
     @torch.no_grad()
     def take(self) -> list[Tensor]:
-        """End the step, add the noise, and return one gradient per parameter, with the parameter's shape and dtype."""
+        """Return the private gradient of the step: (sum of the clipped gradients + noise) / `denominator`.
+
+        The sum is then reset to zero for the next step. The result has one tensor per parameter, with the parameter's
+        shape and dtype.
+        """
         std = self._sigma * self._clip if self._sigma else 0.0
         sizes = [s.numel() for s in self._sums]
         noise = self._secret.normal((sum(sizes),), std).split(sizes)

@@ -167,7 +167,7 @@ class ProcessTransport:
     # Frames from the processes.
 
     def _read_frames(self, timeout: float | None = None) -> None:
-        """Wait until busy processes send frames, and read one frame from each process that sent some.
+        """Wait until busy processes send frames (messages), and read one frame from each process that sent some.
 
         Args:
             timeout: time in seconds after which all busy processes are killed if none has sent a frame; None to wait
