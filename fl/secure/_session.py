@@ -70,8 +70,8 @@ class ClientSession:
     def share_secrets(self, bundles: Mapping[int, KeyBundle]) -> list[bytes]:
         """Step 2 of a secure sum: split the client's mask key and seed into shares, and encrypt them for the others.
 
-        The announced keys of all participants are checked first. Each other client gets one share of the mask key and one
-        share of the seed.
+        The announced keys of all participants are checked first. Each other client gets one share of the mask key and
+        one share of the seed.
 
         Args:
             bundles: announced keys of all participants, by client index.
