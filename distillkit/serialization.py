@@ -108,7 +108,7 @@ def to_config(
 
 
 def referenced_objects(value: Any) -> dict[str, Any]:
-    """Return the functions and classes to which the config of `value` refers, by "module:name".
+    """Return the functions and classes to which the config of `value`, its JSON form, refers, by "module:name".
 
     Pass the result to `from_config(config, names=...)` to rebuild a value that uses your own functions and classes.
 
@@ -155,8 +155,9 @@ def from_config(
 
 
 class _Encoder:
-    """Converter of one value to a config. It also collects the files to write, and the functions and classes that the
-    value uses.
+    """Converter of one value to a config, its JSON form.
+
+    It also collects the files to write, and the functions and classes that the value uses.
     """
 
     def __init__(self, has_store: bool) -> None:

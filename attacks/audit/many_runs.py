@@ -83,7 +83,7 @@ def max_lower_bound(runs: int, *, confidence: float = 0.95) -> float:
 
     Args:
         runs: number of runs with the record, and also of runs without it, at least 2. One half of them is used to
-            choose the event, and the other half to count how often the event occurs.
+            choose an event (a score beyond a threshold), and the other half to count how often the event occurs.
         confidence: confidence of the bound, as in `epsilon_lower_bound`, in (0, 1).
 
     Raises:

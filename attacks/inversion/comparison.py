@@ -95,8 +95,8 @@ def compare_messages(
         The result for each message.
 
     Raises:
-        TypeError, ValueError: there are no messages, or the images or labels do not fit. Errors of `invert_message` are
-            raised with a note that names the message.
+        TypeError, ValueError: there are no messages, or the images or labels are invalid. Errors of `invert_message`
+            are raised with a note that names the message.
     """
     for name, message in check.mapping(messages, "messages").items():
         require_message(message, f"messages[{name!r}]")

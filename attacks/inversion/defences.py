@@ -109,7 +109,10 @@ class Noise:
         return tuple(t + self.std * torch.randn(t.shape, generator=generator).to(t) for t in message)
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the `message` of the attacker's candidate images unchanged; `observed` is not used."""
+        """Return the `message` of the attacker's candidate images unchanged, because noise cannot be reproduced.
+
+        The sent message `observed` is not used.
+        """
         return tuple(message)
 
 

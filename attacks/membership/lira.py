@@ -40,8 +40,8 @@ def lira(
 
     Args:
         target: scores of the target model [n], preferably `stable_logit`s, which are nearly Gaussian.
-        inside: whether shadow model s was trained on record i, bool [S, n]. Every record must be in a random half of
-            the models.
+        inside: whether shadow model s was trained on record i, bool [S, n]. Every record must be in the training
+            records of a random half of the models.
         shadows: scores of the shadow models, [S, n].
         online: False for the offline attack above, True for the online one.
         variance: estimator of the variance of a record's scores around their mean. `"pooled"` uses one variance for all
@@ -55,8 +55,9 @@ def lira(
         Scores, float64 [n], higher for members. Scores of different records can be compared with each other.
 
     Raises:
-        TypeError, ValueError: the shapes do not fit, a score is not finite, or too few shadow models were trained
-            without a record (online, also with it). A mean needs one model, and a variance per record needs two.
+        TypeError, ValueError: the tensors' shapes do not match, a score is not finite, or too few shadow models were
+            trained without a record (online, also with it). A mean needs one model, and a variance per record needs
+            two.
     """
     check.one_of(variance, "variance", VARIANCES)
     check.boolean(online, "online")
@@ -160,8 +161,8 @@ def _prior(own: Tensor, freedom: Tensor, pooled: Tensor) -> tuple[float, Tensor]
         pooled: variance pooled over all records.
 
     Returns:
-        The prior's degrees of freedom (infinite for the pooled variance), and the common variance towards which it
-        shrinks the records' variances.
+        The prior's degrees of freedom (infinite if all records get the pooled variance), and the common variance
+        towards which the prior shrinks the records' variances.
     """
     half = freedom / 2
     usable = own > 0

@@ -40,7 +40,7 @@ class ObservedData:
 
     @staticmethod
     def from_run(run: RecordedRun) -> ObservedData:
-        """Collect the data from a run's transcript and its published set. Parts that do not exist are left out."""
+        """Collect what an adversary observes, from a run's transcript and published set. Missing parts are left out."""
         rounds: dict[int, list[Tensor]] = {}
         sets, updates, replies = [], [], dict[int, int]()
         for message in run.messages():

@@ -126,7 +126,10 @@ class Condensation(PixelDescent):
         self.lr = float(f"{_FIRST_CHANGE / statistics.fmean(self.real.normalization.std) / size:.3g}")
 
     def _adjoint(self, gradient: Tensor) -> Tensor:
-        """Convert the gradient of a loss with respect to the synthetic images to one with respect to `self.images`."""
+        """Convert the gradient of a loss with respect to the synthetic images to one with respect to `self.images`.
+
+        Both are the same, unless the synthetic images are decoded from the stored images `self.images` (`Tiles`).
+        """
         return gradient if self.tiles is None else self.tiles.adjoint(gradient)
 
     def step(self, loss: Tensor, gradient: Tensor) -> float:

@@ -201,7 +201,7 @@ class Patches(Configurable):
         return torch.stack(crops).float() / 255
 
     def chunks(self, size: int = 500, indices: Sequence[int] | Tensor | None = None) -> Iterator[Tensor]:
-        """Render crops in chunks, to limit the memory use.
+        """Render crops of the source image in chunks, to limit the memory use.
 
         Args:
             size: number of crops per chunk.

@@ -52,7 +52,7 @@ class View(NamedTuple):
 
 
 def views(images: Tensor, options: ViewOptions, seed: int, epoch: int) -> Iterator[View]:
-    """Yield the batches of views of one epoch. Every image is used once.
+    """Yield the batches of views (augmented and possibly mixed images) of one epoch. Every image is used once.
 
     Args:
         images: the images of the set, float [N, C, H, W].

@@ -108,8 +108,8 @@ def prototype_distance(
     Paper: Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients" (AAAI 2022), L_R.
     Deviations: the paper computes the distance between the class means of the batch and the prototypes. This function
     computes it for each sample, like the authors' code. The authors' code averages the squares over the d dimensions,
-    so its weight of the term must be d times as large for the same effect. It also counts samples without a global
-    prototype as 0 in the mean.
+    so the weight of the term must be d times as large in that code for the same effect. The code also counts samples
+    without a global prototype as 0 in the mean.
     """
     require_float(embeddings, "embeddings", "N, d")
     require_float(prototypes, "prototypes", "K, d")

@@ -70,8 +70,8 @@ class ChildLedger(Ledger):
     """Ledger in memory for one client that cannot reach the run's ledger, for instance on another machine.
 
     A child ledger refuses the same charges as the run's ledger. It records each event as a line, a JSON value that a
-    ledger file would contain. To record its charges in the run's ledger, pass these lines, in `charged`, to
-    `merge_child`.
+    ledger file would contain. To record its charges in the run's ledger, pass these lines, which the attribute
+    `charged` contains, to `merge_child`.
 
     Args:
         state: state of the run's ledger, as `child_state` returns it.

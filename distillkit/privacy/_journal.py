@@ -44,7 +44,7 @@ class Chain:
 
     @property
     def lines(self) -> int:
-        """Number of lines so far."""
+        """Number of lines that were added to the hash chain so far."""
         return len(self._hashes) - 1
 
     @property

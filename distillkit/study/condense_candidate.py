@@ -132,7 +132,7 @@ class Condense(Candidate):
             check.callable_with(self.measure, "measure", ["small", "job"], "lambda small, job: {'pixels': ...}")
 
     def factory(self, task: Task, split: Split) -> Callable[..., Any]:
-        """Return a function without arguments that makes a network of the task, with one output per class.
+        """Return a function without arguments that makes a network for the task, with one output per class.
 
         Args:
             task: the task.

@@ -174,7 +174,7 @@ class Crops(Source):
     def _of(self, image: Tensor, size: int) -> Patches:
         """Return the `Patches` object for an image, uint8 [C, H, W], and a crop size.
 
-        A new image or size empties the cache.
+        A new image or size replaces the object, and empties the cache of its crops.
         """
         patches = self._patches
         if patches is None or patches.size != size or not (image is self._image or torch.equal(image, self._image)):

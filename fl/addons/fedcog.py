@@ -107,7 +107,7 @@ class FedCOG(AddOn):
 
     @property
     def first_round(self) -> int:  # type: ignore[override]
-        """First round in which clients generate images, `start_round`."""
+        """First round in which clients generate images: the option `start_round`."""
         return self.start_round
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:

@@ -68,8 +68,9 @@ class FedExP(AddOn):
         reply[self.norm] = _square(update.values())
 
     def aggregate(self, server: AveragingServer, replies: AggregatedReplies, mean: Tensors) -> Tensors:
-        """Return the mean change times the step size eta_g, and write eta_g to the column "extrapolation" of the
-        history.
+        """Return `mean`, the mean change of the clients' weights, times the step size eta_g.
+
+        eta_g is written to the column "extrapolation" of the history.
         """
         size = 2 * (_square(mean.values()) + self.epsilon)
         step = max(1.0, replies[self.norm] / size) if size > 0 else 1.0

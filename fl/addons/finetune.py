@@ -43,7 +43,7 @@ class FineTune(AddOn):
         Phase(self.epochs, self.steps, self.train)
 
     def check_run(self, settings: Settings, names: Sequence[str]) -> None:
-        """Raise ValueError if the pattern `train` matches no parameter."""
+        """Raise ValueError if the option `train`, a pattern of parameter names, matches no parameter."""
         require_matches([self.train], names, "FineTune(train=...)")
 
     def personal_model(self, local: Local) -> Tensors:

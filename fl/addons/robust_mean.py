@@ -81,7 +81,7 @@ class RobustMean(AddOn):
 
     @property
     def needed(self) -> int:
-        """Smallest number of replies in a round with which the rule can be applied."""
+        """Smallest number of replies in a round with which the option `rule` can be applied."""
         f = self.attackers
         return max(2 * f + 3, f + self.best) if self.rule == "krum" else 2 * f + 1
 

@@ -90,7 +90,7 @@ def require_patterns(settings: Settings, templates: Mapping[str, nn.Module]) -> 
     """Check the parameter patterns in the options `personal` and `phases`, and return all parameter names.
 
     Every pattern must match at least one parameter. At least one parameter must be shared with the server, and each
-    phase must train at least one.
+    phase (part of the training) must train at least one.
 
     Args:
         settings: the method's options.

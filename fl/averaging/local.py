@@ -275,8 +275,8 @@ class Local:
     def effective_lrs(self) -> dict[str, float]:
         """Distance by which a constant gradient of 1 would have moved each shared parameter in this training, by name.
 
-        With plain SGD and no damping, the distance is steps * lr; with momentum it is larger. It is 0 for a parameter
-        that was not trained.
+        With plain SGD, and if `AddOn.damping` is 0 for all add-ons, the distance is steps * lr; with momentum it is
+        larger. It is 0 for a parameter that was not trained.
 
         Read this attribute after the training. The distance depends on the optimizer, the number of steps and
         `AddOn.damping`, but not on weight decay. SCAFFOLD divides the change of a parameter by its distance to get the

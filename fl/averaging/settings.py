@@ -168,7 +168,7 @@ def floating_buffers(network: nn.Module) -> list[str]:
 def _state_buffers(network: nn.Module) -> Tensors:
     """Return the buffers in the state dict of `network`, by name.
 
-    Buffers registered with `persistent=False` are not in it.
+    Buffers registered with `persistent=False` are left out.
     """
     buffers = dict(network.named_buffers())
     stored = network.state_dict() if buffers else {}

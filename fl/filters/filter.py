@@ -132,8 +132,8 @@ class Filter(Component):
         Args:
             server: server of the run.
             verb: name of the exchange.
-            replies: replies of the exchange, before `back` of any filter is applied. The values of each entry are
-                aggregated over the clients by the entry's rule (see `Entry`).
+            replies: replies of the exchange, before the function `back` of any filter changes them. The values of each
+                entry are aggregated over the clients by the entry's rule (see `Entry`).
 
         Returns:
             The clients whose replies cannot be used: a mapping, client index -> reason.

@@ -27,7 +27,9 @@ def split(
     prime: int = PRIME,
     draw: Callable[[int], int] = secrets.randbelow,
 ) -> list[int]:
-    """Split a secret into one share for each point.
+    """Split a secret into one share for each point: the value of a random polynomial at this point.
+
+    The value of the polynomial at 0 is the secret.
 
     Args:
         secret: the number to split, from 0 to `prime` - 1.

@@ -104,7 +104,7 @@ class KeyBundle:
 
     @property
     def commitment(self) -> bytes:
-        """Digest of the seed of the client's own mask, with which the server checks the recovered seed."""
+        """Digest of the seed of the client's own mask. The server compares it with the recovered seed's digest."""
         return self.raw[2 * KEY_BYTES : 3 * KEY_BYTES]
 
     def verify(self, context: RoundContext, client: int, registry: Registry) -> None:

@@ -283,7 +283,7 @@ class SecureSums(Filter):
             message[self.boxes] = server.state[self.boxes][:, index].clone()
 
     def send_exchange(self, server: Server, verb: str, client: int) -> Message:
-        """Return the request to a client in one of the four steps other than training.
+        """Return the request to a client in one of the four steps of a secure sum other than training.
 
         Args:
             server: the server.

@@ -32,7 +32,7 @@ def idx_files(folder: str) -> tuple[str, ...]:
     """Return the paths of the four files of a dataset in MNIST's format.
 
     Args:
-        folder: the dataset's folder below the data root.
+        folder: the dataset's folder, as a path below the folder of all datasets (the data root).
     """
     kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
     return tuple(f"{folder}/raw/{part}-{kind}" for part in ("train", "t10k") for kind in kinds)
@@ -54,7 +54,7 @@ def load_torchvision(
     """Load a dataset of torchvision from its files or, without them, from `<name>.npz` in MedMNIST's layout.
 
     Args:
-        root: the data root.
+        root: the data root, the folder that contains the files of all named datasets.
         name: name of the dataset, as in `load`.
         loader: name of the dataset's class in `torchvision.datasets`.
         files: paths of the files below `root`.

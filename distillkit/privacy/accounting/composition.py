@@ -137,11 +137,12 @@ def filter_order(sigma: float, rate: float, budget: float, delta: float) -> floa
 
 
 def _grouped(spends: tuple[Spend, ...], most: int) -> tuple[Spend, ...]:
-    """Group releases into at most `most` kinds by rounding sigma down and the rate up, so that no cost decreases.
+    """Group releases into at most `most` kinds by rounding, so that no release's privacy cost decreases.
 
-    Releases with the same sigma and rate are of one kind. All releases at rate 1 are combined into one equivalent
-    release. At lower rates, sigma and rate are rounded to a grid that does not depend on the releases. If there are
-    still too many kinds, the grid step is doubled until there are few enough.
+    The noise multiplier sigma is rounded down, and the sampling rate is rounded up. Releases with the same sigma and
+    rate are of one kind. All releases at rate 1 are combined into one equivalent release. At lower rates, sigma and
+    rate are rounded to a grid that does not depend on the releases. If there are still too many kinds, the grid step is
+    doubled until there are few enough.
     """
     at_one = sum(count / sigma**2 for sigma, rate, count in spends if rate == 1)
     found = {(sigma, rate): count for sigma, rate, count in spends if rate < 1}

@@ -96,7 +96,7 @@ class ReleaseGuard:
             job: the request.
             result: the client's result, or the error that the run's privacy budget is exhausted.
             position: name of the node's ledger, and number of the ledger's lines that the server has already seen, as
-                the server states them (`ledger_position`). These values are untrusted. If they are malformed and the
+                the server states them in its request. These values are untrusted. If they are malformed and the
                 method is private, the reply is a refusal.
         """
         version, ledger = job.header.version, self._ledger

@@ -346,8 +346,8 @@ class GridTransport:
 
         Args:
             facts: values from the checkpoint, as `metadata` returned them.
-            versions: not used. They name the stored version of each client's memory (the values that the client keeps
-                between rounds), and every request already contains this name.
+            versions: not used. They identify the stored version of each client's memory (the values that the client
+                keeps between rounds). Every request already contains this identifier.
         """
         self._run = facts.get("run", self._run)
 

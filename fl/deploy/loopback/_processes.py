@@ -58,7 +58,7 @@ class Process:
             raise ProcessEnded(self.end()) from error
 
     def receive(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Wait for the next frame from the process, and return it as a tuple of its kind and its contents.
+        """Wait for the next frame (message) from the process, and return a tuple of the frame's kind and contents.
 
         Args:
             timeout: time limit in seconds, after which the process is killed; None for no limit.
