@@ -197,7 +197,7 @@ class PGD(Perturbation):
     def __call__(
         self, pixels: Tensor, labels: Tensor, logits: Callable[[Tensor], Tensor], generator: torch.Generator
     ) -> Tensor:
-        """Return the perturbed images."""
+        """Return the images, perturbed by the attack. `generator` draws the start if `random_start` is True."""
         size = 2.5 * self.epsilon / self.steps if self.step_size is None else self.step_size
         low, high = (pixels - self.epsilon).clamp(0, 1), (pixels + self.epsilon).clamp(0, 1)
         found = pixels

@@ -258,7 +258,7 @@ def _probabilities(rows: Tensor, dtype: torch.dtype) -> Tensor:
 def _batches(
     protocol: Protocol, images: Tensor, labels: Tensor, classes: int, generator: torch.Generator
 ) -> Callable[[int], Iterator[tuple[Tensor, Tensor]]]:
-    """Return a function of the epoch's number that yields the batches of the epoch, each with its labels."""
+    """Return a function that takes the index of an epoch and yields the epoch's batches, each with its labels."""
     options, relabel = protocol.view_options, protocol.relabel
     if relabel is None and protocol.mix is None:
         return lambda epoch: _plain_batches(images, labels, options, generator)

@@ -174,9 +174,9 @@ class DefendedMessage:
         self._message.observed = self.observed  # labels are inferred from the sent message
 
     def replay(self, images: Tensor, labels: Tensor) -> Sequence[Tensor]:
-        """Return the message that images would cause, after the method `expected` of each defence, in order.
+        """Return the message that images would cause, with the part of each defence that an attacker can reproduce.
 
-        `expected` computes what an attacker who knows the defence can reproduce of it, for example the clipping.
+        The method `expected` of each defence, for example of clipping, is applied to the message, one after the other.
 
         Args:
             images: candidate images, float [N, C, H, W].

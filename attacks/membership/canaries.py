@@ -80,9 +80,9 @@ class CanaryAttack:
 
         Two models were made for an attacker, each from its own teacher network, and a canary is a record with a wrong
         label in the training set of one teacher. Consider the canaries whose wrong label only one of the models
-        predicts. If the labels do not leak, each of the two models is equally likely to be this one. The p-value is
-        then the probability that at least `only_taught` of these labels are predicted by the model whose teacher was
-        trained on the canary.
+        predicts. If the labels do not leak, each of the two models is equally likely to be this one. In `only_taught`
+        cases, it was the model whose teacher was trained on the canary. The p-value is the probability of at least as
+        many such cases if the labels do not leak.
         """
         from scipy.stats import binom
 

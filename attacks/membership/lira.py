@@ -127,10 +127,10 @@ class _Fit:
         return torch.where(f.isinf(), gaussian, student) - self.scale.log()
 
     def log_odds(self, target: Tensor) -> Tensor:
-        """Return log(p / (1 - p)) for each record, where p is the probability of a score below the target's score.
+        """Return log(p / (1 - p)) for each record.
 
-        The probability is that of the fitted distribution of the record's score. The result is accurate even if p is
-        very close to 0 or 1.
+        Here, p is the probability, under the distribution that was fitted to the record's scores, of a score below that
+        of the target model. The result is accurate even if p is very close to 0 or 1.
 
         Args:
             target: scores of the target model, [n].

@@ -135,7 +135,9 @@ class ShadowScores:
         return found
 
     def target(self, number: int, scorer: str) -> Target:
-        """Return the inputs of an attack on one of the shadow models, with the models of `without(number)` as shadows.
+        """Return the inputs of an attack on one of the shadow models, in which other shadow models serve as shadows.
+
+        The complement of the attacked model is not used (see `without`).
 
         Args:
             number: index of the shadow model to attack.

@@ -263,7 +263,10 @@ def open_dataset(
 
 
 def _find(name: str) -> tuple[str, Dataset, dict[str, Any]]:
-    """Find a dataset by name. Return its key, its row in `DATASETS`, and {"side": 64} for a suffix such as `_64`."""
+    """Find a dataset by name. Return its key and row in `DATASETS`, and the options that its suffix means.
+
+    The options are {"side": 64} for the suffix `_64`, and {} without a suffix.
+    """
     wanted = str(name).lower().replace("-", "").replace("_", "")
     for key, dataset in DATASETS.items():
         sides: tuple[int | None, ...] = (None, *dataset.sides)

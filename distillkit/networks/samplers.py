@@ -150,7 +150,7 @@ class FixedNetwork(Configurable):
     def init_arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Return the constructor arguments that recreate this sampler.
 
-        The network is the sampler's copy, because the original may have been trained further.
+        The argument `network` is the copy that the sampler made, because the original may have been trained further.
         """
         return (self._copy,), {} if self.cache else {"cache": False}
 

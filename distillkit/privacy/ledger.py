@@ -160,10 +160,10 @@ class Ledger:
             return self._journal.chain.head
 
     def require_head(self, head: Mapping[str, Any]) -> None:
-        """Check that the file still begins with the lines that it had when its `head` was read.
+        """Check that the file still begins with the lines that it had when the property `head` was read.
 
         Args:
-            head: an earlier value of `head`, kept elsewhere.
+            head: earlier value of the property (number of lines and their hash), kept elsewhere.
 
         Raises:
             ValueError: lines were changed or removed, or the file is another ledger.
@@ -243,7 +243,7 @@ class Ledger:
             return self._remaining(event)
 
     def run_lock(self) -> AbstractContextManager[None]:
-        """Open a `with` block for a run, in which only the threads of this process may charge.
+        """Open a `with` block for a run, in which only the threads of this process may charge the ledger.
 
         Raises:
             distillkit.locking.InUse: another process is in such a block; the message contains the process id.

@@ -61,7 +61,7 @@ class Tiles:
         return self.factor**2
 
     def require_shape(self, shape: tuple[int, ...]) -> None:
-        """Raise ValueError if an image shape's height or width is not divisible by `factor`, the tiles along a side.
+        """Raise ValueError if height or width of an image shape is not divisible by `factor` (tiles along each side).
 
         Args:
             shape: shape whose last two entries are height and width.

@@ -176,11 +176,11 @@ class Unit:
 
 
 def unit_of(column: str, values: Sequence[float]) -> Unit:
-    """Return the printed unit of a column: per cent for accuracies, MB for bytes.
+    """Return the unit in which a column is printed, such as per cent for accuracies, and its number of decimals.
 
     Args:
         column: name of the column in the records.
-        values: values in the column, which determine the number of decimals.
+        values: values in the column, which determine the number of decimals if the column has no unit.
     """
     last = column.rsplit(".", 1)[-1]
     if column.startswith("accuracy"):

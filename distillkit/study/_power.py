@@ -1,4 +1,4 @@
-"""Number of seeds that a paired comparison needs, from pilot runs."""
+"""Number of seeds that a paired comparison needs, computed from pilot runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class PowerAnalysis:
 
     @property
     def std(self) -> float:
-        """Sample standard deviation of `differences`, the pilot pairs' differences (divisor n - 1 for n pairs)."""
+        """Standard deviation of the pilot pairs' differences (candidate - baseline), with divisor n - 1 for n pairs."""
         return statistics.stdev(self.differences.values())
 
     @property

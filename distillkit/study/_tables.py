@@ -30,9 +30,9 @@ def summary_table(records: RecordsLike, *, columns: Sequence[str] = ()) -> Table
     Returns:
         A table with one row per task and candidate. The first columns are the number of seeds ("2 of 3" if one is not
         finished), the accuracy after the last round, and the best accuracy of each run. Both accuracies are mean ±
-        standard deviation (n - 1) over seeds; "–" means that there is no test accuracy. The next column is the maximum
-        over rounds of the mean over seeds. The best accuracies and this maximum are left out if no candidate has
-        rounds. If any candidate has an epsilon, a column shows the largest epsilon over seeds.
+        standard deviation (n - 1) over seeds; "–" means that there is no test accuracy. The next column is the
+        maximum over rounds of the mean accuracy over seeds. The best accuracies and this maximum are left out if
+        no candidate has rounds. If any candidate has an epsilon, a column shows the largest epsilon over seeds.
 
     Raises:
         ValueError: there are no records, or one of the `columns` occurs in no run.

@@ -82,7 +82,7 @@ class Job:
 
     @property
     def late(self) -> bool:
-        """Whether the deadline has passed."""
+        """Whether the deadline of the run has passed."""
         return self.deadline is not None and time.time() >= self.deadline
 
     def stop_if_late(self) -> None:
@@ -179,7 +179,7 @@ class Candidate(ABC):
         return [{**self.settings, **settings} for settings in self.search]
 
     def build(self, task: Task, split: Split, settings: Mapping[str, Any]) -> Any:
-        """Call `make`, and return its result: the object to run, such as a federated method.
+        """Call the candidate's function `make`, and return its result: the object to run, such as a federated method.
 
         Args:
             task: task of the run. It is passed to `make` if `make` has an argument `task`.

@@ -1,4 +1,4 @@
-"""Candidates (the methods that a study compares) that condense a task's images and evaluate the small set."""
+"""Candidates (the methods that a study compares) that condense a task's images and evaluate the result."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ __all__ = ["Crops", "Pool", "Source", "View"]
 
 @dataclass(frozen=True)
 class View:
-    """Format of the images of one participant (the server or a client), and the function that stops its computations.
+    """Image format of one participant (the server or a client), and a function that checks whether the run must stop.
 
     Attributes:
         shape: (C, H, W) of an image.

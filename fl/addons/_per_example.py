@@ -1,4 +1,4 @@
-"""Checks that add-ons and the objective do not break the privacy guarantee of DP-SGD on the clients."""
+"""Checks that add-ons and the training objective do not break the privacy guarantee of DP-SGD on the clients."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class FedGen(AddOn):
         server.state[self.optimizer] = {}
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the generator and the classes for which it has been trained. Before it is trained, send nothing."""
+        """Send the generator of embeddings and the classes for which it was trained. Before that, send nothing."""
         if server.state[self.seen].any():
             message[self.generator], message[self.seen] = server.state[self.generator], server.state[self.seen]
 
@@ -185,7 +185,7 @@ class FedGen(AddOn):
         out[self.head] = {n: (old[n] + update[n])[None] for n in self._head(server).names}
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Train the generator on the classifiers of this round's clients.
+        """Train the generator of embeddings with the classifiers of this round's clients.
 
         The column "generator_loss" of the history shows the loss of the generator.
         """

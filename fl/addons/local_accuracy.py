@@ -42,7 +42,7 @@ class LocalAccuracy(AddOn):
 
     @property
     def first_round(self) -> int:  # type: ignore[override]
-        """First round with a measurement."""
+        """First round in which the accuracy of the clients' models is measured."""
         return self.every
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:

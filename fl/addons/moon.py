@@ -1,4 +1,4 @@
-"""MOON: a loss term that pulls embeddings to those of the global model and away from those of the previous model."""
+"""MOON: a loss term that pulls embeddings to the global model's and away from those of the client's previous model."""
 
 from __future__ import annotations
 

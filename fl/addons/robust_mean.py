@@ -129,7 +129,7 @@ class RobustMean(AddOn):
         out[self.updates] = {n: u.unsqueeze(0) for n, u in reply[FedAvg.update].items()}
 
     def aggregate(self, server: AveragingServer, replies: AggregatedReplies, mean: Tensors) -> Tensors:
-        """Return the clients' weight changes, combined by the option `rule`, such as the median, not by the mean."""
+        """Combine the clients' weight changes by the option `rule`, such as their median, instead of by their mean."""
         rows, count = replies[self.updates], len(replies.clients)
         if count < self.needed:
             raise NoUsableReply(f"{self._requirement()}, this one has {count}: raise participation, or lower attackers")

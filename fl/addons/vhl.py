@@ -110,7 +110,7 @@ class VHL(AddOn):
 
     @property
     def layers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Name of the module whose outputs the contrastive terms compare (`layer`); empty if `layer` is None."""
+        """Name of the module whose outputs the contrastive terms compare (option `layer`); empty if there is none."""
         return () if self.layer is None else (self.layer,)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:

@@ -58,11 +58,10 @@ class Job:
 
 
 class PayloadStore(Protocol):
-    """Interface of a store for payloads, on the side of the clients.
+    """Interface of the clients' store for payloads, which are values that the server sends to each client only once.
 
     A message of the server has entries, that is, values by key. A method can declare an entry as cached: the server
-    then sends the entry's value to a client once, and afterwards only the value's digest. Such a value is called a
-    payload.
+    then sends the entry's value (a payload) to a client once, and afterwards only the value's digest.
     """
 
     def keep(self, client: int, key: str, digest: str, value: Value) -> Value:

@@ -106,7 +106,7 @@ class ClientEvaluation:
         return self._dispatcher.evaluation(self.server, self.clients, self._accumulate)
 
     def run(self) -> None:
-        """Send the evaluation requests now, and collect all results."""
+        """Send the evaluation requests to the clients, and collect all results."""
         if self.clients:
             self.exchange().run_alone(self._dispatcher.transport)
 

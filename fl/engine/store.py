@@ -227,7 +227,7 @@ class Store:
     def close(self, row: Mapping[str, Any]) -> None:
         """Write the last round's row to the history after its evaluation results were added.
 
-        Until then, the manifest contains the incomplete row, which is now removed.
+        Until then, the file `manifest.json` contains the incomplete row, which is now removed.
 
         Args:
             row: the complete row.

@@ -149,7 +149,7 @@ class Filtered(Method):
         return (*self.method.parts, *self.filters)
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Call the method's `check_run`. Filters have no such check."""
+        """Check that the method can run with these clients and data, by its `check_run`. Filters have no such check."""
         self.method.check_run(server, rounds)
 
     def start(self, server: Server) -> None:

@@ -160,8 +160,8 @@ def _shifted(places: Iterable[tuple[tuple[float, float], int]]) -> dict[tuple[in
     """Round coordinates down to integers, and count the releases at each pair of rounded coordinates.
 
     Args:
-        places: for each kind of release, two coordinates (log sigma and -log rate, divided by the grid step) and the
-            number of releases.
+        places: for each kind of release, two coordinates (log sigma and -log rate, in steps of a grid) and the number
+            of releases.
     """
     cells: dict[tuple[int, int], int] = {}
     for (x, y), count in places:
@@ -230,7 +230,13 @@ def _pld_epsilon(spends: tuple[Spend, ...], delta: float) -> float:
 
 @lru_cache(maxsize=65536)
 def _renyi(sigma: float, rate: float, order: float) -> float:
-    """Return the Renyi divergence of one release, or infinity if Opacus' series does not converge."""
+    """Return the Renyi divergence of one release, or infinity if Opacus' series does not converge.
+
+    Args:
+        sigma: noise standard deviation / sensitivity.
+        rate: sample rate.
+        order: order of the divergence.
+    """
     from opacus.accountants.analysis.rdp import compute_rdp
 
     try:

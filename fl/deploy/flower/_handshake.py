@@ -107,7 +107,7 @@ class NodeInfo:
 
     @classmethod
     def read(cls, parts: Parts, node: int) -> NodeInfo:
-        """Decode the description in an untrusted reply of a node.
+        """Decode the description of a node from the node's reply, which is untrusted.
 
         Args:
             parts: parts of the reply: tensors and strings by name.
