@@ -15,7 +15,7 @@ __all__ = ["OPTIMIZERS", "SGD", "AdamW", "OptimizerOptions"]
 
 
 class OptimizerOptions(Protocol):
-    """Options of a training protocol that the optimizers read."""
+    """Options that the optimizers read from a training protocol."""
 
     @property
     def momentum(self) -> float:

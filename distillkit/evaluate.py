@@ -149,15 +149,15 @@ def evaluate(
             is read in chunks.
         factory: function without arguments that returns a network, which is moved to the data's device. To test several
             architectures, pass a mapping from their names to such functions.
-        num_networks: number of networks trained per architecture and kind of data, each with a different
+        num_networks: number of networks of each architecture that are trained on the set, each with a different
             initialization. DC, DSA and DM (Zhao et al., 2021 to 2023) train 20 networks on each of 5 sets.
         protocol: training protocol, such as one of `distillkit.protocols.PROTOCOLS`. The published protocols have 300
             or 1,000 epochs, which take minutes per network on a CPU.
-        real: the real training images. If given, networks are also trained on random real images, with as many images
-            per class as in the set, and the result has a second row of accuracies per architecture. A distilled set
-            should have a higher accuracy than this row. The random images are sampled anew for each network; initial
-            weights and order of batches are the same as for the set. If the set is a `TiledImages`, the random images
-            are shrunk to the same tiles.
+        real: the real training images. If given, as many networks are also trained on random real images, with as many
+            images per class as in the set, and the result has a second row of accuracies per architecture. A distilled
+            set should have a higher accuracy than this row. The random images are sampled anew for each network;
+            initial weights and order of batches are the same as for the set. If the set is a `TiledImages`, the random
+            images are shrunk to the same tiles.
         against: corruptions and attacks, such as `[Corruption("gaussian_noise", 3), PGD(8 / 255)]` of
             `distillkit.robustness`. Each network is also tested once for each entry, on test images that the entry has
             changed. All networks are tested with the same noise. The test images must be pixels in [0, 1] after

@@ -98,7 +98,9 @@ class Entry(Generic[V]):
 
 
 def declared_entries(owner: object) -> list[Entry[Any]]:
-    """Return the entries that an object's class and its base classes declare. Its messages may hold no other entries.
+    """Return the message entries that an object's class and its base classes declare as class attributes.
+
+    Messages of the object may hold no other entries.
 
     Args:
         owner: a method, an add-on or a filter.

@@ -21,7 +21,7 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
 class Augmentation(Protocol):
-    """Interface of the argument `augment`: any callable with this signature, such as `DSA()` or your own function."""
+    """Interface of the argument `augment`: a callable with the signature of `__call__`, such as `DSA()`."""
 
     def __call__(self, images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
         """Transform a batch. All random numbers come from `generator`.

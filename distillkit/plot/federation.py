@@ -202,7 +202,14 @@ def _runs(name: str, given: Any) -> list[Run]:
 
 
 def _points(name: str, runs: Sequence[Run], x: str, y: str) -> Tensor:
-    """Return the pair (x, y) of each run, at each round that all runs have, as float64 [runs, rounds, 2]."""
+    """Return the values of x and y of each run, at each round that all runs have, as float64 [runs, rounds, 2].
+
+    Args:
+        name: name of the runs, for error messages.
+        runs: rows of the history of each run.
+        x: "round", or the name of a cost that is summed over the rounds.
+        y: name of a column of the history. A round has a value only if this column is not None.
+    """
     by_round: list[dict[int, tuple[float, float]]] = []
     for run in runs:
         spent, found = 0.0, {}

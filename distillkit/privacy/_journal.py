@@ -49,7 +49,7 @@ class Chain:
 
     @property
     def head(self) -> dict[str, Any]:
-        """Number of lines so far and their hash, to pass to `continues` later."""
+        """Number of lines in the chain so far and their hash, to pass to the method `continues` later."""
         return {"lines": self.lines, "hash": self._hashes[-1]}
 
     def continues(self, head: Any) -> bool:
@@ -91,7 +91,7 @@ class Chain:
         return True
 
     def texts(self, lines: Sequence[dict[str, Any]]) -> list[bytes]:
-        """Return lines that will be appended to the file as bytes, without line breaks.
+        """Convert lines to bytes without line breaks. The caller will append them to the file.
 
         The field "after", which contains the hash of all lines before, is added to each line. The lines are not added
         to the chain, because they have not been written yet.

@@ -396,8 +396,8 @@ class LabeledImages:
         Args:
             tensors, facts: the tensors and the JSON values. Older files do not state whether the normalization was
                 measured on the data, and whether the number of classes was given. In this case, the set is marked as
-                having a measured normalization and a number of classes that was derived from the labels, which
-                differentially private methods reject.
+                having a measured normalization and a number of classes that was derived from the labels.
+                Differentially private methods reject such sets.
 
         Raises:
             KeyError, TypeError, ValueError: a part is missing, or the parts contradict each other.

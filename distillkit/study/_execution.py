@@ -72,9 +72,9 @@ class PreparedRun:
 
         Args:
             out: the study's folder.
-            options: `device`, `workers`, `progress`, `keep`, `partition_seed` and `deadline` of the `Job`. Two further
-                options are `commit`, the commit of the code, and `shared`, a folder that may already contain the task's
-                files.
+            options: fields of the `Job` that the candidate gets: `device`, `workers`, `progress`, `keep`,
+                `partition_seed` and `deadline`. Two further options are `commit`, the commit of the code, and `shared`,
+                a folder that may already contain the task's files.
 
         Raises:
             OutOfTime: the run was stopped at its deadline. Its state is saved, and the next call resumes it.

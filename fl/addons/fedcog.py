@@ -111,7 +111,10 @@ class FedCOG(AddOn):
         return self.start_round
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse `regenerate` if another add-on makes the batches, because the number of steps is then unknown."""
+        """Refuse the option `regenerate` if another add-on makes the batches.
+
+        With this option, a client generates images again after half of its steps. Their number is then unknown.
+        """
         slot = slot_owner(addons, "batches")
         if self.regenerate and slot is not None:
             raise ValueError(

@@ -138,7 +138,10 @@ class FedReg(AddOn):
         return found
 
     def _raised(self, network: nn.Module, images: Tensor, labels: Tensor, eta: float) -> Tensor:
-        """Return the images after `iterations` signed gradient steps of size `eta` that raise the network's loss."""
+        """Return the images after signed gradient steps of size `eta` that raise the network's loss.
+
+        The option `iterations` is the number of steps.
+        """
         for _ in range(self.iterations):
             images = images.detach().requires_grad_()
             slope = torch.autograd.grad(F.cross_entropy(network(images), labels), images)[0]

@@ -125,9 +125,9 @@ class AddOn(Component):
     def dry_run(self, local: Local) -> None:
         """Test the add-on on noise images, and raise ValueError if it cannot work.
 
-        The noise images are the training set of `local`. No training step has run. Called on the server before round 1,
-        once for each architecture, and before any privacy cost is charged. Every add-on has already run `start`, and
-        `before_training` on this `local`.
+        The noise images are the training set of `local`. Called on the server before round 1, once for each
+        architecture, and before any privacy cost is charged. Before this call, every add-on has run `start`, and then
+        `before_training` with this `local`, but no training step has run.
         """
 
     def answer(self, local: Local, reply: Message) -> None:

@@ -1,7 +1,7 @@
 """Encoding of requests (jobs) and results as messages or bytes, for clients in other processes or on other machines.
 
-The value of a cached entry in a message is called a payload. A client that has the payload already gets its digest
-instead.
+A message entry may be cached. Its value is then called a payload. A client that has received the payload before gets
+only its digest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_ERROR = 500
 class PayloadMissing(LookupError):
     """Error: a client lacks the value of a cached entry, of which only the digest was sent.
 
-    The server must send the job again with all values.
+    The server must send the request again with the values of all entries.
     """
 
     def __init__(self, client: int) -> None:
@@ -252,7 +252,8 @@ def read_result(reply: Message, facts: Mapping[str, str]) -> tuple[str, ClientRe
         facts: the strings received with the message, as `fl._codec.from_parts` returned them.
 
     Returns:
-        The arguments `version`, `result` and `charged` of `result_parts`.
+        Identifier of the exchange that the result belongs to; the result; and the lines that the client added to the
+        privacy ledger.
 
     Raises:
         ValueError: the message is not a result.

@@ -163,9 +163,10 @@ class options(Generic[P, C]):
     @overload
     def __call__(self, function: Callable[[A, C], R]) -> Callable[Concatenate[A, P], R]: ...
     def __call__(self, function: Callable[..., R]) -> Callable[..., R]:
-        """Return a wrapper of `function`, whose last argument is a config object.
+        """Return a wrapper of `function` that takes keywords in place of a config object.
 
-        Callers of the wrapper pass the fields of this object as keywords, and the wrapper creates the object.
+        The config object is the last argument of `function`. Callers of the wrapper pass the fields of this object as
+        keywords. The wrapper creates the object and calls `function` with it.
         """
         config, name = self.config, getattr(function, "__name__", "")
         *first, last = inspect.signature(function).parameters.values()

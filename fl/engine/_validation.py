@@ -201,8 +201,8 @@ def _panel(evaluate: object, clients: int, *, hidden: bool) -> Panel:
     """Check the option `evaluate`, and return which clients are evaluated on their own test images.
 
     Args:
-        evaluate: option `evaluate` of `simulate`: "drawn", "all", "none", or client indices. If it is None, the result
-            is "none" if `hidden` is true, and "drawn" otherwise.
+        evaluate: option `evaluate` of `simulate`: "drawn" (the clients drawn in the round), "all", "none", or client
+            indices. If it is None, the result is "none" if `hidden` is true, and "drawn" otherwise.
         clients: number of clients.
         hidden: whether the method is private or reveals only sums over clients, so that the server should not get
             evaluation results of single clients by default.

@@ -274,7 +274,10 @@ class Store:
             return found
 
     def _restore(self, manifest: dict[str, Any] | None, run: str) -> Restored | None:
-        """Read the checkpoint that `manifest` describes; see `restore` for `run`, the result and the errors."""
+        """Read the checkpoint that `manifest`, the contents of `manifest.json`, describes.
+
+        See `restore` for `run`, the result and the errors.
+        """
         if manifest is None:
             if len(read_history(self.out / "history.jsonl", torn=True)) > 1:  # a killed first round leaves one row
                 raise CheckpointError(
@@ -362,9 +365,9 @@ class Store:
         return self._checked_rows(manifest) + last
 
     def _checked_rows(self, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Compare the run's files with the checksums in `manifest`, and return rows of the history.
+        """Compare the run's files with the checksums in `manifest`, and return the history up to its round.
 
-        These are the rows up to the round of `manifest`.
+        `manifest` is the contents of the file `manifest.json`, which states which round was completed last.
 
         Raises:
             CheckpointError: a line is damaged, or a file was changed after the run wrote it.

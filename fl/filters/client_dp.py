@@ -230,7 +230,7 @@ class ClientDP(Filter):
         return sent
 
     def back(self, server: Server, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
-        """Charge the ledger for this round, and return the noised aggregate of every entry in `clips`.
+        """Charge the ledger for this round, and return the noised aggregate of every clipped entry.
 
         Noise N(0, (sigma C)^2) is added to the sum over the clients, where sigma is the noise multiplier of the
         updates, and C the norm to which a client's reply is clipped (with several entries, the l2 norm of their clip

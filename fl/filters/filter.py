@@ -108,7 +108,7 @@ class Filter(Component):
     def send_exchange(self, server: Server, verb: str, client: int) -> Message:
         """Return the message to the `client` in the exchange called `verb`.
 
-        The exchange is one that this filter declares in `before` or `after`.
+        This filter names the exchange in its attribute `before` or `after` (exchanges before or after the training).
 
         Called on the `server`. The hook must be pure: it may be called any number of times, and changes no state.
         """
@@ -117,7 +117,7 @@ class Filter(Component):
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
         """Return the schema of the `client`'s reply in the exchange called `verb`.
 
-        The exchange is one that this filter declares in `before` or `after`.
+        This filter names the exchange in its attribute `before` or `after` (exchanges before or after the training).
 
         Called on the `server`.
         """
@@ -155,7 +155,7 @@ class Filter(Component):
         return reply
 
     def back(self, server: Server, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
-        """Change the aggregated replies, for example add noise or undo what `out` did.
+        """Change the aggregated replies, for example add noise or undo changes by the hook `out`.
 
         Called on the server, once per round.
 

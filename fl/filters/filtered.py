@@ -93,7 +93,10 @@ class Filtered(Method):
         return (*before, *self.method.exchanges, *(verb for one in self.filters for verb in one.after))
 
     def _owner(self, verb: str) -> Method | Filter:
-        """Return the filter that declares the exchange called `verb`, or the method if no filter does."""
+        """Return the filter that declares the exchange (requests and replies) called `verb`.
+
+        Return the method if no filter declares it.
+        """
         return next((one for one in self.filters if verb in (*one.before, *one.after)), self.method)
 
     def send_exchange(self, server: Server, verb: str, client: int) -> Message:
@@ -203,7 +206,7 @@ class Filtered(Method):
 
     @property
     def has_query(self) -> bool:
-        """Whether the method has a query before round 1. Filters do not change the clients' answers."""
+        """Whether the method queries the clients before round 1. Filters do not change the clients' answers."""
         return self.method.has_query
 
     def answer(self, client: Client, message: Message) -> Message:

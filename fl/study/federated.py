@@ -61,7 +61,7 @@ class Federated(Candidate):
             object.__setattr__(self, "backend", Loopback())
 
     def passes_to_make(self, name: str) -> bool:
-        """Return whether the setting `name` is passed to `make`.
+        """Return whether the setting `name` is passed to `make`, the function that builds the method.
 
         This is true for every setting, except for `rounds` if `make` has no argument of this name.
         """
@@ -71,7 +71,7 @@ class Federated(Candidate):
         """Check that the unfinished run in `folder` can be continued with another number of rounds.
 
         Args:
-            built: the method that `make` returned for the new number of rounds.
+            built: the method that the candidate's function `make` returned for the new number of rounds.
             folder: folder of the run.
 
         Raises:

@@ -305,7 +305,7 @@ def _within(seconds: float, work: Callable[[], T]) -> T:
 
 
 def _run_with_timeout(seconds: float, runtime: ClientRuntime, job: Job) -> ClientResult | BudgetExhausted:
-    """Run the client of a job in another thread, and return its result.
+    """Run a client for one request (`job`) in another thread, and return its result.
 
     If the client is not finished after `seconds`, it is asked to stop, and a result with an error is returned.
     `BudgetExhausted` is returned, not raised.

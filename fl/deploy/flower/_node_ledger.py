@@ -25,8 +25,8 @@ __all__ = ["NodeLedger", "ledger_position", "mirror_report", "read_exhausted"]
 class NodeLedger:
     """Privacy ledger of one training set on a node, which counts the charges of all runs.
 
-    Each training set has its own file, which is never rolled back. If the partition had another training set before,
-    the two sets may have records in common. Therefore charges to the earlier set are copied to this ledger. If a new
+    Each training set has its own file, which is never rolled back. If the client had another training set before, the
+    two sets may have records in common. Therefore charges to the earlier set are copied to this ledger. If a new
     training set has no record in common with earlier ones, use another folder to start without charges.
 
     Args:
