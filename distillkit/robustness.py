@@ -79,7 +79,7 @@ def _pixelate(pixels: Tensor, share: float, generator: torch.Generator) -> Tenso
 
 
 def _block_means(size: int, share: float, like: Tensor) -> Tensor:
-    """Return the matrix [size, size] that replaces each of `size` values by the mean of its block.
+    """Return the matrix [size, size] that replaces each of `size` pixels in a line by the mean of its block.
 
     There are about `share * size` blocks of similar length. A pixel belongs to the block that contains its center. The
     matrix has the same effect as shrinking with a box filter and enlarging again.

@@ -186,7 +186,8 @@ def train(
         progress: whether to show a progress bar.
 
     Raises:
-        TypeError, ValueError: the set is empty, its rows are not probabilities, or the network does not fit the data.
+        TypeError, ValueError: the set is empty, its rows are not probabilities, or the network does not accept the
+            images or does not return K finite logits for each.
         FloatingPointError: the loss is not finite.
     """
     require_protocol(protocol)

@@ -97,7 +97,10 @@ class TrainedNetwork:
 
     @torch.no_grad()
     def fix_statistics(self, images: Tensor) -> None:
-        """Put the layers in `norms` in eval mode, with the statistics of the batch `images` as running statistics."""
+        """Put the batch norm layers in eval mode, with the statistics of the batch `images` as running statistics.
+
+        This applies to the layers in the attribute `norms`, which used batch statistics before.
+        """
         for norm in self.norms:
             norm.reset_running_stats()
             norm.momentum = None  # cumulative average, which for a single batch equals its statistics

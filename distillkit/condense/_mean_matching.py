@@ -192,7 +192,7 @@ def _embed(network: Network, images: Tensor, match: str) -> Tensor:
 
 
 def _checked_counts(network: Network, images: Tensor, counts: Sequence[int], match: str) -> list[int]:
-    """Check the arguments of `embedding_means`, and return the counts as ints.
+    """Check the arguments of `embedding_means`, and return the numbers of images per class (`counts`) as ints.
 
     Image values are not checked, to save time.
     """

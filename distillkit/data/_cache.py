@@ -182,7 +182,7 @@ class CacheWriter:
         self._start = _start_of(self._pixels, count, shape)
 
     def _resumable(self) -> bool:
-        """Return whether an interrupted earlier write left a pixel file with a valid header and the file of hashes."""
+        """Return whether an interrupted earlier write left two files: pixels, with a valid header, and their hashes."""
         if not (self._pixels.exists() and self._rows.exists()):
             return False
         try:

@@ -182,7 +182,12 @@ def _is_level(given: Any) -> bool:
 
 
 def _level(given: Any, y: str) -> Tensor:
-    """Convert the y values of a method without rounds, one per run, to a tensor [runs], in the unit of the y axis."""
+    """Convert the y values of a method that does not train in rounds to a tensor [runs], in the unit of the y axis.
+
+    Args:
+        given: the values, one for each run.
+        y: name of the plotted quantity; fractions are converted to per cent if it starts with "accuracy".
+    """
     return torch.tensor(given, dtype=torch.float64) * (100.0 if y.startswith("accuracy") else 1.0)
 
 

@@ -41,7 +41,7 @@ class StudyDesign:
 
     @property
     def tuned_tasks(self) -> Mapping[str, Task]:
-        """The tasks on which configurations are compared, by name."""
+        """The tasks on which tuning compares the configurations (settings) of a candidate, by name."""
         return self.tasks if self.tune_on is None else {self.tune_on.name: self.tune_on}
 
     def task(self, name: str) -> Task:

@@ -105,7 +105,7 @@ class ServerAdaptive(AddOn, ABC):
     def server_step(self, server: AveragingServer, mean: Tensors) -> Tensors:
         """Update the moments m and v with `mean`, the clients' mean weight change, and return the step of the weights.
 
-        The step is lr m / (sqrt(v) + tau).
+        The step is lr m / (sqrt(v) + tau), where lr and tau are options of the class.
         """
         m: Tensors = server.state.get(self.m, {})
         v: Tensors = server.state.get(self.v, {})

@@ -18,9 +18,10 @@ class FedProx(AddOn):
     """FedProx (Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, Algorithm 2).
 
     A proximal term keeps every client near the weights that it received, even if its data differ from those of other
-    clients. FedProx adds (mu / 2) ||w - w_t||^2 to the local objective (the paper's h_k), where w are the shared
-    parameters and w_t their received values. Buffers are not part of the term. The paper's gamma, which states how
-    inexactly a client solves its local problem, is not an option: `epochs` or `steps` of `FedAvg` set the local work.
+    clients. FedProx adds (mu / 2) ||w - w_t||^2 to the local objective F_k, where w are the shared parameters and w_t
+    their received values; the sum is the paper's h_k. Buffers are not part of the term. The paper's gamma, which states
+    how inexactly a client solves its local problem, is not an option: `epochs` or `steps` of `FedAvg` set the local
+    work.
 
     Args:
         mu: weight of the proximal term, at least 0; 0 disables the add-on. The paper tunes over {0.001, 0.01, 0.1, 1}.

@@ -48,9 +48,10 @@ class SCAFFOLD(AddOn):
     drift = Entry[Tensors]("sum")
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse Adam and momentum that is kept between rounds, because the control variates need sums of gradients.
+        """Refuse Adam, momentum that is kept between rounds, and more than one architecture.
 
-        Also refuse more than one architecture.
+        The control variates are computed from the change of the weights. This change must be a weighted sum of the
+        round's gradients, which it is not with Adam or with momentum of earlier rounds.
         """
         if settings.optimizer.name == "adam":
             raise ValueError(

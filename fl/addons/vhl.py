@@ -114,7 +114,7 @@ class VHL(AddOn):
         return () if self.layer is None else (self.layer,)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse `VHL` together with `NaiveVHL`, because a method can have only one virtual set."""
+        """Refuse `VHL` together with `NaiveVHL`: a method can have only one virtual set (shared noise images)."""
         several = [a.name for a in addons if isinstance(a, VHL)]
         if len(several) > 1:
             raise ValueError(

@@ -219,7 +219,7 @@ def _warn_of_constant_damping(addon: AddOn) -> None:
 
 
 def _warn_of_misspelt_hooks(addon: AddOn) -> None:
-    """Warn about methods of an add-on whose names look like misspelt names of hooks, so they are never called."""
+    """Warn about methods of an add-on whose names look like misspelt names of hooks. Nothing calls such methods."""
     hooks = [n for n, value in vars(AddOn).items() if callable(value) and not n.startswith("_")]
     own = {n for kind in type(addon).__mro__[: type(addon).__mro__.index(AddOn)] for n in vars(kind)}
     for name in sorted(n for n in own - set(dir(AddOn)) if not n.startswith("_")):

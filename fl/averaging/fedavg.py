@@ -232,7 +232,8 @@ class FedAvg(Entries, Method):
     def expect(self, server: Server, client: int) -> Schema:
         """Return the schema of a reply.
 
-        A reply holds the changes of the shared parameters, the buffers, the sample count, and the add-ons' entries.
+        A reply holds the changes of the shared parameters, the values of the buffers, the sample count, and the
+        add-ons' entries.
         """
         name = self.networks.architecture(client)
         net = self.networks.template(name, server.task.num_classes)

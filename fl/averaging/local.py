@@ -295,12 +295,11 @@ class Local:
     def effective_lr(self) -> float:
         """The distance by which a constant gradient of 1 would have moved every trained parameter in this training.
 
-        It is the value that `effective_lrs` has for all parameters that were trained and are shared with the server; 0
-        if there are none.
+        The attribute `effective_lrs` contains this distance for each parameter that is shared with the server. The
+        result is the common value of those that were trained; 0 if there are none.
 
         Raises:
-            ValueError: `effective_lrs` has different values for two trained parameters, because different phases
-                trained them.
+            ValueError: two trained parameters have different distances, because different phases trained them.
         """
         found = {distance for distance in self.effective_lrs.values() if distance > 0}
         if len(found) > 1:

@@ -145,7 +145,7 @@ class Settings:
     def first_output(self, addon: Component, classes: int) -> int:
         """Return the index of the first of the network's outputs for `addon` (see `AddOn.extra_outputs`).
 
-        They come after the outputs for the task's classes, whose number is `classes`.
+        The additional outputs of all add-ons come after the outputs for the task's classes, whose number is `classes`.
         """
         return classes + self.first_outputs[addon.key]
 

@@ -270,7 +270,7 @@ def read_result(reply: Message, facts: Mapping[str, str]) -> tuple[str, ClientRe
 
 
 def pack_result(version: str, result: ClientResult, charged: Sequence[Mapping[str, Any]] = ()) -> bytes:
-    """Encode a client's result and its charges as bytes; see `result_parts` for the arguments."""
+    """Encode a client's result and its charges to the privacy ledger as bytes; see `result_parts` for the arguments."""
     return as_bytes(result_parts(version, result, charged))
 
 

@@ -60,8 +60,8 @@ def _unusable(
 
     A state is unusable if it holds NaN or Inf, or if a global model's outputs on noise images are not finite. If
     `growth` is above 3, one client is also trained on noise images, once with the new state and once with the state
-    before the round. The new state is unusable if the reply fails the server's checks with the new state, but passes
-    with the earlier one. Private methods skip this training, because it would charge the privacy ledger.
+    before the round. The new state is unusable if the server's checks refuse the reply of the first training, but not
+    that of the second. Private methods skip this training, because it would charge the privacy ledger.
 
     Args:
         method: the run's method.

@@ -218,7 +218,7 @@ class Filtered(Method):
         return self.method.expect_answer(server, client)
 
     def receive_answers(self, server: Server, replies: AggregatedReplies) -> None:
-        """Pass the clients' aggregated answers to the method. Filters do not change them."""
+        """Pass the method the clients' aggregated answers to the query before round 1. Filters change no answers."""
         self.method.receive_answers(server, replies)
 
     def read_reply(self, server: Server, reply: Message) -> Message:

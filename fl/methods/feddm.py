@@ -122,7 +122,7 @@ class FedDM(Method):
         return Message({self.model: server.state[self.model]})
 
     def synthesize(self, client: Client, network: nn.Module) -> LabeledImages:
-        """Return the set that a client sends in a round. Here, it is the synthetic set S_k of Algorithm 1.
+        """Return the set that a client sends in a round. Here, it is the paper's synthetic set S_k.
 
         Subclasses override this function to send another set: `Real` draws real images, and `PrivateFedDM` fits images
         to noised statistics.
@@ -137,7 +137,9 @@ class FedDM(Method):
         )  # fmt: skip
 
     def local(self, client: Client, message: Message) -> Message:
-        """Make the client's synthetic set, and reply with its pixels and labels (ClientUpdate of Algorithm 1).
+        """Make the client's synthetic set, and reply with its pixels and labels.
+
+        This is ClientUpdate in Algorithm 1 of the FedDM paper.
 
         With `weights="samples"`, the reply also has the weight of the set.
         """

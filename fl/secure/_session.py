@@ -116,11 +116,12 @@ class ClientSession:
     def mask_vector(self, vector: Tensor, boxes: Mapping[int, bytes]) -> Tensor:
         """Step 3 of a secure sum: add all masks of this client to its encoded reply.
 
-        The client also decrypts and stores the shares that the other clients sent to it.
+        The client also decrypts and stores the shares of the other clients' secrets that they sent to it.
 
         Args:
             vector: the encoded reply, int64 [length], on the CPU.
-            boxes: encrypted messages with shares, by the sender's client index; one from this client itself is ignored.
+            boxes: encrypted messages with these shares, by the sender's client index; one from this client itself is
+                ignored.
 
         Returns:
             The masked vector, int64 [length].

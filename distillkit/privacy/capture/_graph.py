@@ -42,7 +42,12 @@ class Violation:
     why: str
 
     def error(self, what: str, line: str) -> PrivacyError:
-        """Return the error for the function named `what`, with the user's `line` if it is known."""
+        """Return the exception to raise.
+
+        Args:
+            what: name of the captured function, with which the message begins.
+            line: text that names the line of the user's code, for "{line}" in the message; "" if the line is unknown.
+        """
         return self.kind(f"{what}{self.why.replace('{line}', line)}")
 
 

@@ -109,7 +109,9 @@ class Node:
             raise ValueError(f"the policy {self.policy} pins the app's code: pass code=Path(__file__).parent")
 
     def handle_query(self, content: Any, config: dict[str, Any]) -> Parts:
-        """Return the reply to a message of the type "query.hello": the node's description, or its new ledger lines.
+        """Return the reply to a message of the type "query.hello": the node's description, or lines of its ledger.
+
+        The lines are those of the node's privacy ledger that the server has not seen.
 
         Args:
             content: content of the Flower message. The reply has the ledger lines if the message has a field "ledger",

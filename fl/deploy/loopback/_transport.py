@@ -87,7 +87,7 @@ class ProcessTransport:
     def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
         """Run the clients of `exchange`, and yield their results in the order of `exchange.clients`.
 
-        If a second exchange `bundled` is given, its clients run first, and its results are passed to its `on_result`.
+        If a second exchange `bundled` is given, its clients run first, and `bundled.on_result` gets their results.
         At most two clients per process are queued or running at a time.
         """
         if bundled is not None:
