@@ -27,7 +27,7 @@ __all__ = ["Scores", "augmentation_robust_score", "label_robust_score", "scores"
 def label_robust_score(
     *, real_hard: float, data_hard: float, data_own: float, random_own: float, weight: float = 0.5
 ) -> float:
-    """Return the label-robust score (LRS) of a set, in [0, 1].
+    """Return the label-robust score (LRS) of a small set, such as a condensed one, in [0, 1].
 
     A high score means that the images themselves are informative, not only their labels. The score is (e^alpha - 1/e) /
     (e - 1/e), with alpha = weight * IOR - (1 - weight) * HLR. HLR = real_hard - data_hard is the hard-label recovery,
@@ -123,7 +123,7 @@ class Scores:
 
     @property
     def hlr(self) -> float:
-        """Hard-label recovery: test accuracy after training on all real images minus that after training on the set.
+        """Hard-label recovery: test accuracy after training on all real images, minus that for the scored small set.
 
         Both trainings use hard labels. Lower is better.
         """

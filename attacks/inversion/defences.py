@@ -135,7 +135,7 @@ class Sparsify:
         check.real_number(self.share, "share", above=0, most=1)
 
     def __call__(self, message: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the `message` (tensors) with all but the values of largest magnitude set to 0."""
+        """Return the `message` (tensors), in which all but the fraction `share` of largest magnitude is set to 0."""
         flat = torch.cat([t.flatten() for t in message])
         kept = flat.abs().topk(math.ceil(self.share * len(flat))).indices
         sparse = torch.zeros_like(flat).index_copy(0, kept, flat[kept])

@@ -103,7 +103,7 @@ def invert(
             of an image was never finite.
 
     Papers: DeepInversion (Yin et al., "Dreaming to Distill", CVPR 2020), Eq. 2-4 and 8-9; FedCOG (Ye et al., ICLR
-    2024), section 4.1, with `student` and the labels of `complement_targets`.
+    2024), section 4.1, with `student` and the labels of `generate.complement_targets`.
 
     Deviations: FedCOG's code returns the images of the last step, because it keeps a reference to the optimized images
     instead of a copy of the best ones, and it pairs these images with logits of an earlier step. The code of both

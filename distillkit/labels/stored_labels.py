@@ -155,7 +155,7 @@ class StoredLabels:
         return int(torch.randint(len(self.epochs), (), generator=derive(self.seed, epoch, "stored epoch")))
 
     def record(self) -> dict[str, Any]:
-        """Return the options as JSON values, with the number of epochs, and a fingerprint instead of the logits."""
+        """Return these labels' options and number of epochs as JSON values, and a fingerprint of the logits."""
         tensors = [t for t in (self.logits, self.classes) if t is not None]
         return {
             "stored": tensor_fingerprint(tensors), "epochs": len(self.epochs), "top_k": self.logits.shape[2],

@@ -177,7 +177,10 @@ class Ledger:
 
     @property
     def unchained(self) -> int:
-        """Number of lines without a hash, from an earlier version. Changes to these lines are not detected."""
+        """Number of the ledger's lines that have no hash, because an earlier version of this package wrote them.
+
+        Changes to these lines are not detected.
+        """
         with self._synced():
             return self._journal.chain.unchained
 
@@ -480,7 +483,7 @@ class Ledger:
         return compose(spends, self.delta).epsilon
 
     def _kept_budget(self, every: list[list[Spend]], delta: float) -> float | None:
-        """Return the budget if it holds at `delta` for every client, and None otherwise.
+        """Return the ledger's budget of epsilon if it holds at `delta` for every client, and None otherwise.
 
         Args:
             every: releases of each client.
@@ -536,7 +539,7 @@ class Ledger:
             yield
 
     def _write(self, *lines: dict[str, Any]) -> None:
-        """Append lines to the file. If the file is empty, a line with the options is written first."""
+        """Append lines to the ledger's file. If it is empty, a line with the ledger's options is written first."""
         if self._empty and self.path is not None and lines:
             found = next((line["event"]["relation"] for line in lines if "event" in line and "from" not in line), None)
             lines = ({"ledger": _FORMAT, **self._options, "relation": self._options["relation"] or found}, *lines)

@@ -192,7 +192,7 @@ class StoredImages(FileBacked):
 
     @property
     def images(self) -> Tensor:
-        """Refuse access to all images, because they are not in memory.
+        """Refuse access to the tensor of all images, because the images are not in memory.
 
         Raises:
             AttributeError: always. The message explains how to read some of the images.

@@ -61,7 +61,7 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """Total estimated seconds, if `processes` concurrent runs do not slow each other down."""
+        """Estimated seconds for all runs, if `processes` of them run at a time and do not slow each other down."""
         return sum(row.runs * row.cost.seconds for row in self.rows) / self.processes
 
     def __str__(self) -> str:

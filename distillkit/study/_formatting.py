@@ -118,7 +118,8 @@ class Table:
 
         Args:
             name: name of the column.
-            cell: function of one of the `rows` that returns the cell's text; "" is printed as "–".
+            cell: function that maps a row's values (an element of this table's `rows`) to the cell's text; "" is
+                printed as "–".
         """
         cells = tuple((*line, cell(row) or NONE) for line, row in zip(self.cells, self.rows))
         return replace(self, header=(*self.header, name), cells=cells)

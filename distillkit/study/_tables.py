@@ -165,7 +165,7 @@ def _cautions(group: Group, epsilons: Sequence[Any]) -> list[str]:
 
 
 def _privacy_notes(found: Sequence[Group]) -> list[str]:
-    """Return a note with the delta and the neighboring relation to which the epsilons refer."""
+    """Return a note with the delta and the neighboring relation to which the table's epsilons refer."""
     runs = [r for g in found for r in g.records if r.last("epsilon") is not None]
     kinds = {(r.last("delta"), r.last("relation")) for r in runs}
     facts = [

@@ -196,7 +196,9 @@ class Candidate(ABC):
         return self.make(**{name: value for name, value in given.items() if self.passes_to_make(name)}, **extra)
 
     def factory(self, task: Task, split: Split) -> Callable[..., Any]:
-        """Return the function that `build` passes to `make` as `factory`. It maps a number of outputs to a network.
+        """Return the function that `build` passes as `factory` to the class or function `make`.
+
+        The returned function maps a number of outputs to a network.
 
         Args:
             task: task of the run, which determines the network.

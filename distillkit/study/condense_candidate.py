@@ -178,7 +178,12 @@ class Condense(Candidate):
         }  # fmt: skip
 
     def trial(self, built: Any, job: Job) -> Cost:
-        """Estimate the cost of a run from some steps of the condensation and one short training."""
+        """Estimate the cost of a run from its first condensation steps and one short training.
+
+        Args:
+            built: the object that `build` returned.
+            job: the run; its folder is temporary.
+        """
         with intra_op_threads(self.threads), run_device(job.device):
             return self._trial(built, job)
 

@@ -57,7 +57,7 @@ class ClientDrift(AddOn):
 
     @property
     def first_round(self) -> int:  # type: ignore[override]
-        """First round with a measurement."""
+        """First round in which client drift is measured."""
         return self.every
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:

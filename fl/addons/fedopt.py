@@ -72,8 +72,8 @@ class ServerAdaptive(AddOn, ABC):
         m <- beta1 m + (1 - beta1) Delta,    v <- (see the subclass),    w <- w + lr m / (sqrt(v) + tau)
 
     A subclass defines the update of v (`second`). There is no bias correction. m starts at 0 and v at `initial`.
-    Buffers are set to their plain mean. If no client of a round has a given architecture, the weights, m and v of this
-    architecture stay unchanged.
+    Buffers are set to their mean over the clients. If no client of a round has a given architecture, the weights, m and
+    v of this architecture stay unchanged.
 
     Args:
         lr: eta, the server's step size. A weight changes by about this much in a round. The paper tunes it over 10^-3

@@ -111,7 +111,7 @@ class RobustMean(AddOn):
                 )
 
     def start(self, server: AveragingServer) -> None:
-        """Raise ValueError if the run has fewer clients than the number of replies that `rule` needs in a round."""
+        """Raise ValueError if the run has fewer clients than the number of replies that the option `rule` needs."""
         if server.clients < self.needed:
             raise ValueError(
                 f"{self._requirement()}; the run has {server.clients} clients: lower attackers, or add clients"

@@ -74,7 +74,7 @@ def require_answer_schema(addons: Sequence[AddOn]) -> None:
     """Refuse an add-on that overrides `AddOn.answer` but not `AddOn.expect_answer`, which describes the answers.
 
     Args:
-        addons: the active add-ons.
+        addons: the active add-ons, that is, those that their options do not disable.
 
     Raises:
         ValueError: an add-on lacks `expect_answer`; the message names the add-on.

@@ -148,7 +148,7 @@ def trial_trainings(
 
     Args:
         settings: the method's options and its networks.
-        addons: the active add-ons.
+        addons: the active add-ons, that is, those that their options do not disable.
         server: server with the initial weights.
         send: the function `send` of the method, which returns the message to a client.
     """

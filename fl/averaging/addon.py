@@ -191,7 +191,8 @@ class AddOn(Component):
 
         Called once on the client before training. `local.data` already holds the training set.
 
-        The client trains on these images together with its own, but they do not count in the reply's weight.
+        The client trains on these images together with its own, but they do not count in the weight that its
+        reply has in the mean.
         """
         return None
 

@@ -65,7 +65,9 @@ class PayloadStore(Protocol):
     """
 
     def keep(self, client: int, key: str, digest: str, value: Value) -> Value:
-        """Store a payload that a client received, and return the payload or an equal one.
+        """Store a payload that a client received, and return it, or an equal payload that was stored before.
+
+        A payload is the value of a cached message entry.
 
         Args:
             client: index of the client.

@@ -107,7 +107,9 @@ def respond(
 
 
 def _scratch(runtime: ClientRuntime, header: RequestHeader, number: int) -> Scratch | None:
-    """Return the folder for the client's unfinished work in this round.
+    """Return the folder for the unfinished work of the client with index `number` in the round of the request.
+
+    The result is None if there is no such folder; only requests to train have one.
 
     Clients of private methods have none, because its files would hold values without the noise that protects them.
     """

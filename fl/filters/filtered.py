@@ -119,6 +119,9 @@ class Filtered(Method):
         """Pass the replies of an exchange to the filter or method that declares it.
 
         The replies of the exchange "local" are passed to the method and to all filters.
+
+        Returns:
+            The clients whose replies cannot be used: a mapping, client index -> reason.
         """
         links = self._links if verb == "local" else (self._owner(verb),)
         found: dict[int, str] = {}

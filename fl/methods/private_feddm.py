@@ -217,9 +217,10 @@ class PrivateFedDM(FedDM):
         return as_private_set(client.data, None, **options), account
 
     def sizes_of(self, client: Client) -> Tensor:
-        """Return the number of records of each class at a client, float64 [classes]: `sizes`, or noised numbers.
+        """Return the number of records of each class at a client, float64 [classes].
 
-        The noised numbers are computed once, charged to the ledger, and then kept in the memory of `client`.
+        These are the numbers in the option `sizes` or, without this option, noised numbers. The noised numbers are
+        computed once, charged to the ledger, and then kept in the memory of `client`.
         """
         if self.sizes is not None:
             return client.data.images.new_tensor(self.sizes, dtype=torch.float64)

@@ -19,6 +19,8 @@ __all__ = ["Unmasking"]
 class Unmasking:
     """Data with which the server removes the masks from a sum, once enough clients have disclosed their shares.
 
+    These are shares of the secrets (seeds and private keys) from which the masks are generated.
+
     Attributes:
         bundles: announced keys of all participants, by client index.
         transcript: digest of the participants and their keys, see `RoundContext.transcript`.

@@ -73,7 +73,7 @@ class SavedRun:
     def partition_seed(self) -> int:
         """Seed with which the images were partitioned among the clients.
 
-        It differs from `seed` only in a repetition of a run with another seed.
+        It equals `seed`, except if this run repeats an earlier run with a new seed and the old partition.
         """
         return int((self.config.get("notes") or {}).get("partition_seed", self.seed))
 

@@ -28,13 +28,13 @@ Draw = Callable[[int, torch.Generator], Tensor]
 
 @dataclass(frozen=True)
 class Violation:
-    """Operator that a captured function may not use.
+    """Operator that occurs in a function that `capture` traces, although such functions may not use it.
 
     Args:
         operator: the operator.
         kind: class of the exception to raise.
-        why: part of the error message that follows the function's name. "{line}" in it is replaced by the line of the
-            user's code.
+        why: part of the error message that follows the traced function's name. "{line}" in it is replaced by the line
+            of the user's code.
     """
 
     operator: Any
@@ -399,7 +399,7 @@ def _replace_scale_gradient(graph: GraphModule, node: Node) -> None:
 
 
 def _memory_order(sizes: list[int], strides: list[int]) -> list[int] | None:
-    """Return the dimensions by decreasing stride, or None if the tensor does not fill one memory block exactly."""
+    """Return a tensor's dimensions by decreasing stride; None if it does not fill one memory block exactly."""
     order = sorted(
         range(len(sizes)), key=lambda i: (strides[i] if sizes[i] > 1 else float("inf"), sizes[i]), reverse=True
     )

@@ -55,7 +55,11 @@ class EmbeddingNetworks:
         return cls(require_sampler(networks))
 
     def sampler_for(self, like: LabeledImages) -> NetworkSampler:
-        """Return the sampler, or a default for the shape, class count, device and dtype of `like`."""
+        """Return the sampler `networks`, or a default sampler if it is None.
+
+        Args:
+            like: set whose shape, number of classes, device and dtype the networks of the default sampler have.
+        """
         if self.networks is not None:
             return require_sampler(self.networks)
         depth = min(3, min(like.shape[1:]).bit_length() - 1)

@@ -216,7 +216,10 @@ class PublicEmbedder:
         return self.bounded(self.embed_private(images))
 
     def bounded(self, vectors: Tensor) -> Tensor:
-        """Return the embeddings `vectors`, float [N, F], after centering them and bounding their length."""
+        """Return the embeddings `vectors`, float [N, F], centered and then scaled to a length of at most `clip`.
+
+        If `clip` is None, each is scaled to length 1.
+        """
         if self.center is not None:
             vectors = vectors - self.center
         if self.clip == math.inf:

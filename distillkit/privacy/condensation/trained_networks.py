@@ -29,7 +29,7 @@ class TrainedNetworks(Configurable):
     trained once, because every private release needs a fixed embedding function.
 
     Args:
-        factory: function without arguments that returns a network with the device and dtype of the set. The network's
+        factory: function without arguments that returns a network with the device and dtype of `data`. The network's
             parameters are drawn again for each network.
         data: public set on which the networks are trained.
         protocol: training protocol of the networks (epochs, optimizer, augmentation).

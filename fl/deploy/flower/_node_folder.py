@@ -55,7 +55,7 @@ class PayloadFolder:
         return self._folder / str(client) / f"{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}.safetensors"
 
     def keep(self, client: int, key: str, digest: str, value: Value) -> Value:
-        """Save a payload that a client received, and return it.
+        """Save a payload (the value of a cached message entry) that a client received, and return it.
 
         Args:
             client: index of the client.

@@ -45,7 +45,7 @@ class ReleaseGuard:
         self._strict = policy is not None and policy.budget is not None
 
     def require_request(self, verb: str, app: str | None) -> None:
-        """Check a request by the policy, before any part of it is stored or computed.
+        """Check a request against the node owner's policy, before any part of it is stored or computed.
 
         Args:
             verb: name of the method's function that the server requests, such as "local" or "evaluate".
