@@ -860,7 +860,6 @@ ACCEPTED: Listed = {
     ("leaks", "*", "dtype"): "pixels are compared in float32",
     ("*", "against", "empty"): "only the clean test images",
     ("Corruption", "severity", "zero"): "the clean image",
-    ("*_matching", "lr", "None"): "the rate is chosen",
     ("*", "generator", "negative"): SEED,
     ("*", "generator", "zero"): SEED,
     ("apply_augmentation", "generator", "number"): SEED,
