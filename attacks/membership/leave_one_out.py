@@ -112,7 +112,8 @@ def leave_one_out(
     between such pairs of models, with Student's t quantiles (the cluster-robust error). If a rate is based on fewer
     than ten hits or fewer than ten misses, its interval is at least as wide as the Clopper-Pearson interval of the
     counts over all targets. `docs/results/audit.md` reports the measured coverage. All intervals are corrected for the
-    number of attacks (`bonferroni`), so you may report the best attack. S shadow models need S^2 / 2 attacks.
+    number of attacks (`bonferroni`), so you may report the best attack. Each attack runs S^2/2 times for S shadow
+    models.
 
     Args:
         shadows: scores of one pipeline's shadow models: at least 8 models for LiRA, and 32 or more for useful

@@ -147,7 +147,7 @@ def shadow_parts(
 def _shadowed(
     pipeline: Pipeline, count: int, workers: int, out: Path, progress: bool
 ) -> dict[tuple[str, str], AttackResult]:
-    """Train shadow models of a pipeline, and evaluate all attacks on the scores of each of its scorers.
+    """Train shadow models by repeating a `Pipeline`, and evaluate all attacks on the scores of each of its scorers.
 
     Args:
         pipeline, count, workers, out, progress: arguments of `attacks.membership.run_shadows`.

@@ -137,7 +137,7 @@ class Condensation(PixelDescent):
 
         Args:
             loss: loss of this step, a scalar tensor.
-            gradient: gradient of the loss with respect to the images that `synthetic` returns.
+            gradient: gradient of the loss with respect to the synthetic images that `self.synthetic()` returns.
         """
         return super().step(loss, self._adjoint(gradient))
 

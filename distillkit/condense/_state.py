@@ -111,7 +111,7 @@ def save_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> Pat
 
 
 def load_state(path: str | os.PathLike[str]) -> State:
-    """Read a state written by `save_state`. You can also pass the path of the file directly as `resume=`.
+    """Read a state written by `save_state`. A condenser's option `resume` accepts this state, or the path of the file.
 
     Args:
         path: path of the file.

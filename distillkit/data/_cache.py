@@ -155,7 +155,7 @@ def open_cache(
 
 
 class CacheWriter:
-    """Writer of a cache, which detects the pictures that an interrupted call has already written.
+    """Writer of a cache of decoded pictures. It detects which pictures an interrupted call has already written.
 
     Args:
         complete: path of the `.safetensors` file, which is written last and marks the cache as complete.

@@ -1,4 +1,4 @@
-"""Creation of networks by factories, with weights that are drawn from a seed or kept from the constructor."""
+"""Creation of networks by factories, with weights that are drawn from a seed or set by the networks' constructors."""
 
 from __future__ import annotations
 

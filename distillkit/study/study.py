@@ -182,8 +182,8 @@ class Study:
     def estimate(self, *, processes: int = 1, workers: int = 1, device: str = "cpu") -> Estimate:
         """Estimate the cost of all unfinished runs from a short trial run of each candidate on each task.
 
-        A trial run executes the first configuration for two rounds if the candidate is federated, or for some steps of
-        a condensation. Its results are discarded.
+        A trial run executes the candidate's first configuration for a short time: two rounds of a federated method, or
+        some steps of a condensation. The results of trial runs are discarded.
 
         Args:
             processes, workers, device: arguments of `run`.

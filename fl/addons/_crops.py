@@ -46,7 +46,7 @@ class View:
 
     @staticmethod
     def of(side: Server | Client) -> View:
-        """Return the image format of the server or of a client."""
+        """Return the `View` of the server or of a client: its image shape, normalization, device and dtype."""
         like = side if isinstance(side, Server) else side.data
         dtype = side.dtype if isinstance(side, Server) else side.data.images.dtype
         return View(tuple(like.shape), like.normalization, side.device, dtype, side.check_running)
@@ -160,8 +160,8 @@ class Crops(Source):
             shape: (C, H, W) of the images of the server or client.
 
         Raises:
-            ValueError: `image` has another number of channels than `shape`, or `shape` is not square and the crops have
-                no `size`.
+            ValueError: `image` has another number of channels than `shape`, or `shape` is not square and the option
+                `size` of `Crops` is None.
         """
         if len(image) != shape[0]:
             raise ValueError(

@@ -85,7 +85,7 @@ class Condensed(AddOn):
     own = Entry[LabeledImages]("first")
 
     def start(self, server: Server) -> None:
-        """Refuse an augmentation that does not fit the clients' images."""
+        """Refuse an augmentation that was created for another normalization than that of the clients' images."""
         require_augmentation(self.augment, server.normalization)
 
     def dataset(self, local: Local) -> LabeledImages:

@@ -113,7 +113,8 @@ class FedCOG(AddOn):
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse the option `regenerate` if another add-on makes the batches.
 
-        With this option, a client generates images again after half of its steps. Their number is then unknown.
+        With `regenerate`, a client generates images again after half of its steps. If another add-on makes the batches,
+        the number of steps is unknown.
         """
         slot = slot_owner(addons, "batches")
         if self.regenerate and slot is not None:
@@ -123,7 +124,11 @@ class FedCOG(AddOn):
             )
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse `targets="uniform"` if a client generates fewer images (option `images`) than there are classes."""
+        """Refuse the value "uniform" of the option `targets` if the option `images` is less than the number of classes.
+
+        `images` is the largest number of images that a client generates in a round, and "uniform" means equally many of
+        each class.
+        """
         if self.targets == "uniform" and self.images < server.task.num_classes:
             raise ValueError(f"targets='uniform' needs images >= {server.task.num_classes} classes, got {self.images}")
 
@@ -177,7 +182,8 @@ class FedCOG(AddOn):
     def loss(self, step: Step) -> Tensor | None:
         """Return the weighted distillation loss on a batch of generated images (section 4.2 of the paper).
 
-        The targets are the stored logits of the global model, or its predicted classes with `labels="hard"`.
+        The targets are the global model's logits for these images, which are stored with the images. If the option
+        `labels` is "hard", the targets are the classes that these logits predict.
         """
         if not step.has_batch(self):
             return None

@@ -56,7 +56,7 @@ class FedExP(AddOn):
     before = Entry[Tensors]("first")
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse more than one architecture, because the step size belongs to one vector of weights."""
+        """Refuse more than one architecture, because the step size eta_g is computed for a single vector of weights."""
         require_one_architecture(self, settings, "its step size is that of one vector of weights")
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:

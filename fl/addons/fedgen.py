@@ -112,7 +112,7 @@ class FedGen(AddOn):
         server.state[self.optimizer] = {}
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the generator of embeddings and the classes for which it was trained. Before that, send nothing."""
+        """Send the generator of embeddings and the classes for which it was trained, unless it is untrained."""
         if server.state[self.seen].any():
             message[self.generator], message[self.seen] = server.state[self.generator], server.state[self.seen]
 
@@ -166,7 +166,7 @@ class FedGen(AddOn):
         return factor * (self.alpha * agreed + self.beta * (known * distance).mean())
 
     def after_step(self, step: Step) -> None:
-        """Add the number of images of each class in the batch to the counts."""
+        """Add the number of images of each class in the step's batch to the client's counts of images per class."""
         step.local.scratch(self)["counts"] += step.local.task.counts(step.batch.labels)
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:

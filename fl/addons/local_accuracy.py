@@ -46,7 +46,7 @@ class LocalAccuracy(AddOn):
         return self.every
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse methods whose replies do not contain every client's whole model."""
+        """Refuse a method if the server cannot rebuild a client's whole model from the client's reply."""
         require_full_models(self, settings, addons)
 
     def start(self, server: AveragingServer) -> None:

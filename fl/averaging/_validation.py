@@ -1,4 +1,7 @@
-"""Checks of the augmentation, the objective, parameter patterns and add-ons on noise images, before round 1."""
+"""Checks before round 1. The augmentation, the objective and the add-ons are tried on noise.
+
+Parameter patterns are compared with the names of the parameters.
+"""
 
 from __future__ import annotations
 

@@ -109,9 +109,10 @@ def respond(
 def _scratch(runtime: ClientRuntime, header: RequestHeader, number: int) -> Scratch | None:
     """Return the folder for the unfinished work of the client with index `number` in the round of the request.
 
-    The result is None if there is no such folder; only requests to train have one.
+    The result is None if the request is not a request to train, or if the run has no folder.
 
-    Clients of private methods have none, because its files would hold values without the noise that protects them.
+    It is also None for private methods, because the files in the folder would hold values without the noise that
+    protects them.
     """
     if runtime.scratch is None or runtime.method.private or header.verb != "local":
         return None

@@ -225,7 +225,7 @@ class Filtered(Method):
         self.method.receive_answers(server, replies)
 
     def read_reply(self, server: Server, reply: Message) -> Message:
-        """Return the entries that the method computes from one client's reply, in addition to those of the reply."""
+        """Return only the additional entries that the method computes from one client's reply (`Method.read_reply`)."""
         return self.method.read_reply(server, reply)
 
     def evaluate(self, client: Client, message: Message) -> Message:

@@ -96,15 +96,15 @@ class FedDM(Method):
         self.networks = Networks(self.factory, several=False)
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return the arguments of the constructor, positional and named, for the record of a run.
+        """Return the constructor's positional arguments (none) and its named arguments, for the record of a run.
 
-        All are named. `factory`, the function that builds the network, is left out, because the record describes the
-        network separately.
+        `factory`, the function that builds the network, is left out, because the record describes the network
+        separately.
         """
         return (), {k: v for k, v in vars(self).items() if k not in ("factory", "networks")}
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Test the network on noise images, and refuse an augmentation that does not fit the clients' images."""
+        """Test the network on noise images, and refuse an augmentation that was created for another normalization."""
         require_augmentation(self.augment, server.normalization)
         self.networks.check_run(server, features=True)
 

@@ -148,7 +148,7 @@ def _agree(private: bytes, public: bytes) -> bytes:
 
 
 def derive_mask_key(private: bytes, public: bytes, transcript: bytes) -> bytes:
-    """Derive the seed of the mask that one client of a pair adds, and the other client subtracts.
+    """Derive the seed of a pair's mask, which one client adds to its reply, and the other subtracts from its own.
 
     Both clients derive the same seed, from their own private key and the other client's public key.
 

@@ -267,9 +267,10 @@ class SecureSums(Filter):
     # Server side, in the order of a round.
 
     def send(self, server: Server, client: int, message: Message) -> None:
-        """Add the layout of the encoded reply to a client's training request, and encrypted shares for this client.
+        """Add the layout of the encoded reply, and encrypted shares for this client, to a client's training request.
 
-        The shares are those of the other clients' secrets, which the other clients encrypted for this client in step 2.
+        The other clients split their secrets into shares, and encrypted these shares for this client in the step
+        "deal".
 
         Args:
             server: the server.

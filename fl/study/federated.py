@@ -44,7 +44,8 @@ class Federated(Candidate):
     Args:
         make, search, settings, like: arguments of `Candidate`.
         transcript: whether to save the messages of all rounds, for attacks; see `fl.RunFolder`.
-        delta: delta of a private method's ledger, which is the file `ledger.jsonl` in the run's folder.
+        delta: delta at which the epsilon of a private method is computed. The run's ledger is the file `ledger.jsonl`
+            in the run's folder.
         backend: backend that runs the clients; see `fl.simulate`.
     """
 

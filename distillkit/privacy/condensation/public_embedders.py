@@ -234,8 +234,8 @@ class PublicEmbedders:
     """Sequence of the public embedders of one release, each with its own network, center and augmentation parameters.
 
     Each embedder maps an image x to a vector v(x) of bounded length, its centered embedding (see `PublicEmbedder`).
-    Pass the same object to `class_sums` and `fit_to_means`, and its `sensitivity` to `release`. `embedders[k]` depends
-    only on k and the seed. Use an embedder only until you request the next one, because a sampler may reuse and
+    Pass the same object to `class_sums` and `fit_to_means`, and its property `sensitivity` to `release`. `embedders[k]`
+    depends only on k and the seed. Use an embedder only until you request the next one, because a sampler may reuse and
     overwrite the network of the last embedder.
 
     Args:
