@@ -493,7 +493,7 @@ def _path_of(value: Any) -> str:
 def _source(value: Any) -> dict[str, str]:
     """Return {"source": hash of the source code} for a user's own function or class.
 
-    Return {} if `value` belongs to a known package or is a named constant, and if the source code is unavailable.
+    Return {} if `value` belongs to a known package, is a named constant, or has no available source code.
     """
     if value.__module__.split(".")[0] in _KNOWN_PACKAGES or _is_entry(value):
         return {}

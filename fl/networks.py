@@ -96,7 +96,8 @@ class Networks:
             client: index of the client.
 
         Raises:
-            ValueError: `assign` gives no name or an unknown name for this client.
+            ValueError: the option `assign`, which maps clients to names of architectures, gives no name or an unknown
+                name for this client.
         """
         if self.assign is None:
             return self.names[0]
@@ -157,8 +158,8 @@ class Networks:
     def first(self, name: str, classes: int, seed: int) -> Tensors:
         """Return the initial weights w_0 of an architecture.
 
-        They come from `initial`; weights that it lacks are drawn from the run's seed. All methods with the same
-        `initial` and seed start from the same weights.
+        They come from the argument `initial` of the constructor. Weights that `initial` lacks are drawn from the run's
+        seed. All methods with the same `initial` and seed start from the same weights.
 
         Args:
             name: name of the architecture; "" if there is only one.

@@ -49,7 +49,7 @@ class Event:
 
     @property
     def other(self) -> str:
-        """The opposite of `world`: "inside" (the runs with the record) or "outside" (the runs without it)."""
+        """World in which the event seems less likely: "inside" (with the record) or "outside" (without it)."""
         return "outside" if self.world == "inside" else "inside"
 
     def __str__(self) -> str:

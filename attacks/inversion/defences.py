@@ -135,7 +135,10 @@ class Sparsify:
         check.real_number(self.share, "share", above=0, most=1)
 
     def __call__(self, message: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the `message` (tensors), in which all but the fraction `share` of largest magnitude is set to 0."""
+        """Return the `message`, in which only the values of largest magnitude are kept; all others are set to 0.
+
+        The kept values are a fraction `share` of the values of all tensors.
+        """
         flat = torch.cat([t.flatten() for t in message])
         kept = flat.abs().topk(math.ceil(self.share * len(flat))).indices
         sparse = torch.zeros_like(flat).index_copy(0, kept, flat[kept])
@@ -143,7 +146,10 @@ class Sparsify:
         return tuple(part.view_as(t) for part, t in zip(parts, message))
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the `message` of the attacker's candidate images, set to 0 where the sent message `observed` is 0."""
+        """Return the `message`, with its values set to 0 wherever the sent message `observed` is 0.
+
+        `message` is the one that the attacker's candidate images would cause.
+        """
         return tuple(t * (s != 0) for t, s in zip(message, observed))
 
 

@@ -1,4 +1,4 @@
-"""Terms for the loss of an inversion that prefer plausible images: batch norm statistics, and group consistency."""
+"""Loss terms that guide an inversion to plausible images: batch norm statistics, and agreement between restarts."""
 
 from __future__ import annotations
 

@@ -99,10 +99,10 @@ class DSA:
                 with respect to them.
             generator: int seed, or generator for all random draws. The draws depend on H, W and (if `siamese` is False)
                 N, but not on pixel values.
-            siamese: whether to draw each parameter once for the whole batch. Calls with equal generator states then
-                apply the same transform to batches of any length. For example, `DSA()(real, generator.clone_state(),
-                siamese=True)` and `DSA()(synthetic, generator, siamese=True)` transform real and synthetic images
-                equally.
+            siamese: whether to draw the parameters of a transform once for the whole batch, not for each image. Calls
+                with equal generator states then apply the same transform to batches of any length. For example,
+                `DSA()(real, generator.clone_state(), siamese=True)` and `DSA()(synthetic, generator, siamese=True)`
+                transform real and synthetic images equally.
 
         Returns:
             The augmented images, float [N, C, H, W], with the same dtype and device.

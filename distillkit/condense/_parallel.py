@@ -35,7 +35,7 @@ class ParallelMap:
         self._networks: list[Network] = []
 
     def set_network(self, network: Network) -> None:
-        """Set the network that this object passes to the function that it applies, from its next call on.
+        """Set the network that later calls of this object pass to the applied function.
 
         Call this method again whenever a `NetworkSampler` has drawn the network of the next step. This object copies
         the network for its threads, and these copies are outdated if a draw overwrites `network` in place.

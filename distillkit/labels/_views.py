@@ -38,8 +38,8 @@ class View(NamedTuple):
 
     Attributes:
         images: the views, float [B, C, H, W].
-        rows: for each view, which image is its main image, as an index into all images that were passed to `views`;
-            int64 [B], on the CPU.
+        rows: for each view, which image is its main image, as an index into all images of the set; int64 [B], on the
+            CPU.
         partner: for each view, which image of this batch was mixed into its main image, as an index into the batch;
             int64 [B].
         share: fraction of every view that comes from its main image, in [0, 1]. The rest comes from the partner.

@@ -1,4 +1,4 @@
-"""Soft labels from a teacher for every augmented view."""
+"""Soft labels from a teacher for every augmented and mixed version (view) of an image."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def soft_labels(
     """Label every image of a set with the probabilities that a teacher predicts for it.
 
     You can pass the result to `train` and `evaluate`, which use the cross-entropy with soft labels. To get new labels
-    for every augmented view, use `Relabel` instead.
+    for every augmented version of an image, use `Relabel` instead.
 
     Args:
         small: the set to label.

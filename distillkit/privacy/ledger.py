@@ -613,7 +613,7 @@ class Account:
 
     Args:
         ledger: ledger that is charged before noise is drawn.
-        client: index or name of the client whose records are released.
+        client: index or name of the client from whose records the released results are computed.
         round: round of the releases. It only informs readers of the ledger.
         secret: source of noise and Poisson draws; see `Secret`. If it has a seed, no guarantee holds.
     """

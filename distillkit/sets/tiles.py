@@ -109,11 +109,11 @@ class Tiles:
     def pack(self, images: LabeledImages) -> TiledImages:
         """Encode the images of a set as stored images, and return a set with the stored images and the same labels.
 
-        The images of the new set are decoded from the stored images. They are blurred, because stored images have a
-        lower resolution. Labels and other properties are unchanged.
+        Each stored image contains f ** 2 images at a lower resolution, where f is `factor`. The images of the new set
+        are decoded from the stored images, so they are blurred. Labels and other properties are unchanged.
 
         Args:
-            images: the set. Its number of images must be divisible by `factor ** 2`.
+            images: the set. Its number of images must be divisible by f ** 2.
         """
         stored = self.encode(images.images)
         return TiledImages._of(images.replace(images=self.decode(stored)), stored, self)

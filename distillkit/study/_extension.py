@@ -29,7 +29,7 @@ def check_extend(extend: Mapping[str, int], candidates: Mapping[str, Candidate])
 
     Raises:
         TypeError, ValueError: a maximum in `extend` is not a positive integer, or a candidate does not search at least
-            two positive values of a setting, one of them a float.
+            two positive values of a setting, of which at least one is a float.
     """
     for setting, times in check.mapping(extend, "extend").items():
         check.positive_int(times, f"extend[{setting!r}]")

@@ -201,7 +201,7 @@ class Study:
         return read_records(self.out)
 
     def table(self, *, columns: Sequence[str] = ()) -> Table:
-        """Return a table of last and best accuracy by task and candidate.
+        """Return a table of the accuracies after the last and the best round, by task and candidate.
 
         Args:
             columns: names of further columns of the records, such as "bytes_up"; see `summary_table`.

@@ -185,9 +185,12 @@ class Crops(Source):
         return patches
 
     def images(self, stored: Tensor, indices: Tensor, view: View) -> Tensor:
-        """Return the crops with these indices, as normalized images of the format `view`.
+        """Return the crops with these indices, as normalized images.
 
-        `stored` is the image from which the crops are taken, uint8 [C, H, W].
+        Args:
+            stored: the image from which the crops are taken, uint8 [C, H, W].
+            indices: indices of the crops.
+            view: image format of the server or client that uses the crops.
         """
         size, where = self.side(stored, view.shape), indices.long().cpu()
         with self._lock:

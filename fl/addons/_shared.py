@@ -67,9 +67,10 @@ class Shared(AddOn):
             object.__setattr__(self, name, value)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse model parameters that stay with the clients, and add-ons that need clients' weights in every round.
+        """Refuse model parameters that stay with the clients and, if `rate` is below 1, some add-ons.
 
-        These add-ons are permitted if clients send weights in every round, that is, if `rate` is 1.
+        With a `rate` below 1, clients do not send their weights in every round. The refused add-ons need these weights
+        in every round.
         """
         require_whole_models(self, settings, "it distils them on the server")
         for addon in addons if self.rate < 1 else ():

@@ -124,8 +124,8 @@ class Anchors(AddOn):
     def answer(self, local: Local, reply: Message) -> None:
         """Add the class statistics of the client's images to its answer to the query before round 1.
 
-        They are the mean and standard deviation of the pixels of each channel, for each class, and whether the client
-        has the class.
+        For each class, these are the mean and standard deviation of the pixels of each channel, and a number that
+        states whether the client has the class.
         """
         stats = class_statistics(local.client.data, whole_set=self.init == "statistics-whole-set")
         reply[self.statistics] = torch.cat(stats, 1)

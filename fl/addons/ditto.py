@@ -66,7 +66,7 @@ class Ditto(AddOn):
         require_whole_models(self, settings, "it pulls a client's model towards the global one")
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Train the client's personal model for `epochs` passes or `steps` steps, and store it in its memory."""
+        """Train the personal model for `epochs` passes or `steps` steps, and store it in the client's memory."""
         before = local.memory.get(self.own, local.received)
         local.memory[self.own] = local.fit(
             before,

@@ -65,7 +65,7 @@ class SCAFFOLD(AddOn):
         require_one_architecture(self, settings, "c is all clients' mean")
 
     def start(self, server: AveragingServer) -> None:
-        """Set the server's control variate to zero, which is stored as an empty dict of tensors."""
+        """Set the server's control variate to zero. A control variate of zero is stored as an empty dict."""
         server.state[self.control] = {}
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Tests of the models of weight averaging.
+"""Tests of the models that are trained by federated averaging of weights.
 
 The server tests the global models; a client tests the global model, its personal model or both on its own images.
 """

@@ -299,7 +299,8 @@ class Local:
         result is the common value of those that were trained; 0 if there are none.
 
         Raises:
-            ValueError: two trained parameters have different distances, because different phases trained them.
+            ValueError: two trained parameters have different distances, because different phases of the training
+                (`Phase`) trained them.
         """
         found = {distance for distance in self.effective_lrs.values() if distance > 0}
         if len(found) > 1:

@@ -42,9 +42,7 @@ class ClientOptimizer:
 
     @staticmethod
     def of(optimizer: str | ClientOptimizer) -> ClientOptimizer:
-        """Return the optimizer's options: `optimizer` itself, or the default options if it is the name "sgd" or
-        "adam".
-        """
+        """Return the optimizer's options: `optimizer` itself or, for the name "sgd" or "adam", the default options."""
         if isinstance(optimizer, ClientOptimizer):
             return optimizer
         return ClientOptimizer(check.one_of(optimizer, "optimizer", ("sgd", "adam")))  # type: ignore[arg-type]

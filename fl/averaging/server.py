@@ -44,7 +44,7 @@ class AveragingServer(Server):
         return self.settings.networks.outputs(self.task.num_classes)
 
     def weights(self, architecture: str, of: Tensors | None = None) -> Tensors:
-        """Return the weights of one architecture (parameters and buffers), by the network's own names.
+        """Return the weights of one architecture: parameters and buffers, by their names in the network.
 
         Args:
             architecture: name of the architecture; "" if there is only one.

@@ -196,7 +196,7 @@ def pack_job(job: Job, *, whole: bool = False) -> bytes:
 
 
 def unpack_job(data: bytes, payloads: PayloadStore) -> Job:
-    """Decode the bytes of a request to a client (job) that `pack_job` returned; see `read_job` for the errors.
+    """Decode a request to a client (job) from the bytes that `pack_job` returned; see `read_job` for the errors.
 
     Args:
         data: the encoded request.

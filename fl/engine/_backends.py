@@ -172,7 +172,7 @@ class ThreadTransport:
         return {}
 
     def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Delete all client memories (values kept between rounds) except the committed ones.
+        """Delete all stored versions of client memories (values kept between rounds) that are not in `versions`.
 
         Args:
             metadata: not used.

@@ -232,7 +232,11 @@ class ClientCacheIndex:
         self._pending: dict[int, ClientRecord] = {}
 
     def of(self, client: int) -> ClientRecord:
-        """Return the record of the client with index `client`, including pending changes of this round."""
+        """Return the record of the values that a client has stored, including pending changes of this round.
+
+        Args:
+            client: index of the client.
+        """
         return self._pending.get(client) or self._committed.get(client, ClientRecord())
 
     def update(self, client: int, request: ClientRequest | None, memory: str = "") -> None:
@@ -269,7 +273,9 @@ class ClientCacheIndex:
         self._pending.clear()
 
     def restore(self, changes: Mapping[str, Any]) -> None:
-        """Restore the `ClientRecord`s that changed in one round, when a run is resumed.
+        """When a run is resumed, restore the records (`ClientRecord`) that changed in one round.
+
+        A record describes the values that one client has stored.
 
         Args:
             changes: the result of the method `changes` in that round.

@@ -89,7 +89,8 @@ class Restored:
         round: index of the last completed round.
         state: the server's state after that round.
         metadata: values that the transport needs when the run is resumed; see `Transport.metadata`.
-        changes: changed `ClientRecord`s of each round, as JSON values by client index, in the order of the rounds.
+        changes: for each round in order, the records of clients' stored values (`ClientRecord`) that changed in it, as
+            JSON values by client index.
         rows: rows of the history for all completed rounds, except `open_row`.
         open_row: row of the last completed round if it still lacks the clients' evaluation results; otherwise None.
     """

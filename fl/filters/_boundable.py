@@ -25,7 +25,7 @@ def asking(method: Method) -> str | None:
 
 
 def reading(method: Method) -> str | None:
-    """Return the name of the method or add-on that reads single replies on the server, or None if none does."""
+    """Return the name of the method or add-on by which the server reads each client's reply; None if there is none."""
     addons = method.addons if isinstance(method, FedAvg) else ()
     itself = type(method).read_reply not in (Method.read_reply, FedAvg.read_reply)
     return next((a.name for a in addons if overrides(a, "read_reply")), type(method).__name__ if itself else None)
@@ -93,7 +93,7 @@ def require_shapes(schema: Schema, clips: Mapping[Entry[Any], float]) -> None:
 
     Args:
         schema: schema of a reply.
-        clips: the largest l2 norm to which each entry is clipped.
+        clips: for each entry to which noise is added, the l2 norm to which it is clipped.
     """
     weights = {e.by.key: e.key for e in clips if e.by is not None}
     for entry in clips:

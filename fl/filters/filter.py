@@ -126,13 +126,13 @@ class Filter(Component):
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
         """Process the replies of one exchange.
 
-        Called on the server after each exchange that this filter declares, and after "local", the exchange of the
-        training.
+        Called on the server after each exchange that this filter declares, and after "local", the exchange in which
+        clients train.
 
         Args:
             server: server of the run.
             verb: name of the exchange.
-            replies: replies of the exchange, before the function `back` of any filter changes them. The values of each
+            replies: replies of the exchange, before any filter changes them by its method `back`. The values of each
                 entry are aggregated over the clients by the entry's rule (see `Entry`).
 
         Returns:

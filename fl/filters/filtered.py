@@ -155,7 +155,7 @@ class Filtered(Method):
         return (*self.method.parts, *self.filters)
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Check that the method can run with these clients and data, by its `check_run`. Filters have no such check."""
+        """Check by the method's `check_run` that it can run with these clients and data. Filters have no such check."""
         self.method.check_run(server, rounds)
 
     def start(self, server: Server) -> None:

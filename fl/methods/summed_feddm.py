@@ -110,7 +110,7 @@ class SummedFedDM(PrivateFedDM):
         return message
 
     def local(self, client: Client, message: Message) -> Message:
-        """Reply with noised sums of the records' embeddings, for each network and class.
+        """Reply with noised sums of the records' embeddings: one sum for each embedding network and class.
 
         If `sizes` is not given, the reply also has the noised number of records of each class.
         """

@@ -1,4 +1,4 @@
-"""Networks trained on a released set, which embed the private images for the next release."""
+"""Networks that are trained on a released set, and then used to embed the private images for the next release."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ class ProcessTransport:
         return {}
 
     def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Delete all client memories (values kept between rounds) except the committed ones.
+        """Delete all stored versions of client memories (values kept between rounds) that are not in `versions`.
 
         The processes have a common folder of memories, so only one process deletes files.
 
