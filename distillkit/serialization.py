@@ -71,7 +71,7 @@ class SerializationError(TypeError):
 
 
 class ConfigError(ValueError):
-    """Error for a config that cannot be rebuilt. The message says which part of the config, and what to do."""
+    """Error for a config that cannot be rebuilt. The message names the wrong part and the remedy."""
 
 
 def to_config(

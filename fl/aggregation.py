@@ -178,7 +178,8 @@ class Aggregator:
         self.clients: list[int] = []
 
     def require(self, reply: Message) -> None:
-        """Refuse a reply whose values differ from earlier replies in dtype, shape, normalization or number of classes.
+        """Refuse a reply whose values differ from those of earlier replies in dtype, shape, normalization or number of
+        classes.
 
         Args:
             reply: reply that `check_reply` has accepted.

@@ -28,8 +28,8 @@ class NoiseAudit:
     Attributes:
         lacking: number of noise values that were charged to the ledger but not drawn, as a dictionary whose keys are
             the standard deviations of the noise. This noise was left out.
-        uncharged: number of noise values that were drawn but not charged to the ledger, as such a dictionary. Releases
-            with this noise are missing from the ledger.
+        uncharged: number of noise values that were drawn but not charged to the ledger, again by standard deviation.
+            Releases with this noise are missing from the ledger.
     """
 
     lacking: dict[float, int]

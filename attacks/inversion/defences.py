@@ -24,9 +24,9 @@ __all__ = ["Clip", "Defence", "DefendedMessage", "Noise", "Sparsify"]
 class Defence(Protocol):
     """Interface of defences, which change a message before it is sent: `Clip`, `Noise`, `Sparsify`, or your own class.
 
-    An attacker who knows the defence can take it into account. Therefore every defence also defines (by `expected`) how
-    the attacker's own messages are changed before they are compared with the sent one. Ignoring the defence in the
-    attack would overstate the protection.
+    An attacker who knows the defence can take it into account. Therefore every defence also defines the method
+    `expected`. It changes the messages that the attacker computes from candidate images, before they are compared with
+    the message that the client sent. Ignoring the defence in the attack would overstate the protection.
     """
 
     def __call__(self, message: Sequence[Tensor]) -> tuple[Tensor, ...]:

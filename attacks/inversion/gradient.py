@@ -31,7 +31,7 @@ def invert_gradient(
     """Reconstruct a batch of images from its gradient, as a server could in federated SGD.
 
     This is short for `invert_message(Gradient(network, gradients), shape, count, ...)`. The function `invert_message`
-    describes the methods, and also accepts priors.
+    describes the methods, and also accepts priors (functions of the images that are added to the loss).
 
     Args:
         network: the client's network, with the weights at which the gradient was computed; see `Gradient`.

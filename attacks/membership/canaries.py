@@ -78,11 +78,11 @@ class CanaryAttack:
     def p_value(self) -> float:
         """P-value of McNemar's exact one-sided test, whose null hypothesis is that the labels do not leak.
 
-        Two models were made for an attacker, each from its own teacher network, and a canary is a record with a wrong
-        label in the training set of one teacher. Consider the canaries whose wrong label only one of the models
-        predicts. If the labels do not leak, each of the two models is equally likely to be this one. In `only_taught`
-        cases, it was the model whose teacher was trained on the canary. The p-value is the probability of at least as
-        many such cases if the labels do not leak.
+        There are two teachers, and a model was made from each. A canary is a record that had a wrong label in the
+        training set of one of the teachers. The test uses the canaries whose wrong label is predicted by exactly one of
+        the two models. For `only_taught` of these canaries, this is the model whose teacher was trained on the canary.
+        If the labels do not leak, it is either model with probability 1/2. The p-value is the probability that
+        `only_taught` is then at least as large as it was.
         """
         from scipy.stats import binom
 

@@ -1,4 +1,4 @@
-"""Membership inference from a published set, for records that are much closer to one image than to all other images."""
+"""Membership inference from published images, for records that are much closer to one image than to the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Similarity between sent images and records: PSNR of the nearest image, membership scores, and a random baseline."""
+"""Similarity of sent images to records (nearest image, membership scores), and a baseline that sends records."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def stitch(
     chunk: int | None = None,
     progress: bool = True,
 ) -> LabeledImages:
-    """Select the crops of real images that a trained network recognizes best, and stitch them into images (RDED).
+    """Select the crops of real images that a trained observer network recognizes best, and stitch them together (RDED).
 
     From each of `pool` random images of a class, the function selects the random crop to which the observer gives the
     largest probability of the true class. The best `ipc * factor**2` of these crops are combined into `ipc` images,

@@ -1,4 +1,4 @@
-"""Noise images of several classes, which a network can learn to distinguish, from small untrained CNNs."""
+"""Noise images of several classes, from small untrained CNNs. A network can learn to distinguish the classes."""
 
 from __future__ import annotations
 

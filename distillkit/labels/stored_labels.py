@@ -48,9 +48,10 @@ class StoredLabels:
     """A teacher's soft labels for the views of some epochs, which `stored_soft_labels` computes.
 
     A view is an augmented image, which may be mixed with another image of its batch. Pass this object as `relabel=` to
-    the `Protocol` for which it was computed. In each epoch, training uses the stored views and labels of the
-    epoch with the same number. If there are none, it uses those of another stored epoch, which is drawn at random. This
-    draw and the views depend only on the stored `seed`, so all networks are trained on the same views.
+    the `Protocol` for which it was computed. In an epoch whose labels are stored, training uses these labels. In any
+    other epoch, it uses the views and labels of an epoch that is drawn at random from the stored ones. The views are
+    not stored: they are recomputed from `seed`, the epoch and the batch number. The draw depends only on `seed` and the
+    epoch. Therefore all networks are trained on the same views.
 
     Attributes:
         logits: the teacher's logits in half precision, [E, N, k], for E epochs, N images and the k largest logits of

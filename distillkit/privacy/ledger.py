@@ -417,9 +417,10 @@ class Ledger:
         return tuple(remarks)
 
     def _assumptions(self) -> dict[str, tuple[str, ...]]:
-        """Return the inputs that are assumed to be public, by the name with which `assume` recorded them.
+        """Return the names of the inputs that are assumed to be public (keys of `PUBLIC_INPUTS`), by source.
 
-        The inputs are keys of `PUBLIC_INPUTS`. Those that the ledger itself assumes have the key "Ledger".
+        A source is the name of a function that charges the ledger (see `assume`), or "Ledger" for assumptions of the
+        ledger itself.
         """
         found = {by: tuple(f for f in facts if f != "disjoint" or self.disjoint) for by, facts in self._assumed.items()}
         own = ["disjoint"] if self.disjoint and len(self._names()) + self._register_count > 1 else []
@@ -470,9 +471,9 @@ class Ledger:
         return max(self._filtered(all_of(client)) for client in dict.fromkeys(clients))
 
     def _filtered(self, spends: list[Spend]) -> float:
-        """Return the epsilon of the releases `spends` that is compared with the budget.
+        """Return the epsilon of the releases `spends`, for the comparison with the budget.
 
-        The result may be an upper bound that is cheaper to compute, provided that the bound is below the budget.
+        If an upper bound that is cheaper to compute is within the budget, the result is this bound.
         """
         if self.renyi_order is not None:
             return compose(spends, self.delta, accountant="rdp", order=self.renyi_order).epsilon

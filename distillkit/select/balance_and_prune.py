@@ -42,10 +42,10 @@ def select(
             5,000. At 0, there is only pruning; at 1, there is only k-means. The paper keeps 5,000 of 50,000 images and
             removes 90 % by pruning, which corresponds to 0.
         released_threshold: threshold t of the rule in the authors' code, which replaces `kmeans_share`. K-means keeps
-            `int(keep / (1 - t))` images, or all if there are fewer. Pruning then removes `int(t * n)` images of every
-            predicted class of n images, so the number of selected images is only approximately `keep`. For the authors'
-            50,000 images, `keep` 5,000 and t = 0.9, k-means keeps all images, so the paper's rows "KMeans + Entropy"
-            use pruning only.
+            `int(keep / (1 - t))` images, or all if there are fewer. Pruning then removes `int(t * n)` of the n images
+            of every predicted class, so the number of selected images is only approximately `keep`. For the authors'
+            50,000 images, `keep` 5,000 and t = 0.9, k-means keeps all images, so the results that the paper calls
+            "KMeans + Entropy" come from pruning only.
         clusters, order, balancing, batch_size: arguments of `kmeans_balance`.
         strategy, measure: arguments of `prune_by_confidence`.
         generator: seed or generator for k-means, and for `strategy="random"`.

@@ -398,7 +398,7 @@ class Study:
         """Return the images of a task.
 
         Only the images of the most recent call stay in memory. If the next call is for another task with the same
-        `data`, they are not read again.
+        `data`, the images are not read again.
         """
         key = self._data_key(task)
         if key not in self._splits:

@@ -259,10 +259,10 @@ def _in_memory(data: Any) -> LabeledImages:
 
 
 def _inseparable(train: LabeledImages) -> Tensor | None:
-    """Return the column, such as patients, whose values occur in either training or test data but not in both.
+    """Return the column by which training and test data were separated, such as the patient of each image.
 
-    The function `split_by` makes such splits; for all other data, the result is None. When training data are split
-    again, images with the same value must stay together.
+    The function `split_by` makes such splits, in which no patient has images in both parts. For all other data, the
+    result is None. When training data are split again, images with the same value must stay together.
     """
     return train.columns.get(str(train.info.get("apart")))
 

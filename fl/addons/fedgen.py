@@ -104,7 +104,7 @@ class FedGen(AddOn):
         return cast("LatentGenerator", build(made, draw or torch.Generator()))
 
     def start(self, server: AveragingServer) -> None:
-        """Draw the initial weights of the generator of embeddings, which is not yet trained for any class."""
+        """Draw the initial weights of the generator of embeddings, and record that it is not yet trained."""
         classes, embedding = server.task.num_classes, self._head(server).embedding
         drawn = self._generator(classes, embedding, server.generator("FedGen init")).to(server.dtype)
         server.state[self.generator] = copied(drawn)

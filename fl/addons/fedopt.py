@@ -42,8 +42,8 @@ class FedAvgM(AddOn):
 
     @property
     def disabled(self) -> bool:
-        """Whether the add-on has no effect, because with momentum 0 and lr 1 the step is the clients' mean weight
-        change.
+        """Whether the add-on has no effect: with momentum 0 and lr 1, the server adds the clients' mean weight change,
+        as without the add-on.
         """
         return self.momentum == 0 and self.lr == 1
 

@@ -37,9 +37,9 @@ class RobustMean(AddOn):
       `best` changes with the smallest sums (Multi-Krum). The history's rows list the selected clients as
       "krum_clients".
 
-    Each coordinate of the median and of the trimmed mean then lies between the smallest and the largest value of the
-    honest clients. All replies have the same weight, as in both papers, so `weights="uniform"` is required. The server
-    keeps all n changes of a round in memory.
+    If at most f replies are false, each coordinate of the median and of the trimmed mean lies between the smallest and
+    the largest value of the honest clients. All replies have the same weight, as in both papers, so `weights="uniform"`
+    is required. The server keeps all n changes of a round in memory.
 
     Deviations. The papers combine gradients; here, the server combines the clients' changes after their local steps.
     The papers' guarantees are for clients with similar data. If classes are distributed unevenly, honest changes

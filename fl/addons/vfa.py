@@ -73,7 +73,7 @@ class VFA(AddOn):
         message[self.means] = networks.prefixed(server.weights(architecture, of=server.state[self.means]), architecture)
 
     def before_training(self, local: Local) -> None:
-        """Load the received means of the random features, and make the generator that draws features around them."""
+        """Load the received class means, and make the generator that draws random features around these means."""
         means = local.unprefixed(local.message[self.means])["mean"]
         local.scratch(self).update(means=means, generator=local.generator(self))
 

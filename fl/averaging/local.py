@@ -123,7 +123,7 @@ class Local:
         return self._shared
 
     def trained_parameters(self, phase: Phase) -> dict[str, nn.Parameter]:
-        """Return the parameters of the network in training (`net`) that a `phase` of the training changes, by name."""
+        """Return the parameters of the trained network `net` that are changed in a `phase` of the training, by name."""
         return {n: p for n, p in self._named.items() if p.requires_grad and phase.trains(n)}
 
     def new_network(self) -> nn.Module:

@@ -110,7 +110,7 @@ class PayloadCache:
         return kept
 
     def of(self, client: int, key: str, digest: str) -> Value:
-        """Return the stored payload of the entry `key` that the client with index `client` received.
+        """Return the stored payload (value) of the message entry `key` that the client with index `client` received.
 
         Raises:
             PayloadMissing: there is no such payload for this client, or it has another digest.

@@ -76,7 +76,7 @@ class RoundRunner:
         self._update_state(lambda: self.method.start(self.server))
 
     def run_setup(self, clients: Sequence[int], min_replies: int) -> None:
-        """Send the method's query (`Method.answer`) to every client that has images. Call this before round 1.
+        """Send the method's query to every client that has images, and collect the answers. Call this before round 1.
 
         Does nothing if the method has no query.
 

@@ -42,7 +42,7 @@ class Violation:
     why: str
 
     def error(self, what: str, line: str) -> PrivacyError:
-        """Return the exception to raise.
+        """Return the exception to raise for this violation, an operator that a captured function may not use.
 
         Args:
             what: name of the captured function, with which the message begins.

@@ -1,8 +1,8 @@
 """Federated methods on Flower, with the same method objects, checks, files and results as `fl.simulate`.
 
 `server_app(method, rounds=...)` and `client_app(method, load_client, folder=...)` return the two apps of a Flower
-project. `serve` and `reply_to` do the same inside apps that you write yourself. All four are in the module `_apps`.
-This package can be imported without Flower; the apps then raise `MissingFlower`.
+project. If you write the two apps yourself, call `serve` in the server app and `reply_to` in the client app. All four
+are in the module `_apps`. This package can be imported without Flower; the apps then raise `MissingFlower`.
 
 A message passes through these modules:
 

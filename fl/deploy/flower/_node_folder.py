@@ -67,7 +67,8 @@ class PayloadFolder:
         return value
 
     def of(self, client: int, key: str, digest: str) -> Value:
-        """Read and return the saved payload of the entry `key` that the client with index `client` received.
+        """Read and return the saved payload (value) of the message entry `key` that the client with index `client`
+        received.
 
         Raises:
             PayloadMissing: there is no such payload for this client, or it has another digest.

@@ -141,8 +141,8 @@ class NodeRegistry:
 
         Raises:
             IncompatibleNode: the node has another method, task or version than the server; its number of partitions or
-                its class names differ from those of another node; or its partition belonged to another node before,
-                whose data or key were different.
+                its class names differ from those of another node; or its data or its key differ from those of the node
+                that had the same partition before.
         """
         name = f"node {info.node} (partition {info.partition})"
         for field, expected in self._expected.items():

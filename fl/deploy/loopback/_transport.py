@@ -121,7 +121,7 @@ class ProcessTransport:
         self._send(client % self._workers, *frames)
 
     def _frames(self, slot: WorkerSlot, job: Job, whole: bool = False) -> list[Frame]:
-        """Return the frames that send a request (job) to a worker process.
+        """Return the frames (messages) with which a request (job) is sent to a worker process.
 
         The client's data come first if they were not sent to the process before.
 
