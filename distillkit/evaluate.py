@@ -154,10 +154,10 @@ def evaluate(
         protocol: training protocol, such as one of `distillkit.protocols.PROTOCOLS`. The published protocols have 300
             or 1,000 epochs, which take minutes per network on a CPU.
         real: the real training images. If given, as many networks are also trained on random real images, with as many
-            images per class as in the set, and the result has a second row of accuracies per architecture. A distilled
-            set should have a higher accuracy than this row. The random images are sampled anew for each network;
-            initial weights and order of batches are the same as for the set. If the set is a `TiledImages`, the random
-            images are shrunk to the same tiles.
+            images per class as in the set, and the result has a second row of accuracies per architecture. The
+            accuracy of a distilled set should be higher than that of random images. The random images are sampled anew
+            for each network; initial weights and order of batches are the same as for the set. If the set is a
+            `TiledImages`, the random images are shrunk to the same tiles.
         against: corruptions and attacks, such as `[Corruption("gaussian_noise", 3), PGD(8 / 255)]` of
             `distillkit.robustness`. Each network is also tested once for each entry, on test images that the entry has
             changed. All networks are tested with the same noise. The test images must be pixels in [0, 1] after

@@ -248,8 +248,8 @@ def scores(
         """Train networks, and store the results in `Scores.rows` and the selected settings in `Scores.settings`.
 
         Args:
-            used: training protocol. The argument `search` of `scores` lists settings that change it. A network is
-                trained with each of them, and the settings with the best accuracy on the held-out images are used.
+            used: training protocol. Each item of `search` (an argument of `scores`) changes some of its options. A
+                network is trained with each item, and the item with the best accuracy on held-out images is used.
             own: set to train on; None for all real images.
             names: key under which the result is stored. If there is a second key, networks are also trained on random
                 real images, and their result has the second key.

@@ -100,8 +100,8 @@ class AggregatedReplies(Message):
 
     Args:
         values: the aggregated values.
-        weights: sum of the clients' weights for each entry, by entry key. If the value of an entry is a dict of
-            tensors, a mapping from the name of each tensor to its sum of weights.
+        weights: sum of the clients' weights for each entry, by entry key. An entry whose value is a dict of
+            tensors has one sum for each tensor, by the tensor's name.
         sums: weighted sum of the clients' values for each entry, in float64, by entry key. Division by the sum of the
             weights gives the mean.
         clients: indices of the clients whose replies are included, in ascending order.

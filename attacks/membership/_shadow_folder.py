@@ -1,4 +1,4 @@
-"""Folder with the scores of finished shadow models, one file for each model, and their common settings."""
+"""Folder of shadow models, with a file of scores for each finished model and a file of the models' settings."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def canary_attack(
     generator: int | torch.Generator = 0,
     chunk: int | None = None,
 ) -> CanaryAttack:
-    """Measure how often a model predicts wrong labels that only the training set of its teacher contained.
+    """Measure how often a model predicts random wrong labels with which its teacher was trained.
 
     Use it before you publish a set with a teacher's labels, or a student of a teacher: soft labels can reveal records
     that no published image resembles. The function trains two teachers. Each is trained on one half of the records, in

@@ -102,8 +102,8 @@ class ShadowScores:
 
         Raises:
             TypeError, ValueError: there is no model `number`, or no other model is left; or the returned scores would
-                reveal the training records of model `number`, because these records are used by a different number of
-                the remaining models than all other records.
+                reveal the training records of model `number`, because each of these records is used by n of the
+                remaining models, and every other record by m of them, with m different from n.
         """
         number = check.positive_int(number, "number", least=0, most=len(self) - 1)
         own = self.inside[number]

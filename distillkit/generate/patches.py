@@ -110,7 +110,7 @@ class Patches(Configurable):
 
     @property
     def digest(self) -> str:
-        """Hexadecimal SHA-256 of the image and all options except `count`. Equal digests imply equal crops."""
+        """Hexadecimal SHA-256 of the source image and all options except `count`. Equal digests imply equal crops."""
         options = {k: v for k, v in vars(self).items() if k not in ("image", "count")}
         sha = hashlib.sha256(repr((tuple(self.image.shape), sorted(options.items()))).encode())
         sha.update(self.image.cpu().contiguous().numpy().tobytes())

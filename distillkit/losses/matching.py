@@ -233,9 +233,9 @@ def gradient_distance(
 
 
 def _cosine_distances(a: Tensor, b: Tensor, eps: float) -> Tensor:
-    """Return the sum over i of 1 - the cosine between row i of `a` and row i of `b`.
+    """Return the sum over i of (1 - cos(a_i, b_i)), where a_i and b_i are the rows i of `a` and `b`.
 
-    If one of the two rows is zero, the pair contributes the constant 1.
+    If a_i or b_i is zero, the pair contributes the constant 1.
     """
     norms = row_norms(a) * row_norms(b)
     defined = norms > 0

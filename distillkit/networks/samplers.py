@@ -200,8 +200,8 @@ class NetworkBall(Configurable):
     def init_arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Return the constructor arguments that recreate this sampler.
 
-        The network is a copy with the parameters at the center of the ball, because draws overwrite the parameters of
-        the sampler's network.
+        Their first item, the network, is a copy with the parameters at the center of the ball, because draws overwrite
+        the parameters of the sampler's own network.
         """
         center = copy.deepcopy(self._copy)
         with torch.no_grad():

@@ -434,7 +434,7 @@ class Ledger:
         return [c for c in owners if c != ALL_CLIENTS] or [ALL_CLIENTS]
 
     def _touching(self, client: int | str | None) -> list[int | str]:
-        """Return the ids of the clients whose charges may concern records of `client`, or of any client if it is None.
+        """Return the ids of the clients whose charges may concern records of `client` (None: records of any client).
 
         If no record belongs to two clients (`disjoint`), only charges to `client` and charges to every client
         (`ALL_CLIENTS`) concern the records of `client`. Otherwise all charges may concern them, because another client

@@ -172,7 +172,8 @@ class StoredImages(FileBacked):
 
         Args:
             changes: the constructor's arguments `labels`, `num_classes`, `normalization`, `columns`, `info`,
-                `classes_given` or `class_names`. Passing `num_classes` sets `classes_given` to True.
+                `class_names` or `classes_given` (whether the number of classes is known independently of the labels).
+                Passing `num_classes` sets `classes_given` to True.
 
         Raises:
             TypeError, ValueError: an argument is unknown or invalid.

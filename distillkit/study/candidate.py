@@ -196,9 +196,9 @@ class Candidate(ABC):
         return self.make(**{name: value for name, value in given.items() if self.passes_to_make(name)}, **extra)
 
     def factory(self, task: Task, split: Split) -> Callable[..., Any]:
-        """Return the function that `build` passes as `factory` to the class or function `make`.
+        """Return a function that maps a number of outputs to a network.
 
-        The returned function maps a number of outputs to a network.
+        The method `build` passes it as `factory` to `make`, the candidate's function that returns the object to run.
 
         Args:
             task: task of the run, which determines the network.

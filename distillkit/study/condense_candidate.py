@@ -259,7 +259,10 @@ def _call(condenser: Any, real: LabeledImages, callback: Any, resume: Path | Non
 
 
 def _supported(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
-    """Return the `options` that a `function` accepts by name, without those that `partial` has already set."""
+    """Return those `options` that a function accepts by name.
+
+    If the function is a `functools.partial`, options that it already sets are left out.
+    """
     parameters = inspect.signature(function).parameters
     fixed = getattr(function, "keywords", {})
     return {name: value for name, value in options.items() if name in parameters and name not in fixed}

@@ -58,9 +58,9 @@ class Task:
             images stay on disk until a client or a test uses them (`partial(open_folder, ...)`). You can also pass a
             `Split`, or a pair of training and test set (tensors, datasets or loaders), which is kept in memory.
         partition: function that partitions the training images and returns one index tensor per client, such as those
-            in `distillkit.data.partition`. Its arguments are filled by name: `labels`, `generator` (the run's seed), or
-            a column of the training set (`domains` or `domain` for the column `domain`). Default: one client per value
-            of the column `domain` or `user`.
+            in `distillkit.data.partition`. It is called with the arguments that it declares: `labels`, `generator` (the
+            run's seed), and columns of the training set by their names (the column `domain` is passed as `domain` or
+            `domains`). Default: one client per value of the column `domain` or `user`.
         factory: function that returns a network for a number of outputs; or a name in
             `distillkit.networks.NETWORK_NAMES`, for a network that fits the images' shape.
         factory_options: additional arguments of a named network, for example `{"width": 32}`.

@@ -213,7 +213,7 @@ class Pool(Source):
         self.count = count
 
     def images(self, stored: Tensor, indices: Tensor, view: View) -> Tensor:
-        """Return the images of the pool with these indices, as normalized images of the format `view`.
+        """Return the images at `indices`, with the normalization, device and dtype of `view`.
 
         `stored` contains all images of the pool, uint8 [count, C, H, W].
         """

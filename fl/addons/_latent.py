@@ -39,7 +39,7 @@ class Head(nn.Module):
         return split(self.model).classifier(embedding)
 
     def at(self, weights: Tensors, embedding: Tensor) -> Tensor:
-        """Return the logits [N, K] of embeddings [N, d], with other weights of the classifier.
+        """Return the logits [N, K] of embeddings [N, d], with `weights` instead of the classifier's own weights.
 
         Args:
             weights: parameters of the classifier, by their names in the network.

@@ -78,8 +78,10 @@ class FedReg(AddOn):
                 )
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """Return the gradient at a mixture of the current weights w and the received weights w_t: gamma w + (1 - gamma)
-        w_t.
+        """Return the gradient of the loss at the weights gamma w + (1 - gamma) w_t.
+
+        w are the current weights, w_t the received weights, and gamma is an option of the class. `compute` returns the
+        gradient at the weights that the network has when it is called.
         """
         local, shared = step.local, step.local.shared_parameters()
         with restored(shared.values()):

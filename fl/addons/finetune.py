@@ -21,7 +21,7 @@ class FineTune(AddOn):
     own data. The result is tested as the client's "personal" model (`accuracy_personal` in the history) and then
     discarded. The add-on does not change the global training.
 
-    The paper fine-tunes all parameters with the clients' optimizer, which is the default here. Fine-tuning uses the
+    By default, all parameters are fine-tuned with the clients' optimizer, as in the paper. Fine-tuning uses the
     client's own images, even if an add-on replaces the training set.
 
     Args:

@@ -50,7 +50,7 @@ class LocalAccuracy(AddOn):
         require_full_models(self, settings, addons)
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse a run if `server_data` has no set with the name `on` (an option of the class).
+        """Refuse a run if no set in `server_data`, the server's own sets, has the name `on` (an option of the class).
 
         Also refuse a set whose labels are not of the kind that the task requires.
         """

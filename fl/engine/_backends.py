@@ -118,9 +118,9 @@ def backend_of(backend: object) -> Backend:
 
 
 class ThreadTransport:
-    """Transport that runs clients in a pool of threads of this process, each with one intra-op thread.
+    """Transport that runs clients in a pool of threads of this process.
 
-    The clients use the server's own method object and privacy ledger.
+    Every client computes with one intra-op thread. The clients use the server's own method object and privacy ledger.
 
     Args:
         runtime: method, data and other objects that all clients use.

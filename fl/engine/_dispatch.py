@@ -191,10 +191,9 @@ class Dispatcher:
         self.transport.rollback()
 
     def restore(self, found: Restored | None) -> None:
-        """Restore the server's records of what each client has stored when a run is resumed.
+        """In a resumed run, restore the server's record (`ClientRecord`) of the values that each client has stored.
 
-        A client's record (`ClientRecord`) has the version name of the client's memory, and lists the values of message
-        entries in the client's cache.
+        A record contains the version name of the client's memory, and a digest of each value in the client's cache.
 
         Args:
             found: contents of the checkpoint; None if no round was completed, so that the run starts again.

@@ -113,7 +113,7 @@ class ClientEvaluation:
     def _accumulate(self, result: ClientResult, request: ClientRequest | None) -> None:
         """Validate one client's evaluation result, and store its accuracies, or the reason why the client failed.
 
-        The bytes of a valid result and of its request are added to the counts.
+        The bytes of a valid result and of its request are added to the byte totals of this evaluation.
 
         Args:
             result: the client's result.

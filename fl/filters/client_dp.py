@@ -160,8 +160,8 @@ class ClientDP(Filter):
         Raises:
             PrivacyError: a reply contains an entry that is not clipped or has no fixed shape.
             NotAccountable: the ledger's delta is at least 1 / (number of clients).
-            ValueError: clients also send bits, which state whether a norm is within the clip norm, and `Adaptive.sigma`
-                is so small that these bits alone use up the privacy guarantee of `ClientDP.sigma`.
+            ValueError: `Adaptive.sigma` is so small that the bits (each states whether a norm is within its clip norm)
+                alone cause all the privacy loss, or more, that `ClientDP.sigma` allows for updates and bits together.
         """
         require_shapes(expected, self.clips)
         self._ledger(server).assume("ClientDP")

@@ -167,7 +167,7 @@ class Filtered(Method):
             one.expect(server, 0, schema)
 
     def send(self, server: Server, client: int) -> Message:
-        """Return the method's message to the client, to which the filters have added their entries."""
+        """Return the method's message to the client, with the entries that the filters have added to it."""
         message = self.method.send(server, client)
         for one in self.filters:
             one.send(server, client, message)

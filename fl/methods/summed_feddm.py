@@ -98,7 +98,8 @@ class SummedFedDM(PrivateFedDM):
     def send(self, server: Server, client: int) -> Message:
         """Return a message with the weights, the number of clients that share the noise, and the last fitted images.
 
-        With `noise="shares"`, each drawn client adds a part of the noise, and the number is that of the drawn clients.
+        The noise is what makes the clients' sums of embeddings private. With `noise="shares"`, each drawn client adds a
+        part of it, and the number is that of the drawn clients.
         With `noise="full"`, each client adds the whole noise, and the number is 1. The fitted images are in the message
         only if the server has stored them in an earlier round (option `warm`). Clients subtract the mean embedding of
         these images from all embeddings.

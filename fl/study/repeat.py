@@ -157,7 +157,7 @@ def _of_task(
         options: other arguments of `simulate`.
 
     Returns:
-        Whether the repetition uses the same training records as the run, and not only some of them.
+        Whether the repetition uses exactly the training records of the saved run.
     """
     task, candidate, notes = known.task, known.candidate, known.config["notes"]
     if data is not None and not isinstance(data, Split):

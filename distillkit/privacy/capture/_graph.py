@@ -399,7 +399,7 @@ def _replace_scale_gradient(graph: GraphModule, node: Node) -> None:
 
 
 def _memory_order(sizes: list[int], strides: list[int]) -> list[int] | None:
-    """Return a tensor's dimensions by decreasing stride; None if it does not fill one memory block exactly."""
+    """Return a tensor's dimensions by decreasing stride; None if the tensor does not fill one memory block exactly."""
     order = sorted(
         range(len(sizes)), key=lambda i: (strides[i] if sizes[i] > 1 else float("inf"), sizes[i]), reverse=True
     )

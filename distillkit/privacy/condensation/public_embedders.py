@@ -161,8 +161,8 @@ class PublicEmbedder:
 
         Args:
             images: synthetic images, float [ipc, C, H, W].
-            batched: whether to compute the n products together. A network or augmentation that is not from this package
-                ignores this option, because its products are computed by a graph that is traced from its code.
+            batched: whether to compute the n products together. The option has no effect on the products of a network
+                or augmentation from outside this package: they are computed by a graph that is traced from its code.
         """
         leaf = images.detach().requires_grad_()
         outer = leaf

@@ -256,8 +256,8 @@ class GridTransport:
     ) -> None:
         """Pass on the results of the one or two requests that one message contained.
 
-        A request with a function `on_result` gets the result passed to that function. The results of other requests are
-        stored for the method `exchange`, which yields them.
+        If a request has a function `on_result`, its result is passed to this function. The results of other requests
+        are stored for the method `exchange`, which yields them.
 
         If a client lacks a value of which the server sent only the digest, the request is repeated with all values.
 
