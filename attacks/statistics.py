@@ -348,8 +348,9 @@ def ppv(tpr: float, fpr: float, prior: float) -> float:
     """Return the positive predictive value: the probability that a record called a member is a member.
 
     The value is prior * tpr / (prior * tpr + (1 - prior) * fpr). Suppose that an attack has a true-positive rate of
-    10 % and a false-positive rate of 1 %. If half of the candidates are members, ten in eleven records that it calls
-    members are members. If one candidate in a hundred is a member, about one in eleven of these records is a member.
+    10 % and a false-positive rate of 1 %. If half of the candidates are members, ten in eleven of the records that the
+    attack calls members are members. If one candidate in a hundred is a member, about one in eleven of the records that
+    the attack calls members is a member.
 
     Args:
         tpr: true-positive rate of the attack, in [0, 1].

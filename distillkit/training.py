@@ -108,7 +108,7 @@ class Protocol:
 
         Args:
             teacher: trained network that expects the normalization of the training images, and has an output per class.
-            path: path of the teacher's file. It is written to records and has no other use.
+            path: path of the teacher's file. It only documents, in the record of a run, where the teacher comes from.
 
         Raises:
             ValueError: the option `relabel` of the protocol is not a `Relabel`, so no teacher is needed.

@@ -118,7 +118,7 @@ class Method(KeyedObject, ABC):
 
     @property
     def inner(self) -> Method:
-        """The method without its filters (`fl.filters`), which change its messages; itself if it has no filters."""
+        """The method without the filters (`fl.filters`) that change its messages; without filters, this object."""
         return self
 
     @property

@@ -241,7 +241,10 @@ def _check_norm(key: str, value: Value, max_norm: float) -> None:
 
 
 def _check_rule(entry: Entry[Any], value: Value, values: Mapping[str, Value]) -> None:
-    """Raise BadReply if the entry's aggregation rule cannot be applied to its value and the weights in the reply."""
+    """Raise BadReply if the entry's aggregation rule cannot be applied to its value.
+
+    If the entry is weighted, the entry with the weights (`entry.by`) must be in the reply and fit the value.
+    """
     key, rule = entry.key, entry.rule
     if rule == "first":
         return

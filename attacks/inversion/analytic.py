@@ -15,7 +15,7 @@ __all__ = ["RecoveredInput", "invert_linear", "invert_linear_batch"]
 
 @dataclass(frozen=True)
 class RecoveredInput:
-    """Recovered input of a linear layer, with the share of the layer's gradient that it does not explain.
+    """Recovered input of a linear layer, and the share of the layer's gradient that this input does not explain.
 
     Attributes:
         input: input of the layer, float [D]; reshape it to (C, H, W) to get an image.

@@ -1,4 +1,4 @@
-"""Bounds on a client's number of records per class, and the classes that it certainly has, from its messages."""
+"""What a client's messages reveal of its classes: which it certainly has, and bounds on the records of each class."""
 
 from __future__ import annotations
 

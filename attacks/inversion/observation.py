@@ -49,7 +49,7 @@ class ObservedMessage(Protocol):
         """Infer the labels from the message, int64 [count], sorted.
 
         Args:
-            count: number of images behind the message.
+            count: number of images from which the message was computed.
             noise: random images, float [M, C, H, W], on which the attacker may evaluate the network.
 
         Raises:

@@ -45,7 +45,9 @@ stable logits and a population.
 
 @dataclass(frozen=True)
 class AttackResult:
-    """Result of one attack, averaged over all targets, as `leave_one_out` returns it. Prints as a line of a report.
+    """Result of one attack, averaged over all attacked models (targets). Prints as a line of a report.
+
+    `leave_one_out` returns one such result for each attack. Every shadow model is the target once.
 
     Each mean has a confidence interval, which predicts the result of one more run of the pipeline on another half of
     the *same* records; see `leave_one_out`.

@@ -132,8 +132,8 @@ def open_run(folder: str | os.PathLike[str]) -> RecordedRun:
     """Read a run from its folder, except for its messages, which `RecordedRun.messages` reads later.
 
     Args:
-        folder: path of a folder that `fl.simulate(..., out=folder)` or a run of a study has written. The run of the
-            study may have trained a federated method or made a distilled set.
+        folder: path of a folder that `fl.simulate(..., out=folder)` or a run of a study has written. The run of a study
+            may have executed a federated method or made a distilled set.
 
     Raises:
         TypeError: `folder` is not a path.

@@ -47,8 +47,8 @@ def load_domains(
         sources: one of three forms. (1) A mapping from names to your own data: a folder (see `load_folder`), an `.npz`
             file (see `load_npz`) or a `Split`. (2) A list of dataset names that `load` accepts. (3) A folder whose
             sub-folders are the sources, in alphabetical order, for example
-            `retina_balanced/{Drishti,REFUGE,...}/{Training,Testing}/class/picture.png`. The domains have the order of
-            the sources.
+            `retina_balanced/{Drishti,REFUGE,...}/{Training,Testing}/class/picture.png`. Each source becomes a domain;
+            the domains have the order of the sources.
         root: data root of the datasets that are given by name; see `load`.
         classes: class names in label order. Default: the classes of the first source, which all other sources must also
             have. If you pass the names, a source may lack some of the classes.

@@ -96,7 +96,7 @@ def invert(
         is returned. (With `Tiles`, this applies to each stored image.) The column `"logits"` contains the teacher's
         logits for each image. Without a `LatentDecoder`, pixels may be outside [0, 1]. The `info` of the set contains
         the mean `loss` and `target_accuracy`, the share of images for which the teacher predicts the target. For
-        multi-label targets, it is the share of labels.
+        multi-label targets, `target_accuracy` is the share of labels that the teacher predicts correctly.
 
     Raises:
         TypeError, ValueError: an argument is invalid, `batch_norm` is set for a network without BatchNorm, or the loss

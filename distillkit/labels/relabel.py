@@ -63,7 +63,7 @@ class Relabel:
         Args:
             images: images of the set, float [N, C, H, W].
             classes: number of classes, K.
-            options: batch size, augmentation and mixing of the views.
+            options: batch size, augmentation and mixing of the augmented images ("views").
 
         Raises:
             TypeError, ValueError: `teacher` is None, or does not fit the images or the number of classes.
@@ -73,7 +73,7 @@ class Relabel:
         require_teacher(self.teacher, images, classes)
 
     def batches(self, images: Tensor, options: ViewOptions, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches of views of one epoch, and the teacher's soft labels for them.
+        """Yield the batches of augmented images ("views") of one epoch, each with the teacher's soft labels.
 
         Args:
             images: images of the set, float [N, C, H, W].

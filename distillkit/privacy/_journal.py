@@ -53,7 +53,7 @@ class Chain:
         return {"lines": self.lines, "hash": self._hashes[-1]}
 
     def continues(self, head: Any) -> bool:
-        """Return whether the lines so far begin with the lines that existed when `head` was read.
+        """Return whether the lines of this chain begin with the lines that it had when `head` was read.
 
         Args:
             head: earlier value of the property `head`. A value of another form gives False.

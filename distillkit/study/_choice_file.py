@@ -1,4 +1,4 @@
-"""Contents of the file `choice.json`: the scores of all tested configurations, and the chosen ones."""
+"""Contents of the file `choice.json`: scores of all tested configurations, and the chosen configurations."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ __all__ = ["ledgers_of", "total_guarantee"]
 
 
 def ledgers_of(out: Path, data: Any) -> tuple[list[Ledger], int]:
-    """Return the ledgers of all runs in a study's folder that read the given images.
+    """Return the ledgers of all runs that read the given images, from a study's folder.
 
     Unfinished and failed runs are included, because they may have released results. The second result is the number of
     runs that read these images but have no ledger.

@@ -24,7 +24,8 @@ __all__ = ["FedReg"]
 class FedReg(AddOn):
     """FedReg (Xu et al., "Acceleration of Federated Learning with Alleviated Forgetting in Local Training", ICLR 2022).
 
-    Local steps forget less of the global model's knowledge, because each client generates images that represent it.
+    Local steps forget less of the global model's knowledge, because each client generates images that represent this
+    knowledge.
 
     A client generates two kinds of images from its own images. It changes the pixels by `iterations` signed gradient
     steps that raise the received model's loss on the true labels. Pseudo images come from large steps, so that they
@@ -36,7 +37,8 @@ class FedReg(AddOn):
     1. Compute the gradient at gamma w + (1 - gamma) w_t instead of at w, and use it for the SGD step from w.
     2. Let w now be the weights after part 1. Compute two gradients at (w + w_t) / 2: g_s of the loss on pseudo images,
        and g_p of the loss on perturbed images. If (w - w_t) . g_s > 0, the weight change raises the loss on pseudo
-       images to first order; then remove its component along g_s. Then do the same with g_p.
+       images to first order; then remove its component along g_s. Then repeat this test and removal with g_p instead
+       of g_s.
 
     These operations and their order are those of the authors' code (Zoesgithub/FedReg: `step_func` in
     FedUtils/fed/fedreg.py, `FSGM` in FedUtils/models/utils.py). That code gives all clients the same weight in the

@@ -21,12 +21,12 @@ class SCAFFOLD(AddOn):
     """SCAFFOLD (Karimireddy et al., ICML 2020, Algorithm 1 with option II).
 
     Clients whose data differ drift apart in their local steps. Two control variates, c_i of client i and c of the
-    server, estimate this drift. Every local gradient g is corrected to g - c_i + c (line 10). After K steps with the
-    learning rate eta_l from the received weights x to y_i, c_i <- c_i - c + (x - y_i) / (K eta_l) (line 12). The server
-    adds to c the sum of the drawn clients' changes of c_i, divided by the number N of all clients (line 17). All
-    variates start at zero. c_i stays with its client, and changes only if the server has used the client's reply.
-    Buffers, and parameters that stay with the clients, have no control variate. The variate of a parameter that was not
-    trained does not change.
+    server, estimate this drift. Every local gradient g is corrected to g - c_i + c (line 10). K steps with the learning
+    rate eta_l change the received weights x to y_i. Then the client sets c_i <- c_i - c + (x - y_i) / (K eta_l) (line
+    12). The server adds to c the sum of the drawn clients' changes of c_i, divided by the number N of all clients (line
+    17). All variates start at zero. c_i stays with its client, and changes only if the server has used the client's
+    reply. Buffers, and parameters that stay with the clients, have no control variate. The variate of a parameter that
+    was not trained does not change.
 
     Deviations. K eta_l is replaced by `local.effective_lrs`, the distance by which a constant gradient of 1 would move
     a weight. For plain SGD, this is K eta_l. With momentum, K eta_l would make the variates too large (about 6 times

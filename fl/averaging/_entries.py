@@ -10,12 +10,15 @@ __all__ = ["Entries"]
 
 
 class Entries:
-    """Entries of `FedAvg`'s messages, server state and client memory. `FedAvg` inherits them, as in `FedAvg.update`.
+    """Entries of `FedAvg`'s messages, server state and client memory.
+
+    `FedAvg` inherits these attributes, for example as `FedAvg.update`.
 
     Attributes:
         model: parameters and buffers of the global models; sent to clients, and kept in the server's state.
-        samples: weight of a client's reply in the mean.
-        update: trained minus received value of every shared parameter. The mean is weighted by `samples`.
+        samples: weight of a client's reply in the mean over the clients.
+        update: trained minus received value of every shared parameter. The server computes the mean of these values
+            over the clients, weighted by `samples`.
         buffers: values of the float buffers (batch-norm statistics) after the client's training.
         counters: values of the integer buffers after the client's training, such as the batch count of batch norm.
         last: parameters and buffers after the client's last training, in its memory. It is kept for add-ons with

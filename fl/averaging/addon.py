@@ -131,7 +131,7 @@ class AddOn(Component):
         """
 
     def answer(self, local: Local, reply: Message) -> None:
-        """Add this client's answer to the query before round 1 to `reply`.
+        """Add to `reply` what this client answers when the server queries it before round 1.
 
         The answer may hold class statistics, for example. Called once on every client that has images. The network in
         `local` has the initial weights.
@@ -239,8 +239,9 @@ class AddOn(Component):
         """Compute additional entries from one client's `reply` before it is aggregated, and add them to `out`.
 
         Called on the server for each reply. FedDF, for example, computes the predictions of each client's model. The
-        additional entries are aggregated over the clients, each entry by its own rule (see `Entry`). The hook must not
-        change any state. If it raises an exception, the reply is left out, and the history reports its client.
+        additional entries are aggregated over the clients, each entry by its own rule (see `Entry`). This function must
+        not change any state. If it raises an exception, the reply is left out, and the history reports the client that
+        sent it.
         """
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
@@ -267,7 +268,7 @@ class AddOn(Component):
     def batches(self, local: Local, data: LabeledImages, phase: Phase) -> Iterator[Batch]:
         """Yield the batches of one phase of training. Called on the client, once for each phase.
 
-        Without this hook, the batches come from shuffled passes over the training set.
+        If no add-on overrides this function, the batches come from shuffled passes over the training set.
 
         Args:
             local: the client's training.

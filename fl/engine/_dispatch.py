@@ -52,8 +52,8 @@ class Dispatcher:
     Attributes:
         method, server, transport, thread: arguments of the constructor.
         entries: declarations of the message entries that the method may send, by key.
-        cache_index: record of the values that each client has in its cache, and of the version of its memory (the
-            values that the client keeps between rounds).
+        cache_index: for each client, digests of the values in its cache, and the version name of its memory (the values
+            that the client keeps between rounds).
         resent: number of bytes of cached values that were sent again in this round, because a client had lost them.
     """
 

@@ -366,7 +366,7 @@ class Store:
         return self._checked_rows(manifest) + last
 
     def _checked_rows(self, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Compare the run's files with the checksums in `manifest`, and return the history up to its round.
+        """Check the run's files by the checksums in `manifest`, and return the history up to the last completed round.
 
         `manifest` is the contents of the file `manifest.json`, which states which round was completed last.
 

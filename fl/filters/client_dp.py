@@ -269,7 +269,7 @@ def _group(value: Value) -> Tensors:
 
 
 def _like(tensors: Tensors, value: Value) -> Any:
-    """Convert the result of `_group`, a dict of float64 tensors, back to a value.
+    """Convert a dict of float64 tensors, as `_group` makes it from an entry's value, back to such a value.
 
     Args:
         tensors: the dict. A number or a single tensor has the name "".

@@ -213,11 +213,11 @@ class Filtered(Method):
         return self.method.has_query
 
     def answer(self, client: Client, message: Message) -> Message:
-        """Return the method's answer to the query before round 1. Filters do not change it."""
+        """Return the method's answer when the server queries the client before round 1. No filter changes it."""
         return self.method.answer(client, message)
 
     def expect_answer(self, server: Server, client: int) -> Schema:
-        """Return the method's schema of the answer to the query before round 1."""
+        """Return the method's schema of a client's answer when the server queries the clients before round 1."""
         return self.method.expect_answer(server, client)
 
     def receive_answers(self, server: Server, replies: AggregatedReplies) -> None:

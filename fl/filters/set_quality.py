@@ -33,9 +33,9 @@ class SetQuality(Filter):
 
     Use it to check whether the union of the clients' synthetic sets in FedDM, or the server's synthetic images
     (anchors) in FedLGD, approximate real images or updates as the papers claim, and whether an equally large set of
-    real images would do the same. The column of the history is `set_quality`, with the entries below. The gradient of a
-    set is that of the cross-entropy on the set, with respect to the weights. The distance of a set from another set, or
-    from the update, is computed between gradients:
+    real images would approximate them as well. The column of the history is `set_quality`, with the entries below. The
+    gradient of a set is that of the cross-entropy on the set, with respect to the weights. The distance of a set from
+    another set, or from the update, is computed between gradients:
 
     * `update_real`: distance of the round's update from the gradient of the real images in `on`.
     * `sample_real`, `sample_update`: distance of a random sample of `on` from the other images in `on`, and from the

@@ -42,11 +42,12 @@ class FedLGD(FedAvg):
         regulariser: term that aligns the features of a client's images and the anchors: "contrastive", or "mmd" as in
             Fig. 3a (where lambda varies from 0 to 20).
         selected: tau, indices of the rounds, from 1, in which clients refine their sets and the server refines the
-            anchors. With `()`, they are never refined.
+            anchors. With the empty tuple `()`, sets and anchors are never refined.
         condense_steps, refine_steps: number of distribution-matching steps in the first condensation, and in each
             refinement.
         match_steps: number of gradient-matching steps on the anchors in a selected round.
-        anchors_lr: learning rate of the gradient matching on the anchors' pixels. With 1, the images hardly change.
+        anchors_lr: learning rate of the gradient matching on the anchors' pixels. With a rate of 1, the anchors hardly
+            change.
         joined: rounds in which clients train on the anchors, as in `Anchors`.
         init: source of the initial condensed images, as in `Condensed`.
         anchors_init: source of the initial anchors, as `init` in `Anchors`.

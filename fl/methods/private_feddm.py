@@ -67,8 +67,8 @@ class PrivateFedDM(FedDM):
             these images then replaces that of noise images as the center, which is subtracted from each embedding (see
             `clip`). This separates the classes better.
         clip: largest norm of a record's embedding ("class_means") or gradient ("image_sgd"). None: the center, the mean
-            embedding of noise images, is subtracted from embeddings, and they are scaled to norm 1; gradients are
-            clipped to the median gradient norm of noise images.
+            embedding of noise images, is subtracted from each embedding, and the difference is scaled to norm 1;
+            gradients are clipped to the median gradient norm of noise images.
         rate: probability with which a record takes part in a step (only for "image_sgd").
         steps, lr, momentum: options of the optimization of the images. The default of `lr` is 200 for "class_means",
             and 0.1 for "image_sgd".

@@ -224,7 +224,7 @@ class SecureSums(Filter):
         return Message({self.boxes: _bytes([box.ljust(BOX_BYTES, b"\0") for box in boxes])[None]})
 
     def out(self, client: Client, message: Message, reply: Message) -> Message:
-        """Step 3 of a secure sum, on a client: encode and mask the reply of the training.
+        """Step 3 of a secure sum, on a client: encode and mask the reply that the client gives after its training.
 
         The numbers that the client would report for the history (`Client.notes`) are deleted, because they would reach
         the server without a mask.
@@ -258,8 +258,8 @@ class SecureSums(Filter):
 
         Args:
             client: the client.
-            message: signatures of the other clients in the sum, which confirm the set of clients in the sum. They are
-                checked first.
+            message: signatures with which the other clients in the sum confirm which clients are in the sum. The
+                signatures are checked first.
         """
         signatures = dict(zip(message[self.signers].tolist(), _rows(message[self.signatures])))
         return Message({self.shares: _bytes(self._client_session(client).disclose_shares(signatures))[None]})

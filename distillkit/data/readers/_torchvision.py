@@ -51,7 +51,7 @@ def load_torchvision(
     download: bool = False,
     **options: Any,
 ) -> Split:
-    """Load a dataset of torchvision from its files or, without them, from `<name>.npz` in MedMNIST's layout.
+    """Load a dataset of torchvision from its files or, if these are missing, from `<name>.npz` in MedMNIST's layout.
 
     Args:
         root: the data root, the folder that contains the files of all named datasets.

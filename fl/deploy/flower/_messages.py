@@ -161,7 +161,7 @@ class GridConnection:
         return refused
 
     def collect(self) -> list[tuple[int, Any]]:
-        """Return the replies that have arrived since the last call, and the recipients whose time is over.
+        """Return the replies that have arrived since the last call, and the recipients that did not reply in time.
 
         Returns:
             Pairs of the recipient (the key given to `send`) and Flower's reply message. The message is None if no reply

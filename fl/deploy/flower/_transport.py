@@ -342,12 +342,12 @@ class GridTransport:
         return {"run": self._run}
 
     def restore(self, facts: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Use the name of the resumed run, under which its nodes keep their files.
+        """Take over the name of the resumed run. The nodes keep their files of the run under this name.
 
         Args:
             facts: values from the checkpoint, as `metadata` returned them.
-            versions: not used. They identify the stored version of each client's memory (the values that the client
-                keeps between rounds). Every request already contains this identifier.
+            versions: name of the stored version of each client's memory (the values that the client keeps between
+                rounds). Not used, because every request contains the name of its client's version.
         """
         self._run = facts.get("run", self._run)
 
