@@ -197,7 +197,10 @@ class PGD(Perturbation):
     def __call__(
         self, pixels: Tensor, labels: Tensor, logits: Callable[[Tensor], Tensor], generator: torch.Generator
     ) -> Tensor:
-        """Return the images, perturbed by the attack. `generator` draws the start if `random_start` is True."""
+        """Return the images, perturbed by the attack.
+
+        If `random_start` is True, `generator` draws the perturbation from which the attack starts.
+        """
         size = 2.5 * self.epsilon / self.steps if self.step_size is None else self.step_size
         low, high = (pixels - self.epsilon).clamp(0, 1), (pixels + self.epsilon).clamp(0, 1)
         found = pixels

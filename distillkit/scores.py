@@ -110,7 +110,8 @@ class Scores:
         rows: results by name of the training: "real, hard" and "set, hard" (whole real set and small set with hard
             labels), "set" and "random" (small set and random real images with the set's own protocol), "set, no
             augmentation" and "random, no augmentation".
-        settings: settings that the argument `search` of `scores` selected for each training, by the same names.
+        settings: settings of the protocol that were selected for each training, by the same names. The argument
+            `search` of `scores` lists the settings that were compared.
         weight: weight in LRS of the improvement over random images (IOR).
         augmented_weight: weight in ARS of the accuracy difference between the set and random images when networks are
             trained with augmentation; the difference without augmentation has the remaining weight.

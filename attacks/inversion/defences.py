@@ -52,7 +52,7 @@ class Defence(Protocol):
 
 @dataclass(frozen=True)
 class Clip:
-    """Defence that scales a message down to a maximum norm, as DP-SGD and clipped updates do before adding noise.
+    """Defence that scales a message down to a maximum norm, as DP-SGD and DP-FedAvg do before adding noise.
 
     A message below the maximum is not changed. To compare its candidate images with the sent message, an attacker
     computes the message of these images, and clips it to the same maximum norm.

@@ -29,7 +29,8 @@ class Gradient:
         gradients: one tensor per parameter, in the order of `network.parameters()`.
 
     Raises:
-        TypeError, ValueError: `network` is not a network, or the gradients do not fit it, are not finite, or are all 0.
+        TypeError, ValueError: `network` is not a network, or the gradients have other shapes than its parameters, are
+            not finite, or are all 0.
     """
 
     ordered = False
@@ -101,8 +102,8 @@ class FedAvgUpdate:
             step. It replaces `epochs` and `batch`.
 
     Raises:
-        TypeError, ValueError: `network` is not a network; the update does not fit it, is not finite, or is all 0; or an
-            option is out of range.
+        TypeError, ValueError: `network` is not a network; the update has other shapes than its parameters, is not
+            finite, or is all 0; or an option is out of range.
 
     Sources: Geiping et al., "Inverting Gradients" (NeurIPS 2020), Section 6, who differentiate through several local
     steps; Dimitrov et al., "Data Leakage in Federated Averaging" (TMLR 2022), on batches and epochs in unknown order.

@@ -36,8 +36,8 @@ def shadow_classifier(target: Tensor, inside: Tensor, shadows: Tensor, labels: T
         Log odds of membership, float64 [n], higher for members.
 
     Raises:
-        TypeError, ValueError: the shapes do not fit, a score is not finite, or the shadows were trained on all records
-            of a class or on none.
+        TypeError, ValueError: the tensors' shapes do not match, a score is not finite, or the shadows were trained on
+            all records of a class or on none.
     """
     target, shadows = finite_scores(target, "target"), finite_scores(shadows, "shadows").to(target.device)
     check.bool_tensor(inside, "inside", "[S, n]")

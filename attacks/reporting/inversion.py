@@ -48,8 +48,8 @@ class Inversion:
             and the options in the run's `config.json`.
         client: index of the client whose message is inverted; None for the client with the fewest records.
         round: round of the message; None for the first round in which the client replied.
-        max_records: largest number of records behind a message that is inverted. If there are more records, hardly
-            anything is recovered, and the inversion is skipped.
+        max_records: largest number of records for which a message is inverted. If the client computed the message from
+            more records, hardly anything could be recovered, and the inversion is skipped.
         steps, restarts: arguments of `invert_message`.
         known_labels: whether the attack gets the true labels of the client's records, from `members` of `report`,
             instead of inferring them from the message. The result is then an upper bound for adversaries who do not

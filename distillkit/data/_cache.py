@@ -290,7 +290,7 @@ def _start_of(pixels: Path, count: int, shape: Shape) -> int:
 
 @contextmanager
 def _writable(where: Path, size: int) -> Iterator[None]:
-    """Create the folder of a cache. Clarify the message of an OSError in the `with` block, which writes the cache.
+    """Create the folder of a cache. If writing the cache in the `with` block raises an OSError, clarify its message.
 
     Raises:
         OSError: the folder cannot be created or written, for example because the disk is full. The message says how to

@@ -92,7 +92,8 @@ def synth_digits_like(
 
     Use it if you do not have SynthDigits, the fourth domain of the benchmark DIGITS. Ganin and Lempitsky (ICML 2015)
     drew half a million digits with the fonts of Windows, and varied the text, its position and rotation, the colors of
-    stroke and background, and the blur. This function does the same with the 21 font faces that matplotlib contains.
+    stroke and background, and the blur. This function varies the same properties, with the 21 font faces that
+    matplotlib contains.
 
     Args:
         train, test: number of pictures in each set, at least 10. The counts of the ten digits differ by at most one.

@@ -110,10 +110,10 @@ def cnn_noise(
     generator: int | torch.Generator = 0,
     progress: bool = True,
 ) -> LabeledImages:
-    """Generate VHL's virtual data with small untrained CNNs: one CNN per class, or a single CNN for all classes.
+    """Generate labeled noise images with small untrained CNNs: one CNN per class, or a single CNN for all classes.
 
-    Latents are sampled as in `stylegan_noise`. The batch norm statistics of each network are computed once, from up to
-    256 latents.
+    VHL (virtual homogeneity learning) uses such images as virtual data that all clients share. Latents are sampled as
+    in `stylegan_noise`. The batch norm statistics of each network are computed once, from up to 256 latents.
 
     Args:
         latent: length of a latent vector. VHL's paper uses 64, its code 8.
@@ -121,8 +121,9 @@ def cnn_noise(
             networks of the classes differ.
         shared: whether all classes share one network. Only the latent means then differ between classes, so `mean_std`
             must be above 0.
-        decorrelation_steps: number of SGD steps that reduce the loss `decorrelation` of each network (learning rate
-            0.01, weight decay 1e-4, 64 latents per step). The authors' code uses 50.
+        decorrelation_steps: number of SGD steps by which each network is trained to generate images with uncorrelated
+            pixels: they reduce the loss that the function `decorrelation` computes (learning rate 0.01, weight decay
+            1e-4, 64 latents per step). The authors' code uses 50.
         width: number of feature maps of each convolution.
         num_classes, per_class, size, channels, sample_std, clamp, normalization, chunk, device, generator, progress: as
             in `stylegan_noise`.

@@ -117,6 +117,8 @@ class StoredLabels:
     def require(self, images: Tensor, classes: int, options: ViewOptions) -> None:
         """Check before training that the labels belong to these images and options.
 
+        The stored labels are those of augmented and possibly mixed versions of the images, called views.
+
         Args:
             images: images of the set, float [N, C, H, W].
             classes: number of classes, K.

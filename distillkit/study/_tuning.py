@@ -240,7 +240,7 @@ def _varied(tries: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> Ma
 
 
 def _edges(tries: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> list[str]:
-    """Return the settings whose chosen value is the smallest or largest of at least three searched numbers."""
+    """Return the names of settings whose chosen value is the smallest or largest of at least three searched numbers."""
     found = []
     for name, value in chosen.items():
         values = {t["settings"].get(name) for t in tries if _is_number(t["settings"].get(name))}

@@ -71,7 +71,7 @@ class ClientDrift(AddOn):
             raise ValueError(f"ClientDrift needs images on the server: server_data={{{self.on!r}: ...}}")
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Write the squared norm of one client's update to `out`, and the update itself, which is summed over clients.
+        """Write one client's update and its squared norm to `out`.
 
         With the option `on`, also write the features of the client's trained model for the images `on`, each scaled to
         norm 1. The values in `out` are aggregated over clients like the entries of the reply.

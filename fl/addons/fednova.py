@@ -42,7 +42,10 @@ class FedNova(AddOn):
     tau = Entry[Tensors]("mean", by=FedAvg.samples)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse momentum that is kept between rounds, because |a_i|_1 (see `FedNova`) covers only one round."""
+        """Refuse momentum that is kept between rounds, because the effective number of steps covers only one round.
+
+        This number, |a_i|_1 in `FedNova`, does not count gradients of earlier rounds.
+        """
         if settings.optimizer.state == "client":
             raise ValueError(
                 "FedNova needs ClientOptimizer(state='round'), got 'client': momentum of earlier rounds holds earlier "

@@ -22,7 +22,8 @@ __all__ = ["VFTL"]
 class VFTL(AddOn):
     """VFTL (Tang et al., ICML 2022, section 5.3): pretraining on noise images, then plain FedAvg.
 
-    The paper compares VHL with it. Both use the same virtual set, which consists of noise images with labels.
+    It is a baseline of the paper's method `VHL`. Both use the same virtual set, which consists of noise images with
+    labels.
 
     Neither the paper nor its code specifies the pretraining. Here, before round 1, the server trains the initial
     weights by SGD with momentum on the cross-entropy of the virtual images, with output k for virtual class k. The

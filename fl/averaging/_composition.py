@@ -204,10 +204,11 @@ def _require_attributes(addon: AddOn) -> None:
 
 
 def _warn_of_constant_damping(addon: AddOn) -> None:
-    """Warn if an add-on's class body sets `damping` to the default of one of its options.
+    """Warn if an add-on's class body sets the attribute `damping` to the default of one of its options.
 
-    If a class body contains `damping = alpha`, where `alpha` is an option, `damping` stays at the default value of
-    `alpha`, even if the user passes another value.
+    `damping` is the coefficient of a term that pulls the weights towards their values at the start of the round. If a
+    class body contains `damping = alpha`, where `alpha` is an option, `damping` stays at the default value of `alpha`,
+    even if the user passes another value.
     """
     options: tuple[Field[Any], ...] = fields(addon) if is_dataclass(addon) else ()
     for option in options:

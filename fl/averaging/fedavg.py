@@ -311,11 +311,12 @@ class FedAvg(Entries, Method):
             )
 
     def start(self, server: Server) -> None:
-        """Store the initial weights of every architecture, and call the add-ons' `start` and `dry_run`.
+        """Store the initial weights of every architecture, start the add-ons, and test them on noise images.
+
+        The hooks `start` and `dry_run` of each add-on do this.
 
         Raises:
-            ValueError: an add-on needs one class per image but the task is multi-label, or the `dry_run` of an add-on
-                fails.
+            ValueError: an add-on needs one class per image but the task is multi-label, or an add-on fails the test.
         """
         for addon in (a for a in self.addons if a.single_label):
             require_single_label(addon.name, server.task)
@@ -352,7 +353,7 @@ class FedAvg(Entries, Method):
         return schema
 
     def receive_answers(self, server: Server, replies: AggregatedReplies) -> None:
-        """Pass the clients' aggregated answers to `receive_answers` of each add-on."""
+        """Pass the clients' aggregated answers to the query before round 1 to `receive_answers` of each add-on."""
         for addon in self.addons:
             addon.receive_answers(self._view(server), replies)
 

@@ -192,6 +192,8 @@ def _check_sums(reply: Message, task: LabelTask) -> None:
 class RoundStats:
     """Bytes, times and failures of one round, summed over all its exchanges.
 
+    In an exchange, clients get a request and send a reply. The exchange "local" is the training.
+
     Attributes:
         up: bytes of the valid replies, by entry key.
         down: bytes of the requests, by entry key.
@@ -203,8 +205,8 @@ class RoundStats:
         noted: numbers that clients report in `Client.notes`, summed over the clients, by name.
         largest: largest absolute value in each client's "local" reply; empty for private methods and secure sums.
         empty: indices of the clients without images.
-        same: pool of the integers in `by_client`. Equal integers share one object to save memory, because the rows of
-            all rounds stay in memory.
+        same: pool of the integers in `by_client`. Equal integers share one object to save memory, because the
+            pairs of all rounds stay in memory.
         seconds: CPU seconds of all clients.
         server_seconds: CPU seconds that the server took to process the replies.
     """

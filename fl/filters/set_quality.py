@@ -95,9 +95,10 @@ class SetQuality(Filter):
         return network.to(server.device, server.dtype)
 
     def after_receive(self, server: Server, before: Server, method: Method) -> None:
-        """Measure the quantities that the docstring of `SetQuality` lists, and write them into the history.
+        """Write the distances between gradients, and the other quantities of `SetQuality`, into the history.
 
-        Nothing is measured in rounds whose number is not a multiple of the option `every`.
+        Nothing is measured in rounds whose number is not a multiple of the
+        option `every`.
         """
         if server.round % self.every:
             return

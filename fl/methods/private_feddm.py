@@ -284,7 +284,7 @@ class PrivateFedDM(FedDM):
 
         Args:
             start: initial images, `ipc` images of each class in the order of the classes, [classes * ipc, C, H, W].
-            embedders: networks of the round, as `embedders` returns them.
+            embedders: networks of the round, as the method `embedders` returns them.
             sums: noised sums of the embeddings of each class, for each network, [num_networks, classes, d], with
                 embeddings of length d.
             counts: public or noised number of records of each class, [classes].

@@ -91,8 +91,8 @@ class _Removed(_Loss):
 class _Added(_Loss):
     """Privacy loss of adding a record.
 
-    The step's output x is drawn from N, its density without the record. The loss is log(N/M), where M is the density
-    with the record (see `_Loss`). The loss decreases with x.
+    The output x of a step of the mechanism is drawn from N, the density of x without the record. The loss is log(N/M),
+    where M is the density of x with the record (see `_Loss`). The loss decreases with x.
     """
 
     def cdf(self, t: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Conversion of the data that a user's function `load_client` returns to the data of one client."""
+"""Conversion of the return value of a user's function `load_client` into the data of one client."""
 
 from __future__ import annotations
 

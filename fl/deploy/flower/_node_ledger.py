@@ -62,7 +62,7 @@ class NodeLedger:
                 mirror_lines(self.ledger, other, partition, own)
 
     def branch(self, known: Mapping[str, Any]) -> ChildLedger:
-        """Return a copy of the run's ledger, which the client charges for its releases.
+        """Return a copy of the run's ledger. The client charges this copy for its releases.
 
         Each charge to the copy is first checked against the policy of the node's owner, and then written to this node's
         own ledger.

@@ -111,9 +111,9 @@ class GridTransport:
         self._next_look = 0.0
 
     def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
-        """Send the requests of both exchanges, and yield the results of `exchange`; see `Transport.exchange`.
+        """Send the requests of `exchange` and of `bundled`, if given, and yield the results of `exchange`.
 
-        A client that belongs to both exchanges gets both requests in one message.
+        A client that belongs to both exchanges gets both requests in one message. See `Transport.exchange`.
         """
         self._discover()
         self._repeated.clear()
