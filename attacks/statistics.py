@@ -248,14 +248,15 @@ class Roc:
     def at(self, fpr: float, *, confidence: float = 0.95) -> OperatingPoint:
         """Return the rates at the lowest threshold whose false-positive rate on these scores is at most `fpr`.
 
-        The interval of the true-positive rate is for the threshold whose *true* false-positive rate is `fpr`. The
-        threshold that is used here may differ from it, because it was chosen on a sample of non-members. A
-        Clopper-Pearson interval ignores this error, and would be too narrow. To include the error, the true-positive
-        rate is also computed at a strict and at a loose threshold. With high probability, the strict threshold has a
-        true false-positive rate of at most `fpr`, and the loose one of at least `fpr`. For each end of the interval,
-        two independent errors are combined by the square root of the sum of their squares. One is the distance from the
-        true-positive rate to its Clopper-Pearson end. The other is the distance to the true-positive rate at the strict
-        threshold (lower end) or at the loose threshold (upper end).
+        The interval of the true-positive rate is for the threshold t* whose *true* false-positive rate is `fpr`. The
+        threshold t that is used here was chosen on a sample of non-members, so it may differ from t*. A Clopper-Pearson
+        interval of the true-positive rate at t ignores this difference, and would be too narrow. Therefore the
+        true-positive rate is also computed at a strict and at a loose threshold. With high probability, the strict
+        threshold has a true false-positive rate of at most `fpr`, and the loose one of at least `fpr`. For each end of
+        the interval, two independent errors are combined by the square root of the sum of their squares. One is the
+        distance from the true-positive rate at t to the same end of the Clopper-Pearson interval. The other is the
+        distance from the true-positive rate at t to that at the strict threshold (lower end) or at the loose threshold
+        (upper end).
 
         Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach"
         (Statistics in Medicine 2008), for the sum of squares.
@@ -295,7 +296,8 @@ class Roc:
 
 
 def _sure_counts(fpr: float, trials: int, error: float) -> tuple[int | None, int | None]:
-    """Return the counts of false positives from which one can conclude that the true rate is at most or at least `fpr`.
+    """Return the largest count of false positives that shows a true rate of at most `fpr`, and the smallest that shows
+    at least `fpr`.
 
     Each of the two conclusions is right with probability at least 1 - `error`. A threshold just above the (k + 1)-th
     largest of n non-members' scores has k false positives, and its true false-positive rate is stochastically at most a

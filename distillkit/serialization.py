@@ -108,7 +108,7 @@ def to_config(
 
 
 def referenced_objects(value: Any) -> dict[str, Any]:
-    """Return the functions and classes to which the config of `value`, its JSON form, refers, by "module:name".
+    """Return the functions and classes to which the JSON form of `value` (its config) refers, by "module:name".
 
     Pass the result to `from_config(config, names=...)` to rebuild a value that uses your own functions and classes.
 

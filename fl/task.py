@@ -97,7 +97,8 @@ def _counts(sums: Tensor) -> tuple[float, float, float, float, float]:
     """Return the numbers of predictions, correct predictions, true positives, false positives and false negatives.
 
     Args:
-        sums: result of `LabelTask.sums`. Its last 3K counts are summed over the K classes.
+        sums: result of `LabelTask.sums`, [3 + 3K]. Its last 3K values, which are the true positives, false positives
+            and false negatives of each class, are summed over the K classes.
 
     Raises:
         ValueError: a count is negative or not a whole number, the loss is negative, there are no predictions, or more

@@ -1,4 +1,4 @@
-"""Messages of clients that send the mean embedding of each class."""
+"""Messages with the mean embedding of each class, as objects that `invert_message` can attack."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Clip:
         return tuple(factor * t for t in message)
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the `message` of the attacker's candidate images, clipped to `max_norm`; `observed` is not used."""
+        """Return the attacker's `message` from candidate images, clipped to `max_norm`; `observed` is not used."""
         return self(message)
 
 
@@ -109,7 +109,7 @@ class Noise:
         return tuple(t + self.std * torch.randn(t.shape, generator=generator).to(t) for t in message)
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the `message` of the attacker's candidate images unchanged, because noise cannot be reproduced.
+        """Return the attacker's `message` from candidate images unchanged, because noise cannot be reproduced.
 
         The sent message `observed` is not used.
         """
@@ -180,9 +180,9 @@ class DefendedMessage:
         self._message.observed = self.observed  # labels are inferred from the sent message
 
     def replay(self, images: Tensor, labels: Tensor) -> Sequence[Tensor]:
-        """Return the message that images would cause, with the part of each defence that an attacker can reproduce.
+        """Return the message computed from images, after the part of each defence that an attacker can reproduce.
 
-        The method `expected` of each defence, for example of clipping, is applied to the message, one after the other.
+        The defences are applied in order: `expected` of each defence changes the result of the previous one.
 
         Args:
             images: candidate images, float [N, C, H, W].

@@ -250,7 +250,7 @@ def _noise(shape: tuple[int, ...], like: Tensor, seed: int, restart: int) -> Ten
 
 
 def _permute_labels(count: int, seed: int, restart: int) -> Tensor:
-    """Return the order in which a restart uses the labels: a permutation of 0 to count - 1, int64 [count].
+    """Return the order of the labels in search number `restart`: a permutation of 0 to count - 1, int64 [count].
 
     Each block of `count` consecutive restarts has one random permutation, which is rotated by one position more in each
     restart.

@@ -1,4 +1,4 @@
-"""Messages of clients that train a network: the gradient of one step, or the weight update after several steps."""
+"""Messages with the gradient of one step or the update of several, as objects that `invert_message` can attack."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def _learning_rate(run: RecordedRun) -> float:
 def fedavg_update(
     run: RecordedRun, network: nn.Module, down: TranscriptMessage, up: TranscriptMessage, count: int
 ) -> FedAvgUpdate:
-    """Return a client's update in plain FedAvg as a message that can be inverted.
+    """Convert a client's update in plain FedAvg to a `FedAvgUpdate`, a message that `invert_message` can attack.
 
     The client's training options are taken from `config.json`.
 

@@ -67,9 +67,9 @@ class ShufflePatches:
         return images if self.augment is None else apply_augmentation(self.augment, images, generator, siamese=siamese)
 
     def _order(self, side: int, count: int, generator: torch.Generator) -> Tensor:
-        """Draw `count` random orders of the patches along a side of `side` pixels.
+        """Draw `count` random orders of the patches along a side of an image, which has `side` pixels.
 
-        Return the resulting orders of the pixels, int64 [count, side].
+        Return the index of the pixel that moves to each position along the side, int64 [count, side].
         """
         sizes = torch.tensor([side // self.factor + (k < side % self.factor) for k in range(self.factor)])
         patch = torch.arange(self.factor).repeat_interleave(sizes)

@@ -103,7 +103,7 @@ def distance_to_target(
     metric: Metric = "row_cosine",
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the distance between the parameter gradient and a target, and its gradient with respect to the images.
+    """Return the distance of a parameter gradient from a target, and the distance's gradient with respect to images.
 
     The parameter gradient is the gradient of the mean cross-entropy of `images` with respect to `parameters`. The
     function uses a double backward pass, because forward-mode differentiation gives wrong results for some
@@ -118,7 +118,7 @@ def distance_to_target(
         metric: name of the distance; see `losses.matching.gradient_distance`.
 
     Returns:
-        The distance, a scalar, and its gradient with respect to the images, [N, C, H, W].
+        The distance, a scalar, and the gradient of the distance with respect to the images, [N, C, H, W].
     """
     size = len(images) if uses_batch_statistics(network) else chunk_size(images, chunk)
     if len(images) <= size:

@@ -77,7 +77,8 @@ def pack_arguments(arguments: Mapping[str, Any]) -> Tensor:
 
 
 def call_identity(real: LabeledImages, networks: NetworkSampler) -> dict[str, Any]:
-    """Return fingerprints of the data and networks of a condensation. Resuming with different ones is refused.
+    """Return fingerprints of the data and networks of a condensation. Resuming with other data or networks is
+    refused.
 
     The fingerprints are saved in the condenser's state. The fingerprint of the data uses no secret key, so whoever
     reads the state can check a guess of the data. This is accepted, because the state also contains the synthetic

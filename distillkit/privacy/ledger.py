@@ -484,7 +484,7 @@ class Ledger:
         return compose(spends, self.delta).epsilon
 
     def _kept_budget(self, every: list[list[Spend]], delta: float) -> float | None:
-        """Return the ledger's budget of epsilon if it holds at `delta` for every client, and None otherwise.
+        """Return the ledger's budget if epsilon at `delta` is within it for every client, and None otherwise.
 
         Args:
             every: releases of each client.

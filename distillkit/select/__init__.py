@@ -2,8 +2,9 @@
 
 The package contains the k-means balancing (Eq. 1-3, Algorithm 2) and the confidence pruning (Eq. 4, Algorithm 3) of
 "Federated Learning with a Single Shared Image" (Soni, Saeed, Asano, 2024). The defaults of `clusters`, `order`,
-`balancing` and `strategy` are those of the paper's section 4.1. `kmeans_share` of `select` determines the share that
-each step removes. Every selector returns indices into the pool: int64, ascending, without duplicates.
+`balancing` and `strategy` are those of the paper's section 4.1. `kmeans_share` of `select` determines how much
+of the reduction is done by the balancing, and how much by the pruning. Every selector returns indices into the pool:
+int64, ascending, without duplicates.
 """
 
 from distillkit.select.balance import centroid_distances, kmeans_balance

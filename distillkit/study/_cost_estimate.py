@@ -49,7 +49,7 @@ class Estimate:
 
     The estimate extrapolates from two rounds, or some steps, of each candidate's first configuration. It is inaccurate
     for a candidate whose later rounds or other configurations differ in cost. If a candidate had no trial run of its
-    own, the table shows the candidate from which the cost was taken.
+    own, its cost was copied from another candidate, which the table names.
 
     Attributes:
         rows: one row per task and candidate.

@@ -247,7 +247,7 @@ def settings_config(spec: RunSpec, store: Path) -> dict[str, Any]:
 
 
 def _set_aside(out: Path, spec: RunSpec) -> None:
-    """Move an unfinished run with other settings to the folder `replaced`.
+    """Move an unfinished run to the folder `replaced` if it was started with other settings than those of `spec`.
 
     Such a run exists if a task's number of rounds was raised. All runs are then unfinished again, and the continued
     tuning runs may lead to another choice of settings for this run.

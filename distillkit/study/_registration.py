@@ -32,7 +32,7 @@ VERDICTS = (
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """Verdict on the claim that a candidate is better than a baseline, from the runs of its registered design.
+    """Verdict on the claim that a candidate is better than a baseline, from the runs of the registered design.
 
     Attributes:
         design: the registered design, which contains the claim.

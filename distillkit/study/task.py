@@ -163,7 +163,7 @@ class Task:
     def pooled(
         self, split: Split, *, validation: bool = False, keep: Tensor | None = None
     ) -> tuple[LabeledImages, LabeledImages]:
-        """Return the training images of all clients as one set, and the test set. Use it for methods without clients.
+        """Return the training images of all clients as one set, and the test set, for methods without clients.
 
         The training images do not include those that the task's option `own_tests` reserves for the test sets of single
         clients.

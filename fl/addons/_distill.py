@@ -142,8 +142,9 @@ def validation_accuracy(server: AveragingServer, network: nn.Module) -> float:
 def starts_from_average(number: int, rate: float, warm_rounds: int) -> bool:
     """Return whether distillation in round `number` >= 1 starts from the average of the clients' models.
 
-    This is the case in the first `warm_rounds` rounds, and in evenly spaced rounds that are a share `rate` of all
-    rounds: 5, 10, ... for a rate of 0.2. In all other rounds, distillation starts from the server's previous model.
+    This is the case in the first `warm_rounds` rounds. It is also the case in a share `rate` of all rounds, evenly
+    spaced: with a rate of 0.2, in rounds 5, 10, ... In all other rounds, distillation starts from the server's previous
+    model.
     """
     exact = Fraction(rate).limit_denominator(1000)
     return number <= warm_rounds or math.floor(exact * number) > math.floor(exact * (number - 1))

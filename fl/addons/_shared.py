@@ -1,4 +1,4 @@
-"""Base class of methods in which clients send logits on one shared image's crops or a shared pool, and no weights."""
+"""Base class of `SharedImage` and `SharedPool`, in which clients send logits on images that all participants have."""
 
 from __future__ import annotations
 

@@ -50,11 +50,10 @@ class FedCOG(AddOn):
 
     The variants of Table 5 are options: `steps=0` (row 1, Gaussian noise), `disagreement=0.0` (row 2) and
     `labels="hard"` (row 3: cross-entropy with the global model's predicted class, `hard_label` in the code).
-    `targets="uniform"` is the basic strategy of section 4.1, which generates equally many images of all classes. The
-    authors' code generates two images of each class in this case, and its name for the option is `gen_complement`,
-    although `targets="complement"` means the other strategy here. `decoder` generates the images with a network
-    (appendix A.4). `regenerate` is `double_gen` in the authors' code: after half of the local steps, the client
-    generates images again, with the model in training in place of its last model.
+    `targets="uniform"` is the basic strategy of section 4.1, which generates equally many images of all classes. In
+    the authors' code, this basic strategy is called `gen_complement`, and generates two images of each class. `decoder`
+    generates the images with a network (appendix A.4). `regenerate` is `double_gen` in the authors' code: after half of
+    the local steps, the client generates images again, with the model in training in place of its last model.
 
     Deviations. The default of `steps` is the paper's 100; the authors' code uses 500. Each generated image is the one
     with the lowest loss among all steps of the optimization, and the client learns the global model's logits for this

@@ -61,7 +61,7 @@ class FedNova(AddOn):
         schema[self.tau.key] = EntrySpec({n: torch.tensor(1.0) for n in update}, minimum=0.0)
 
     def scale_update(self, local: Local, update: Tensors) -> Tensors:
-        """Return the update divided by the client's effective number of steps |a_i|_1, for each tensor.
+        """Return each tensor of the update, divided by the client's effective number of steps |a_i|_1 for this tensor.
 
         A tensor that was not trained has the update zero.
         """
@@ -75,7 +75,7 @@ class FedNova(AddOn):
         reply[self.tau] = local.prefixed(tau)
 
     def aggregate(self, server: AveragingServer, replies: AggregatedReplies, mean: Tensors) -> Tensors:
-        """Return the mean of the normalized updates times the mean of the clients' effective numbers of steps, for each
+        """Return each tensor of the mean normalized update, times the clients' mean effective number of steps for this
         tensor.
         """
         tau = replies[self.tau]

@@ -1,4 +1,4 @@
-"""Checks of the add-ons of a method: whether they can be combined, and whether each add-on is declared correctly."""
+"""Checks of the add-ons of a method: whether they can be combined, and whether their attributes and hooks are valid."""
 
 from __future__ import annotations
 

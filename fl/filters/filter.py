@@ -108,7 +108,7 @@ class Filter(Component):
     def send_exchange(self, server: Server, verb: str, client: int) -> Message:
         """Return the message to the `client` in the exchange called `verb`.
 
-        This filter names the exchange in its attribute `before` or `after` (exchanges before or after the training).
+        `verb` is a name in this filter's attribute `before` or `after` (exchanges before or after the training).
 
         Called on the `server`. The hook must be pure: it may be called any number of times, and changes no state.
         """
@@ -117,7 +117,7 @@ class Filter(Component):
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
         """Return the schema of the `client`'s reply in the exchange called `verb`.
 
-        This filter names the exchange in its attribute `before` or `after` (exchanges before or after the training).
+        `verb` is a name in this filter's attribute `before` or `after` (exchanges before or after the training).
 
         Called on the `server`.
         """
@@ -163,8 +163,7 @@ class Filter(Component):
             server: server of the run.
             replies: aggregated replies: for each entry, the aggregate of the clients' values by the entry's rule (see
                 `Entry`). `back` of the filters that come later in `Filtered(method, ...)` has already changed them.
-            expected: schema of a reply before `out` of this filter changes the reply. It is made for client 0, as an
-                example.
+            expected: schema of client 0's reply, as an example, before `out` of this filter changes the reply.
 
         Returns:
             The changed replies. The filter that comes before this one in `Filtered(method, ...)` gets them or, if there

@@ -117,9 +117,10 @@ class FedProto(Method):
         return (), {k: v for k, v in vars(self).items() if k not in ("factory", "assign", "networks")}
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Test every architecture on noise images, and check the options `assign` and `condensed`.
+        """Test every architecture on noise images, and refuse options that do not fit the clients.
 
-        Every client must have an architecture, and the augmentation of `condensed` must fit the clients' images.
+        The option `assign` must give every client the name of its architecture, and the augmentation of the option
+        `condensed` must fit the clients' images.
         """
         self.networks.check_run(server, features=True)
         if self.condensed is not None:

@@ -269,7 +269,7 @@ def _broadcast_weight(weight: Tensor, value: Tensor) -> Tensor:
 
 
 def _entry_layout(entry: Entry[Any], like: EntrySpec, given: float | None, is_weight: bool) -> EntryLayout:
-    """Check that one entry of a reply can be summed, and return the description that places it in the encoded vector.
+    """Check that one entry of a reply can be summed, and return its `EntryLayout`, a description for the encoding.
 
     Args:
         entry: the method's declaration of the entry.

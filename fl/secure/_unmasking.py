@@ -19,7 +19,8 @@ __all__ = ["Unmasking"]
 class Unmasking:
     """Data with which the server removes the masks from a sum, once enough clients have disclosed their shares.
 
-    These are shares of the secrets (seeds and private keys) from which the masks are generated.
+    The shares are parts of the secrets from which the masks are generated: the seeds of clients whose vectors are in
+    the sum, and the private keys of clients that dropped out.
 
     Attributes:
         bundles: announced keys of all participants, by client index.

@@ -111,7 +111,7 @@ class CapturedFunction:
         return bool(self._draws)
 
     def draw(self, count: int, generator: torch.Generator) -> list[Tensor]:
-        """Draw the random inputs of `count` records from `generator`, each [count, ...]."""
+        """Draw the random numbers that the function needs for `count` records: one tensor [count, ...] per draw."""
         return [draw(count, generator) for draw in self._draws]
 
     def __call__(

@@ -228,9 +228,9 @@ class Stateless(nn.Module):
         return torch.func.functional_call(self, values, examples)
 
     def forward(self, *examples: Tensor) -> Any:
-        """Call the constructor's `function`, and return its result.
+        """Call the wrapped function, and return its result.
 
-        All tensors that the call stored in the constructor's `network` are removed.
+        All tensors that the call stored in the network are removed from it.
 
         Raises:
             BatchStatistics: the function stored a tensor in the network.

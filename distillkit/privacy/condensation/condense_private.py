@@ -53,15 +53,15 @@ def condense_private(
     """Condense a private set to `ipc` images per class that are (epsilon, delta) differentially private.
 
     The result may be published and trained on like any other set. Each image is embedded by `num_networks` public
-    random networks. The embedding minus a public center is divided by its norm, so one record changes one class sum by
-    at most 1, and you need not tune a clip. Gaussian noise is added to the class sums, and images are fitted to the
-    noised class means by distribution matching. The fit costs no further privacy. Neighbors differ by one added or
-    removed record.
+    random networks. A public center is subtracted from the embedding, and the difference is scaled to norm 1, so one
+    record changes one class sum by at most 1, and you need not tune a clip. Gaussian noise is added to the class sums,
+    and images are fitted to the noised class means by distribution matching. The fit costs no further privacy.
+    Neighbors differ by one added or removed record.
 
-    The condensation has two or more `passes`. The first pass produces a rough set with a small share of the budget; its
-    center is the mean embedding of smooth noise. The second pass starts from the rough set and uses the mean embedding
-    of that set as its center. Subtracting this center removes the part of the embedding that all images have in common,
-    so the class sums differ more between classes at the same noise.
+    The condensation has two or more `passes`. The first pass produces a rough set with a small share of the budget. The
+    center of this pass is the mean embedding of smooth noise. The second pass starts from the rough set and uses the
+    mean embedding of that set as its center. Subtracting this center removes the part of the embedding that all images
+    have in common, so the class sums differ more between classes at the same noise.
 
     No code of your networks or augmentation runs on private images: every sampled network is captured as a function of
     one image (see `per_example_gradients`), unless it consists of unchanged layers of this package and of PyTorch.
