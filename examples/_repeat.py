@@ -14,8 +14,10 @@ __all__ = ["repeat_run"]
 def repeat_run(study: Study, records: str, run: str, *, device: str) -> int:
     """Repeat a recorded run with its settings, print how it compares, and return 1 if it differs, otherwise 0.
 
-    The run's own folder is `repeat` in the study's folder. Another processor or version of PyTorch rounds differently,
-    and may therefore give other numbers.
+    The run's own folder is in `repeat` in the study's folder. Its name contains the commit, so an interrupted
+    repetition continues, and other code begins anew. If several recorded runs have the same name, the one on a task of
+    the study is repeated. Another processor or version of PyTorch rounds differently, and may therefore give other
+    numbers.
 
     Args:
         study: study of the example, with the run's task and candidate.
@@ -26,9 +28,12 @@ def repeat_run(study: Study, records: str, run: str, *, device: str) -> int:
     Raises:
         SystemExit: the records lack the run, or the study lacks its task or candidate.
     """
-    recorded = {record.line.get("run"): record for record in read_records(records)}
-    if (old := recorded.get(run)) is None:
-        raise SystemExit(f"--repeat: {records} has no run {run!r}; it has {_listed([str(name) for name in recorded])}")
+    recorded = read_records(records)
+    named = [record for record in recorded if record.line.get("run") == run]
+    if not named:
+        names = list(dict.fromkeys(str(record.line.get("run")) for record in recorded))
+        raise SystemExit(f"--repeat: {records} has no run {run!r}; it has {_listed(names)}")
+    old = next((record for record in named if record.task in study.design.tasks), named[0])
     for kind, name, known in (
         ("task", old.task, study.design.tasks), ("method", old.method, study.design.candidates),
     ):  # fmt: skip
@@ -36,7 +41,8 @@ def repeat_run(study: Study, records: str, run: str, *, device: str) -> int:
             raise SystemExit(f"--repeat: these options give no {kind} {name!r}, only {_listed(list(known))}")
     candidate = replace(study.design.candidates[old.method], search=[old.last("settings") or {}], like=None)
     task = study.design.tasks[old.task]
-    again = Study(study.out / "repeat", task, {old.method: candidate}, seeds=[old.seed], tune_seeds=[old.seed + 1])
+    folder = study.out / "repeat" / f"{run}-{current_commit()}"
+    again = Study(folder, task, {old.method: candidate}, seeds=[old.seed], tune_seeds=[old.seed + 1])
     print(f"Repeating {run} of {records}, recorded at commit {old.line.get('commit')}.", flush=True)
     [new] = again.run(device=device, trial=False)
     if difference := _difference(old, new):

@@ -161,7 +161,7 @@ def canary_attack(
 
 
 def _repeats(observed: Observed, records: LabeledImages, chosen: Tensor, chunk: int | None) -> Tensor:
-    """Return whether the observed model predicts the wrong label of each canary, bool [n] on the CPU.
+    """Return whether the observed model repeats the label that was planted on each canary, bool [n] on the CPU.
 
     Args:
         observed: observed model: a network, or a function of images that returns logits or class indices.

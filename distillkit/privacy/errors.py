@@ -1,7 +1,7 @@
 """Errors of the privacy package, with one exception type for each reason.
 
-All errors derive from `PrivacyError`, so that one `except` catches them. Whatever can be checked before a run is
-checked before any release is recorded in the privacy ledger.
+All errors derive from `PrivacyError`, so that one `except` catches them. All checks that
+are possible before a run take place before any release is recorded in the privacy ledger.
 """
 
 from __future__ import annotations

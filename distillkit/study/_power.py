@@ -99,7 +99,7 @@ def power_analysis(
     records: RecordsLike, method: str, base: str = "FedAvg", *, effect: float, column: str = "accuracy_last",
     task: str | None = None, power: float = 0.8, level: float = 0.05,
 ) -> PowerAnalysis:  # fmt: skip
-    """Return the number of seeds that a comparison of two candidates needs, from pilot runs with the same seeds.
+    """Return the number of seeds that a comparison of two candidates needs, computed from pilot runs of both.
 
     Call this function before the comparison, and use new seeds for the comparison itself.
 

@@ -103,8 +103,8 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[TuningResult], Map
 
     Returns:
         One result per task and candidate, in the order of the file; and a mapping with the `rule` by which
-        configurations were chosen and the `seeds` of the tuning runs. If the study sets `late_rounds`, the number of
-        rounds that the rule "late" averages, the mapping also has this number.
+        configurations were chosen and the `seeds` of the tuning runs. The mapping also has
+        `late_rounds` if the study sets it: the rule "late" averages the accuracy over that many last rounds.
 
     Raises:
         FileNotFoundError: the folder has no `choice.json`.
