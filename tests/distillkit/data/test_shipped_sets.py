@@ -20,7 +20,7 @@ PACKAGED = sorted((ROOT / "distillkit" / "data" / "shipped").glob("*"))
 IN_CHECKOUT = sorted((ROOT / "sets").glob("*.safetensors"))
 FIELDS = {
     "accuracy", "architecture", "command", "commit", "dataset", "epsilon", "leak", "licence", "method", "options",
-    "protocol", "random_real",
+    "protocol", "settings", "teacher",
 }  # fmt: skip
 LOCAL = [name for name, card in set_cards().items() if card["dataset"] == "digits"]
 """Sets whose dataset needs no files."""
@@ -38,8 +38,11 @@ def test_cards_are_complete() -> None:
     for name, card in cards.items():
         assert set(card) == FIELDS, name
         assert card["licence"], name
-        assert name in card["command"], name
-        assert 0 < card["accuracy"]["mean"] <= 1, name
+        method, ipc = name.removeprefix(f"{card['dataset']}-").rsplit("-", 1)
+        assert f"--methods {method} --ipc {ipc} " in card["command"], name
+        assert set(card["accuracy"]) == {"hard", "row", "view"}, name
+        assert all(0 < accuracy <= 1 for accuracy in (card["teacher"], *card["accuracy"].values())), name
+        assert (card["epsilon"] is not None) == method.startswith("class-means"), name
         assert set(card["leak"]) == {"copies", "within_25_db"}, name
         Protocol(**{key: value for key, value in card["protocol"].items() if key != "augment"})
 
