@@ -164,8 +164,16 @@ def test_repeated_run_is_compared_with_its_record(tmp_path: Path, capsys: pytest
             example.main([*tiny, str(tmp_path / out), "--repeat", str(records), run])
         return ended.value.code, capsys.readouterr().out
 
-    status, said = repeated(file, run, "again")
-    assert (status, "Same as the record" in said, "after each of 2 rounds" in said) == (0, True, True)
+    def same(records: Path, run: str) -> bool:
+        status, said = repeated(records, run, "again")
+        return (status, "Same as the record" in said, "after each of 2 rounds" in said) == (0, True, True)
+
+    assert same(file, run)
+    assert same(file, str(records[0].line["run"])), "another run has its own folder"
+    rows = [{**row, "accuracy": 0.5} for row in records[1].rows]
+    elsewhere = replace(records[1], line={**records[1].line, "task": "other"}, rows=rows)
+    write_records(Records([elsewhere, records[1]]), tmp_path / "twice.jsonl")
+    assert same(tmp_path / "twice.jsonl", run), "the run on the study's task is meant"
 
     other = replace(records[1], rows=[records[1].rows[0], {**records[1].rows[1], "accuracy": 0.5}])
     write_records(Records([other]), tmp_path / "changed.jsonl")
