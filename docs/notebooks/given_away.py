@@ -72,9 +72,10 @@ for prior in (0.5, 0.01):
 # %% [markdown]
 # ## Gradient inversion
 #
-# In federated averaging, a client sends the change of the weights by its training. In the simplest case, this is one
-# gradient. The attacker knows the initial weights and the message. It infers the labels from the message, and then
-# searches for pictures that would have caused the message.
+# In federated averaging, a client trains the model on its pictures, and sends the change of the weights. If the client
+# makes a single step, this change is proportional to a gradient. The attacker knows the initial weights and the
+# message. The attacker first infers the labels from the message, and then searches for pictures that would have caused
+# the message.
 
 # %%
 from attacks.inversion import Gradient, invert_message
