@@ -168,8 +168,9 @@ def at_threshold(
     """Return the rates of an attack at a threshold that was fixed without looking at these scores.
 
     The threshold must come from other data, such as other shadow models (see `attacks.membership.leave_one_out`), or
-    from theory. Only then are the intervals exact. A threshold that equals one of the scores was most likely chosen on
-    these scores, and is refused. In this case, use `roc(...).at(...)`, whose intervals account for the choice.
+    from theory. Only then are the confidence intervals of the rates exact. A threshold that equals one of the scores
+    was most likely chosen on these scores, and is refused. In this case, use `roc(...).at(...)`, whose intervals
+    account for the choice.
 
     Args:
         scores: scores of the records, floats [n], higher for members; infinities are allowed, NaN is not.
@@ -376,11 +377,13 @@ def ppv_interval(tpr: Rate | Estimate, fpr: Rate | Estimate, prior: float) -> Es
     """Return the positive predictive value and its interval, from two rates that have confidence intervals.
 
     For a given `prior`, the value depends only on the ratio of the two rates. The rates are counted on different
-    records, so their errors are independent. The error at an end of a rate's interval is |log(end) - log(rate)|. For
-    the lower end of the result, the squared errors at the lower end of `tpr` and the upper end of `fpr` are added; for
-    the upper end of the result, those at the two other ends. If the interval of a rate begins at 0, whose logarithm
-    does not exist, each end of the result is the predictive value at the same ends of `tpr` and `fpr`. The interval is
-    then wider.
+    records, so their errors are independent, and the squared errors of their logarithms are added. The lower end of the
+    result uses the error at the lower end of `tpr` and at the upper end of `fpr`; the upper end uses the errors at the
+    two opposite ends.
+
+    If the interval of a rate begins at 0, the logarithm does not exist. The lower end of the result is then the value
+    for the lower end of `tpr` and the upper end of `fpr`, and the upper end is that for the opposite ends. This
+    interval is wider.
 
     Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach" (Statistics in
     Medicine 2008).

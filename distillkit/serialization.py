@@ -521,8 +521,8 @@ def _find(path: str, trust: Collection[str]) -> Any:
         trust: names of the user's modules from which objects are accepted.
 
     Raises:
-        LookupError: the object is not found, or is not accepted. The message is a predicate such as
-            "does not exist", to which the caller adds the path as subject.
+        LookupError: the object is not found, or is not accepted. The message is only the end of a sentence, such as
+            "does not exist". The caller puts the path in front of it.
     """
     module, colon, name = path.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):

@@ -53,8 +53,8 @@ class Entry(Generic[V]):
 
     Attributes:
         key: the entry's name in messages, files and histories.
-        name: the entry's name in code, `Class.attribute`. A declaring class may set its attribute `written` to the name
-            of another class; that name then stands in place of `Class`.
+        name: the entry's name in code, `Class.attribute`. If the declaring class has an attribute `written`, its value
+            replaces `Class`.
         owner: the declaring class, with its module.
 
     Raises:

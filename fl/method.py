@@ -232,7 +232,7 @@ class Method(KeyedObject, ABC):
     def expect_answer(self, server: Server, client: int) -> Schema:
         """Return the schema of the message that a client's `answer` returns.
 
-        Like the result of `expect`, the schema is a mapping from entry keys to specifications.
+        The schema is a mapping from entry keys to an `EntrySpec` for each entry.
 
         Args:
             server: server of the run.
@@ -286,7 +286,7 @@ class Method(KeyedObject, ABC):
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
         """Return the schema of a client's reply in the exchange called `verb`.
 
-        Like the result of `expect`, the schema is a mapping from entry keys to specifications.
+        The schema is a mapping from entry keys to an `EntrySpec` for each entry.
 
         Args:
             server: server of the run.

@@ -141,7 +141,7 @@ class Networks:
     def templates(self, classes: int) -> dict[str, nn.Module]:
         """Return one network of every architecture for a task of `classes` classes, by name of the architecture.
 
-        They are the shared networks that `template` returns. Read only the names and shapes of their tensors.
+        The networks are shared (see `template`), so only read the names and shapes of their tensors.
         """
         return {name: self.template(name, classes) for name in self.names}
 

@@ -78,8 +78,7 @@ def max_lower_bound(runs: int, *, confidence: float = 0.95) -> float:
     """Return the largest bound that `epsilon_lower_bound` can give for a number of runs with and without a record.
 
     This maximum is reached if the scores of runs with the record and the scores of runs without it never overlap. If a
-    lower bound is 2 and its maximum is 2.1, there were too few runs. If it is 2 and the maximum is 6, the bound says
-    something about the mechanism.
+    lower bound is close to this maximum, it was limited by the number of runs, so use more runs.
 
     Args:
         runs: number of runs with the record, and also of runs without it, at least 2. One half of them is used to

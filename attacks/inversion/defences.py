@@ -194,9 +194,10 @@ class DefendedMessage:
         return message
 
     def count_classes(self, images: Tensor) -> int:
-        """Return the number of classes K, after checking that the message can come from images of this shape.
+        """Return the number of classes K, after checking that the message can come from images with the shape of
+        `images`.
 
-        The original message, to which the defences were applied, makes this check (its method `count_classes`).
+        The method `count_classes` of the original message, without defences, does both.
 
         Args:
             images: noise images, with the shape of the images that the attack searches for, float [N, C, H, W].

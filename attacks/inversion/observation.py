@@ -38,7 +38,8 @@ class ObservedMessage(Protocol):
         ...
 
     def count_classes(self, images: Tensor) -> int:
-        """Return the number of classes K, after checking that the message can come from images of this shape.
+        """Return the number of classes K, after checking that the message can come from images with the shape of
+        `images`.
 
         Args:
             images: noise images, with the shape of the images that the attack searches for, float [N, C, H, W].

@@ -78,11 +78,10 @@ class CanaryAttack:
     def p_value(self) -> float:
         """P-value of McNemar's exact one-sided test, whose null hypothesis is that the labels do not leak.
 
-        There are two teachers, and a model was made from each. A canary is a record that had a wrong label in the
-        training set of one of the teachers. The test uses the canaries whose wrong label is predicted by exactly one of
-        the two models. For `only_taught` of these canaries, this is the model whose teacher was trained on the canary.
-        If the labels do not leak, it is either model with probability 1/2. The p-value is the probability that
-        `only_taught` is then at least as large as it was.
+        The test uses only canaries whose wrong label is predicted by exactly one of the two observed models. There are
+        `only_taught + only_control` such canaries. Under the null hypothesis, each of them is equally likely to belong
+        to `only_taught` or `only_control`. The p-value is the probability that `only_taught` is then at least as large
+        as observed.
         """
         from scipy.stats import binom
 

@@ -56,8 +56,8 @@ def lira(
 
     Raises:
         TypeError, ValueError: the tensors' shapes do not match, a score is not finite, or too few shadow models were
-            trained without a record (online, also with it). A mean needs one model, and a variance per record needs
-            two.
+            trained without a record or, for the online attack, with a record. A mean needs one model, and a variance
+            per record needs two.
     """
     check.one_of(variance, "variance", VARIANCES)
     check.boolean(online, "online")

@@ -51,8 +51,8 @@ def rmia(
             as `stable_logit` computes it. The probabilities are computed from these values.
         inside: whether shadow model s was trained on record i, bool [S, n].
         shadows: the same logits of the records under the shadow models, floats [S, n].
-        z_target: such logits of population records under the target, [Z]; no model was trained on these records.
-        z_shadows: such logits of the same population records under the shadow models, [S, Z].
+        z_target: the same logits for population records under the target, [Z]. No model was trained on these records.
+        z_shadows: the same logits for these population records under the shadow models, [S, Z].
         online: whether to use the online version described above.
         a: degree, in [0, 1], to which the confidence of models trained without a record predicts the confidence of
             models trained with it. The default 0.3 is the paper's value for CIFAR-10. Fit it on shadow models, never on
@@ -63,8 +63,8 @@ def rmia(
         Scores in [0, 1], float64 [n], higher for members.
 
     Raises:
-        TypeError, ValueError: the shapes do not fit; a score is not finite; the population is empty; or a record was
-            in the training set of every shadow model (in the online version: of every or of no shadow model).
+        TypeError, ValueError: the shapes do not fit; a score is not finite; the population is empty; a record was in
+            the training set of every shadow model; or, in the online version, in that of no shadow model.
     """
     check.boolean(online, "online")
     a = check.real_number(a, "a", least=0.0, most=1.0)

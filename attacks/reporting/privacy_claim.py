@@ -86,10 +86,11 @@ def claim_section(run: RecordedRun, observed: ObservedData, audit: Audit | None,
 
     Args:
         run: the recorded run.
-        observed: numbers of replies of the clients, which the ledger must cover.
+        observed: observed data, of which the number of each client's replies is compared with the charges in the
+            ledger.
         audit: evidence from the user with which the claim is tested; None if the user passed none.
-        findings: findings of the report. A refuted claim, and facts that the run's records do not show, are added to
-            them.
+        findings: findings of the report. This function adds a refuted claim, and facts that the run's records do not
+            show.
     """
     section = Section("The claimed epsilon")
     claim = run.history[-1].get("privacy") if run.history else None

@@ -116,15 +116,15 @@ def leaks(
 
 
 def _compared(images: Tensor, data: LabeledImages | StoredImages) -> tuple[Tensor, Tensor]:
-    """Compare published images with records.
+    """Compute how similar published images and real images (records) are.
 
     Args:
         images: pixels of the M published images.
-        data: set of N records.
+        data: set of N real images.
 
     Returns:
-        The PSNR between each image and its nearest record, [M]; and the score of `attacks.membership.nearest` for each
-        record, [N].
+        The PSNR between each published image and its nearest record, [M]; and each record's membership score by
+        `attacks.membership.nearest`, [N].
     """
     levels, scores = torch.full((len(images),), -torch.inf, dtype=torch.float64), []
     for part in _parts(data, max(1, _VALUES // images[0].numel())):

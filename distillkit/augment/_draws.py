@@ -9,10 +9,10 @@ __all__ = ["Draws"]
 
 
 class Draws:
-    """Source of random parameters of an augmentation, with one value per image or one value for the whole batch.
+    """Source of random parameters of an augmentation.
 
-    Each method returns `count` values: as many as there are images, or 1 for a Siamese augmentation. Integers stay on
-    the CPU.
+    Each method returns `count` values: one per image, or a single one for a Siamese augmentation. Random integers are
+    on the CPU; other values are on the images' device.
     """
 
     def __init__(self, images: Tensor, generator: torch.Generator, count: int) -> None:

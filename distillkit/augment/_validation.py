@@ -30,8 +30,8 @@ class Augmentation(Protocol):
             images: float [N, C, H, W].
             generator: source of all random draws.
             siamese: whether to apply the same random transform to all images of the batch. The transform must then
-                depend only on the generator's state, not on N, so that batches of real and of synthetic images can get
-                the same one.
+                depend only on the generator's state, not on N, so that a batch of real images and a batch of synthetic
+                images can get the same transform.
 
         Returns:
             The transformed images, of the same shape, dtype and device.

@@ -1,4 +1,6 @@
-"""Base class of distribution and gradient matching, which samples real images and networks and builds the result."""
+"""Base class of distribution matching and gradient matching. It samples real images and networks, and builds the
+result.
+"""
 
 from __future__ import annotations
 

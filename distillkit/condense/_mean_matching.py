@@ -163,7 +163,8 @@ def class_distance(
 
 
 def class_groups(network: Network, images: Tensor, counts: Sequence[int], chunk: int | None) -> Iterator[slice]:
-    """Divide consecutive classes into groups whose images fit into a chunk. A class that does not fit is a group alone.
+    """Divide consecutive classes into groups whose images fit into a chunk. A class that alone exceeds a chunk forms
+    its own group.
 
     If batch norm uses batch statistics, there is only one group, so that the statistics come from mixed classes.
 

@@ -77,8 +77,8 @@ def distribution_matching(
             case `labels` are omitted.
         labels: class indices, int [N].
         networks: sampler of the networks phi, which must have the images' device and dtype. If their batch norm uses
-            batch statistics, all classes share one forward pass, which is not chunked. Batch statistics of a single
-            class would normalize every class to the same mean.
+            batch statistics, all classes share one forward pass, which is not chunked. In separate passes, batch norm
+            would normalize every class to the same mean.
         ipc: number of synthetic images per class.
         steps: number of optimization steps.
         match: `"embedding"`, or `"embedding+logits"` to add the squared distance of the mean logits (FedDM). You can

@@ -76,8 +76,7 @@ def gradient_matching(
         networks: sampler of networks, `RandomNetworks(factory)` in the papers. A sampled network is copied, and the
             copy is trained, so the sampled network's parameters may be frozen. Before each matching step, batch norm
             layers that use batch statistics get the statistics of a real batch with 16 images from each class. While
-            the network trains, they use the statistics of the training batch. Batch statistics of a single class would
-            normalize every class to the same mean. Dropout is disabled.
+            the network trains, they use the statistics of the training batch. Dropout is disabled.
         ipc: number of synthetic images per class.
         iterations: number of iterations; each one uses a new network.
         metric: distance D between gradients; see `losses.matching.gradient_distance`.
@@ -115,8 +114,8 @@ def gradient_matching(
     Deviations from the authors' code: Random draws derive from the seed, not from the clock. Default numbers of
     matching steps and of training epochs exist for every `ipc` (see `loops_for`), not only for the published values.
     Exactly `iterations` iterations are run, not one more. Before a matching step, the running statistics of batch norm
-    are set to those of a batch of all classes. The authors' code moves them only a tenth of the way from their initial
-    values, 0 and 1, to those of the batch.
+    are set to those of a batch of all classes. In the authors' code, the running statistics keep nine tenths of their
+    initial values (mean 0, variance 1).
     """
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     networks = require_sampler(networks)

@@ -182,7 +182,9 @@ class CacheWriter:
         self._start = _start_of(self._pixels, count, shape)
 
     def _resumable(self) -> bool:
-        """Return whether an interrupted earlier write left two files: pixels, with a valid header, and their hashes."""
+        """Return whether an interrupted earlier write left the file of pixels, with a valid header, and the file of
+        hashes.
+        """
         if not (self._pixels.exists() and self._rows.exists()):
             return False
         try:
@@ -204,7 +206,7 @@ class CacheWriter:
         return missing
 
     def write(self, begin: int, pictures: Sequence[Tensor]) -> None:
-        """Write consecutive pictures, and then the hash of each picture and the values of `Cache.sums` for it.
+        """Write consecutive pictures, and then the hash and the channel sums (`Cache.sums`) of each picture.
 
         Args:
             begin: index of the first picture.

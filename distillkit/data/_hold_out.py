@@ -66,7 +66,8 @@ def hold_out_classes(labels: Tensor, classes: Sequence[str], fraction: float) ->
 
 
 def hold_out_values(labels: Tensor, values: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
-    """Draw random values of a column, and hold out every image with such a value, such as all images of some patients.
+    """Draw random values of a column, and hold out all images with these values, for example all images of some
+    patients.
 
     Args:
         labels: class indices int [N]. The class of a value is the class of the first image that has this value.

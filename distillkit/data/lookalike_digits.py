@@ -44,7 +44,7 @@ def mnist_m_like(
 
     The result is |crop - digit| in each pixel. Use it if you do not have MNIST-M, the fifth domain of the benchmark
     DIGITS. Ganin and Lempitsky ("Unsupervised domain adaptation by backpropagation", ICML 2015) used 500 photos
-    (BSDS500). Backgrounds from the two default photos vary less.
+    (BSDS500); with the two default photos, the backgrounds vary less.
 
     Args:
         digits: split of white digits on black, with one channel and any size, such as `load("mnist")`.

@@ -173,7 +173,7 @@ def dominant_class(labels: Tensor, clients: int, share: float = 0.99, *, generat
 
 
 def by_domain(domains: Tensor, clients: int | None = None, *, generator: Seed = 0) -> list[Tensor]:
-    """Give every client the images of one domain. Use it for sets that join several sources, such as MNIST and SVHN.
+    """Give every client images of only one domain. Use it for sets that join several sources, such as MNIST and SVHN.
 
     Args:
         domains: index of the domain (source) of each image, int [N].

@@ -121,9 +121,9 @@ def cnn_noise(
             networks of the classes differ.
         shared: whether all classes share one network. Only the latent means then differ between classes, so `mean_std`
             must be above 0.
-        decorrelation_steps: number of SGD steps by which each network is trained to generate images with uncorrelated
-            pixels: they reduce the loss that the function `decorrelation` computes (learning rate 0.01, weight decay
-            1e-4, 64 latents per step). The authors' code uses 50.
+        decorrelation_steps: number of SGD steps that train each network to generate images with uncorrelated pixels
+            (loss function `decorrelation`, learning rate 0.01, weight decay 1e-4, 64 latents per step). The authors'
+            code uses 50.
         width: number of feature maps of each convolution.
         num_classes, per_class, size, channels, sample_std, clamp, normalization, chunk, device, generator, progress: as
             in `stylegan_noise`.

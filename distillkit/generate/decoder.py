@@ -46,7 +46,7 @@ class SmallDecoder(nn.Module):
     Args:
         shape: (C, H, W) of the images.
         latent: length of a latent vector.
-        width: number of feature maps of the first layers; the second-to-last layer has half as many.
+        width: number of feature maps. The second-to-last layer has `width // 2`.
 
     Raises:
         TypeError, ValueError: an argument is not positive.

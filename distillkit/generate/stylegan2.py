@@ -76,11 +76,11 @@ class StyleGAN2(nn.Module):
     a side of 4 to 8 pixels, which is doubled until it is at least `size`: for example, 7 is doubled twice for a size of
     28. If the final side is larger than `size`, the center of the images is returned.
 
-    After the first resolution, which has one modulated 3x3 convolution, each resolution has two. The first of them
-    doubles the resolution, with the blur [1, 3, 3, 1]. Each resolution also has a 1x1 convolution to the C image
-    channels. The images are the sum of the outputs of these 1x1 convolutions, upsampled to the final resolution. Their
-    pixel values are unbounded. Weights are drawn from N(0, 1), and scaled in each call. Biases and noise gains are
-    omitted, because they are zero before training. `forward` can add noise.
+    The first resolution has one modulated 3x3 convolution. Every later resolution has two, of which the first doubles
+    the resolution, with the blur [1, 3, 3, 1]. Each resolution also has a 1x1 convolution to the C image channels. The
+    images are the sum of the outputs of these 1x1 convolutions, upsampled to the final resolution. Their pixel values
+    are unbounded. Weights are drawn from N(0, 1), and scaled in each call. Biases and noise gains are omitted, because
+    they are zero before training. `forward` can add noise.
 
     Args:
         size: height and width, at least 4.

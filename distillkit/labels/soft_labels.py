@@ -82,8 +82,8 @@ def soft_labels(
 def _with_guarantee(info: dict[str, Any], guarantee: Guarantee | None) -> dict[str, Any]:
     """Update the guarantee in the `info` of a set whose images get labels from a teacher.
 
-    A `guarantee` covers the set and the teacher, and replaces the values in `info`. Without it, an existing epsilon is
-    replaced by None, and `info["reason"]` states that the teacher has no guarantee.
+    A `guarantee` covers the set and the teacher, and replaces the values in `info`. If it is None, an existing epsilon
+    is replaced by None, and `info["reason"]` states that the teacher has no guarantee.
     """
     own = info.get("epsilon")
     if guarantee is not None:

@@ -78,9 +78,9 @@ class AveragePool(nn.AvgPool2d):
 
 
 def _even_and_narrow(maps: Tensor) -> bool:
-    """Return whether maps are on a CPU and have even sizes and at most 64 columns.
+    """Return whether the feature maps are on a CPU and have even sizes and at most 64 columns.
 
-    For such maps, `AveragePool` uses a matrix product, which is faster and gives the same result.
+    For such feature maps, `AveragePool` uses a matrix product, which is faster and gives the same result.
     """
     rows, columns = maps.shape[-2:]
     plain = maps.device.type == "cpu" and maps.dtype in (torch.float32, torch.float64) and maps.is_contiguous()

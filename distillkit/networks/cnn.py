@@ -68,7 +68,7 @@ class LeNet(ImageNetwork):
 
     Convolutions and linear layers have the same sizes as in `SimpleCNN`. With 10 classes, the network has 61,706
     parameters for 1x28x28 and 1x32x32 images, and 62,006 for 3x32x32 images. As in most modern versions, the second
-    convolution uses all six maps of the first, pooling has no parameters, and the output is one linear layer.
+    convolution uses all six channels of the first, pooling has no parameters, and the last layer is linear.
 
     Args:
         shape: channels, height and width of the images, at least 16x16. The first convolution pads 28x28 images by 2;

@@ -45,7 +45,7 @@ def client_id(client: int | str) -> str:
 
 
 def check_relation(relation: str, mechanism: str = "") -> str:
-    """Return the given neighboring relation, after checking that an accountant covers it.
+    """Check that a neighboring relation is known, and return it.
 
     Args:
         relation: the relation.

@@ -68,10 +68,9 @@ class Secret:
         return (whole.double() + 0.5) * 2.0**-_BITS
 
     def generator(self) -> torch.Generator:
-        """Return a new generator with a secret state, for draws that must stay secret but are not noise.
+        """Return a new generator with a secret state, for augmentation and dropout.
 
-        Use the generator for augmentation and dropout: if their draws were public, they would reveal a record's
-        position in a batch.
+        If their random draws were public, they would reveal a record's position in a batch.
         """
         if self._generator is None:
             return generator_from_bytes(secrets.token_bytes(STATE_BYTES))

@@ -74,7 +74,7 @@ class PreparedRun:
             out: the study's folder.
             options: fields of the `Job` that the candidate gets: `device`, `workers`, `progress`, `keep`,
                 `partition_seed` and `deadline`. Two further options are `commit`, the commit of the code, and `shared`,
-                a folder that may already contain the task's files.
+                a folder of files that are linked into the run's folder instead of being written again.
 
         Raises:
             OutOfTime: the run was stopped at its deadline. Its state is saved, and the next call resumes it.
@@ -249,8 +249,8 @@ def settings_config(spec: RunSpec, store: Path) -> dict[str, Any]:
 def _set_aside(out: Path, spec: RunSpec) -> None:
     """Move an unfinished run to the folder `replaced` if it was started with other settings than those of `spec`.
 
-    Such a run exists if a task's number of rounds was raised. All runs are then unfinished again, and the continued
-    tuning runs may lead to another choice of settings for this run.
+    This happens if a task's number of rounds was raised. The tuning runs are then continued, and their new results may
+    lead to other settings for this run.
     """
     folder = out / spec.folder
     path = folder / "config.json"

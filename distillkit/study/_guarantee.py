@@ -15,10 +15,11 @@ __all__ = ["ledgers_of", "total_guarantee"]
 
 
 def ledgers_of(out: Path, data: Any) -> tuple[list[Ledger], int]:
-    """Return the ledgers of all runs that read the given images, from a study's folder.
+    """Return the ledgers of all runs in a study's folder that read the given images, and the number of runs without
+    one.
 
-    Unfinished and failed runs are included, because they may have released results. The second result is the number of
-    runs that read these images but have no ledger.
+    Unfinished and failed runs are included, because they may have released results. The number counts runs that read
+    these images but have no ledger.
 
     Args:
         out: the study's folder.

@@ -97,9 +97,11 @@ class Record:
 class Records(list[Record]):
     """List of the finished runs of a study, with the study's unfinished runs and its chosen configurations.
 
-    Filtering with a list comprehension returns a plain list, without the unfinished runs. A table of a plain list must
-    infer unfinished runs: a seed is missing for one of the compared methods if another method has a run on the same
-    task with this seed. The sum of two `Records` contains the records of both studies.
+    Filtering with a list comprehension returns a plain list, which does not contain the unfinished runs. The sum of two
+    `Records` contains the records of both studies.
+
+    A table that is made from a plain list infers which runs are unfinished: if one method has a run with some seed,
+    every other compared method should have a run with this seed on the same task.
 
     Args:
         records: the finished runs.

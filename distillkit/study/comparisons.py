@@ -87,8 +87,8 @@ def compare_studies(before: RecordsLike, after: RecordsLike, *, column: str = "a
         column: name of the column to compare, see `Record.last`.
 
     Returns:
-        A table with one row per task and candidate in either study. Its columns are mean ± standard deviation over
-        seeds before and after, the difference of the means, and a verdict. The verdict is "the same" if both studies
+        A table with one row per task and candidate in either study. Its columns are the mean ± standard deviation over
+        seeds, before and after; the difference of the means; and a verdict. The verdict is "the same" if both studies
         have the same seeds and bit-identical values. It is "changed" if the means differ by more than the larger
         standard deviation, or by any amount if each study has only one seed. It is "only before" or "only after" if one
         study lacks the row.

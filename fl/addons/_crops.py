@@ -68,7 +68,7 @@ class Source(ABC):
         """Return the normalized images [B, C, H, W] with these indices, in the order of `indices`.
 
         Args:
-            stored: tensor from which the images are computed: the whole image for crops, or all images of a pool.
+            stored: tensor from which the images are computed: the image that is cropped, or all images of a public set.
             indices: indices of the images, integers [B].
             view: shape, normalization, device and dtype of the result.
         """
@@ -174,7 +174,8 @@ class Crops(Source):
     def _of(self, image: Tensor, size: int) -> Patches:
         """Return the `Patches` object for an image, uint8 [C, H, W], and a crop size.
 
-        A new image or size replaces the object, and empties the cache of its crops.
+        The object of the last call is returned again if image and size are the same. Otherwise, a new object is made,
+        and the cache of crops is emptied.
         """
         patches = self._patches
         if patches is None or patches.size != size or not (image is self._image or torch.equal(image, self._image)):

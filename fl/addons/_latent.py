@@ -1,4 +1,4 @@
-"""FedGen's generator of embeddings for given classes, and the clients' classifiers, from which the generator learns."""
+"""Networks of FedGen: the generator of embeddings for given classes, and the classifier of a client as a module."""
 
 from __future__ import annotations
 

@@ -89,8 +89,8 @@ class FedGen(AddOn):
         """Refuse several architectures in a run, parameters that stay with the clients, and add-ons that rescale
         updates.
 
-        The server must be able to rebuild the classifier of every client, and all classifiers must have the same
-        structure.
+        The generator learns from the clients' classifiers. Therefore the server must be able to rebuild every client's
+        classifier, and all classifiers must have the same structure.
         """
         require_one_architecture(self, settings, "its generator learns from one kind of classifier")
         require_whole_models(self, settings, "its generator learns from the clients' classifiers")

@@ -21,11 +21,11 @@ class FedNova(AddOn):
 
     The updates of clients with unequal numbers of steps are normalized before averaging.
 
-    The change of client i is -lr times a weighted sum of its gradients; a_i is the vector of these weights, and |a_i|_1
-    its l1 norm. The client sends d_i, its change divided by |a_i|_1. The server adds tau_eff sum_i p_i d_i to the
-    model, with tau_eff = sum_i p_i |a_i|_1, where p_i is the client's weight in the mean. So a client does not gain
-    weight by taking more steps, and the fixed point is that of the true objective. If |a_i|_1 is the same for all
-    clients, FedNova equals FedAvg, up to rounding.
+    The change of client i's weights is -lr (the learning rate) times a weighted sum of its gradients; a_i is the vector
+    of these weights, and |a_i|_1 its l1 norm. The client sends d_i, its change divided by |a_i|_1. The server adds
+    tau_eff sum_i p_i d_i to the model, with tau_eff = sum_i p_i |a_i|_1, where p_i is the client's weight in the mean.
+    So a client does not gain weight by taking more steps, and training converges to a stationary point of the true
+    objective. If |a_i|_1 is the same for all clients, FedNova equals FedAvg, up to rounding.
 
     |a_i|_1 is the distance by which the client's tau steps would move a weight under a constant gradient of 1, divided
     by lr. It is tau for SGD. With momentum rho, it is sum_k (1 - rho^(tau - k)) / (1 - rho); with a proximal term of

@@ -124,7 +124,7 @@ class FedReg(AddOn):
                 step.trained[name].copy_(local.start[name] + r)
 
     def _generated(self, local: Local) -> list[tuple[Tensor, ...]]:
-        """Generate images from all of the client's images, in batches.
+        """Generate a pseudo image and a perturbed image from each of the client's images, in batches.
 
         Each batch is a tuple: pseudo images, their soft labels, perturbed images, and their class indices.
         """

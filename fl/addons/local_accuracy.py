@@ -50,9 +50,9 @@ class LocalAccuracy(AddOn):
         require_full_models(self, settings, addons)
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse a run if no set in `server_data`, the server's own sets, has the name `on` (an option of the class).
+        """Check that the server has the test set that the option `on` names, in `server_data`.
 
-        Also refuse a set whose labels are not of the kind that the task requires.
+        Also check that its number of classes and its kind of labels are those of the task.
         """
         if self.on not in server.data:
             raise ValueError(f"LocalAccuracy needs images on the server: server_data={{{self.on!r}: ...}}")

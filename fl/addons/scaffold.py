@@ -51,7 +51,7 @@ class SCAFFOLD(AddOn):
         """Refuse Adam, momentum that is kept between rounds, and more than one architecture.
 
         The control variates are computed from the change of the weights. This change must be a weighted sum of the
-        round's gradients, which it is not with Adam or with momentum of earlier rounds.
+        round's gradients. With Adam or with momentum of earlier rounds, it is not.
         """
         if settings.optimizer.name == "adam":
             raise ValueError(

@@ -1,6 +1,7 @@
-"""Checks before round 1. The augmentation, the objective and the add-ons are tried on noise.
+"""Checks before round 1. The augmentation and the add-ons are tried on noise images, and the objective on random
+logits.
 
-Parameter patterns are compared with the names of the parameters.
+The options `personal` and `phases` contain patterns of parameter names. Each pattern must match a parameter.
 """
 
 from __future__ import annotations

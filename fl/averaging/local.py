@@ -295,11 +295,11 @@ class Local:
     def effective_lr(self) -> float:
         """The distance by which a constant gradient of 1 would have moved every trained parameter in this training.
 
-        The attribute `effective_lrs` contains this distance for each parameter that is shared with the server. The
-        result is the common value of those that were trained; 0 if there are none.
+        The attribute `effective_lrs` contains this distance for each parameter that is shared with the server. It must
+        be the same for all trained parameters. The result is 0 if no shared parameter was trained.
 
         Raises:
-            ValueError: two trained parameters have different distances, because different phases of the training
+            ValueError: the distance differs between trained parameters, because different phases of the training
                 (`Phase`) trained them.
         """
         found = {distance for distance in self.effective_lrs.values() if distance > 0}

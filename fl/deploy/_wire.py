@@ -127,7 +127,7 @@ def job_parts(job: Job, facts: Mapping[str, str] | None = None, *, whole: bool =
 
     Args:
         job: the job to encode.
-        facts: additional strings to send with the job, by name.
+        facts: additional strings to send with the job: a mapping, name -> string.
         whole: whether to encode the values of all entries, including those that the client has in its cache.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Backends, which decide where clients run, and the thread in which the server's functions run.
+"""Backends, which determine where clients run, and `ServerThread`, the thread in which the server's functions run.
 
 The default backend runs clients in threads of this process.
 """

@@ -271,7 +271,7 @@ class RoundRunner:
         )
 
     def _update_state(self, work: Callable[[], None]) -> float:
-        """Call `work` on the server's thread, and move the state that it has changed to the server's device.
+        """Call `work` on the server's thread, and then move the server's state to the server's device.
 
         Args:
             work: function that changes the server's state.

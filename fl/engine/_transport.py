@@ -112,8 +112,8 @@ class ClientResult:
         remembers: whether the client stored a memory (values that it keeps between rounds), under the name
             `RequestHeader.version`.
         resent: number of bytes of cached entries that were sent again, because the client had lost them.
-        spared: number of bytes that were not sent, because a bundled request in the same network message already
-            contained them.
+        spared: number of bytes that were not sent twice, because two requests to the client were sent in one network
+            message.
     """
 
     client: int
@@ -174,8 +174,8 @@ class Transport(Protocol):
     def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
         """Send a request to each client of `exchange`, and yield the results in the order of its clients.
 
-        Clients are started as the caller consumes results, so only a few run ahead of the caller. A client's charges
-        are written to the privacy ledger before its result is yielded.
+        Further clients are started only when the caller consumes results. A client's charges are written to the privacy
+        ledger before its result is yielded.
 
         Args:
             exchange: the main exchange, whose results are yielded.

@@ -89,8 +89,8 @@ class Restored:
         round: index of the last completed round.
         state: the server's state after that round.
         metadata: values that the transport needs when the run is resumed; see `Transport.metadata`.
-        changes: for each round in order, the records of clients' stored values (`ClientRecord`) that changed in it, as
-            JSON values by client index.
+        changes: for each round in order, the `ClientRecord`s that changed in this round: a mapping, client index ->
+            JSON value.
         rows: rows of the history for all completed rounds, except `open_row`.
         open_row: row of the last completed round if it still lacks the clients' evaluation results; otherwise None.
     """
@@ -228,7 +228,7 @@ class Store:
     def close(self, row: Mapping[str, Any]) -> None:
         """Write the last round's row to the history after its evaluation results were added.
 
-        Until then, the file `manifest.json` contains the incomplete row, which is now removed.
+        The incomplete row, which the file `manifest.json` contained until now, is removed from it.
 
         Args:
             row: the complete row.

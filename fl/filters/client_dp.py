@@ -135,7 +135,7 @@ class ClientDP(Filter):
             clients: number of all clients.
 
         Raises:
-            ValueError: `Adaptive.sigma` is so small that the bits alone cause all the privacy loss, or more, that
+            ValueError: `Adaptive.sigma` is too small: the bits alone would use up the privacy loss that
                 `ClientDP.sigma` allows for updates and bits together.
         """
         if self.adaptive is None or self.sigma == 0:
@@ -151,7 +151,7 @@ class ClientDP(Filter):
         return left**-0.5, bits
 
     def check(self, method: Method) -> None:
-        """Refuse a `method` from whose replies the server needs more than sums of clipped values."""
+        """Refuse a `method` whose server needs more from the replies than sums of clipped values."""
         require_sums(method, self.clips)
 
     def start(self, server: Server, expected: Schema, entries: Mapping[str, Entry[Any]]) -> None:
@@ -160,8 +160,9 @@ class ClientDP(Filter):
         Raises:
             PrivacyError: a reply contains an entry that is not clipped or has no fixed shape.
             NotAccountable: the ledger's delta is at least 1 / (number of clients).
-            ValueError: `Adaptive.sigma` is so small that the bits (each states whether a norm is within its clip norm)
-                alone cause all the privacy loss, or more, that `ClientDP.sigma` allows for updates and bits together.
+            ValueError: `Adaptive.sigma` is too small. Each client sends bits that state whether norms are within their
+                clip norms. These bits alone would use up the privacy loss that `ClientDP.sigma` allows for updates and
+                bits together.
         """
         require_shapes(expected, self.clips)
         self._ledger(server).assume("ClientDP")

@@ -163,7 +163,8 @@ class Filter(Component):
             server: server of the run.
             replies: aggregated replies: for each entry, the aggregate of the clients' values by the entry's rule (see
                 `Entry`). `back` of the filters that come later in `Filtered(method, ...)` has already changed them.
-            expected: schema of client 0's reply, as an example, before `out` of this filter changes the reply.
+            expected: schema of a reply before `out` of this filter changes it. The schema of client 0 is used as an
+                example.
 
         Returns:
             The changed replies. The filter that comes before this one in `Filtered(method, ...)` gets them or, if there

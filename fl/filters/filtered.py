@@ -221,7 +221,7 @@ class Filtered(Method):
         return self.method.expect_answer(server, client)
 
     def receive_answers(self, server: Server, replies: AggregatedReplies) -> None:
-        """Pass the method the clients' aggregated answers to the query before round 1. Filters change no answers."""
+        """Pass the clients' aggregated answers to the method, unchanged. They answer the query before round 1."""
         self.method.receive_answers(server, replies)
 
     def read_reply(self, server: Server, reply: Message) -> Message:

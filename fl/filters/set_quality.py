@@ -31,11 +31,11 @@ class SetQuality(Filter):
     """Measurement of how well the gradient of a synthetic set, or a round's update, matches the gradient of real
     images.
 
-    Use it to check whether the union of the clients' synthetic sets in FedDM, or the server's synthetic images
-    (anchors) in FedLGD, approximate real images or updates as the papers claim, and whether an equally large set of
-    real images would approximate them as well. The column of the history is `set_quality`, with the entries below. The
-    gradient of a set is that of the cross-entropy on the set, with respect to the weights. The distance of a set from
-    another set, or from the update, is computed between gradients:
+    FedDM claims that the union of the clients' synthetic sets approximates real images. FedLGD claims that the server's
+    synthetic images (anchors) approximate updates. Use the filter to check these claims, and to compare the synthetic
+    images with an equally large set of real images. The column of the history is `set_quality`, with the entries below.
+    The gradient of a set is that of the cross-entropy on the set, with respect to the weights. The distance of a set
+    from another set, or from the update, is computed between gradients:
 
     * `update_real`: distance of the round's update from the gradient of the real images in `on`.
     * `sample_real`, `sample_update`: distance of a random sample of `on` from the other images in `on`, and from the
@@ -95,10 +95,9 @@ class SetQuality(Filter):
         return network.to(server.device, server.dtype)
 
     def after_receive(self, server: Server, before: Server, method: Method) -> None:
-        """Write the distances between gradients, and the other quantities of `SetQuality`, into the history.
+        """Measure the quantities of `SetQuality`, and write them into the history.
 
-        Nothing is measured in rounds whose number is not a multiple of the
-        option `every`.
+        Measure only in rounds whose number is a multiple of the option `every`.
         """
         if server.round % self.every:
             return

@@ -1,6 +1,7 @@
-"""Federated methods of papers: FedDM, its variants and FedProto, and methods that consist of `FedAvg` and add-ons.
+"""Federated methods of papers.
 
-`FedLGD`, `FedRep` and `SingleImage` are `FedAvg` with their papers' defaults; they override no function of `FedAvg`.
+`FedLGD`, `FedRep` and `SingleImage` are `FedAvg` with the add-ons and defaults of their papers. FedDM, its variants and
+FedProto are methods of their own.
 """
 
 from fl.methods.feddm import FedDM

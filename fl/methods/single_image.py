@@ -52,9 +52,8 @@ class SingleImage(FedAvg):
     The class is `FedAvg(SharedImage(image, **shared), *addons, factory=factory, ...)` with the paper's options for the
     clients: Adam with learning rate 0.01, and 40 epochs. Two defaults are taken from the authors' code: batches of 512,
     and the cross-entropy of logits that are clipped at `shared["clip"]`. For the paper's FedProx clients, add
-    `FedProx(mu)` to the add-ons. The term of `FedProx` is mu / 2 times the sum of the squared weight changes. The
-    authors' code instead uses 2.0 times the square of a sum, which is not available here. The paper draws 8 of 20
-    clients in each of 30 rounds.
+    `FedProx(mu)` to the add-ons. The proximal term of the authors' code differs from that of `FedProx` and is not
+    available here. The paper draws 8 of 20 clients in each of 30 rounds.
 
     Args:
         image: the shared image, uint8 [C, H, W], or float in [0, 1].

@@ -132,8 +132,7 @@ class SummedFedDM(PrivateFedDM):
 
     @staticmethod
     def noised(client: Client, mechanism: str, sums: Tensor, sigma: float, sensitivity: float, share: float) -> Tensor:
-        """Return a client's sums with its share of the noise, after charging the ledger for a release with the whole
-        noise.
+        """Add a client's share of the noise to its sums. First charge the ledger for a release with the whole noise.
 
         Args:
             client: client that draws the noise and is charged.

@@ -61,9 +61,9 @@ def to_target(records: RecordsLike, *, accuracy: float) -> Table:
         accuracy: the target, a fraction in [0, 1]; papers use the best accuracy of FedAvg.
 
     Returns:
-        A table with one row per task and candidate. Its columns are the number of runs that reached the target, and for
-        both measures the rounds, the bytes (in both directions, all clients) and the CPU seconds of all clients. "–"
-        means that the target was not reached.
+        A table with one row per task and candidate. Its columns are the number of runs that reached the target and, for
+        each measure, the costs until then: the rounds, the bytes that all clients sent and received, and the clients'
+        CPU seconds. "–" means that the target was not reached.
 
     Raises:
         ValueError: `accuracy` is outside [0, 1], or there are no records.

@@ -236,10 +236,10 @@ def _begin(known: SavedRun, out: Path, seed: int, device: str) -> None:
 
 
 def _require_same_images(known: SavedRun, task: Task, split: Split) -> None:
-    """Check that the images that the task has now are the images of the saved run.
+    """Check that the task's images are still those of the saved run.
 
     Raises:
-        NotRepeatable: the images differ.
+        NotRepeatable: the images have changed since the saved run.
     """
     validation = bool(known.config["notes"]["validation"])
     allocation = task.assign(split, known.partition_seed, validation=validation, keep=known.kept)

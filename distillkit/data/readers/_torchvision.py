@@ -58,9 +58,10 @@ def load_torchvision(
         name: name of the dataset, as in `load`.
         loader: name of the dataset's class in `torchvision.datasets`.
         files: paths of the files below `root`.
-        folder: folder below `root` that is passed to the class.
-        split_options: two sets of keyword arguments for the class, which select the training split and the test split.
-        labels: name of the class's attribute that contains the class indices.
+        folder: folder below `root` that is passed to the torchvision class.
+        split_options: two sets of keyword arguments for the torchvision class, which select the training split and the
+            test split.
+        labels: name of the torchvision class's attribute that contains the labels.
         classes: the class names; None reads them from the files.
         download: whether to download missing files, as in `load`.
         options: the options `size`, `channels` and `normalization` of `load`.

@@ -182,7 +182,7 @@ def _part_names(path: Path, keys: Sequence[str]) -> dict[str, str]:
 def _class_names(
     path: Path, labels: Mapping[str, Tensor], classes: tuple[str, ...] | None
 ) -> tuple[tuple[str, ...], bool]:
-    """Return the class names, and whether the number of classes is known independently of the class indices.
+    """Return the class names, and whether the number of classes is known without looking at class indices.
 
     If `classes` is None, the names are "0", "1", and so on.
     """

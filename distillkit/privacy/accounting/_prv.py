@@ -77,8 +77,8 @@ class _Loss:
 class _Removed(_Loss):
     """Privacy loss of removing a record.
 
-    The output x of a step of the mechanism is drawn from M, the density of x with the record. The loss is log(M/N),
-    where N is the density of x without the record (see `_Loss`). The loss increases with x.
+    Let M be the density of the mechanism's output x with the record, and N the density without the record (see
+    `_Loss`). The output is drawn from M, and the loss is log(M(x) / N(x)). The loss increases with x.
     """
 
     def cdf(self, t: Any) -> Any:
@@ -91,8 +91,8 @@ class _Removed(_Loss):
 class _Added(_Loss):
     """Privacy loss of adding a record.
 
-    The output x of a step of the mechanism is drawn from N, the density of x without the record. The loss is log(N/M),
-    where M is the density of x with the record (see `_Loss`). The loss decreases with x.
+    Let N be the density of the mechanism's output x without the record, and M the density with the record (see
+    `_Loss`). The output is drawn from N, and the loss is log(N(x) / M(x)). The loss decreases with x.
     """
 
     def cdf(self, t: Any) -> Any:

@@ -151,10 +151,10 @@ class CapturedFunction:
             return [torch.cat(column) for column in zip(*rows)]
 
     def _row(self, shared: Sequence[Tensor], inputs: Sequence[Tensor], i: int) -> list[Tensor]:
-        """Evaluate the function on record i alone, and return its results with one row each.
+        """Evaluate the function on record i alone. Each returned tensor has a first dimension of length 1.
 
         If records are evaluated in batches, the batch consists of copies of record i, so that rounding errors are the
-        same as in the batch of all records. If an operator fails, the rows are zero.
+        same as in the batch of all records. If the evaluation fails, the result consists of zeros.
         """
         try:
             if self.batched:

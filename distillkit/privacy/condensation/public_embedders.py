@@ -161,8 +161,8 @@ class PublicEmbedder:
 
         Args:
             images: synthetic images, float [ipc, C, H, W].
-            batched: whether to compute the n products together. The option has no effect on the products of a network
-                or augmentation from outside this package: they are computed by a graph that is traced from its code.
+            batched: whether to compute the n products together. The option has no effect on user-defined networks and
+                augmentations, whose products are computed by a graph that is traced from their code.
         """
         leaf = images.detach().requires_grad_()
         outer = leaf

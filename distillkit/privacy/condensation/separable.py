@@ -74,8 +74,7 @@ def require_separable(loss: object) -> SeparableLoss:
 
     Raises:
         NotSeparable: the loss is not declared separable; or, in a test with up to 64 random examples, the term of one
-            example depended on other examples. The message quotes the attribute `why` of an undeclared loss, if the
-            loss has this attribute.
+            example depended on other examples.
     """
     if not callable(loss) or getattr(loss, "separable", None) is not True:
         name = getattr(loss, "__name__", type(loss).__name__)

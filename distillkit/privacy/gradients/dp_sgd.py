@@ -169,9 +169,9 @@ def train_private(
 
 
 def _check_loss(loss: RowLoss, like: LabeledImages) -> None:
-    """Refuse a loss whose values in a batch differ from those of single examples.
+    """Refuse a loss whose value for an example depends on the other examples in the batch.
 
-    Training evaluates the loss on one example only.
+    The check uses six random rows of logits.
     """
     classes = (torch.arange(6) * (like.num_classes - 1) // 5).to(like.labels.device)
     labels = classes if like.labels.ndim == 1 else F.one_hot(classes, like.labels.shape[1])

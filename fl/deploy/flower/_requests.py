@@ -59,8 +59,8 @@ def pack_requests(
 
     Args:
         requests: one or two requests to the same client.
-        facts: additional strings to send with each request, by name.
-        whole: whether to send the values of all entries, including those that the client has in its cache.
+        facts: additional strings to send with each request: a mapping, name -> string.
+        whole: whether to send the values of all message entries, including those that the client has in its cache.
 
     Returns:
         A pair: the requests, and the parts (tensors and strings by name) of the message. If there are two requests, the

@@ -335,7 +335,7 @@ class GridTransport:
         self._results.clear()
 
     def metadata(self) -> dict[str, str]:
-        """Return the name under which nodes keep this run's files, to be stored in the checkpoint.
+        """Return {"run": name} for the checkpoint. Nodes keep this run's files under this name.
 
         Flower's own run id cannot be used as this name, because it changes when the run is resumed.
         """

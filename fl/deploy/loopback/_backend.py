@@ -24,8 +24,8 @@ class Loopback(Faults):
     kind of request, the round and the client, so a run can be repeated exactly.
 
     Args:
-        lose: share of the clients' results that never arrive; their clients are recorded as failed. When a round is
-            complete, each client is told so by a message. The same share of these messages is lost, too.
+        lose: share of the clients' results that never arrive; their clients are recorded as failed. The messages that
+            tell clients that a round is complete are lost with the same probability.
         repeat: share of the results that arrive twice; the second copy is recognized and dropped.
         delay: share of the results that arrive too late; their clients are recorded as failed, and the late results are
             dropped.
