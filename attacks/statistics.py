@@ -297,13 +297,12 @@ class Roc:
 
 
 def _sure_counts(fpr: float, trials: int, error: float) -> tuple[int | None, int | None]:
-    """Return the largest count of false positives that shows a true rate of at most `fpr`, and the smallest that shows
-    at least `fpr`.
+    """Return the counts of false positives from which a true rate of at most, or of at least, `fpr` follows.
 
-    Each of the two conclusions is right with probability at least 1 - `error`. A threshold just above the (k + 1)-th
-    largest of n non-members' scores has k false positives, and its true false-positive rate is stochastically at most a
-    variable with distribution Beta(k + 1, n - k). The true rate of a threshold at the k-th largest score is
-    stochastically at least a variable with distribution Beta(k, n - k + 1).
+    Each of these two conclusions is right with probability at least 1 - `error`. Consider a threshold with k false
+    positives among n non-members. If it is just above the next smaller score, its true rate is stochastically at most a
+    variable with distribution Beta(k + 1, n - k). If it equals the k-th largest score, its true rate is stochastically
+    at least a variable with distribution Beta(k, n - k + 1).
 
     Args:
         fpr: false-positive rate with which the true rates are compared.

@@ -124,7 +124,8 @@ class Scores:
 
     @property
     def hlr(self) -> float:
-        """Hard-label recovery: test accuracy after training on all real images, minus that for the scored small set.
+        """Hard-label recovery: test accuracy after training on all real images, minus test accuracy after training on
+        the set.
 
         Both trainings use hard labels. Lower is better.
         """
@@ -132,9 +133,10 @@ class Scores:
 
     @property
     def ior(self) -> float:
-        """Improvement over random: test accuracy after training on the set minus that on as many random real images.
+        """Improvement over random: test accuracy after training on the set, minus test accuracy of a random real
+        subset.
 
-        Both trainings use the same protocol.
+        The subset has as many images as the set. Both trainings use the same protocol.
         """
         return self.rows["set"].mean - self.rows["random"].mean
 
@@ -216,8 +218,8 @@ def scores(
         validation: share of each class of `real` that is held out during the search, in (0, 1). The final trainings use
             all real images. Note that the set may have been made from the held-out images.
         weight: weight of IOR in LRS, in [0, 1]; HLR has the remaining weight.
-        augmented_weight: weight in ARS of the accuracy difference between the set and random images when networks are
-            trained with augmentation, in [0, 1]; the difference without augmentation has the remaining weight.
+        augmented_weight: weight in ARS of training with augmentation, in [0, 1]; training without augmentation has the
+            remaining weight. ARS combines two accuracy differences between the set and random images.
         num_networks: number of networks per kind of training in the final trainings.
         generator: an int seed, or a CPU generator from which one seed is drawn.
         chunk: number of images per forward and backward pass; None for a default.
@@ -252,8 +254,8 @@ def scores(
             used: training protocol. Each item of `search` (an argument of `scores`) changes some of its options. A
                 network is trained with each item, and the item with the best accuracy on held-out images is used.
             own: set to train on; None for all real images.
-            names: key under which the result is stored. If there is a second key, networks are also trained on random
-                real images, and their result has the second key.
+            names: keys under which the results are stored. The first is for `own`. If there is a second key, networks
+                are also trained on random real images, and their result is stored under it.
         """
 
         @functools.cache

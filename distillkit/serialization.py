@@ -129,9 +129,9 @@ def from_config(
     """Rebuild the value that `to_config` converted.
 
     A config cannot make this function import or call arbitrary code. A function or class is accepted if it is in
-    `names`, in the started script, or in a module listed in `trust`. Networks, component classes and pure functions of
-    distillkit, `torch.nn`, `torch.nn.functional` and `torchvision.models` are accepted too. Only dataclasses and
-    `Configurable` classes are called.
+    `names`, in the script that Python was started with, or in a module listed in `trust`. Networks, component classes
+    and pure functions of distillkit, `torch.nn`, `torch.nn.functional` and `torchvision.models` are accepted too. Only
+    dataclasses and `Configurable` classes are called.
 
     Args:
         config: a result of `to_config`, which may have been written to JSON and read again.

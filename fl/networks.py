@@ -234,9 +234,10 @@ class Networks:
         return {f"{name}/{n}": t for n, t in tensors.items()} if name else tensors
 
     def check_run(self, server: Server, *, features: bool = False) -> None:
-        """Try every architecture on two noise images of the clients' shape and dtype, and check two options.
+        """Try every architecture on two noise images of the clients' shape and dtype.
 
-        These are the options `assign` (each client's architecture) and `initial` (initial weights) of `Networks`.
+        Also check the options `assign` (each client's architecture) and `initial` (initial weights) of `Networks`.
+
 
         Call this function in a method's own `check_run`, before round 1. It does not change the networks.
 

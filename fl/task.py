@@ -57,18 +57,18 @@ class LabelTask(Protocol):
     def distill(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
         """Return the distillation loss between a student and a teacher, averaged over the images.
 
-        Its scale is that of `loss`, so that both can be added.
+        This loss has the same scale as `loss`, so the two can be added.
 
         Args:
-            student_logits, teacher_logits: float [N, K'], computed from the same N images. K' is the number of the
-                networks' outputs, at least the number K of classes.
+            student_logits, teacher_logits: logits of the two networks for the same N images, float [N, K']. K' is the
+                number of outputs, which is at least the number of classes, K.
         """
 
     def sums(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the results of a test as sums over images, so that results of batches or clients can be added.
 
         Args:
-            logits: float [N, K'], with K' outputs of the network, which are at least as many as the K classes.
+            logits: float [N, K']. K' is the number of the network's outputs, at least the number of classes, K.
             labels: labels of these images, in the task's form.
 
         Returns:
@@ -138,7 +138,7 @@ class Classification:
         """Return the cross-entropy of `logits`, averaged over the images.
 
         Args:
-            logits: float [N, K'], with K' outputs of the network, which are at least as many as the K classes.
+            logits: float [N, K']. K' is the number of the network's outputs, at least the number of classes, K.
             labels: class indices [N], or class probabilities [N, K'].
         """
         return F.cross_entropy(logits, labels)
@@ -159,8 +159,8 @@ class Classification:
         """Return the KL divergence KL(teacher || student) of the softmax over all outputs, averaged over the images.
 
         Args:
-            student_logits, teacher_logits: float [N, K'], computed from the same N images. K' is the number of the
-                networks' outputs, at least the number K of classes.
+            student_logits, teacher_logits: logits of the two networks for the same N images, float [N, K']. K' is the
+                number of outputs, which is at least the number of classes, K.
         """
         return knowledge_distillation(student_logits, teacher_logits)
 
@@ -172,7 +172,7 @@ class Classification:
         output after the first K has the largest logit, the prediction is wrong.
 
         Args:
-            logits: float [N, K'], with K' outputs of the network, which are at least as many as the K classes.
+            logits: float [N, K']. K' is the number of the network's outputs, at least the number of classes, K.
             labels: class indices, int64 [N].
         """
         predicted, k = logits.argmax(1), self.num_classes
@@ -229,7 +229,7 @@ class MultiLabel:
         """Return the binary cross-entropy of the first K `logits`, averaged over images and classes.
 
         Args:
-            logits: float [N, K'], with K' outputs of the network, which are at least as many as the K classes.
+            logits: float [N, K']. K' is the number of the network's outputs, at least the number of classes, K.
             labels: rows of 0 and 1, [N, K].
         """
         return F.binary_cross_entropy_with_logits(logits[:, : self.num_classes], labels.to(logits.dtype))
@@ -247,15 +247,14 @@ class MultiLabel:
         return F.one_hot(complement_targets(counts, total=total), self.num_classes).float()
 
     def distill(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        """Return the KL divergence KL(teacher || student) of the prediction of a class, averaged over images and
-        classes.
+        """Return the KL divergence KL(teacher || student), averaged over images and classes.
 
-        The prediction of a class is a Bernoulli distribution, the sigmoid of its logit. Outputs after the first K are
-        ignored.
+        A network's prediction of a class is a Bernoulli distribution, whose probability is the sigmoid of the logit.
+        Outputs after the first K are ignored.
 
         Args:
-            student_logits, teacher_logits: float [N, K'], computed from the same N images. K' is the number of the
-                networks' outputs, at least the number K of classes.
+            student_logits, teacher_logits: logits of the two networks for the same N images, float [N, K']. K' is the
+                number of outputs, which is at least the number of classes, K.
         """
         k = self.num_classes
         return binary_distillation(student_logits[:, :k], teacher_logits[:, :k]) / k
@@ -267,7 +266,7 @@ class MultiLabel:
         loss, then the true positives, false positives and false negatives of each class.
 
         Args:
-            logits: float [N, K'], with K' outputs of the network, which are at least as many as the K classes.
+            logits: float [N, K']. K' is the number of the network's outputs, at least the number of classes, K.
             labels: rows of 0 and 1, [N, K].
         """
         logits, truth = logits[:, : self.num_classes], labels > 0.5
@@ -280,8 +279,8 @@ class MultiLabel:
     def check_sums(self, sums: Tensor) -> None:
         """Raise ValueError if the counts in `sums`, a result of the method `sums`, contradict each other.
 
-        Summed over all classes, the false positives and false negatives together must be as many as the wrong
-        predictions, and there must be at most as many true positives as correct predictions.
+        The total number of false positives and false negatives must equal the number of wrong predictions. The total
+        number of true positives must not exceed the number of correct predictions.
         """
         count, correct, tp, fp, fn = _counts(sums)
         if fp + fn != count - correct or tp > correct:
@@ -317,7 +316,7 @@ class MultiLabel:
 def clients_accuracy(accuracies: Sequence[float]) -> dict[str, float]:
     """Return statistics of the clients' accuracies, which show how much the model's quality differs between clients.
 
-    They are the column `accuracy_clients` of a run's history.
+    The history of a run has them in the column `accuracy_clients`.
 
     Args:
         accuracies: accuracy of each tested client, a fraction; at least one.

@@ -24,8 +24,9 @@ def step_scores(steps: Tensor, sigma: float, *, rate: float = 1.0) -> Tensor:
 
     Args:
         steps: projections in units of the sensitivity, float [n, T]: n runs of T steps.
-        sigma: noise standard deviation / sensitivity, > 0: the value with which the mechanism claims its epsilon.
-        rate: sampling rate of the record, in (0, 1]: the value with which the mechanism claims its epsilon.
+        sigma: noise multiplier, > 0: the noise's standard deviation divided by the sensitivity. Pass the value from
+            which the claimed epsilon is computed.
+        rate: sampling rate of the record, in (0, 1]. Pass the value from which the claimed epsilon is computed.
 
     Returns:
         Scores, float64 [n, 2].

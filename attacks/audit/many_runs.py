@@ -1,4 +1,7 @@
-"""Lower bound on epsilon from many fresh runs of a mechanism, and the largest bound that so many runs can give."""
+"""Lower bound on epsilon from many fresh runs of a mechanism.
+
+The module also computes the largest bound that a given number of runs can show.
+"""
 
 from __future__ import annotations
 
@@ -67,8 +70,9 @@ def _epsilon(likely: Any, unlikely: Any, delta: float) -> Any:
     """Return the smallest epsilon >= 0 with likely <= e^epsilon * unlikely + delta, for numbers or arrays.
 
     Args:
-        likely: lower bound on an event's probability in runs with the record (or without it).
-        unlikely: upper bound on the event's probability in the other runs.
+        likely: lower bound on the probability of an event in one kind of runs, those with the record or those without
+            it.
+        unlikely: upper bound on the probability of the event in the other kind of runs.
         delta: delta at which epsilon is bounded.
     """
     return np.log(np.maximum((np.asarray(likely) - delta) / unlikely, 1.0))

@@ -98,8 +98,8 @@ class ReplayTest:
     """Result of `replay_release`. Prints as a sentence for a report.
 
     Attributes:
-        distances: a number for each function that was passed to `replay_release` (argument `worlds`), by the function's
-            name: the largest difference between the release and the values that the function computed, relative to the
+        distances: distance of the release from the values that each function in the argument `worlds` of
+            `replay_release` computed, by the function's name. The distance is the largest difference, divided by the
             largest absolute value of the release.
         matches: names of the functions whose values equal the release up to `tolerance`.
         tolerance: largest relative difference that counts as equal.

@@ -117,8 +117,8 @@ def class_bounds(
 
     Raises:
         TypeError, ValueError: no message was given; a tensor has another shape or is not finite; messages contradict
-            each other; or a gradient or change does not sum to 0 over the classes. With a softmax it sums to 0, unless
-            there is noise, weight decay, Adam or another loss, and then nothing is certain.
+            each other; or the gradient or the change of the bias does not sum to 0 over the classes. Another sum means
+            that noise, weight decay, Adam or a loss without softmax was used, so no conclusion is certain.
 
     Sources: Zhao, Mopuri and Bilen (iDLG, 2020) for the sign of one image's gradient; Yin et al., "See through
     gradients" (CVPR 2021), who look for negative values in a batch's gradient. All other bounds follow by arithmetic.

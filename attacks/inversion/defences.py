@@ -180,9 +180,10 @@ class DefendedMessage:
         self._message.observed = self.observed  # labels are inferred from the sent message
 
     def replay(self, images: Tensor, labels: Tensor) -> Sequence[Tensor]:
-        """Return the message computed from images, after the part of each defence that an attacker can reproduce.
+        """Return the message that the images would give, with the reproducible part of each defence applied to it.
 
-        The defences are applied in order: `expected` of each defence changes the result of the previous one.
+        An attacker can reproduce clipping, for example, but not random noise. Each defence's function `expected`
+        computes this part.
 
         Args:
             images: candidate images, float [N, C, H, W].

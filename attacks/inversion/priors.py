@@ -21,8 +21,9 @@ Prior = Callable[[Tensor], Tensor]
 def batch_norm_prior(network: nn.Module, *, first_multiplier: float = 1.0) -> Prior:
     """Return a function that measures how far images are from a network's batch norm statistics (GradInversion).
 
-    Pass it to `invert_message(priors=...)`. The statistics are means over many images, so they suit a large private
-    batch better than one image. If a client also sends its running statistics, use a network with these statistics.
+    Pass it to `invert_message(priors=...)`. The statistics are means over many images, so the prior works better for a
+    large private batch than for one image. If a client also sends its running statistics, use a network with these
+    statistics.
 
     Args:
         network: network with BatchNorm layers that keep running statistics. Its state and its mode are not changed.

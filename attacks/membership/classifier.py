@@ -17,9 +17,9 @@ def shadow_classifier(target: Tensor, inside: Tensor, shadows: Tensor, labels: T
     This is the attack of Shokri et al. For every class, a logistic regression is trained to separate the outputs of the
     shadow models on their training records from their outputs on other records. It then scores the target's outputs.
     The attack uses one decision rule for all records of a class. It is therefore a baseline for `lira`, which fits a
-    separate rule to each record. The shadow models must include neither the target itself nor a model that was trained
-    on exactly those records on which the target was not trained (`leave_one_out` excludes both). Otherwise the training
-    data of the attack would depend on the target.
+    separate rule to each record. The shadow models must not include the target itself. They must not include the
+    target's complement either, the model that was trained on exactly the records that the target was not trained on.
+    Otherwise the training data of the attack would depend on the target. `leave_one_out` excludes both models.
 
     Paper: Shokri et al., "Membership inference attacks against machine learning models" (S&P 2017). Deviations: we use
     logistic regression (scikit-learn, on standardized outputs, with its default penalty) in place of a network; logits

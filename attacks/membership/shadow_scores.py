@@ -135,9 +135,10 @@ class ShadowScores:
         return found
 
     def target(self, number: int, scorer: str) -> Target:
-        """Return the inputs of an attack on one of the shadow models, in which other shadow models serve as shadows.
+        """Return the inputs of an attack on one of the shadow models. The attack uses the other shadow models for
+        comparison.
 
-        The complement of the attacked model is not used (see `without`).
+        Only the complement of the attacked model is left out (see `without`).
 
         Args:
             number: index of the shadow model to attack.

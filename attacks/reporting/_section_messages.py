@@ -1,6 +1,6 @@
-"""Data of a run that an adversary observes, and the sections of a report that need only these data.
+"""Data of a run that an adversary observes, and two sections of a report that need only these data.
 
-These are the section on the adversaries and the section on the classes of each client.
+One section describes the adversaries, and the other one the classes of each client.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def adversary_section(run: RecordedRun) -> Section:
 def class_section(run: RecordedRun, observed: ObservedData, findings: Findings) -> Section:
     """Return the section on the classes that each client certainly has or does not have.
 
-    These classes are derived from the labels of sent sets, and from the bias changes in updates.
+    The section uses the labels of the sets that clients send, and the change of the last layer's bias in their updates.
 
     Args:
         run: the recorded run.

@@ -94,12 +94,12 @@ def shadow_parts(
 ) -> list[str | Table]:  # fmt: skip
     """Run attacks with shadow models, and return the report's text and table.
 
-    The shadow models repeat the whole pipeline of the run. Each of them is attacked in turn as the target. The
-    baselines are attacked in the same way for comparison.
+    Each shadow model repeats the whole pipeline of the run on a part of its records. Every shadow model is attacked
+    once. The baselines are attacked in the same way for comparison.
 
     Args:
         pipeline, count, workers, out, progress: arguments of `attacks.membership.run_shadows`.
-        baselines: other pipelines on the same records, by name.
+        baselines: other pipelines, by name. Their records are those of `pipeline`.
         findings: findings of the report, to which the result for `pipeline` is added.
     """
     found = _shadowed(pipeline, count, workers, out / "shadows", progress)

@@ -1,4 +1,7 @@
-"""Similarity of sent images to records (nearest image, membership scores), and a baseline that sends records."""
+"""Similarity of sent images to records, by the nearest image and by membership scores.
+
+For comparison, `random_baseline` draws records in place of the sent images.
+"""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ class CropFlip:
 
     Pass it as `augment=`, or call it: `CropFlip(train.normalization)(images, generator)`.
 
-    Each image is padded with `pad` black pixels, cropped at random to its original size, and flipped at random. Clients
-    use this augmentation in VHL, in FedCOG and in "Federated learning with a single shared image", as torchvision's
-    `RandomCrop(32, padding=4)` and `RandomHorizontalFlip()` before normalization.
+    Each image is padded with `pad` black pixels, cropped at random to its original size, and flipped at random. It
+    corresponds to torchvision's `RandomCrop(32, padding=4)` and `RandomHorizontalFlip()`, applied before normalization.
+    VHL, FedCOG and "Federated learning with a single shared image" train clients with it.
 
     Padding is black, as if the images were padded before normalization. The normalized value of black differs between
     channels, so the normalization must be given. The cutout (DeVries and Taylor, 2017) comes last. It sets a square to

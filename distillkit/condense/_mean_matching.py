@@ -134,8 +134,8 @@ def class_distance(
 ) -> tuple[Tensor, Tensor]:
     """Sum a given distance over all classes, and return it with its gradient with respect to synthetic images.
 
-    The function `distance` compares the embeddings of a class's synthetic images with a target that it knows, such as
-    the mean embedding of the real images.
+    The function `distance` compares the embeddings of a class's synthetic images with a target, such as the mean
+    embedding of the class's real images.
 
     Args:
         network, images, counts, match, augment, chunk: as in `distance_to_means`.

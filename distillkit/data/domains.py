@@ -182,7 +182,7 @@ def _distinct(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _order(name: str, own: Sequence[str], classes: Sequence[str], may_lack: bool) -> Tensor:
-    """Return the position in `classes` of each class name of a source, int64 [len(own)].
+    """Return the index in `classes` of each class name of a source (one of the joined datasets), int64 [len(own)].
 
     Args:
         name: name of the source, for the error message.

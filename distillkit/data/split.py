@@ -41,7 +41,8 @@ class Split:
 
 @dataclass(frozen=True)
 class StoredSplit:
-    """Training, test and validation sets of a dataset on disk. `train, test = split` unpacks the first two.
+    """Training, test and validation sets of a dataset on disk. `train, test = split` unpacks the training and the test
+    set.
 
     Attributes:
         train: the training set.

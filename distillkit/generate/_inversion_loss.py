@@ -92,8 +92,8 @@ class InversionLoss:
         """Return the number of logits K that the networks compute for one image [1, C, H, W].
 
         Raises:
-            ValueError: a network does not accept the image, its logits are not [1, K], or student and teacher differ in
-                K.
+            ValueError: a network does not accept the image or does not return logits [1, K], or student and teacher
+                differ in K.
         """
         widths = []
         for name, network in (("teacher", self.teacher), ("student", self.student)):

@@ -40,7 +40,7 @@ def _notebook_figure() -> type[Figure]:
 
 
 def subplots(axes: Any, count: int, width: float, height: float, columns: int = 4) -> tuple[Figure, list[Axes]]:
-    """Return a figure and `count` axes: the given axes, or those of a new figure, which opens no window.
+    """Return a figure and `count` axes: the given axes, or those of a new figure. No window is opened.
 
     Args:
         axes: the axes to draw into, as a single axes or a list; None for a new figure.

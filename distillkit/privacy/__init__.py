@@ -1,24 +1,25 @@
 """Differential privacy for synthetic sets and models, with a ledger of what was spent.
 
-Three functions turn private images into something that may be published: `condense_private` (a set fitted to noised
-class means, which is the best place to start), `image_sgd` (a set by DP-SGD on its images, as in FedDM) and
-`train_private` (a network, by DP-SGD). Each charges a `Ledger` before it draws noise. `plan_noise` computes the noise
-multiplier for a target epsilon. `release`, `private_histogram` and `PrivateGradient` are building blocks for mechanisms
-of your own.
+Three functions turn private images into something that may be published. `condense_private` fits a synthetic set to
+noised class means; start with this function. `image_sgd` makes a synthetic set by DP-SGD on its images, as in FedDM.
+`train_private` trains a network by DP-SGD. Each charges a `Ledger` before it draws noise. `plan_noise` computes the
+noise multiplier for a target epsilon. `release`, `private_histogram` and `PrivateGradient` are building blocks for
+mechanisms of your own.
 
 Where to find what in this package:
 
-- Where is noise drawn? `secret.py` (`Secret`). Where is it added? `gradients/private_gradient.py` (DP-SGD on networks
-  and images), `condensation/class_means.py` (`release`) and `condensation/histogram.py`. Callers outside this package
-  that add noise themselves draw it from a `Secret` and charge an `Account`.
-- Where is a ledger line written? `ledger.py` (`Ledger.spend`), into the hash chain of `_journal.py`; `events.py`
-  defines the events that a ledger records. `_child_ledger.py` contains the ledgers of clients on other machines. An
-  `Account` combines a ledger with the client whose data are charged and the round that is recorded.
-- Where is epsilon computed? `accounting/composition.py` (`compose`); `accounting/planning.py` inverts it.
-- Where does user code run on records? Nowhere. `capture/` traces the code once, on a fake tensor, which has a shape but
-  no values. Only the resulting fixed graph is evaluated on records.
-- Where are inputs refused? `validation/` checks the data, the options and delta, and refuses networks and losses that
-  mix examples. `errors.py` defines the errors, `assumptions.py` the inputs that each entry point assumes to be public.
+- Noise is drawn in `secret.py` (`Secret`). It is added in `gradients/private_gradient.py` (DP-SGD on networks and
+  images), `condensation/class_means.py` (`release`) and `condensation/histogram.py`. Callers outside this package that
+  add noise themselves draw it from a `Secret` and charge an `Account`.
+- Ledger lines are written by `Ledger.spend` in `ledger.py`, into the hash chain of `_journal.py`. `events.py` defines
+  the events that a ledger records. `_child_ledger.py` contains the ledgers of clients on other machines. An `Account`
+  combines a ledger with the client whose data are charged and the round that is recorded.
+- Epsilon is computed by `compose` in `accounting/composition.py`. `accounting/planning.py` computes the noise for a
+  given epsilon.
+- User code never runs on records. `capture/` traces the code once, on a fake tensor, which has a shape but no values.
+  Only the resulting fixed graph is evaluated on records.
+- Inputs are checked in `validation/`: the data, the options and delta. Networks and losses that mix examples are
+  refused. `errors.py` defines the errors. `assumptions.py` lists the inputs that each function assumes to be public.
 """
 
 from distillkit.privacy.accounting.composition import Bound, Spend, compose, filter_order

@@ -21,7 +21,7 @@ def public_noise(count: int, like: LabeledImages, generator: torch.Generator, *,
         count: number of images.
         like: set with the shape, normalization, dtype and device of the result; its images are not used.
         generator: generator with which the images are drawn.
-        coarse: factor by which the noise's resolution is lower than the images'; 1 gives white noise.
+        coarse: resolution of the images divided by the resolution of the noise; 1 gives white noise.
     """
     c, h, w = like.shape
     small_h, small_w = (min(side, max(2, side // coarse)) for side in (h, w))

@@ -381,10 +381,10 @@ class Ledger:
         return ""
 
     def _names(self) -> list[str]:
-        """Return the client ids that occur in charges, in calls of `void`, or in ids passed to `register`.
+        """Return the ids of the clients that were charged, passed to `void`, or registered by id.
 
-        `ALL_CLIENTS` is left out. Clients that were registered only by a number, such as the clients 0 to 99 by
-        `register(100)`, are left out too.
+        `ALL_CLIENTS` is left out. Clients that were registered only by their number are left out too: `register(100)`
+        registers the clients 0 to 99.
         """
         owners = dict.fromkeys(map(str, (*self._totals, *self._reasons, *sorted(self._registered))))
         return [name for name in owners if name != ALL_CLIENTS]

@@ -1,4 +1,4 @@
-"""Selection of images that is balanced over predicted classes and ranked by distance to k-means centroids."""
+"""Selection of images by their distances to k-means centroids, with balanced predicted classes."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def prune_by_confidence(
     measure: str = "max_softmax",
     generator: int | torch.Generator = 0,
 ) -> Tensor:
-    """Drop the most confidently predicted images of every predicted class, and return the indices of the rest.
+    """Drop the most confidently predicted images of every predicted class, and return the indices of the kept images.
 
     The argument `strategy` can instead drop the least confident images, or random images, for comparison.
 

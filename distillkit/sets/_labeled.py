@@ -535,7 +535,7 @@ def resolve_subset(images: Any) -> Any:
 def require_consistent(
     data: LabeledImages, name: str, num_classes: int | None, normalization: Normalization | None
 ) -> LabeledImages:
-    """Check that arguments that a user passed together with a set agree with the set, and return the set.
+    """Check that a user's arguments `num_classes` and `normalization` agree with a set, and return the set.
 
     Args:
         data: set to check.

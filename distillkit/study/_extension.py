@@ -1,4 +1,4 @@
-"""Extension of a search for hyperparameters whose best value is the smallest or largest searched value.
+"""Extension of a hyperparameter search, if the best value is the smallest or largest of the searched values.
 
 All candidates (the compared methods) get the same number of additional configurations.
 """

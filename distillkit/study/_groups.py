@@ -75,7 +75,9 @@ def sole_task(task: str | None, tasks: Sequence[str]) -> str:
 
 
 def differences_by_seed(group: Group, base: Group, column: str) -> dict[int, float]:
-    """Return the candidate's value of a column minus the baseline's, for every seed for which both have a number.
+    """Return the candidate's value of a column minus the baseline's value, by seed.
+
+    Seeds for which the candidate or the baseline has no number are left out.
 
     Args:
         group, base: runs of the candidate and of the baseline.

@@ -335,8 +335,8 @@ class Study:
     def _tune(self, *arguments: Any) -> dict[tuple[str, str], Mapping[str, Any]]:
         """Execute the tuning runs, and return the chosen settings by task and candidate.
 
-        If the best value of a setting is the smallest or largest that was tried, and the study's option `extend` allows
-        it, every candidate gets one more configuration with a new value, which is also run.
+        A candidate's best value of a setting may be the smallest or largest that was tried. If the study's option
+        `extend` contains this setting, each candidate then gets one more configuration, which is also run.
 
         Args:
             arguments: further arguments that are passed to `_execute`: `processes`, `options`, `seconds` and

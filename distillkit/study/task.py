@@ -133,15 +133,15 @@ class Task:
         return partial(named_network, self.factory, split.train.shape, **self.factory_options)
 
     def assign(self, split: Split, seed: int, *, validation: bool = False, keep: Tensor | None = None) -> Allocation:
-        """Return the allocation of the images to clients, tests and server in the run with this seed.
+        """Allocate the images to the clients, the test sets and the server, for the run with this seed.
 
         Args:
             split: the images, from `load`.
             seed: seed of the run, from which the partition is drawn.
             validation: whether this is a tuning run. The validation data are then the test set, and no client trains on
                 them.
-            keep: indices of the training records to keep, int [M]. Each kept record stays with its client. Tests and
-                the server's share do not change.
+            keep: indices of the training records to keep, int [M]. Each kept record stays with its client. The test
+                sets and the server's sets do not change.
 
         Raises:
             ValueError: the task's function `partition` has an argument that is neither `labels`, `generator` nor a
@@ -259,10 +259,10 @@ def _in_memory(data: Any) -> LabeledImages:
 
 
 def _inseparable(train: LabeledImages) -> Tensor | None:
-    """Return the column by which training and test data were separated, such as the patient of each image.
+    """Return the column whose equal values must stay together when the training data are split, or None.
 
-    The function `split_by` makes such splits, in which no patient has images in both parts. For all other data, the
-    result is None. When training data are split again, images with the same value must stay together.
+    If the data come from `split_by`, it is the column by which training and test data were separated, such as the
+    patient of each image. For all other data, the result is None.
     """
     return train.columns.get(str(train.info.get("apart")))
 

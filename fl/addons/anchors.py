@@ -49,11 +49,11 @@ class Anchors(AddOn):
     rounds, so G itself affects the gradient to which it is then fitted. Use `joined="always"` for this.
 
     The initial G is noise, as in the paper. In the authors' code, its pixels are drawn from normal distributions with
-    the mean and standard deviation of each class and channel, averaged over the clients. Both follow from sums over
-    the pixels of the class. With `init="statistics"`, these sums are divided by the number of pixels of the class; with
-    `init="statistics-whole-set"`, by the number of all pixels of the client, as in the authors' code. With these two
-    options, each client is queried once, before round 1. It sends the 2C values of each class for C channels, and
-    states which classes it has. Images of classes that no client has start from noise.
+    the mean and standard deviation of each class and channel, averaged over the clients. The client computes both from
+    sums over the pixels of the class. With `init="statistics"`, these sums are divided by the number of pixels of the
+    class; with `init="statistics-whole-set"`, by the number of all pixels of the client, as in the authors' code. With
+    these two options, each client is queried once, before round 1. It sends the 2C values of each class for C channels,
+    and states which classes it has. Images of classes that no client has start from noise.
 
     Args:
         ipc: number of images per class in G; the paper uses 10. 0 disables the add-on.

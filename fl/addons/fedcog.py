@@ -32,8 +32,8 @@ class FedCOG(AddOn):
 
     From round `start_round` on, a client first generates up to `images` images to balance its classes. With n_c images
     of class c in its data, it generates images of this class in proportion to max n - n_c, where max n is the largest
-    n_c (appendix A.1.1). The pixels are optimized so that the global model assigns the images to these classes, while
-    the model that this client trained last does not (Eqs. 1-2). Then the client minimizes
+    n_c (appendix A.1.1). The pixels are optimized so that the global model assigns the images to these classes, but the
+    client's last model (the one that it trained most recently) does not (Eqs. 1-2). Then the client minimizes
 
         N_real / (N_real + N_syn) * (objective on its own images) + N_syn / (N_real + N_syn) * KL(global || local)
 
@@ -50,10 +50,11 @@ class FedCOG(AddOn):
 
     The variants of Table 5 are options: `steps=0` (row 1, Gaussian noise), `disagreement=0.0` (row 2) and
     `labels="hard"` (row 3: cross-entropy with the global model's predicted class, `hard_label` in the code).
-    `targets="uniform"` is the basic strategy of section 4.1, which generates equally many images of all classes. In
-    the authors' code, this basic strategy is called `gen_complement`, and generates two images of each class. `decoder`
-    generates the images with a network (appendix A.4). `regenerate` is `double_gen` in the authors' code: after half of
-    the local steps, the client generates images again, with the model in training in place of its last model.
+    `targets="uniform"` is the basic strategy of section 4.1, which generates equally many images of all classes. In the
+    authors' code, this basic strategy is called `gen_complement`, and generates two images of each class. `decoder`
+    generates the images with a network (appendix A.4). With `regenerate` (`double_gen` in the authors' code), the
+    client generates images again after half of the local steps. The current local model then takes the place of the
+    client's last model.
 
     Deviations. The default of `steps` is the paper's 100; the authors' code uses 500. Each generated image is the one
     with the lowest loss among all steps of the optimization, and the client learns the global model's logits for this

@@ -1,4 +1,6 @@
-"""MOON: a loss term that pulls embeddings to the global model's and away from those of the client's previous model."""
+"""MOON: a loss term that pulls embeddings towards the global model's embeddings, and away from the previous local
+model's.
+"""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ class SharedImage(Shared):
     model selects `keep` of them (section 3.2). The server sends their indices, and clients reply with their logits on
     these crops. The server then trains its model of each architecture to match the softmax of the clients' weighted
     mean logits. In rounds with "FedAvg initialization", clients also send their weights, and each model starts from the
-    average of its clients' weights. In all other rounds, it starts from its previous weights. `fl.methods.SingleImage`
-    sets the paper's options.
+    average of the weights with its architecture. In all other rounds, it starts from its previous weights.
+    `fl.methods.SingleImage` sets the paper's options.
 
     Deviations. The server sends crop indices, as in the paper; the authors' code sends the crops, 61 MB per client and
     round. Averages are weighted by the number of samples (in the authors' code by the number of batches). As in that

@@ -124,8 +124,8 @@ class VHL(AddOn):
     def start(self, server: AveragingServer) -> None:
         """Make the set of noise images with which all clients train, and check the option `layer`, if it is given.
 
-        It must be the name of a module that exists in every network, runs exactly once in a forward pass, and returns
-        a tensor with one row per image.
+        `layer` must be the name of a module that exists in every network, runs exactly once in a forward pass, and
+        returns a tensor with one row per image.
         """
         noise = virtual_set(server, self, self.source, self.classes, self.per_class, self.options)
         for architecture in server.settings.networks.names if self.layer is not None else ():

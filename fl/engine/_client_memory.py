@@ -77,9 +77,8 @@ class MemoryStore:
             client: index of the client.
             version: name of the version to load, from the server's request; "" if the client has no memory yet.
             tidy: whether to delete the other versions of the client's memory, which belong to failed rounds. Use False
-                for requests that only read the memory. For such a request, `version` may be one that the client stored
-                earlier in this round. The version of the last completed round must then be kept in case this round
-                fails.
+                for requests that only read the memory, such as an evaluation after the training of the same round. The
+                version of the last completed round must then be kept, in case this round fails.
 
         Raises:
             CheckpointError: the memory is lost or damaged.

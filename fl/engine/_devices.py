@@ -1,4 +1,4 @@
-"""Moving of messages and sets of images to a device."""
+"""Functions that move messages and sets of images to a device."""
 
 from __future__ import annotations
 

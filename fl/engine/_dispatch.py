@@ -231,7 +231,9 @@ class ClientCacheIndex:
         self._pending: dict[int, ClientRecord] = {}
 
     def of(self, client: int) -> ClientRecord:
-        """Return the record of the values that a client has stored, including pending changes of this round.
+        """Return the `ClientRecord` of a client, which states the values that the client has stored.
+
+        Pending changes of this round are included.
 
         Args:
             client: index of the client.

@@ -102,7 +102,9 @@ class ClientEvaluation:
         return cls(dispatcher, replace(dispatcher.server, round=row["round"], drawn=row["drawn"]), evaluate, row)
 
     def exchange(self) -> Exchange:
-        """Return an exchange with the evaluation requests. The caller sends it, alone or bundled with another one."""
+        """Return an exchange that contains the evaluation requests. The caller sends it alone, or with another
+        exchange.
+        """
         return self._dispatcher.evaluation(self.server, self.clients, self._accumulate)
 
     def run(self) -> None:

@@ -228,7 +228,7 @@ class RequestError(RuntimeError):
 
 
 def reason_of(error: Exception) -> str:
-    """Return the text for the history that explains why a client failed: the error and the code line that raised it.
+    """Return a text on why a client failed, for the history: the error, and the code line that raised it.
 
     Args:
         error: error raised while the client's request was built, or by the client.

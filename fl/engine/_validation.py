@@ -121,8 +121,8 @@ def _test_set(test: object, first: LabeledImages, progress: bool) -> LabeledImag
     """Convert the option `test` to a set, and check that it is compatible with the clients' sets.
 
     Args:
-        test: option `test` of `simulate`: None, a set, a dataset, a loader, or a pair of images and labels. All but
-            None and a `StoredImages` are read into memory.
+        test: option `test` of `simulate`: None, a set, a dataset, a loader, or a pair of images and labels. A
+            `StoredImages` stays in its file; all other sources are read into memory.
         first: the first client's set.
         progress: whether to show a progress bar while large data is read.
 

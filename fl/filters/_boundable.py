@@ -25,7 +25,7 @@ def asking(method: Method) -> str | None:
 
 
 def reading(method: Method) -> str | None:
-    """Return the name of the method or add-on by which the server reads each client's reply; None if there is none."""
+    """Return the name of the method or add-on whose server code reads single replies; None if there is none."""
     addons = method.addons if isinstance(method, FedAvg) else ()
     itself = type(method).read_reply not in (Method.read_reply, FedAvg.read_reply)
     return next((a.name for a in addons if overrides(a, "read_reply")), type(method).__name__ if itself else None)

@@ -141,8 +141,9 @@ class Filter(Component):
         return {}
 
     def out(self, client: Client, message: Message, reply: Message) -> Message:
-        """Return the changed reply. The next filter in `Filtered(method, ...)` gets it or, if there is none, the client
-        sends it.
+        """Change a reply before it is sent, and return the changed reply.
+
+        The next filter in `Filtered(method, ...)` gets the changed reply. After the last filter, the client sends it.
 
         Called on the client after training.
 

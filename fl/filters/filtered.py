@@ -245,8 +245,8 @@ def _require_bounds_kept(filters: tuple[Filter, ...]) -> None:
     """Refuse a filter that changes replies after a private filter (`Filter.private`).
 
     A filter with `Filter.exact` is allowed, because its changes of the replies cancel in every sum over clients. The
-    private filter clips replies, and its noise is large enough only for clipped replies. Any other later filter on the
-    client could make them larger again.
+    private filter clips replies, and its noise is large enough only for clipped replies. Any other filter that changes
+    the clipped replies could make them larger again.
     """
     private = next((i for i, one in enumerate(filters) if one.private), len(filters))
     for later in filters[private + 1 :]:

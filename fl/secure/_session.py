@@ -68,7 +68,7 @@ class ClientSession:
         return bundle.raw
 
     def share_secrets(self, bundles: Mapping[int, KeyBundle]) -> list[bytes]:
-        """Step 2 of a secure sum: split the client's mask key and seed into shares, and encrypt them for the others.
+        """Step 2 of a secure sum: split the client's mask key and seed into shares, and encrypt the shares.
 
         The announced keys of all participants are checked first. Each other client gets one share of the mask key and
         one share of the seed.

@@ -267,10 +267,11 @@ class SecureSums(Filter):
     # Server side, in the order of a round.
 
     def send(self, server: Server, client: int, message: Message) -> None:
-        """Add the layout of the encoded reply, and encrypted shares for this client, to a client's training request.
+        """Add the encrypted shares for this client, and the layout of the encoded reply, to a client's training
+        request.
 
-        The other clients split their secrets into shares, and encrypted these shares for this client in the step
-        "deal".
+        In the step "deal", every other client has split its secrets into shares, and encrypted one share of each secret
+        for this client.
 
         Args:
             server: the server.
@@ -300,7 +301,9 @@ class SecureSums(Filter):
         return Message({entry: server.state[entry] for entry in entries})
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        """Return the schema of a client's reply in one of the four steps other than training: bytes of a fixed length.
+        """Return the schema of a client's reply in one of the four steps of a secure sum other than training.
+
+        The reply consists of bytes of a fixed length.
 
         Args:
             server: the server.

@@ -99,7 +99,7 @@ def at_equal(records: RecordsLike, *, by: str = "rounds", budget: float | None =
         records: records of the study's runs, or the study's folder.
         by: kind of cost: "rounds", "bytes", "bytes_up", "bytes_down" or "client_seconds"; see `spent`.
         budget: maximum cost, in rounds, bytes or seconds. Default: for each task, the largest cost that all runs have
-            reached. Only rounds that end within the budget are used, and no rounds of failed runs.
+            reached. Rounds after the budget is spent are not used. Failed runs are left out.
 
     Returns:
         A table with one row per task and candidate. Its columns are the accuracy after the last evaluated round within

@@ -97,7 +97,7 @@ class SavedRun:
 
     @cached_property
     def task(self) -> Task:
-        """Study task of the run, which loads and partitions the images, rebuilt from the run's config.
+        """Study task of the run, which loads and partitions the images. It is rebuilt from the run's config.
 
         If the study was continued with more rounds, the task has as many rounds as the history.
 

@@ -136,7 +136,7 @@ def _open_archive(path: Path) -> Iterator[Any]:
 
 @contextmanager
 def _explain_damage(path: Path) -> Iterator[None]:
-    """Convert errors from reading a damaged or unsuitable file in the `with` block to a ValueError with its path."""
+    """Convert errors from reading a damaged or unsuitable file in a `with` block to a ValueError that names `path`."""
     try:
         yield
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError) as error:

@@ -58,7 +58,8 @@ class EmbeddingNetworks:
         """Return the sampler `networks`, or a default sampler if it is None.
 
         Args:
-            like: set whose shape, number of classes, device and dtype the networks of the default sampler have.
+            like: image set. The networks of the default sampler fit its image shape, number of classes, device and
+                dtype.
         """
         if self.networks is not None:
             return require_sampler(self.networks)

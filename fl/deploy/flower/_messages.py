@@ -198,7 +198,7 @@ class GridConnection:
             raise ValueError(f"not a message of distillkit: {type(error).__name__}: {str(error)[:100]}") from error
 
     def awaits(self, recipient: int) -> bool:
-        """Return whether a reply from the recipient is awaited: none was received, and its time is not over."""
+        """Return whether the recipient may still reply: no reply has arrived, and the time limit has not passed."""
         return any(entry[0] == recipient for entry in self._pending.values())
 
     def forget(self, recipient: int) -> None:

@@ -87,9 +87,8 @@ def remove_dead_runs(folder: Path, version: str, round_number: int) -> None:
 
     A run is abandoned if it had no request for a month and has never completed a round. Such a run can only start again
     from round 1, so its files are not needed. A run that has completed a round can be resumed at any time, so its
-    folder is marked and kept. A client can store values between rounds (its memory), which become valid when the server
-    completes the round. The node therefore knows that a round was completed if a later request uses a client memory
-    that was stored in that round.
+    folder is marked and kept. The node sees that a round was completed when a later request uses a client memory
+    (values kept between rounds) that was stored in that round.
 
     Args:
         folder: folder of the run that the current request belongs to. Its parent folder contains one folder for each

@@ -104,8 +104,8 @@ class NodeLedger:
         """Return the ledger lines that the server has not seen, as JSON in a dictionary of strings for a reply.
 
         Args:
-            position: name of the ledger, and number of the ledger's lines that the server has already seen, as the
-                server states them (`ledger_position`). These values are untrusted.
+            position: name of the ledger, and number of its lines that the server has already seen. These values come
+                from the server's request and are untrusted.
 
         Raises:
             ValueError: `position` is malformed, or its number is larger than the number of lines in the ledger.

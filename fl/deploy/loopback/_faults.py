@@ -47,7 +47,8 @@ class Faults:
         depends only on the arguments and the seed.
 
         Args:
-            verb: name of the function whose result is sent, such as "local"; or "settle" for a complete round.
+            verb: name of the function whose result is sent, such as "local"; or "settle" for the message that a round
+                is complete.
             round_number: index of the round.
             client: index of the client.
         """
