@@ -125,9 +125,9 @@ def lpips(
             scaled to [-1, 1] internally.
         references: reference images, of the same shape, dtype and device.
         net: `alex` (the authors' choice for scoring, 233 MB), `vgg` (528 MB) or `squeeze` (5 MB).
-        resize: width in pixels of the square to which both images are first resized (bilinear with antialiasing).
-            Height and width must be at least 31 (`alex`), 16 (`vgg`) or 17 (`squeeze`) pixels, so smaller images must
-            be resized. Report the width, because it changes the values.
+        resize: width in pixels of the square to which both images are first resized (bilinear with antialiasing). The
+            networks need at least 31 (`alex`), 16 (`vgg`) or 17 (`squeeze`) pixels in height and width, so smaller
+            images must be resized. Report `resize`, because it changes the values.
         chunk: number of pairs per forward pass; affects memory, not values.
         download: whether to download missing weights.
 

@@ -209,8 +209,8 @@ class Roc:
     Use `at` for the rates at one false-positive rate, `auc` for a single value, and `fpr` and `tpr` for a plot.
 
     Attributes:
-        thresholds: all different scores in decreasing order, after an infinite threshold at which no record is called a
-            member; float64 [t].
+        thresholds: infinity, at which no record is called a member, then all different scores in decreasing order;
+            float64 [t].
         hits: number of members with a score of at least each threshold, int64 [t].
         false: number of non-members with a score of at least each threshold, int64 [t].
         members: number of members.
@@ -349,10 +349,9 @@ def roc(scores: Tensor, member: Tensor) -> Roc:
 def ppv(tpr: float, fpr: float, prior: float) -> float:
     """Return the positive predictive value: the probability that a record called a member is a member.
 
-    The value is prior * tpr / (prior * tpr + (1 - prior) * fpr). Suppose that an attack has a true-positive rate of
-    10 % and a false-positive rate of 1 %. If half of the candidates are members, ten in eleven of the records that the
-    attack calls members are members. If one candidate in a hundred is a member, about one in eleven of the records that
-    the attack calls members is a member.
+    The value is prior * tpr / (prior * tpr + (1 - prior) * fpr). Suppose that `tpr` is 0.1 and `fpr` is 0.01. If half
+    of the candidates are members, the attack is right about ten in eleven of the records that it calls members. If one
+    candidate in a hundred is a member, the attack is right about only one in eleven of these records.
 
     Args:
         tpr: true-positive rate of the attack, in [0, 1].

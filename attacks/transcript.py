@@ -4,15 +4,15 @@
 `out=RunFolder(path, transcript=True)`. The package `fl` is not needed.
 
 Each message is a file `transcript/<round>/<client>-<up or down>.safetensors`. If a method has additional exchanges in a
-round, their files are `<client>-<exchange>-<up or down>.safetensors`. The metadata of a file are `format`, the `round`,
-the `client`, a `checksum`, and `forms`. The value of `forms` is JSON that describes the value of each message entry, by
-its key:
+round, their files are `<client>-<exchange>-<up or down>.safetensors`. The metadata of a file have the keys `format`,
+`round`, `client`, `checksum` and `forms`. The value of `forms` is a JSON object that describes the value of each
+message entry, by the entry's key:
 
 - `{"kind": "tensor"}`: the tensor with this key in the file;
 - `{"kind": "group", "names": [...]}`: a dictionary of tensors. Each tensor in the file is named by the entry's key, the
   character U+001F, and the tensor's name;
-- `{"kind": "set", "names": [...], "mean": ..., "std": ..., "num_classes": ..., "info": ...}`: a `LabeledImages`, whose
-  tensors are stored as those of a group;
+- `{"kind": "set", "names": [...], "mean": ..., "std": ..., "num_classes": ..., "info": ...}`: a `LabeledImages`. Its
+  tensors are named like the tensors of a "group";
 - `{"kind": "plain", "value": ...}`: a number or a string.
 
 The checksum is a 16-byte BLAKE2b hash. It covers the other metadata as sorted JSON, followed by each tensor's name,

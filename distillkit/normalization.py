@@ -106,16 +106,16 @@ class Normalization:
     """Channel-wise normalization of pixels: subtract a mean, divide by a standard deviation, optionally whiten.
 
     `encode(pixels)` returns `(pixels - mean) / std`, whitened if `zca` is set; `decode` reverses it. Every
-    `LabeledImages` has a normalization, so that no component mixes sets with different normalizations.
+    `LabeledImages` stores its normalization, and sets with different normalizations are not mixed.
 
     Args:
         mean: mean of each channel, in pixel units (pixels are in [0, 1]); a single number applies to every channel.
         std: standard deviation of each channel, positive; a single number applies to every channel.
         zca: whitening applied after the standardization; or None.
-        measured: whether mean and standard deviation are statistics of images that are not known to be public. Every
-            set stores its normalization, so components that promise privacy refuse measured ones. Default: True if
-            there is a whitening, because a whitening is always fitted to images; otherwise False. The comparison of two
-            normalizations ignores this argument, because the map is the same.
+        measured: whether mean and standard deviation were measured on images that are not known to be public. Functions
+            that promise privacy refuse such a normalization, because it reveals statistics of these images. Default:
+            True if there is a whitening, because a whitening is always fitted to images; otherwise False. Two
+            normalizations that differ only in `measured` are equal.
 
     Raises:
         TypeError: `zca` is not a ZCA, or `measured` is neither True nor False.

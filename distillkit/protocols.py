@@ -56,10 +56,10 @@ _MOST = 3
 
 
 def describe_protocol(protocol: Protocol) -> str:
-    """Describe a protocol by the most similar one in `PROTOCOLS`, such as "dm/dsa/mtt, epochs=50".
+    """Describe a protocol by its difference from a published one, such as "dm/dsa/mtt, epochs=50".
 
-    The text consists of the name of the similar protocol, and the options in which `protocol` differs from it. If
-    more than three options differ, the text instead lists all options of `protocol`.
+    The text consists of the name of the most similar protocol in `PROTOCOLS`, and the options in which `protocol`
+    differs from it. If more than three options differ, the text instead lists all options of `protocol`.
 
     Args:
         protocol: any protocol. Its teacher, a network that labels the training images (see `Relabel`), does not count

@@ -107,7 +107,8 @@ def _with_state(seed: int, words: Sequence[int] | np.ndarray) -> torch.Generator
 def _require_layout() -> None:
     """Check that torch stores generator states in the layout that this module writes.
 
-    A state seeded by torch is compared with the same state built here by Matsumoto and Nishimura's `init_genrand`.
+    A state that torch seeds is compared with the state that this module computes from the same seed by Matsumoto and
+    Nishimura's `init_genrand`.
 
     Raises:
         RuntimeError: the states differ.

@@ -107,14 +107,15 @@ class Scores:
     Print the object to see the scores and the accuracies.
 
     Attributes:
-        rows: results by name of the training: "real, hard" and "set, hard" (whole real set and small set with hard
-            labels), "set" and "random" (small set and random real images with the set's own protocol), "set, no
-            augmentation" and "random, no augmentation".
-        settings: settings of the protocol that were selected for each training, by the same names. The argument
-            `search` of `scores` lists the settings that were compared.
+        rows: test results by name of the training. In "real, hard" and "set, hard", networks are trained with hard
+            labels on all real images, or on the small set. In "set" and "random", networks are trained with the set's
+            own protocol on the small set, or on as many random real images. The names "set, no augmentation" and
+            "random, no augmentation" are the same two trainings without augmentation.
+        settings: selected settings of the protocol, by name of the training. The argument `search` of `scores` lists
+            the settings that were compared.
         weight: weight in LRS of the improvement over random images (IOR).
-        augmented_weight: weight in ARS of the accuracy difference between the set and random images when networks are
-            trained with augmentation; the difference without augmentation has the remaining weight.
+        augmented_weight: weight in ARS of the difference "set" minus "random". The difference without augmentation has
+            the weight 1 - `augmented_weight`.
     """
 
     rows: Mapping[str, Row]

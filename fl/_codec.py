@@ -236,7 +236,8 @@ def digest(key: str, value: Value) -> str:
     The server sends the digest in place of a value that the client already holds (`Entry(cached=True)`).
 
     Args:
-        key: key of the entry that holds the value. Equal values of entries with different keys have different digests.
+        key: key of the entry that holds the value. The digest depends on the key, so equal values in different entries
+            have different digests.
         value: any value that a message may hold.
     """
     tensors: Tensors = {}

@@ -147,7 +147,7 @@ class AggregatedReplies(Message):
 
         Args:
             entry: entry to change.
-            value: new aggregated value. `weight` and `sum` still return what they returned before.
+            value: new aggregated value. The results of `weight` and `sum` do not change.
         """
         values = self.copy()
         values[entry] = value

@@ -4,9 +4,9 @@ A run calls a method's functions in this order:
 
 1. Before round 1: `check_run`, then `start`.
 2. If `has_query` is true: `send`, then `answer` on every client that has images, then `receive_answers`.
-3. In every round: `draw`, if the method draws the clients. For each drawn client: `send` on the server, `local` on the
-   client, and for its reply `expect` and `read_reply` on the server. Then, once, `receive` and `predictors`. If clients
-   test models on their own images: `send` and `evaluate` for each of these clients.
+3. In every round: `draw`, if the method itself draws the round's clients. For each drawn client: `send` on the server,
+   `local` on the client, then `expect` and `read_reply` on the server. After all clients, once: `receive` and
+   `predictors`. For each client that tests models on its own images: `send` and `evaluate`.
 
 A method can exchange several messages with each client in a round, see `Method.exchanges`.
 """

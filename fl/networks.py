@@ -223,9 +223,10 @@ class Networks:
 
     @staticmethod
     def prefixed(tensors: Tensors, name: str) -> Tensors:
-        """Return one architecture's tensors under the names that they have in a dict with all architectures.
+        """Return the tensors of an architecture with names that start with its `name` and a slash.
 
-        This is the inverse of `unprefixed`.
+        One dict can then hold the tensors of all architectures. If there is only one, the names do not change. This is
+        the inverse of `unprefixed`.
 
         Args:
             tensors: tensors of the architecture, under the network's own names.

@@ -198,10 +198,10 @@ def _check_set(key: str, got: LabeledImages, want: LabeledImages, like: EntrySpe
 
 
 def value_parts(value: Value) -> Iterator[tuple[str, Tensor | float]]:
-    """Yield the name and the value of each part of an entry's value to which `EntrySpec.minimum` and `maximum` apply.
+    """Yield name and value of each part of an entry's value that is checked against `EntrySpec.minimum` and `maximum`.
 
-    For a dict of tensors, these are its tensors; for an image set, its images and columns; a single tensor or number
-    has the name "". A string has no such part.
+    The parts of a dict are its tensors, and the parts of an image set are its images and columns. A single tensor or
+    number is one part with the name "". A string has no such part.
     """
     if isinstance(value, dict):
         yield from value.items()

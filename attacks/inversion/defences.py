@@ -109,9 +109,10 @@ class Noise:
         return tuple(t + self.std * torch.randn(t.shape, generator=generator).to(t) for t in message)
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the attacker's `message` from candidate images unchanged, because noise cannot be reproduced.
+        """Return `message` unchanged, because an attacker cannot reproduce the noise.
 
-        The sent message `observed` is not used.
+        `message` is the message that the attacker computed from candidate images. The sent message `observed` is not
+        used.
         """
         return tuple(message)
 
@@ -146,9 +147,9 @@ class Sparsify:
         return tuple(part.view_as(t) for part, t in zip(parts, message))
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the `message`, with its values set to 0 wherever the sent message `observed` is 0.
+        """Return `message` with its values set to 0 wherever the sent message `observed` is 0.
 
-        `message` is the one that the attacker's candidate images would cause.
+        `message` is the message that the attacker computed from candidate images.
         """
         return tuple(t * (s != 0) for t, s in zip(message, observed))
 

@@ -1,4 +1,4 @@
-"""Interface of messages that can be inverted, and an implementation for messages that a given function computes."""
+"""Interface of messages that can be inverted, and a class that implements it with a function of your choice."""
 
 from __future__ import annotations
 

@@ -108,9 +108,9 @@ def invert_message(
     (NeurIPS 2020), for the cosine objective with total variation, with the schedule of the authors' code; Yin et al.,
     "See through Gradients" (CVPR 2021), for group consistency. Deviations: DLG optimizes labels together with the
     images; we infer them first, as iDLG does. DLG does not restrict images to the range of pixels. For group
-    consistency, the images of a class in each restart are paired with those of one reference restart, so that the sum
-    of squared distances is smallest. Paired images are averaged pixel by pixel. The paper also registers the images to
-    each other, and uses another optimizer. The choice among restarts ignores the group term.
+    consistency, images of the same class are paired across restarts, and then averaged pixel by pixel. The pairs of
+    each restart with a reference restart have the smallest sum of squared distances. The paper also aligns paired
+    images by registration, and uses another optimizer. The choice among restarts ignores the group term.
     """
     dims = tuple(check.positive_int(d, "shape") for d in check.sequence(shape, "shape", "sizes (C, H, W)", 3))
     count, restarts = check.positive_int(count, "count"), check.positive_int(restarts, "restarts")
@@ -252,8 +252,8 @@ def _noise(shape: tuple[int, ...], like: Tensor, seed: int, restart: int) -> Ten
 def _permute_labels(count: int, seed: int, restart: int) -> Tensor:
     """Return the order of the labels in search number `restart`: a permutation of 0 to count - 1, int64 [count].
 
-    Each block of `count` consecutive restarts has one random permutation, which is rotated by one position more in each
-    restart.
+    One random permutation is drawn for every `count` consecutive restarts. From one restart to the next, it is rotated
+    by one position.
     """
     order = torch.randperm(count, generator=derive(seed, "inversion", "labels", restart // count))
     return order.roll(restart % count)

@@ -1,4 +1,4 @@
-"""Messages with the gradient of one step or the update of several, as objects that `invert_message` can attack."""
+"""Messages that `invert_message` can attack: the gradient of one training step, or the update of several steps."""
 
 from __future__ import annotations
 

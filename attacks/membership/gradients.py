@@ -1,4 +1,4 @@
-"""Membership scores from per-record gradients: the gradient's norm, and the density test of FedLGD's paper."""
+"""Membership scores from per-record gradients: the gradient's norm, and the kernel density test of the FedLGD paper."""
 
 from __future__ import annotations
 

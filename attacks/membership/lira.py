@@ -151,7 +151,9 @@ def _student_log_odds(z: Tensor, freedom: Tensor) -> Tensor:
 
 
 def _prior(own: Tensor, freedom: Tensor, pooled: Tensor) -> tuple[float, Tensor]:
-    """Fit the inverse-gamma prior of the variances of the records' scores, by moments of their logarithms (Smyth 2004).
+    """Fit an inverse-gamma prior to the score variances of all records (Smyth 2004).
+
+    The prior is fitted by the method of moments, applied to the logarithms of the variances.
 
     If the variances differ no more than expected by chance, all records get the pooled variance.
 

@@ -1,4 +1,4 @@
-"""Membership inference from published images, for records that are much closer to one image than to the others."""
+"""Membership inference from published images: members are often much closer to one image than to all other images."""
 
 from __future__ import annotations
 

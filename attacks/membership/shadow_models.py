@@ -138,8 +138,9 @@ def run_shadows(
         out: folder for the scores of the shadow models; None keeps them in memory only.
         seed: seed of the halves, and of the seeds that are passed to the pipeline's function `fit`.
         workers: number of shadow models that are trained at the same time, each on one intra-op thread.
-        backend: "threads" of this process can run any function. For "processes", it must be possible to import `fit`
-            (a function of a module, not a closure). Use processes if `fit` spends much time in Python code.
+        backend: "threads" runs the workers as threads of this process. "processes" starts a process for each worker,
+            which is faster if `fit` spends much time in Python code. `fit` must then be importable: a function of a
+            module, not a closure.
         progress: whether to show a progress bar with the time per shadow model.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Scores of records under shadow models, and the inputs of attacks for which one of these models is the target."""
+"""Scores of records under shadow models, and the inputs of an attack on one of these models."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Target:
         scores: scores of the N candidate records under the target, float64 [N] or [N, d].
         inside: whether each shadow model was trained on each record, bool [R, N].
         shadows: scores of the records under the shadow models, [R, N] or [R, N, d].
-        z_scores: scores of population records, which no model was trained on, under the target, [Z]; None if there is
+        z_scores: scores under the target of Z population records, on which no model was trained, [Z]; None if there is
             no population.
-        z_shadows: scores of the population records under the shadow models, [R, Z]; None if there is no population.
+        z_shadows: scores of these population records under the shadow models, [R, Z]; None if there is no population.
         labels: classes of the records, int64 [N]; None if unknown.
     """
 

@@ -50,7 +50,7 @@ class RecordedRun:
 
     @property
     def transcript_hint(self) -> str:
-        """Advice for the user on how to run again such that the messages are saved in a transcript."""
+        """Advice for the user: how to repeat the run with its messages saved in a transcript."""
         notes = self.config.get("notes")
         if isinstance(notes, dict) and "way" in notes:
             return "run the study again in another folder, with Federated(..., transcript=True)"
@@ -102,7 +102,7 @@ class RecordedRun:
         return real is not None or info.get("init") == "real"
 
     def messages(self) -> Iterator[TranscriptMessage]:
-        """Yield the messages of the transcript; none if the run has no transcript.
+        """Yield the messages of the transcript. If the run has no transcript, yield nothing.
 
         Raises:
             attacks.transcript.DamagedTranscript: a message is damaged.

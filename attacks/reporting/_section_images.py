@@ -83,8 +83,8 @@ def nearest_section(observed: ObservedData, inside: Records | None, outside: Rec
 def recovery_section(observed: ObservedData, inside: Records, outside: Records | None, findings: Findings) -> Section:
     """Return the section on how many private records resemble an image that was sent or published.
 
-    For comparison, the section gives the share of non-members that resemble one of these images, and the share of
-    private records that resemble one of equally many random real images.
+    For comparison, the section gives two other shares: of non-members that resemble one of these images, and of private
+    records that would resemble an image if random real images had been sent instead.
 
     Args:
         observed: the images that clients sent or that were published.

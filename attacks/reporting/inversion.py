@@ -98,8 +98,9 @@ def record_counts(run: RecordedRun, invert: Inversion) -> dict[int, int]:
 
     Args:
         run: the recorded run, with a transcript.
-        invert: options of the inversion. If they include `owners`, the indices of each client's records, the indices
-            are counted. Otherwise the numbers come from the weights that clients sent for averaging.
+        invert: options of the inversion. If the option `owners` is given, the numbers are counted from it, because it
+            lists the indices of each client's records. Otherwise they come from the weights that clients sent for
+            averaging.
     """
     answered, counts = set(), {}
     for message in run.messages():
@@ -386,14 +387,14 @@ def _nearest(image: Tensor, candidates: Tensor) -> Tensor:
 
 
 def _draw_held_out(inside: Records, own: Tensor, outside: Records) -> list[Tensor]:
-    """Draw several random samples of non-members, each as large as a client's set of records.
+    """Draw several random samples of non-members, each with as many records as a client has.
 
-    Each sample has as many images of each class as the client, if there are enough non-members of every class.
+    If there are enough non-members of every class, each sample also has the client's class counts.
 
     Args:
-        inside: members.
+        inside: members, that is, private training records.
         own: indices of the client's records among the members, int64 [n].
-        outside: non-members.
+        outside: non-members, that is, records that were not used for training.
 
     Returns:
         For each sample, the indices of its images in `outside.selected`, int64 [n].

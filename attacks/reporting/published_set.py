@@ -35,8 +35,9 @@ class Leaks:
         copies: share of the images that equal a training record up to the rounding of 8-bit pixels, that is, have a
             PSNR of at least 48.13 dB to it.
         close: share of the images that have a PSNR of at least 25 dB to some training record, including the copies.
-        close_held_out: share of the images that have a PSNR of at least 25 dB to some held-out record. It shows how
-            close unrelated records come. With fewer held-out records than training records, this share is too small.
+        close_held_out: share of the images that have a PSNR of at least 25 dB to some held-out record. Compare `close`
+            with this share, which is not due to training. If there are fewer held-out records than training records,
+            this share is too small for the comparison.
         nearest: rates of the attack `attacks.membership.nearest` at about 1 % false positives. The threshold is chosen
             on half of the held-out records. The rates are counted on the other half, and on the training records from
             which the set was made (`used` of `leaks`).

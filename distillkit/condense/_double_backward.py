@@ -108,8 +108,8 @@ def convolve(
     """Compute `F.conv2d`, with a double backward pass that skips the second derivative with respect to the weight.
 
     Use it if your loss is a function of the parameter gradients, and you need the gradient of this loss with respect to
-    `images`. The function calls PyTorch's own convolution under autocast, and if `padding` is a string. It also does so
-    if the weight or the bias is not a leaf tensor, because this tensor may depend on the images, and the second
+    `images`. The function calls PyTorch's own convolution in three cases: under autocast, if `padding` is a string, and
+    if the weight or the bias is not a leaf tensor. A tensor that is not a leaf may depend on the images, and its second
     derivative is then needed.
 
     Args:

@@ -180,7 +180,7 @@ def _draw(labels: Tensor, size: int, rng: torch.Generator) -> Tensor:
 
 
 def _colours(count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw random colors of stroke and background, [count, 3, 1, 1] each, with sufficient contrast."""
+    """Draw random digit colors and background colors, [count, 3, 1, 1] each, with sufficient contrast."""
     colours = torch.rand(count, 2, 3, generator=rng)
     while len(similar := ((colours[:, 0] - colours[:, 1]).abs().mean(1) < _LEAST_CONTRAST).nonzero().flatten()):
         colours[similar] = torch.rand(len(similar), 2, 3, generator=rng)

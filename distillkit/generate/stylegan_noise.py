@@ -54,10 +54,10 @@ def stylegan_noise(
         latent: length of a latent vector. VHL uses 64, or 256 for 100 and 200 classes.
         mean_std, sample_std: standard deviation of the latent means, and standard deviation of the latents around the
             mean of their class. VHL uses 0.5 and 0.3, for CIFAR-100 0.5 and 0.2, and for Tiny-ImageNet 0.5 and 0.15.
-        noise_gain: factor by which StyleGAN2's noise inputs are multiplied. StyleGAN2 learns this factor from the
-            initial value 0, so the noise has no effect in the code of VHL's authors, whose network is untrained. If it
-            is above 0, each layer adds noise_gain * n to its feature maps. The noise n of an image of class k is drawn
-            from N(m_k, sample_std^2), and the mean noise m_k of the class from N(0, mean_std^2).
+        noise_gain: factor of StyleGAN2's noise inputs: each layer adds noise_gain * n to its feature maps. The noise n
+            of an image of class k is drawn from N(m_k, sample_std^2), and the mean noise m_k of the class from N(0,
+            mean_std^2). The default 0 adds no noise. In an untrained StyleGAN2, such as that of VHL's authors, the
+            factor is 0, too.
         width: number of feature maps of the generator network; see `StyleGAN2`. The paper uses 512.
         clamp: whether to clamp the generator's output to [0, 1], as in the authors' code. This saturates most pixels.
             By default, each channel is scaled to [0, 1] by its minimum and maximum over the whole set.

@@ -38,10 +38,8 @@ class View(NamedTuple):
 
     Attributes:
         images: the views, float [B, C, H, W].
-        rows: for each view, which image is its main image, as an index into all images of the set; int64 [B], on the
-            CPU.
-        partner: for each view, which image of this batch was mixed into its main image, as an index into the batch;
-            int64 [B].
+        rows: for each view, the index in the set of its main image, int64 [B], on the CPU.
+        partner: for each view, the index in the batch of the image that was mixed into the main image, int64 [B].
         share: fraction of every view that comes from its main image, in [0, 1]. The rest comes from the partner.
     """
 

@@ -86,10 +86,10 @@ class Relabel:
             yield view.images, label_rows(values, index, classes, self.temperature, images.dtype)
 
     def logits(self, images: Tensor) -> tuple[Tensor, Tensor | None, int]:
-        """Return a teacher's logits for a batch in half precision, their class indices, and the number of classes.
+        """Return the teacher's logits in half precision, the class index of each logit, and the number of classes.
 
-        For each image, only the `top_k` largest logits are returned, each with the index of its class. If all logits
-        are returned, the class indices are None; see `stored_logits`.
+        For each image, only the `top_k` largest logits are returned. If all logits are returned, the class indices are
+        None; see `stored_logits`.
 
         Args:
             images: float [N, C, H, W].

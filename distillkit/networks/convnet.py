@@ -51,8 +51,8 @@ class ConvNet(ImageNetwork):
     the second, then fit into the processor's cache. The batch is not divided into chunks if norm="batch", because the
     images of a batch then influence each other, or if a layer of the first block has a forward hook.
 
-    The option "layernorm" in DC's code learns a scale for each value of a feature map. The option "layer" of this class
-    learns one per channel.
+    With `norm="layer"`, this class learns one scale per channel. The corresponding option "layernorm" in DC's code
+    learns a scale for each value of a feature map.
 
     Raises:
         ValueError: the images are too small for the depth, or an option is unknown.

@@ -176,7 +176,10 @@ def curves(
 
 
 def _is_level(given: Any) -> bool:
-    """Return whether `given` is a list of numbers, one for each run of a method without rounds."""
+    """Return whether `given` is a list of numbers, which is plotted as a horizontal line.
+
+    A method without rounds has such a list, with one number for each run.
+    """
     several = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
     return several and all(isinstance(v, Real) and not isinstance(v, bool) for v in given)
 

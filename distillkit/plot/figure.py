@@ -82,12 +82,13 @@ def class_colours(count: int) -> list[Any]:
 
 
 def class_names(classes: Sequence[str] | None, count: int, own: Sequence[str] = ()) -> list[str]:
-    """Return the class names for a plot: those given, those of the set, or the class indices as text.
+    """Return the class names for a plot: `classes`. If it is None, return `own`; if this is empty, the class indices as
+    text.
 
     Args:
         classes: class names that the user passed, or None.
         count: number of classes.
-        own: class names of the set, or an empty sequence.
+        own: class names that the plotted image set stores, or an empty sequence.
 
     Raises:
         ValueError: the number of names is not `count`.

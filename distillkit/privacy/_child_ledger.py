@@ -139,14 +139,14 @@ def mirrored_count(ledger: Ledger, source: str) -> int:
 def mirror_lines(ledger: Ledger, source: str, client: int | str, lines: Sequence[tuple[int, Line]]) -> None:
     """Copy lines from another ledger that protects the same client's data into `ledger`.
 
-    A line that is passed again is not copied again. No line is refused, whatever the budget, because the privacy has
-    already been spent. If the neighboring relation of a line differs from that of `ledger`, no guarantee holds for the
-    client. The lines are on disk when the function returns.
+    Lines that were copied by an earlier call are skipped. Lines are copied even if they exceed the budget, because the
+    privacy has already been spent. If the neighboring relation of a line differs from that of `ledger`, no guarantee
+    holds for the client. The lines are on disk when the function returns.
 
     Args:
         ledger: the ledger to extend, for instance a run's ledger.
         source: name of the other ledger; use the same name in every call.
-        client: id, in `ledger`, of the client to which the other ledger belongs.
+        client: id in `ledger` of the client whose data the other ledger protects.
         lines: lines of the other ledger, as `ledger_lines` returns them. They are validated, so the source need not be
             trusted.
 

@@ -162,8 +162,8 @@ class SerializedRun:
 
     Attributes:
         out: the study's folder.
-        task, candidate, built: the task, the candidate, and the object that the candidate built, each converted to JSON
-            by `distillkit.serialization.to_config`.
+        task, candidate, built: the task, the candidate, and the object that the candidate's `make` returned, such as a
+            federated method. Each is converted to JSON by `distillkit.serialization.to_config`.
         spec: fields of the `RunSpec`, with the settings converted in the same way.
         names: functions and classes to which the JSON values refer, by name.
     """

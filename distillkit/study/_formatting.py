@@ -101,8 +101,8 @@ class Table:
     Attributes:
         header: printed names of the columns.
         cells: printed rows; accuracies in per cent, traffic in MB of 10^6 bytes.
-        rows: values of each row, by the names and in the units that the records of a study's runs use, not rounded:
-            accuracies are fractions, traffic is in bytes. A missing value is None. All rows have the same keys.
+        rows: for each row, its values by column name, not rounded. Names and units are those in a study's records:
+            accuracies are fractions, and traffic is in bytes. A missing value is None. All rows have the same keys.
         notes: explanations, printed below the table.
         left: number of leading columns that are aligned left.
     """

@@ -45,8 +45,8 @@ def reopen_runs(
         prepare: function that builds the objects of a run.
 
     Raises:
-        ValueError: the design lacks a candidate that has runs on these tasks, or an option of a method changes with the
-            number of rounds. The message names the candidate or the option, and nothing is changed.
+        ValueError: the design lacks a candidate that has runs on these tasks, or the new number of rounds would change
+            another option of a method. The message names the candidate or the option, and no file is changed.
     """
     paths = [*out.glob("*/summary.json"), *out.glob("tries/*/summary.json")]
     lines = {path: line for path in paths if (line := read_json(path))["task"] in tasks and _continues(line)}

@@ -24,8 +24,9 @@ def summary_table(records: RecordsLike, *, columns: Sequence[str] = ()) -> Table
 
     Args:
         records: records of a study's finished runs, or the study's folder.
-        columns: additional columns of the summaries ("bytes_up", "client_seconds") or of the last rounds
-            ("accuracy_clients.worst10"). Numbers are shown as mean ± standard deviation over seeds.
+        columns: names of additional columns. Each is a value in the summaries of the runs ("bytes_up",
+            "client_seconds"), or in the rows of their last rounds ("accuracy_clients.worst10"). Numbers are shown as
+            mean ± standard deviation over seeds.
 
     Returns:
         A table with one row per task and candidate. The first columns are the number of seeds ("2 of 3" if one is not

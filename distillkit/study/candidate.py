@@ -183,7 +183,7 @@ class Candidate(ABC):
 
         Args:
             task: task of the run. It is passed to `make` if `make` has an argument `task`.
-            split: training, test and validation images of the task, whose shape may determine the network.
+            split: training, test and validation images of the task. The shape of the images may determine the network.
             settings: settings of one configuration, in addition to the candidate's own settings.
 
         Raises:
@@ -202,7 +202,7 @@ class Candidate(ABC):
 
         Args:
             task: task of the run, which determines the network.
-            split: training, test and validation images of the task, whose shape may determine the network.
+            split: training, test and validation images of the task. The shape of the images may determine the network.
         """
         return task.network(split)
 

@@ -105,9 +105,9 @@ def _label(group: Group) -> str:
 def _values(group: Group, column: str) -> list[Any]:
     """Return the data from which `curves` draws a column for a group, the runs of one method on one task.
 
-    If the runs have rounds, the result contains the whole history of each run that has the column, as a list of rows,
-    one per round. If no run has rounds, as for a condensation, the result contains the column's final value for each
-    run.
+    If the runs have rounds, the result contains each run's history, as a list of rows, one per round. Runs without
+    values in the column are left out. If no run has rounds, as for a condensation, the result contains the column's
+    final value for each run.
     """
     rows = [[*r.rows] for r in group.records if not r.failed and any(row.get(column) is not None for row in r.rows)]
     if rows or any(r.rows for r in group.records):

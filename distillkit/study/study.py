@@ -72,9 +72,9 @@ class Study:
         candidates: candidates by name. All searches must have the same number of configurations.
         seeds: seeds of the final runs.
         tune_seeds: seeds of the tuning runs; disjoint from `seeds`.
-        tune_on: the only task on which configurations are compared; the choice is used for all tasks. Use this option
-            for private data, because every tuning run on private data would use up privacy budget. Default:
-            configurations are compared on each task separately.
+        tune_on: task on which configurations are compared. The best configuration is then used on all tasks. If the
+            data of the study are private, pass a task with public data, because every tuning run on private data uses
+            up privacy budget. Default: configurations are compared on each task separately.
         rule: criterion for the best configuration, averaged over `tune_seeds`: "last" for the accuracy after the last
             round, "late" for the mean accuracy over late rounds, or "own" for the mean accuracy of the clients, each on
             its own test set (see `Task.own_tests`). In a tie, the first configuration is chosen. A candidate may have

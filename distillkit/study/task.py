@@ -47,20 +47,19 @@ class Allocation:
 class Task:
     """A task of a study: data, partition among clients, network, number of rounds and evaluation.
 
-    A `Study` compares candidates (methods with their settings), and runs every candidate on every task. Write functions
-    with their arguments as `functools.partial(load, "digits", size=16)`, so that `distillkit.serialization` can write
-    the task to a file and rebuild it. This makes runs repeatable from their records. `named_task` returns common tasks
-    by name.
+    A `Study` compares candidates (methods with their settings), and runs every candidate on every task. Pass functions
+    as `functools.partial(load, "digits", size=16)` instead of lambdas, so that `distillkit.serialization` can write the
+    task to a file and rebuild it. `named_task` returns common tasks by name.
 
     Args:
         name: name in tables and folders, made of letters, digits, `-`, `_` and `.`.
         data: function that returns a `Split` (`partial(load_folder, "data/north", size=32)`), or a `StoredSplit`, whose
             images stay on disk until a client or a test uses them (`partial(open_folder, ...)`). You can also pass a
             `Split`, or a pair of training and test set (tensors, datasets or loaders), which is kept in memory.
-        partition: function that partitions the training images and returns one index tensor per client, such as those
-            in `distillkit.data.partition`. It is called with the arguments that it declares: `labels`, `generator` (the
-            run's seed), and columns of the training set by their names (the column `domain` is passed as `domain` or
-            `domains`). Default: one client per value of the column `domain` or `user`.
+        partition: function that partitions the training images and returns one index tensor per client, such as a
+            function in `distillkit.data.partition`. A study passes the arguments that the function declares: `labels`,
+            `generator` (the run's seed), and columns of the training set. The argument for the column `domain` is
+            called `domain` or `domains`. Default: one client per value of the column `domain` or `user`.
         factory: function that returns a network for a number of outputs; or a name in
             `distillkit.networks.NETWORK_NAMES`, for a network that fits the images' shape.
         factory_options: additional arguments of a named network, for example `{"width": 32}`.
@@ -165,8 +164,8 @@ class Task:
     ) -> tuple[LabeledImages, LabeledImages]:
         """Return the training images of all clients as one set, and the test set, for methods without clients.
 
-        The training images do not include those that the task's option `own_tests` reserves for the test sets of single
-        clients.
+        Images that the task's option `own_tests` holds out for the clients' own test sets are not among the training
+        images.
 
         Args:
             split, validation, keep: arguments of `assign`.

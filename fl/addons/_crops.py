@@ -113,7 +113,7 @@ class Source(ABC):
 
         Args:
             network: network in eval mode.
-            stored: tensor from which the images are computed, see `images`.
+            stored: the whole image for crops, or all images of a pool, uint8.
             keep: number of images to select. If it equals the number of all images (the attribute `count`), all are
                 selected.
             view: format of the network's input images.
@@ -205,9 +205,9 @@ class Crops(Source):
 
 
 class Pool(Source):
-    """Shared images that are not computed but given, such as those of a public set (see `SharedPool`).
+    """Shared images of a given set, such as a public set (see `SharedPool`), in contrast to computed crops.
 
-    The tensor `stored` contains all of them, uint8 [count, C, H, W].
+    The argument `stored` of the methods is a tensor with all images of the set, uint8 [count, C, H, W].
     """
 
     def __init__(self, count: int) -> None:

@@ -125,10 +125,12 @@ class Shared(AddOn):
             schema.pop(entry.key, None)
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Add logits of the client's trained model to the reply (Soni et al., 2024, Algorithm 1, lines 9-10).
+        """Add the logits of the client's trained model for the shared images to the reply.
 
-        They are computed on the shared images that the server selected for this round. In rounds in which clients do
-        not send their weights (see `has_average`), remove the weights from the reply.
+        This is Algorithm 1, lines 9-10, of Soni et al. (2024).
+
+        The server selects the shared images of each round. In rounds in which clients do not send their weights (see
+        `has_average`), the weights are removed from the reply.
         """
         net, width = local.at(local.state()), local.settings.networks.outputs(local.task.num_classes)
         message, view = local.message, View.of(local.client)

@@ -44,7 +44,7 @@ class ClientDrift(AddOn):
 
     Args:
         on: name of the images in `server_data` from which the features are computed. None: only updates are compared.
-            Each drawn client costs one pass over the images.
+            In a measurement, the server runs the model of every drawn client on all these images.
         every: number of rounds between two measurements.
     """
 
@@ -73,8 +73,9 @@ class ClientDrift(AddOn):
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
         """Write one client's update and its squared norm to `out`.
 
-        With the option `on`, also write the features of the client's trained model for the images `on`, each scaled to
-        norm 1. The values in `out` are aggregated over clients like the entries of the reply.
+        If the option `on` names an image set of the server, also write the features that the client's trained model
+        computes for these images. Each feature vector is scaled to norm 1. The values in `out` are aggregated over
+        clients like the entries of the reply.
         """
         if server.round % self.every or FedAvg.update not in reply:
             return

@@ -148,8 +148,8 @@ def condense_client(
         networks: sampler that draws the networks for distribution matching.
         generator: generator of all other random draws.
         purpose: name of the file in which the condensation's state is saved.
-        cached: whether runs with equal data, networks, draws and options share the set, if they share a folder. The
-            client's CPU seconds include those of the run that condensed the set.
+        cached: whether to reuse the set of another run with equal data, networks, draws and options, if the runs share
+            a folder. The client's CPU seconds then include those that the other run spent on the set.
         further: further options of `distillkit.condense.distribution_matching`.
     """
     names = ("ipc", "batch_real", "lr", "momentum", "augment")

@@ -48,9 +48,9 @@ class FedDF(AddOn):
     student starts from the average only in a share of the rounds ("FedAvg initialization"), and otherwise from the
     server's last model (lines 366-375 of strategy/fed_df.py in its code). The student's logits are clipped. To
     reproduce this baseline, use `FedDF(steps=500, batch=32, lr=0.005, schedule="constant", gradient_norm=None,
-    rate=0.2, clip=2.5)`, and for the clients the options of `fl.methods.SingleImage`. In that paper clients send
-    logits. Here they send their weights, from which the server computes the same logits, so messages are as large as
-    FedAvg's.
+    rate=0.2, clip=2.5)`, and train the clients with the options of `fl.methods.SingleImage`. Clients send logits in
+    that paper, but weights here. The server computes the same logits from the weights, so only the messages are larger:
+    they are as large as FedAvg's.
 
     Args:
         steps: number of Adam steps in a round; 0 disables the add-on.

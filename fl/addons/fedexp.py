@@ -78,9 +78,10 @@ class FedExP(AddOn):
         return {n: step * m for n, m in mean.items()}
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Store `old`, the weights after the previous round, for the mean in `evaluation_model`.
+        """Store `old`, the weights after the previous round, in the server's state.
 
-        In round 1, `old` contains the untrained initial weights, so nothing is stored.
+        `evaluation_model` averages them with the new weights. In round 1, `old` contains the untrained initial weights,
+        so nothing is stored.
         """
         if server.round > 1:
             server.state[self.before] = old

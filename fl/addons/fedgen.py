@@ -44,12 +44,13 @@ class FedGen(AddOn):
         alpha_t mean_y CE(h(G(y)), y) + beta_t mean_x KL(softmax(h(G(y_x))) || softmax(logits of x)),
 
     where h is the classifier in training, and y is uniform over the classes for which G has been trained so far. x is
-    an image of the batch and y_x its class. The softmax of h(G(y_x)) is treated as a constant. Both weights, alpha_t
-    and beta_t, decay by the factor `decay` in each round.
+    an image of the batch and y_x its class. The softmax of h(G(y_x)) is treated as a constant. In each step, a client
+    generates as many embeddings for each of the two terms as the batch has images. Both weights, alpha_t and beta_t,
+    decay by the factor `decay` in each round.
 
     Both formulas and the counts follow the authors' code (zhuangdizhu/FedGen: FLAlgorithms/servers/serverpFedGen.py and
     users/userpFedGen.py). The paper has the cross-entropy of the mean logits in the first formula and no KL in the
-    second. In each step, a client generates as many embeddings as the batch has images.
+    second.
 
     Deviations from the code. Noise is Gaussian, as in the paper; in the code it is uniform. For classes for which G has
     not been trained, images have no KL term, and y is never drawn. The adversarial student term, whose weight is 0 in

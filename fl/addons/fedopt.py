@@ -149,7 +149,10 @@ class FedAdam(ServerAdaptive):
     beta2: Decay = 0.99
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return beta2 v + (1 - beta2) square, the moving average of the square of the clients' mean weight change."""
+        """Return beta2 v + (1 - beta2) square, where v is the second moment and beta2 is the option `beta2`.
+
+        `square` is the square of the clients' mean weight change.
+        """
         return self.beta2 * v + (1 - self.beta2) * square
 
 
@@ -169,6 +172,6 @@ class FedYogi(FedAdam):
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         """Return v - (1 - beta2) square sign(v - square): the second moment v, moved towards `square`.
 
-        `square` is the square of the clients' mean weight change.
+        `square` is the square of the clients' mean weight change, and beta2 is the option `beta2`.
         """
         return v - (1 - self.beta2) * square * torch.sign(v - square)

@@ -22,15 +22,17 @@ __all__ = ["LocalAccuracy"]
 class LocalAccuracy(AddOn):
     """Measurement of the accuracy of the clients' models after local training, before they are averaged.
 
-    The column of the history is `accuracy_locals`, with the mean over the clients, the standard deviation, and the mean
-    over the worst tenth of the clients. Use it "to examine the preservation of general knowledge during local training"
-    (FedCOG, Ye et al., ICLR 2024, section 6.4, Fig. 2b). The server tests each model on `server_data={"test": ...}`
-    when the client's reply arrives. The add-on does not change the training, and no additional values are sent. With
-    `SharedImage` or `SharedPool`, only rounds in which clients send weights have the column.
+    The results are in the column `accuracy_locals` of the history: the mean over the clients, the standard deviation,
+    and the mean over the worst tenth of the clients. Use it "to examine the preservation of general knowledge during
+    local training" (FedCOG, Ye et al., ICLR 2024, section 6.4, Fig. 2b). The server tests each model on
+    `server_data={"test": ...}` when the client's reply arrives. The add-on does not change the training, and no
+    additional values are sent. With `SharedImage` or `SharedPool`, only rounds in which clients send weights have the
+    column.
 
     Args:
         on: name of the set in `server_data`.
-        every: number of rounds between two measurements. Each costs one pass over the set for each drawn client.
+        every: number of rounds between two measurements. In a measurement, the server tests the model of every drawn
+            client on the whole set.
     """
 
     key = "LocalAccuracy"
@@ -64,7 +66,7 @@ class LocalAccuracy(AddOn):
             )
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Test the trained model of one client with the images of the set `on`, and write the accuracy to `out`."""
+        """Test one client's trained model on the server's set `on`, and write the accuracy to `out`."""
         if server.round % self.every or FedAvg.update not in reply:
             return
         predictor = server.trained(reply)

@@ -311,9 +311,9 @@ class FedAvg(Entries, Method):
             )
 
     def start(self, server: Server) -> None:
-        """Store the initial weights of every architecture, start the add-ons, and test them on noise images.
+        """Store the initial weights of every architecture, then call the hooks `start` and `dry_run` of each add-on.
 
-        The hooks `start` and `dry_run` of each add-on do this.
+        `dry_run` tests the add-on on noise images.
 
         Raises:
             ValueError: an add-on needs one class per image but the task is multi-label, or an add-on fails the test.

@@ -221,7 +221,7 @@ class Local:
             data: set from which the batches are taken.
             batch: images per batch; default: the method's batch size.
             joint: whether each batch is concatenated with the client's batch in the forward pass, so that both share
-                batch-norm statistics. If False, it has a forward pass of its own.
+                batch-norm statistics. If False, the add-on's batch has a forward pass of its own.
             augment: function `augment(images, generator)`, applied to each batch.
         """
         generator = self.generator(addon, "stream")

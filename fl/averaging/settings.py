@@ -150,7 +150,10 @@ class Settings:
         return classes + self.first_outputs[addon.key]
 
     def tested_outputs(self, classes: int) -> int | None:
-        """Return the number of outputs that a test uses for predictions: `classes`, or None for all outputs."""
+        """Return the number of outputs that a test uses for predictions; None for all outputs.
+
+        With the option `predict="real"`, only the first `classes` outputs are used.
+        """
         return classes if self.predict == "real" else None
 
 

@@ -152,7 +152,7 @@ def read_job(
 ) -> Job:
     """Decode an untrusted request to a client (job) that `job_parts` encoded.
 
-    An entry of which only the digest was sent gets its value from `payloads`.
+    If the server sent only the digest of an entry's value, the value is read from `payloads`.
 
     Args:
         message: the received message, as `fl._codec.from_parts` returned it.

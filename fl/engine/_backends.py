@@ -134,8 +134,8 @@ class ThreadTransport:
     def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
         """Run the clients of `exchange`, and yield their results in the order of `exchange.clients`.
 
-        If a second exchange `bundled` is given, its clients run first, and its results are passed to its `on_result`.
-        At most two clients per worker are queued or running at a time.
+        If a second exchange `bundled` is given, it runs first, and each of its results is passed to
+        `bundled.on_result`. At most two clients per worker are queued or running at a time.
         """
         if bundled is not None:
             bundled.run_alone(self)

@@ -165,9 +165,9 @@ class ClientRegistry:
     the sets, otherwise the largest number inferred from a client's labels.
 
     Args:
-        clients: the clients' sets. All clients of a list or tuple are read and checked here. Another sequence may be
-            long and create its clients on demand: only its first client is read here, and every other client is
-            read and checked when it is drawn.
+        clients: the clients' sets. If this is a list or tuple, all sets are read and checked here. Use another type of
+            sequence for many clients, or to create sets on demand. Then only the first set is read here, and every
+            other set is read and checked when its client is drawn.
         classes: number of classes of the task; None if the user gave no task.
         progress: whether to show a progress bar while large data is read.
 

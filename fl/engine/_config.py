@@ -86,9 +86,9 @@ class RunConfig:
             state before the round is kept.
         evaluate: clients that are evaluated on their own test images after each round: "drawn" (the clients drawn in
             that round), "all", "none", or a list of client indices. Default: "none" for private methods and secure
-            sums, because evaluation results contain no noise; "drawn" for all other methods. Evaluation results of a
-            private method are not covered by epsilon. If you set this option for a private method, the fact that
-            epsilon does not cover them is written in the ledger and in every row of the history.
+            sums, because evaluation results contain no noise; "drawn" for all other methods. Epsilon does not cover
+            evaluation results. If you set this option for a private method, the ledger and every row of the history
+            state this limitation.
         seed: seed of all randomness except the noise of a private method.
         ledger: privacy ledger of a private method, with its delta and budget. Default: a ledger in `out`/ledger.jsonl
             (in memory without `out`) with delta 1e-5 and no budget. A ledger is never rolled back: a repeated round is

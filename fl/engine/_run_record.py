@@ -185,8 +185,8 @@ def require_whole_ledger(ledger: Ledger | None, row: dict[str, Any], metadata: M
     Args:
         ledger: privacy ledger of the resumed run; None if the method is not private, which passes the check.
         row: row of the last completed round in the history.
-        metadata: metadata of the run's checkpoint. The value "ledger" identifies the line that was the ledger's last
-            one when the checkpoint was written.
+        metadata: metadata of the run's checkpoint. The value "ledger" identifies the last line of the ledger at the
+            time of the checkpoint.
 
     Raises:
         CheckpointError: the ledger records less epsilon than the run has spent, or lines that the checkpoint refers to

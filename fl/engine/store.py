@@ -192,7 +192,7 @@ class Store:
 
         Args:
             round_number: index of the round.
-            run: fingerprint of the run's options, which `restore` compares with its argument.
+            run: fingerprint of the run's options. `restore` refuses a checkpoint with another fingerprint.
             state: the server's state after the round.
             models: state dicts of the global models, by model name.
             metadata: values that the transport needs when the run is resumed; see `Transport.metadata`.
@@ -277,7 +277,7 @@ class Store:
     def _restore(self, manifest: dict[str, Any] | None, run: str) -> Restored | None:
         """Read the checkpoint that `manifest`, the contents of `manifest.json`, describes.
 
-        See `restore` for `run`, the result and the errors.
+        The argument `run`, the result and the errors are those of `restore`.
         """
         if manifest is None:
             if len(read_history(self.out / "history.jsonl", torn=True)) > 1:  # a killed first round leaves one row

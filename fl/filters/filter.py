@@ -40,9 +40,9 @@ class Filter(Component):
 
     @classmethod
     def usage_example(cls, part: str) -> str:
-        """Return code that builds a method with this filter, for error messages.
+        """Return a line of code that builds a method with this filter. Error messages show it.
 
-        `part` is code that builds the filter.
+        `part` is the code for the filter itself, such as a call of its constructor.
         """
         return f"Filtered(FedAvg(factory=...), {part})"
 
@@ -96,7 +96,7 @@ class Filter(Component):
         """
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
-        """Change the schema of a reply in the way in which `out` of this filter changes the reply. Called on the
+        """Change the schema of a reply to describe the reply after `out` of this filter has changed it. Called on the
         server.
 
         Args:

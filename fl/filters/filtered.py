@@ -155,7 +155,7 @@ class Filtered(Method):
         return (*self.method.parts, *self.filters)
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Check by the method's `check_run` that it can run with these clients and data. Filters have no such check."""
+        """Call the method's own `check_run`. Filters have no such check."""
         self.method.check_run(server, rounds)
 
     def start(self, server: Server) -> None:
@@ -217,7 +217,7 @@ class Filtered(Method):
         return self.method.answer(client, message)
 
     def expect_answer(self, server: Server, client: int) -> Schema:
-        """Return the method's schema of a client's answer when the server queries the clients before round 1."""
+        """Return the method's schema of a client's answer to the query that the server sends before round 1."""
         return self.method.expect_answer(server, client)
 
     def receive_answers(self, server: Server, replies: AggregatedReplies) -> None:
@@ -260,18 +260,21 @@ def _require_bounds_kept(filters: tuple[Filter, ...]) -> None:
 
 
 def _require_sealed_last(filters: tuple[Filter, ...]) -> None:
-    """If a filter hides single replies, refuse filters after it, and filters that choose the clients of a round."""
+    """Check the filters if one of them hides single replies (`Filter.sealed`).
+
+    Such a filter must be the last one, and no filter may draw the clients of a round.
+    """
     sealed = next((i for i, one in enumerate(filters) if one.sealed), None)
     if sealed is None:
         return
     for other in filters:
         if other.draws_clients:
             raise PrivacyError(
-                f"{other.name} draws its clients in secret, and may draw nobody; {filters[sealed].name} is over "
-                "clients that know of each other: take either"
+                f"{other.name} draws its clients in secret, and may draw none; the clients of {filters[sealed].name} "
+                "know each other: use only one of the two"
             )
     if filters[sealed + 1 :]:
         raise PrivacyError(
-            f"{filters[sealed].name} seals replies, so that {filters[-1].name} behind it could not read them: give "
+            f"{filters[sealed].name} hides single replies, so {filters[-1].name} after it could not read them: pass "
             f"{filters[sealed].name} last"
         )

@@ -141,7 +141,7 @@ class FedDM(Method):
 
         This is ClientUpdate in Algorithm 1 of the FedDM paper.
 
-        With `weights="samples"`, the reply also has the weight of the set.
+        With `weights="samples"`, the reply also has the client's number of real images.
         """
         net = self.networks.on(client, message[self.model])
         synthetic = self.synthesize(client, net.eval()).replace(columns={}, info={})

@@ -109,10 +109,10 @@ class FedProto(Method):
             self.condensed = None
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return the arguments of the constructor, positional and named, for the record of a run.
+        """Return the constructor's positional arguments (none) and its named arguments, for the record of a run.
 
-        All are named. `factory` and `assign`, which determine the networks of the clients, are left out, because the
-        record describes these networks separately.
+        `factory` and `assign`, which determine the networks of the clients, are left out, because the record describes
+        these networks separately.
         """
         return (), {k: v for k, v in vars(self).items() if k not in ("factory", "assign", "networks")}
 

@@ -36,8 +36,8 @@ class SummedFedDM(PrivateFedDM):
     With `noise="full"`, every client adds the whole noise, and epsilon holds even against the server. With
     `noise="shares"`, each of M drawn clients adds noise with the standard deviation divided by sqrt(M), so the total
     has the noise that a single trusted party would add to the pooled records. Epsilon then holds only with a secure sum
-    (`fl.SecureSums`) and if all replies arrive; a round in which a reply is missing cannot be used. A remark in the
-    ledger states this.
+    (`fl.SecureSums`) and if all replies arrive. A round in which a reply is missing cannot be used. The ledger gets a
+    remark that epsilon holds only with a secure sum.
 
     Args:
         sigma: noise multiplier (standard deviation divided by sensitivity) of each client's own sums ("full"), or of
@@ -47,9 +47,9 @@ class SummedFedDM(PrivateFedDM):
             depend on private data. Pass either this or `sigma_sizes`.
         sigma_sizes: standard deviation, in records, of the noise on the numbers of records per class. With "full", it
             applies to each client's numbers, which are released once. With "shares", it applies to the total, which is
-            released with new noise in every round: if shares of the noise were used again, they would cancel in the
-            difference of two totals. For "shares", pass `spent=[(sigma_sizes, 1.0, rounds)]` to `privacy.plan_noise`:
-            noise multiplier, sample rate (all records take part) and number of releases.
+            released with new noise in every round. The same noise must not be used twice, because it would cancel in
+            the difference of two totals. For "shares", pass `spent=[(sigma_sizes, 1.0, rounds)]` to
+            `privacy.plan_noise`: noise multiplier, sample rate (all records take part) and number of releases.
         options: other options of `PrivateFedDM`, except `mechanism`.
 
     Raises:
@@ -98,11 +98,10 @@ class SummedFedDM(PrivateFedDM):
     def send(self, server: Server, client: int) -> Message:
         """Return a message with the weights, the number of clients that share the noise, and the last fitted images.
 
-        The noise is what makes the clients' sums of embeddings private. With `noise="shares"`, each drawn client adds a
-        part of it, and the number is that of the drawn clients.
-        With `noise="full"`, each client adds the whole noise, and the number is 1. The fitted images are in the message
-        only if the server has stored them in an earlier round (option `warm`). Clients subtract the mean embedding of
-        these images from all embeddings.
+        Clients add noise to their sums of embeddings. With `noise="shares"`, all drawn clients share the noise. With
+        `noise="full"`, each client adds the whole noise, so the number in the message is 1. The fitted images are in
+        the message only if the server has stored them in an earlier round (option `warm`). Clients subtract the mean
+        embedding of these images from all embeddings.
         """
         among = float(len(server.drawn)) if self.noise == "shares" else 1.0
         message = Message({self.model: server.state[self.model], self.among: among})

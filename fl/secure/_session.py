@@ -116,12 +116,13 @@ class ClientSession:
     def mask_vector(self, vector: Tensor, boxes: Mapping[int, bytes]) -> Tensor:
         """Step 3 of a secure sum: add all masks of this client to its encoded reply.
 
-        The client also decrypts and stores the shares of the other clients' secrets that they sent to it.
+        The client also decrypts and stores the shares that the other clients sent: each is a share of the sender's
+        secrets.
 
         Args:
             vector: the encoded reply, int64 [length], on the CPU.
-            boxes: encrypted messages with these shares, by the sender's client index; one from this client itself is
-                ignored.
+            boxes: encrypted messages with these shares, by the sender's client index. A message from this client itself
+                is ignored.
 
         Returns:
             The masked vector, int64 [length].

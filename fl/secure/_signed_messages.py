@@ -83,8 +83,9 @@ class RoundContext:
 class KeyBundle:
     """Public keys that one client announces for a round, with its signature.
 
-    The bundle contains a public key for encrypted messages, a public key for pairwise masks, the digest of the seed of
-    the client's own mask, and the signature.
+    The bundle contains a public key for encrypted messages, a public key for pairwise masks, a digest, and the
+    signature. The digest is that of a secret seed, from which the client draws a mask that it shares with no other
+    client.
 
     Attributes:
         raw: the bundle as 160 bytes.

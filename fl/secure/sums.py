@@ -214,7 +214,9 @@ class SecureSums(Filter):
         return Message({self.bundles: _bytes([self._client_session(client).announce_keys()])})
 
     def deal(self, client: Client, message: Message) -> Message:
-        """Step 2 of a secure sum, on a client: return shares of its secrets, encrypted for each other client.
+        """Step 2 of a secure sum, on a client: return encrypted shares of its secrets.
+
+        Each share is encrypted for the client that receives it.
 
         Args:
             client: the client.

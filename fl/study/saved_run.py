@@ -127,7 +127,10 @@ class SavedRun:
 
     @cached_property
     def kept(self) -> torch.Tensor | None:
-        """Indices of the task's training records that this run used, if `repeat(keep=...)` made it; None for all."""
+        """Indices of the task's training records that this run used; None if it used all records.
+
+        Only runs made by `repeat(keep=...)` use a part of the records.
+        """
         return cast(torch.Tensor, self._noted("keep")) if "keep" in (self.config.get("notes") or {}) else None
 
     def assign(self, split: Split | None = None, keep: torch.Tensor | None = None) -> Allocation:

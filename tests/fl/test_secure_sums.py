@@ -558,7 +558,7 @@ class Doubling(Filter):
 
 def test_secure_sums_must_be_the_last_filter(ring: InMemoryKeyring) -> None:
     secure = SecureSums(ring.registry(4), keyring=ring, threshold=3, bounds={FedAvg.update: 8.0})
-    with pytest.raises(PrivacyError, match="Rounding behind it could not read them: give SecureSums last"):
+    with pytest.raises(PrivacyError, match="Rounding after it could not read them: pass SecureSums last"):
         Filtered(FedAvg(**FAST), secure, Rounding())
     averaging = FedAvg(**{**FAST, "weights": "uniform"})
     for chain in ((ClientDP(1.0, 0.5, 1.0), secure), (secure, ClientDP(1.0, 0.5, 1.0))):

@@ -120,7 +120,7 @@ def open_picture_list(
 def _with_test(
     listing: PictureList, parts: dict[str, Tensor], normalization: Normalization | None, fraction: float
 ) -> tuple[dict[str, Tensor], SplitBuilder]:
-    """Hold out a test set if the list has none, and return all parts, with a `SplitBuilder` for them.
+    """Hold out a test set if the list has none. Return the parts, and a `SplitBuilder` that builds a split from them.
 
     Args:
         listing: the list of pictures.

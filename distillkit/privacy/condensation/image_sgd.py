@@ -139,12 +139,12 @@ def image_sgd(
     *whole* set. It clips each record's gradient with respect to the synthetic images of all classes. It sums the
     clipped gradients and adds noise to every pixel of every class, also of classes without records.
 
-    Paper: Xiong et al., "FedDM" (CVPR 2023), section 3.3, Eq. 8 and Eq. 16. Deviations, which the guarantee needs: we
-    draw records from the whole set. The paper draws 256 records *per class*, so a record of a class with 500 records
-    takes part with probability one half, ten times the rate for which the paper accounts. We divide by the expected
-    number of records, and release all classes; the paper divides by the number of records drawn, and sends only the
-    classes that have records. We compute epsilon with an accountant; the paper's noise scale (Theorem 3.2) is sound
-    only for a sample rate q < 1 / (16 sigma) and covers only one round.
+    Paper: Xiong et al., "FedDM" (CVPR 2023), section 3.3, Eq. 8 and Eq. 16. Deviations. The guarantee needs all of
+    them. We draw records from the whole set. The paper draws 256 records *per class*, so a record of a class with 500
+    records takes part with probability one half. This is ten times the rate in the paper's accounting. We divide by the
+    expected number of records, and the paper by the number of records drawn. We release all classes, and the paper only
+    the classes that have records. We compute epsilon with an accountant. The paper's noise scale (Theorem 3.2) covers
+    only one round, and is sound only for a sample rate q < 1 / (16 sigma).
 
     Args:
         images, labels, num_classes, ipc, init, ledger, generator, progress: see `condense_private`.

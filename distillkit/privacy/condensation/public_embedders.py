@@ -69,7 +69,7 @@ class PublicEmbedder:
 
     @property
     def sensitivity(self) -> float:
-        """Largest change (l2 norm) of a sum of embeddings by one record: the option `clip`, or 1 if it is None."""
+        """Largest l2 norm by which one record changes a sum of embeddings: the option `clip`, or 1 if it is None."""
         return 1.0 if self.clip is None else self.clip
 
     def embedding(self, images: Tensor) -> Tensor:

@@ -206,7 +206,7 @@ class GridConnection:
         self._pending = {name: entry for name, entry in self._pending.items() if entry[0] != recipient}
 
     def clear(self) -> None:
-        """Stop waiting for replies. Those that are still missing are ignored if they arrive later."""
+        """Stop waiting for replies. Replies that arrive later are ignored."""
         self._pending.clear()
 
 

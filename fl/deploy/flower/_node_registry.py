@@ -75,10 +75,10 @@ class NodeRegistry:
             pause = min(2 * pause, 5.0)
 
     def discover(self, connection: GridConnection, seconds: float) -> list[IncompatibleNode]:
-        """Ask new nodes for their descriptions, and register the nodes that are compatible with the server and others.
+        """Ask new nodes for their descriptions, and register the compatible nodes.
 
-        A compatible node has the method, the task and the version of distillkit that the server has, and the same
-        number of partitions and class names as the other nodes; see `register`.
+        A compatible node has the same method, task and version of distillkit as the server. Its number of partitions
+        and its class names are the same as those of the other nodes; see `register`.
 
         Args:
             connection: connection to the nodes.

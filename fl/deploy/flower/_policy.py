@@ -19,8 +19,8 @@ node, when the app's `client_app` is called. It does not stop an app that reads 
 option `policy` to `client_app`. Whether a mechanism adds the noise that it charges depends on the method's code. Owners
 must therefore control the code on their nodes. They should run only an app that they have read, and that is installed
 on the node or signed by a key that the SuperNode trusts (`flower-supernode --trusted-entities`). The setting `app` then
-detects a different version. The policy does not cover participation, the times of replies, copies of the node's files,
-or two nodes with the same records, which have separate ledgers.
+detects a different version. The policy hides neither that the node takes part nor when it replies. It does not account
+for copies of the node's files, or for a second node with the same records, which has its own ledger.
 """
 
 from __future__ import annotations

@@ -118,9 +118,9 @@ class ReleaseGuard:
         return result_parts(version, result, facts=facts)
 
     def _without_uncharged(self, job: Job, result: ClientResult, ledger: NodeLedger) -> ClientResult:
-        """Return a copy of the result without the details of an error, the client's notes and its CPU time.
+        """Return a copy of the result from which the error's details, the client's notes and its CPU time are removed.
 
-        The privacy guarantee does not cover these values.
+        The privacy guarantee does not cover these three values.
 
         Raises:
             PolicyRefusal: the result has a reply computed from private images, but nothing was charged for it.

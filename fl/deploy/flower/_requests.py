@@ -30,11 +30,11 @@ class PendingRequest:
     Attributes:
         job: content of the request.
         on_result: function that is called with the result; None if the result is yielded by `GridTransport.exchange`.
-        resent: None for a first request. For a repeated request, number of bytes of the cached values in it. The first
-            request omitted these values, because the server assumed that the client has them in its cache.
-        shared: number of bytes that are saved because a message with two requests contains equal tensors only once. It
-            is stored in the first of the two requests. Cached entries do not count, because the second request contains
-            only their digests.
+        resent: None for a first request. For a repeated request, number of bytes of the values that the first request
+            omitted. The server had assumed that the client has these values in its cache.
+        shared: for the first of two requests in a message, number of bytes that are saved because tensors that both
+            requests contain are sent only once. Cached entries do not count, because the second request contains only
+            their digests.
     """
 
     job: Job

@@ -217,15 +217,18 @@ class GridTransport:
             )
 
     def _read(self, pending: PendingRequest, parts: Parts) -> ClientResult | BudgetExhausted | None:
-        """Decode an untrusted reply, after copying the ledger lines in it to the run's ledger.
+        """Decode an untrusted reply.
+
+        If the reply has new lines of the node's ledger, they are first copied to the run's ledger.
 
         Args:
             pending: the request.
             parts: parts of the reply: tensors and strings by name.
 
         Returns:
-            The client's result, the error that the run's budget is exhausted, or None if the node lacks a cached value,
-            so that the request must be sent again. An invalid reply becomes a result with an error.
+            The client's result; a `BudgetExhausted` error if the run's privacy budget is exhausted; or None if the node
+            lacks a cached value, so that the request must be sent again. An invalid reply becomes a result with an
+            error.
         """
         job = pending.job
         try:
