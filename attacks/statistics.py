@@ -379,9 +379,8 @@ def ppv_interval(tpr: Rate | Estimate, fpr: Rate | Estimate, prior: float) -> Es
     result uses the error at the lower end of `tpr` and at the upper end of `fpr`; the upper end uses the errors at the
     two opposite ends.
 
-    If the interval of a rate begins at 0, the logarithm does not exist. The lower end of the result is then the value
-    for the lower end of `tpr` and the upper end of `fpr`, and the upper end is that for the opposite ends. This
-    interval is wider.
+    If the interval of a rate begins at 0, whose logarithm does not exist, a wider interval is returned. Its ends are
+    the predictive values for the lower end of `tpr` with the upper end of `fpr`, and for the opposite ends.
 
     Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach" (Statistics in
     Medicine 2008).

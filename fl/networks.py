@@ -210,10 +210,11 @@ class Networks:
 
     @staticmethod
     def unprefixed(group: Tensors, name: str) -> Tensors:
-        """Select the tensors of one architecture from those of all, and return them under the network's own names.
+        """Select the tensors of one architecture, and return them under the network's own names.
 
         Args:
-            group: "architecture/tensor" -> tensor; with one architecture, "tensor" -> tensor.
+            group: tensors of all architectures: "architecture/tensor" -> tensor; with one architecture, "tensor" ->
+                tensor.
             name: name of the architecture; "" if there is only one.
         """
         if not name:

@@ -29,9 +29,8 @@ def infer_label(weight_gradient: Tensor) -> int:
         The class, in [0, K). The gradient of several images of one class may look like that of one image.
 
     Raises:
-        TypeError, ValueError: the tensor is invalid, or the number of rows that point in the opposite direction to all
-            other rows is not one. Causes are images of several classes, noise, another loss, and probabilities rounded
-            to 0.
+        TypeError, ValueError: the tensor is invalid, or not exactly one row points in the opposite direction to all
+            other rows. Causes are images of several classes, noise, another loss, and probabilities rounded to 0.
 
     Paper: Zhao, Mopuri and Bilen, "iDLG: Improved Deep Leakage from Gradients" (2020). Deviation: the authors' code
     takes the row with the smallest sum, which is right for features that are never negative; we compare whole rows, and

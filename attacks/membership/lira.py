@@ -34,9 +34,9 @@ def lira(
     * Online (Algorithm 1): a second distribution is fitted to the scores of the shadow models trained with the record.
       The result is the log density of the target's score with the record, minus the log density without it.
 
-    Against models that hide their members well, online performs worse than offline, because the means of both
-    distributions are then almost equal, and the sign of their difference is random. Run both versions, and correct for
-    having tried two attacks (`attacks.bonferroni`).
+    Against models that hide their members well, the online attack performs worse than the offline attack: the means of
+    its two distributions are almost equal, so the sign of their difference is random. Run both versions, and correct
+    for having tried two attacks (`attacks.bonferroni`).
 
     Args:
         target: scores of the target model [n], preferably `stable_logit`s, which are nearly Gaussian.

@@ -57,7 +57,7 @@ def rmia(
         a: degree, in [0, 1], to which the confidence of models trained without a record predicts the confidence of
             models trained with it. The default 0.3 is the paper's value for CIFAR-10. Fit it on shadow models, never on
             the target.
-        gamma: required ratio between x and z, > 0.
+        gamma: threshold of the ratio above, > 0.
 
     Returns:
         Scores in [0, 1], float64 [n], higher for members.

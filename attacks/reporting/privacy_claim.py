@@ -86,8 +86,8 @@ def claim_section(run: RecordedRun, observed: ObservedData, audit: Audit | None,
 
     Args:
         run: the recorded run.
-        observed: observed data, of which the number of each client's replies is compared with the charges in the
-            ledger.
+        observed: data that an adversary observes. The number of each client's replies is compared with the charges in
+            the ledger.
         audit: evidence from the user with which the claim is tested; None if the user passed none.
         findings: findings of the report. This function adds a refuted claim, and facts that the run's records do not
             show.

@@ -49,7 +49,7 @@ class _Setting:
         return list(found[:2])
 
     def in_maps(self, output: Tensor, maps: Tensor, weight: Tensor) -> Tensor:
-        """Return the gradient with respect to the convolution's input `maps`.
+        """Return the gradient of the loss with respect to the convolution's input `maps`.
 
         `output` is the gradient of the loss with respect to the convolution's output. On a CPU, if `maps` has
         at most 4 channels, the result is computed by a matrix product, which is faster than PyTorch's function.

@@ -104,7 +104,7 @@ def files_key(files: Iterable[tuple[str, os.stat_result]]) -> str:
 def open_cache(
     source: Path, key: str, count: int, shape: Shape, fill: Fill, options: str, folder: AnyPath | None, progress: bool
 ) -> Cache:
-    """Open the cache of a file or folder of pictures, which is written first if it is missing or outdated.
+    """Open the cache of a file or folder of pictures. Write the cache first if it is missing or outdated.
 
     Args:
         source: file or folder with the pictures. It is only read.

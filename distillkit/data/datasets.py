@@ -263,7 +263,7 @@ def open_dataset(
 
 
 def _find(name: str) -> tuple[str, Dataset, dict[str, Any]]:
-    """Find a dataset by name. Return its key and row in `DATASETS`, and the options that its suffix means.
+    """Find a dataset by name. Return its key and row in `DATASETS`, and the options for the suffix of the name.
 
     The options are {"side": 64} for the suffix `_64`, and {} without a suffix.
     """

@@ -229,7 +229,7 @@ def _best_iterates(
         shown: progress bar, which is advanced by one for each computation of the loss.
 
     Returns:
-        The stored images, and the sum of their losses.
+        The best iterate of each stored image, and the sum of their losses.
 
     Raises:
         ValueError: the loss of an image was never finite.

@@ -55,7 +55,7 @@ def views(images: Tensor, options: ViewOptions, seed: int, epoch: int) -> Iterat
     Args:
         images: the images of the set, float [N, C, H, W].
         options: batch size, augmentation and mixing.
-        seed, epoch: seed, and number of the epoch. The views depend on these two, the images and the options only.
+        seed, epoch: seed, and number of the epoch. The views depend only on the four arguments.
     """
     order = torch.randperm(len(images), generator=derive(seed, epoch, "order"))
     for number, index in enumerate(order.split(options.batch)):

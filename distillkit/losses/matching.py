@@ -101,7 +101,7 @@ def rbf_mmd(
     multiplier: float = 2.0,
     unbiased: bool = False,
 ) -> Tensor:
-    """Compute the squared maximum mean discrepancy (MMD) between two samples, which is differentiable in both.
+    """Compute the squared maximum mean discrepancy (MMD) between two samples. The result is differentiable.
 
     The kernel is a sum of Gaussian (RBF) kernels of several widths,
 

@@ -93,7 +93,7 @@ def pairwise_mmd(embeddings: Mapping[str, Tensor], *, unbiased: bool = True) -> 
             is larger for smaller sets, so small distilled sets appear further apart than real sets.
 
     Raises:
-        TypeError, ValueError: there are fewer than two clients, an array is invalid, or the embeddings differ in d.
+        TypeError, ValueError: there are fewer than two clients, a tensor is invalid, or the embeddings differ in d.
     """
     from distillkit.losses.matching import rbf_mmd
 

@@ -15,11 +15,9 @@ __all__ = ["ledgers_of", "total_guarantee"]
 
 
 def ledgers_of(out: Path, data: Any) -> tuple[list[Ledger], int]:
-    """Return the ledgers of all runs in a study's folder that read the given images, and the number of runs without
-    one.
+    """Return the ledgers of all runs that read the given images, and the number of these runs without a ledger.
 
-    Unfinished and failed runs are included, because they may have released results. The number counts runs that read
-    these images but have no ledger.
+    Unfinished and failed runs are included, because they may have released results.
 
     Args:
         out: the study's folder.

@@ -106,8 +106,7 @@ class Shared(AddOn):
         server.state[self.index] = self._select(server)
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the shared images, and the indices of the images to use in this round (Soni et al., Algorithm 1, line
-        5).
+        """Send the shared images, and the indices of this round's images (Soni et al., Algorithm 1, line 5).
 
         The shared images are crops of one image, or a pool of images. This image or pool is the same in every round, so
         it is sent to each client only once.

@@ -52,9 +52,9 @@ class LocalAccuracy(AddOn):
         require_full_models(self, settings, addons)
 
     def start(self, server: AveragingServer) -> None:
-        """Check that the server has the test set that the option `on` names, in `server_data`.
+        """Check that `server_data` contains the test set that the option `on` names.
 
-        Also check that its number of classes and its kind of labels are those of the task.
+        Also check that the set's number of classes and kind of labels are those of the task.
         """
         if self.on not in server.data:
             raise ValueError(f"LocalAccuracy needs images on the server: server_data={{{self.on!r}: ...}}")

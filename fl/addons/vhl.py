@@ -39,7 +39,7 @@ class VHL(AddOn):
 
         cross_entropy * CE(virtual logits, virtual labels)
         + calibration * SupCon([real, virtual features], labels), virtual features detached
-        + contrast * SupCon(virtual features).
+        + contrast * SupCon(virtual features),
 
     where CE is the cross-entropy and SupCon the supervised contrastive loss. Each virtual class k has an additional
     output of the classifier. The second term treats images of virtual class k and real class k as one class.

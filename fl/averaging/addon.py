@@ -50,8 +50,8 @@ class AddOn(Component):
             their values w_0 at the start of the round. It affects `local.effective_lrs`, which SCAFFOLD and FedNova
             use.
         data_access: private data that the add-on reads, for its loss terms or for the values that it sends. "none":
-            only trained weights, no data. "example": trained weights and, in its loss terms, data, but the term of each
-            example depends on no other example. "batch" (the default): any data. `DPSGD` accepts "none" and "example".
+            only trained weights, no data. "example": trained weights and, in its loss terms, data; each example's term
+            depends on no other example. "batch" (the default): any data. `DPSGD` accepts "none" and "example".
         single_label: whether the add-on needs exactly one class per image. Other tasks are then refused.
         disabled_at_zero: names of options. The add-on is disabled if all of these options are 0.
         first_round: first round in which the add-on can change anything. A run with fewer rounds warns that the add-on

@@ -33,8 +33,7 @@ class ReplyCollector:
 
     Args:
         dispatcher: sender of the requests, with the method and the server as attributes.
-        transcript: run folder into which every message is written that the server sends or accepts; None to save no
-            messages.
+        transcript: run folder for the messages that the server sends or accepts; None to save no messages.
 
     Attributes:
         dispatcher, transcript: arguments of the constructor.

@@ -26,7 +26,7 @@ class Filter(Component):
 
     Attributes:
         exact: whether the changes of replies by `out` (on the clients) and `back` (on the server) cancel in every sum
-            over clients, so that the sum is exactly unchanged. An example are the masks of a secure sum. After a
+            over clients, so that the sum is exactly unchanged. The masks of a secure sum are an example. After a
             private filter, only exact filters may change replies.
         before, after: names of additional exchanges (a request and its reply) with drawn clients in every round, before
             and after the training. On the client, the filter's function of this name runs, with the signature of

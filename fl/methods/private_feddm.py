@@ -189,7 +189,7 @@ class PrivateFedDM(FedDM):
         """Return the networks with which records are embedded in a round.
 
         The networks are drawn at random around the received weights. The mean embedding of released images or of noise
-        images is subtracted from each embedding. Neither step uses private data, except for what was released earlier.
+        images is subtracted from each embedding. Both steps use only public or released data.
 
         Args:
             network: network with the received weights, in eval mode.

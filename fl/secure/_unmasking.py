@@ -40,8 +40,8 @@ class Unmasking:
     def unmask(self, total: Tensor) -> None:
         """Remove all masks from the sum, in place.
 
-        These are each survivor's own mask, and the pairwise masks between survivors and clients that dropped out. The
-        pairwise masks between survivors cancel in the sum.
+        The masks to remove are each survivor's own mask, and the pairwise masks between survivors and clients that
+        dropped out. The pairwise masks between survivors cancel in the sum.
 
         Args:
             total: sum of the survivors' masked vectors, int64 [length], on the CPU.

@@ -260,8 +260,8 @@ class SecureSums(Filter):
 
         Args:
             client: the client.
-            message: signatures with which the other clients in the sum confirm which clients are in the sum. The
-                signatures are checked first.
+            message: signatures of the other clients, which confirm the list of clients in the sum. The signatures are
+                checked first.
         """
         signatures = dict(zip(message[self.signers].tolist(), _rows(message[self.signatures])))
         return Message({self.shares: _bytes(self._client_session(client).disclose_shares(signatures))[None]})

@@ -131,7 +131,7 @@ def load_cifar10c_domains(
 
     Args:
         path, corruptions, severities, size, channels, normalization: as in `load_cifar10c`.
-        pictures: number of images to use: the first `pictures` of the 10,000. Default: all.
+        pictures: number of original images to use: the first `pictures` of the 10,000. Default: all.
         test_fraction: share of the images of each class that form the test set, in [0, 1). The random choice is the
             same in every call (see `split_by`), and for every corruption.
 

@@ -28,7 +28,7 @@ Draw = Callable[[int, torch.Generator], Tensor]
 
 @dataclass(frozen=True)
 class Violation:
-    """Operator that occurs in a function that `capture` traces, although such functions may not use it.
+    """Forbidden operator in a function that `capture` traces.
 
     Args:
         operator: the operator.

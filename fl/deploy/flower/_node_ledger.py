@@ -62,13 +62,13 @@ class NodeLedger:
                 mirror_lines(self.ledger, other, partition, own)
 
     def branch(self, known: Mapping[str, Any]) -> ChildLedger:
-        """Return a copy of the run's ledger. The client charges this copy for its releases.
+        """Return a copy of the run's ledger, to which the client's releases are charged.
 
         Each charge to the copy is first checked against the policy of the node's owner, and then written to this node's
         own ledger.
 
         Args:
-            known: extract of the run's ledger, as the server sent it.
+            known: state of the run's ledger, as the server sent it.
         """
         return ChildLedger(known, self._charge)
 

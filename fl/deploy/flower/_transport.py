@@ -321,7 +321,7 @@ class GridTransport:
     def commit(self, versions: Mapping[int, str]) -> None:
         """Do nothing: the nodes need no message at the end of a round.
 
-        Each later request names the version of the client's memory (the values that it keeps between rounds) to use.
+        Each later request contains the version name of the client's memory (the values that it keeps between rounds).
 
         Args:
             versions: name of the committed version of the memory, by client index.
