@@ -251,13 +251,13 @@ class Roc:
 
         The interval of the true-positive rate is for the threshold t* whose *true* false-positive rate is `fpr`. The
         threshold t that is used here was chosen on a sample of non-members, so it may differ from t*. A Clopper-Pearson
-        interval of the true-positive rate at t ignores this difference, and would be too narrow. Therefore the
-        true-positive rate is also computed at a strict and at a loose threshold. With high probability, the strict
-        threshold has a true false-positive rate of at most `fpr`, and the loose one of at least `fpr`. For each end of
-        the interval, two independent errors are combined by the square root of the sum of their squares. One is the
-        distance from the true-positive rate at t to the same end of the Clopper-Pearson interval. The other is the
-        distance from the true-positive rate at t to that at the strict threshold (lower end) or at the loose threshold
-        (upper end).
+        interval of the true-positive rate at t ignores this difference, and would be too narrow.
+
+        The interval is therefore widened. The true-positive rate is also computed at a strict threshold, whose true
+        false-positive rate is at most `fpr` with high probability, and at a loose one, where it is at least `fpr`. Let
+        r be the true-positive rate at t. The lower end of the interval is r - sqrt(a^2 + b^2). Here, a is the distance
+        from r to the lower Clopper-Pearson bound, and b the distance from r to the true-positive rate at the strict
+        threshold. The upper end is computed in the same way, from the upper bound and the loose threshold.
 
         Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach"
         (Statistics in Medicine 2008), for the sum of squares.

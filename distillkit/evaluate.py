@@ -80,8 +80,8 @@ class Evaluation:
     """Result of `evaluate`. Print it to see a table.
 
     Attributes:
-        rows: for each architecture, the test accuracies of networks trained on the evaluated set (`data`), followed by
-            those of networks trained on random real images if `evaluate` got `real`.
+        rows: for each architecture, one row for networks trained on the evaluated set. If the argument `real` of
+            `evaluate` was given, a second row follows, for networks trained on random real images.
         protocol: the training protocol.
         images: number of images in the evaluated set, on which the networks are trained.
         against: perturbations of the test images, by name.

@@ -44,8 +44,8 @@ class InUse(RuntimeError):
 def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = None) -> Iterator[None]:
     """Lock a resource during a `with` block. Other processes cannot lock the same lock file during the block.
 
-    The operating system holds the lock and releases it when the process ends for any reason, so a killed process needs
-    no cleanup. A leftover lock file does not block anything. A `.json` file beside the lock file contains the id of the
+    The operating system holds the lock and releases it when the process ends for any reason, so no cleanup is needed
+    after a killed process, although its lock file remains. A `.json` file beside the lock file contains the id of the
     process that holds the lock. On Linux, the process keeps the lock even if someone removes the lock file, as long as
     the `.json` file remains. On file systems without locks, such as some network file systems, `filelock` uses a
     substitute or raises an error.

@@ -193,7 +193,7 @@ class Message:
     def copy(self) -> Message:
         """Return a shallow copy.
 
-        Entries that are set in the copy do not affect this message, but both share the values.
+        Entries that are set in the copy do not affect this message, but the two messages share the values.
         """
         return Message.unchecked(self._values)
 

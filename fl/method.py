@@ -108,9 +108,9 @@ class Method(KeyedObject, ABC):
 
     Method objects are immutable and exist on the server and on every client. Values that change in a run are kept in
     `server.state` and `client.memory`. A subclass declares an `Entry` as class attribute for each value that it sends
-    or keeps, and implements `start`, `send`, `local`, `receive`, and `expect`, which returns the schema of a reply. A
-    subclass that overrides `answer` (a client's answer to a query before round 1) also overrides `expect_answer`; one
-    that overrides `evaluate` (a client's test) also overrides `expect_evaluation`. A reply that does not match its
+    or keeps, and implements `start`, `send`, `local`, `receive`, and `expect`, which returns the schema of a reply. If
+    it overrides `answer` (a client's answer to a query before round 1), it also overrides `expect_answer`. If it
+    overrides `evaluate` (a client's test), it also overrides `expect_evaluation`. A reply that does not match its
     schema, or has an entry that the schema lacks, is not aggregated, and the history reports its client.
     """
 

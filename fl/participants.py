@@ -29,13 +29,13 @@ class Interrupted(RuntimeError):
 class Scratch:
     """Folder for the state of unfinished work, so that an interrupted run does not lose it.
 
-    If the round is repeated, the work continues from the files in the folder. They are deleted once the result of the
-    round has been saved.
+    When the interrupted run is resumed, it repeats the last round, and the work continues from the files in the folder.
+    The files are deleted once the result of the round has been saved.
 
     Attributes:
         folder: path of the folder, which may not exist yet.
         deadline: time (`time.time()`) after which work stops as soon as its state is saved; None: no limit.
-        cache: folder of results that runs with equal inputs share, and that is not deleted; None: none are shared.
+        cache: folder of results that runs with equal inputs share. It is not deleted. None: no results are shared.
     """
 
     folder: Path

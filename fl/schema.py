@@ -49,8 +49,8 @@ class EntrySpec:
         same_rows_as: another entry of the same reply, which must have the same number of rows.
         max_per_class: maximum number of images of one class in a set.
         minimum, maximum: range of every number; in an image set, of the pixels and the values in additional columns. By
-            default, the clients' weights in an average (an entry that is `Entry.by` of another entry) must be in [0,
-            `MAX_WEIGHT`], and other floats in [-`MAX_MAGNITUDE`, `MAX_MAGNITUDE`]; other integers have no limits.
+            default, the clients' weights for an average (see `Entry.by`) must be in [0, `MAX_WEIGHT`], and all other
+            floats in [-`MAX_MAGNITUDE`, `MAX_MAGNITUDE`]; integers that are not weights have no limits.
         max_norm: maximum l2 norm of the vector of all numbers of the entry. If it is given, `MAX_MAGNITUDE` does not
             apply.
         nonnegative: in a dict of tensors, the names of the tensors whose numbers must be >= 0, such as variances.

@@ -90,8 +90,9 @@ def candidate_events(runs: SplitRuns) -> Iterator[tuple[list[Event], Tensor, int
         runs: the half of the runs that is used for choosing an event.
 
     Yields:
-        A tuple of five items: the events of a group; for each event, the number of runs of the world `Event.world` in
-        which the event occurs; the number of all runs of that world; and the same two numbers for the other world.
+        A tuple of five items. The first is the list of the events of a group, which all have the same `Event.world`.
+        The second is the number of runs of this world in which each event occurs, and the third is the number of all
+        runs of this world. The last two items are the same numbers for the other world.
     """
     columns = runs["inside"].shape[1]
     for column in range(columns):

@@ -62,10 +62,10 @@ def audit_claim(
     little noise or clipping that has no effect.
 
     Under (epsilon, delta)-differential privacy, every event S satisfies P(S with the record) <= e^epsilon P(S without
-    it) + delta, and the same with both sides exchanged. On one half of the runs, the function chooses the event (scores
-    on one side of a threshold), the direction of the inequality, and the claimed pair (epsilon, delta) with the
-    largest apparent violation. On the other half, it tests that single inequality with exact bounds. Choosing and
-    testing on the same runs would refute true claims.
+    it) + delta, and the same inequality with the two probabilities exchanged. On one half of the runs, the function
+    chooses the inequality with the largest apparent violation: an event (scores on one side of a threshold), one of the
+    two directions, and a claimed pair (epsilon, delta). On the other half, it tests that single inequality with exact
+    bounds. Choosing and testing on the same runs would refute true claims.
 
     Pass several scores per run if you do not know where a bug would show. For example, project the release on the
     record's gradient, in total and for each class or layer. If noise is missing in a single class, the score of that

@@ -37,7 +37,7 @@ class NoiseAudit:
 
     @property
     def holds(self) -> bool:
-        """Whether the run drew exactly the noise values that its privacy ledger was charged for."""
+        """True if the run drew exactly the noise values that its privacy ledger was charged for."""
         return not self.lacking and not self.uncharged
 
     def __str__(self) -> str:
@@ -111,7 +111,7 @@ class ReplayTest:
 
     @property
     def decided(self) -> bool:
-        """Whether several functions were passed to `replay_release` and exactly one reproduced the released values.
+        """True if several functions were passed to `replay_release` and exactly one reproduced the released values.
 
         The released values were then computed by that function.
         """

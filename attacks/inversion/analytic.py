@@ -31,7 +31,9 @@ class RecoveredInput:
 
 
 def invert_linear(weight_gradient: Tensor, bias_gradient: Tensor) -> RecoveredInput:
-    """Recover one record from the gradient of a first linear layer with a bias, whatever follows the layer.
+    """Recover one record from the gradient of a network's first layer, which is linear and has a bias.
+
+    The layers that follow may be of any kind.
 
     For z = W x + b and one record x, the gradient of the loss L is dL/dW = (dL/db) x^T, so every unit with a nonzero
     bias gradient reveals x by a division. The result is the least-squares solution over all units,
@@ -64,7 +66,7 @@ def invert_linear(weight_gradient: Tensor, bias_gradient: Tensor) -> RecoveredIn
 
 
 def invert_linear_batch(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
-    """Recover candidates for the records of a batch from the gradient of a first linear layer.
+    """Recover candidates for the records of a batch from the gradient of a network's first layer, which is linear.
 
     Each unit with a nonzero bias gradient gives one candidate: its row of the weight's gradient, divided by its bias
     gradient. The candidate is a weighted mean of the records that activate the unit. A record's weight in this mean is

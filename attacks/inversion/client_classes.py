@@ -1,4 +1,4 @@
-"""What a client's messages reveal of its classes: which it certainly has, and bounds on the records of each class."""
+"""Recovery of a client's classes from its messages: bounds on the number of its records in each class."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ClassBounds:
 
     @property
     def exact(self) -> Tensor:
-        """Whether the number of records of each class is known exactly, bool [K]; true for absent classes."""
+        """True for each class whose number of records is known exactly, including absent classes; bool [K]."""
         return self.at_least == self.at_most
 
     def __str__(self) -> str:

@@ -84,7 +84,7 @@ class ReplayableMessage:
 
     Args:
         observed: tensors of the message that the attacker has seen, of a floating-point type.
-        replay: function `replay(images, labels)` that returns the message these images would cause, differentiable with
+        replay: function `replay(images, labels)` that returns the message for these records, differentiable with
             respect to the images.
         num_classes: number of classes.
         ordered: whether the message depends on the order of the images; see `ObservedMessage`.

@@ -1,4 +1,4 @@
-"""Training of shadow models ("fitting shadows") in threads or processes."""
+"""Training of shadow models in threads or processes."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class AttackResult:
         auc: mean area under the targets' ROC curves.
         tpr: mean share of members that are called members (true-positive rate).
         fpr: mean share of non-members that are called members (false-positive rate). The threshold for each target was
-            chosen on other shadow models for a false-positive rate of `wanted`, which is therefore not reached exactly.
+            chosen on other shadow models for a false-positive rate of `wanted`, so `fpr` is only close to `wanted`.
             Report `tpr` and `fpr` together.
         wanted: the wanted false-positive rate.
         points: rates for each target, in the order of the shadow models.
@@ -105,17 +105,17 @@ def leave_one_out(
     A single target is a random sample, so only the mean over all targets should be reported. For each target, the
     attack uses all shadow models except the target itself and its complement, the model that was trained on exactly
     those records on which the target was not trained (`ShadowScores.without`). To choose the threshold, each of these
-    shadow models is attacked like the target. The threshold is the loosest one at which at most a share `fpr` of their
-    non-members are called members. Therefore neither the attack nor its threshold depends on the target.
+    shadow models is attacked like the target. The threshold is the loosest one at which at most a share `fpr` of the
+    shadow models' non-members are called members. Therefore neither the attack nor its threshold depends on the target.
 
     The true-positive rate, the false-positive rate and the AUC have confidence intervals. These predict the result for
     one more run of the pipeline on another half of these records, attacked in the same way with other shadow models.
     The results of a target and of its complement are not independent. An interval is therefore computed from the spread
-    between such pairs of models, with Student's t quantiles (the cluster-robust error). If a rate is based on fewer
-    than ten hits or fewer than ten misses, its interval is at least as wide as the Clopper-Pearson interval of the
-    counts over all targets. `docs/results/audit.md` reports the measured coverage. All intervals are corrected for the
-    number of attacks (`bonferroni`), so you may report the best attack. Each attack runs S^2/2 times for S shadow
-    models.
+    between the pairs of a target and its complement, with Student's t quantiles (the cluster-robust error). If a rate
+    is based on fewer than ten hits or fewer than ten misses, its interval is at least as wide as the Clopper-Pearson
+    interval of the counts over all targets. `docs/results/audit.md` reports the measured coverage. All intervals are
+    corrected for the number of attacks (`bonferroni`), so you may report the best attack. Each attack runs S^2/2 times
+    for S shadow models.
 
     Args:
         shadows: scores of one pipeline's shadow models: at least 8 models for LiRA, and 32 or more for useful

@@ -134,8 +134,8 @@ def model_scorer(
     """Return a function that computes membership scores of records from the logits of a trained classifier.
 
     Use it in the function `fit` of a `Pipeline`. The returned function takes images and labels. It evaluates the
-    network in chunks and in eval mode, because batch statistics and dropout would reveal or hide membership by
-    accident. Afterwards the network is in its previous mode.
+    network in chunks and in eval mode, so that the scores depend neither on batch statistics nor on dropout. Afterwards
+    the network is in its previous mode.
 
     Args:
         network: classifier that returns logits [n, K] for the pipeline's images [n, C, H, W].

@@ -84,7 +84,7 @@ class RecordedRun:
 
     @property
     def sends_sets(self) -> bool:
-        """Whether clients sent sets of images, according to the byte counts in the history."""
+        """True if clients sent sets of images, according to the byte counts in the history."""
         return any(key.endswith(":labels") for row in self.history for key in row.get("up", {}))
 
     def _images(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class RecordedRun:
 
     @property
     def starts_from_real(self) -> bool:
-        """Whether sent or published images were initialized from real images.
+        """True if sent or published images were initialized from real images.
 
         The answer comes from the run's config, and from the metadata of the set that it published, if there is one.
         """

@@ -1,6 +1,7 @@
 """Sections of a report on the images that clients sent or that were published.
 
-They show the nearest records, the share of records that are recovered, and membership inference.
+They show the records that are nearest to these images, the share of records that resemble one of the images, and
+membership inference.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Records:
 
 
 def nearest_section(observed: ObservedData, inside: Records | None, outside: Records | None) -> Section:
-    """Return the section that shows images sent in the run, each above the nearest member and the nearest non-member.
+    """Return the section that shows sent images and, below each, the most similar member and non-member.
 
     Args:
         observed: the sent images.

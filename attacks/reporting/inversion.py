@@ -1,4 +1,4 @@
-"""Section of a report on gradient inversion: images recovered from one client's message, compared with its records."""
+"""Section of a report on gradient inversion: images recovered from one client's message, compared with the client's."""
 
 from __future__ import annotations
 

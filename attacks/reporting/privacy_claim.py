@@ -34,8 +34,8 @@ _NONE = "No epsilon is claimed: there is no ledger. A failed attack does not rep
 class Audit:
     """Evidence for `report(audit=...)` with which the report tests a privacy claim.
 
-    Pass the scores of many runs of the mechanism (`inside`, `outside` and `claim`), a comparison of its noise
-    (`noise`), or both.
+    Pass the scores of many runs of the mechanism (`inside`, `outside` and `claim`), a comparison of the drawn noise
+    with the recorded noise (`noise`), or both.
 
     Args:
         inside: scores of the runs with a certain record, [n] or [n, d], higher if the record seems present. Every run

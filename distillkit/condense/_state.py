@@ -68,7 +68,7 @@ class Progress:
 
 
 def pack_arguments(arguments: Mapping[str, Any]) -> Tensor:
-    """Return a condenser's arguments as a byte tensor of JSON text, so that a state holds only tensors.
+    """Return a condenser's arguments as a byte tensor of JSON text, because a saved state contains only tensors.
 
     Args:
         arguments: JSON values by name.

@@ -34,7 +34,7 @@ class InversionLoss:
         student: network whose predictions should differ from the teacher's, or None.
         cross_entropy, total_variation, image_l2, batch_norm, disagreement: weights of the terms, at least 0. A weight
             of 0 omits the term.
-        divergence: "clamped" or "jensen_shannon"; see `invert`.
+        divergence: measure of the disagreement of teacher and student, "clamped" or "jensen_shannon"; see `invert`.
         prior: `BatchNormPrior` of the teacher, required if `batch_norm` is above 0. The loss must be computed inside
             the prior's `with` block.
 
@@ -84,7 +84,7 @@ class InversionLoss:
 
     @property
     def depends_on_batch(self) -> bool:
-        """Whether an image's loss depends on the other images of its batch."""
+        """True if an image's loss depends on the other images of its batch."""
         return self.batch_norm > 0 or uses_batch_statistics(self.teacher) or uses_batch_statistics(self.student)
 
     @torch.no_grad()

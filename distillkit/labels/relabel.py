@@ -19,13 +19,13 @@ __all__ = ["Relabel"]
 
 @dataclass(frozen=True)
 class Relabel:
-    """Soft labels from a teacher for every augmented and mixed view of an image, as in SRe2L and RDED.
+    """Soft labels that a teacher computes for each training batch after augmentation and mixing (SRe2L, RDED).
 
     Use it as `Protocol(relabel=Relabel(teacher, temperature=20, mix=CutMix()))`. The labels of the set are then
     ignored. The loss of a batch is KL(teacher || student) between the softmax outputs at the temperature, averaged over
     the batch.
 
-    The largest logit of each view is subtracted from the teacher's logits, which are then rounded to half precision.
+    The largest logit of each image is subtracted from the teacher's logits, which are then rounded to half precision.
     `stored_soft_labels` stores exactly these numbers, so training with stored labels gives bit-identical results.
 
     Args:

@@ -1,4 +1,4 @@
-"""Interface of networks that consist of features, which compute an embedding, and a classifier."""
+"""Interface of networks that consist of a feature extractor, which computes an embedding, and a classifier."""
 
 from __future__ import annotations
 

@@ -226,8 +226,8 @@ class Journal:
     def _new_lines(self) -> Iterator[bytes]:
         """Yield the lines of the file that have not been read yet.
 
-        If the last line lacks a line break, because a crash interrupted its writing, the method appends the line break.
-        If the line is not valid JSON either, it also appends a further line, which marks the line before as torn.
+        If the last line lacks a line break, because a crash interrupted its writing, the method appends a line break.
+        If this line is also not valid JSON, the method appends another line, which marks it as torn (incomplete).
         """
         assert self._path is not None
         with open(self._path, "rb") as file:

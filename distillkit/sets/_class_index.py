@@ -62,7 +62,9 @@ def class_indices(classes: Sequence[int], num_classes: int) -> list[int]:
 def random_rows(
     rows: Mapping[int, Tensor], counts: Sequence[int], generator: torch.Generator
 ) -> tuple[Tensor, list[int]]:
-    """Draw random images of each class without replacement. A class with too few images repeats random images.
+    """Draw random images of each class without replacement.
+
+    If a class has too few images, all of them are drawn, and random ones are drawn again.
 
     Args:
         rows: mapping from classes to the indices of their images, as `class_rows` returns it.

@@ -395,9 +395,9 @@ class LabeledImages:
 
         Args:
             tensors, facts: the tensors and the JSON values. Older files do not state whether the normalization was
-                measured on the data, and whether the number of classes was given. In this case, the set is marked as
+                measured on the data, and whether the number of classes was given. Sets from such files are marked as
                 having a measured normalization and a number of classes that was derived from the labels.
-                Differentially private methods reject such sets.
+                Differentially private methods reject these sets.
 
         Raises:
             KeyError, TypeError, ValueError: a part is missing, or the parts contradict each other.

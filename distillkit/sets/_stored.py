@@ -202,7 +202,7 @@ class StoredImages(FileBacked):
 
     @property
     def digests(self) -> Tensor:
-        """Stored hash of each image's bytes, uint8 [N, 16]. It identifies an image, so the image need not be read."""
+        """Stored hash of each image's bytes, uint8 [N, 16]. With it, images are compared without reading them."""
         return self._file.digests[self._rows]
 
     @property

@@ -86,7 +86,7 @@ def _best(key: tuple[str, str], scores: Search) -> int:
 def _beyond(outer: float, inner: float) -> float:
     """Return the value that follows `inner` and `outer` in a geometric sequence, `outer` ** 2 / `inner`.
 
-    The result is rounded to three significant digits, unless rounding would move it to `outer` or back past `outer`.
+    The result is rounded to three significant digits, unless it would then no longer lie beyond `outer`.
     """
     exact = outer * (outer / inner)
     rounded = float(f"{exact:.3g}")

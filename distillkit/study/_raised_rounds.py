@@ -70,7 +70,9 @@ def reopen_runs(
 
 
 def _continues(line: Mapping[str, Any]) -> bool:
-    """Return whether a run takes its number of rounds from the task, so that it continues if this number is raised.
+    """Return whether a run continues if the number of rounds of its task is raised.
+
+    It does not if the run has its own setting `rounds`.
 
     Args:
         line: content of the run's `summary.json`.

@@ -137,7 +137,7 @@ class Study:
         """Execute all runs that are not finished, and resume interrupted runs.
 
         Args:
-            processes: number of concurrent runs. With more than one, each runs in its own process, and a script needs
+            processes: number of concurrent runs. With more than one, each run has its own process, and a script needs
                 `if __name__ == "__main__":`. Results do not depend on this number.
             workers: number of threads in which each run trains and tests its clients. It does not affect the results.
             device: device to compute on, "cpu" or "cuda".

@@ -237,7 +237,8 @@ def as_split(train: Images, test: Images, validation: Images | None = None) -> S
         validation: images for tuning runs; default: a part of the training images.
 
     Raises:
-        TypeError, ValueError: an argument is not a set, or the sets differ in shape, normalization or classes.
+        TypeError, ValueError: an argument cannot be converted to a set, or the sets differ in shape, normalization or
+            classes.
     """
     given = {"train": train, "test": test, "validation": validation}
     sets = {name: as_set(one, name=name) for name, one in given.items() if one is not None}
@@ -278,7 +279,7 @@ def _hold_out(train: LabeledImages, rows: Tensor, share: float) -> tuple[Tensor,
 
 
 def _kept_rows(rows: Tensor, keep: Tensor | None, count: int) -> Tensor:
-    """Return those indices of `rows` that are also in `keep`, or all of them if `keep` is None.
+    """Return the values of `rows` that are also in `keep`, or all values of `rows` if `keep` is None.
 
     Args:
         rows: indices of records, int [n].

@@ -67,8 +67,8 @@ class LatentGenerator(nn.Module):
 def diversity(noise: Tensor, embeddings: Tensor) -> Tensor:
     """Return FedGen's diversity loss, in (0, 1]. It is small if different noise leads to different embeddings.
 
-    For the noise vectors e_i and embeddings z_i, the loss is exp(-a). Here, a is the mean over all pairs i, j of the
-    product mean((e_i - e_j)^2) * mean(|z_i - z_j|), whose two means are over the elements of a vector.
+    For the noise vectors e_i and embeddings z_i, the loss is exp(-a). Here, a is the average, over all pairs i, j, of
+    mean((e_i - e_j)^2) * mean(|z_i - z_j|), where `mean` is the mean of a vector's elements.
 
     Args:
         noise: noise vectors [N, m].

@@ -1,4 +1,4 @@
-"""The virtual set of VHL and its variants: noise images from an untrained generator, or another given set."""
+"""The virtual set of VHL and its variants: noise images from an untrained generator, or a set that you pass."""
 
 from __future__ import annotations
 

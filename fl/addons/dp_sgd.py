@@ -180,12 +180,11 @@ class DPSGD(AddOn):
             yield batch_at(data, torch.zeros(0, dtype=torch.int64))
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """Return the sum of a noised gradient, which is computed from the drawn records, and a public gradient.
+        """Return the sum of the noised gradient of the drawn records and a public gradient.
 
-        The noised gradient is the noised sum of the records' clipped gradients, divided by `rate * size`.
-
-        `rate * size` is the expected number of drawn records (options of the class). The public gradient is that of the
-        loss terms of add-ons that read no private data. The function `compute` is not called.
+        The noised gradient is the noised sum of the records' clipped gradients, divided by the expected number of drawn
+        records (`rate * size`, options of the class). The public gradient is the gradient of the loss terms of add-ons
+        that read no private data. The function `compute` is not called.
         """
         noised = dict(zip(step.trained, step.local.scratch(self)["noised"], strict=True))
         public = step.public_gradient()

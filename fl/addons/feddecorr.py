@@ -16,18 +16,20 @@ __all__ = ["FedDecorr"]
 
 @dataclass(frozen=True)
 class FedDecorr(AddOn):
-    """FedDecorr (Shi et al., ICLR 2023): a penalty against dimensional collapse.
+    """FedDecorr: a penalty against dimensional collapse.
 
-    "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning". The penalty keeps
-    the embeddings of clients with few classes from collapsing into few dimensions. It is beta times a measure of the
-    correlations between the d dimensions of the embeddings (the input of the last linear layer) in a batch. A batch of
-    one image has no correlations, so no penalty is added.
+    The penalty keeps the embeddings of clients with few classes from collapsing into few dimensions. It is beta times a
+    measure of the correlations between the d dimensions of the embeddings (the input of the last linear layer) in a
+    batch. A batch of one image has no correlations, so no penalty is added.
 
     The paper prints the measure |K|_F^2 / d^2, where K is the correlation matrix [d, d]. The authors' code
     (bytedance/FedDecorr: `FedDecorrLoss` in loss.py) uses another form: 1/N times the mean of the squared off-diagonal
     entries of Z^T Z, where Z [N, d] are the standardized embeddings of a batch of N images. The gradient of this form
-    is about N times larger. The published betas were tuned with it, so it is the default. See
-    `losses.feature_decorrelation` for both forms.
+    is about N times that of the paper's form. The published betas were tuned with the form in the code, which is
+    therefore the default. See `losses.feature_decorrelation` for both forms.
+
+    Paper: Shi et al., "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning"
+    (ICLR 2023).
 
     Args:
         beta: weight of the penalty, at least 0; 0 disables the add-on. The paper uses 0.1; the authors' script for

@@ -22,8 +22,8 @@ class FedAvgM(AddOn):
 
     The server applies momentum over the rounds. From the mean Delta of the clients' changes in a round, it computes the
     momentum v <- beta v + Delta and the weights w <- w + lr v. With momentum 0, lr is a plain server step size (such as
-    SCAFFOLD's eta_g). With momentum 0 and lr 1, the add-on is disabled. Buffers have no momentum. If no client of a
-    round has a given architecture, the weights and the v of this architecture stay unchanged.
+    SCAFFOLD's eta_g). With momentum 0 and lr 1, the add-on is disabled. Buffers have no momentum. If no client
+    in a round uses an architecture, its weights and v stay unchanged.
 
     Args:
         momentum: beta, the momentum, in [0, 1).
@@ -66,14 +66,14 @@ class FedAvgM(AddOn):
 class ServerAdaptive(AddOn, ABC):
     """Base class of `FedAdagrad`, `FedAdam` and `FedYogi` (Reddi et al., "Adaptive federated optimization", ICLR 2021).
 
-    The class implements Algorithm 2. In each round, the server computes from the mean Delta of the clients' changes,
-    element by element:
+    The class implements Algorithm 2. Let w be the global weights, and Delta the mean of the clients' weight changes in
+    a round. In each round, the server computes, element by element:
 
         m <- beta1 m + (1 - beta1) Delta,    v <- (see the subclass),    w <- w + lr m / (sqrt(v) + tau)
 
     A subclass defines the update of v (`second`). There is no bias correction. m starts at 0 and v at `initial`.
-    Buffers are set to their mean over the clients. If no client of a round has a given architecture, the weights, m and
-    v of this architecture stay unchanged.
+    Buffers are set to their mean over the clients. If no client in a round uses an architecture, its weights, m and v
+    stay unchanged.
 
     Args:
         lr: eta, the server's step size. A weight changes by about this much in a round. The paper tunes it over 10^-3

@@ -36,9 +36,9 @@ class FedReg(AddOn):
 
     1. Compute the gradient at gamma w + (1 - gamma) w_t instead of at w, and use it for the SGD step from w.
     2. Let w now be the weights after part 1. Compute two gradients at (w + w_t) / 2: g_s of the loss on pseudo images,
-       and g_p of the loss on perturbed images. If (w - w_t) . g_s > 0, the weight change raises the loss on pseudo
-       images to first order; then remove its component along g_s. Then repeat this test and removal with g_p instead
-       of g_s.
+       and g_p of the loss on perturbed images. If (w - w_t) . g_s > 0, the weight change w - w_t raises the loss on
+       pseudo images to first order. In this case, remove from w - w_t its component along g_s. Then do the same test
+       and removal with g_p instead of g_s.
 
     These operations and their order are those of the authors' code (Zoesgithub/FedReg: `step_func` in
     FedUtils/fed/fedreg.py, `FSGM` in FedUtils/models/utils.py). That code gives all clients the same weight in the

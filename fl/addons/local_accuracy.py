@@ -74,10 +74,10 @@ class LocalAccuracy(AddOn):
         out[self.accuracies] = torch.tensor([server.task.metrics(sums)["accuracy"]], dtype=torch.float64)
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Write to the history how accurate the clients' trained models are on the set that the option `on` names.
+        """Write statistics of the accuracies of the clients' trained models to the history.
 
-        The values are the mean, the standard deviation, and the mean over the tenth of the clients with the lowest
-        accuracies.
+        The statistics are the mean, the standard deviation, and the mean over the tenth of the clients with the lowest
+        accuracies. The option `on` is the name of the set on which the models were tested.
         """
         if self.accuracies in replies:
             server.notes["accuracy_locals"] = clients_accuracy(replies[self.accuracies].tolist())

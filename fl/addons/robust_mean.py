@@ -120,7 +120,7 @@ class RobustMean(AddOn):
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """Change the schema so that it accepts updates of any finite norm.
 
-        The server combines updates by the median, the trimmed mean or Krum, which limits the influence of a large one.
+        The server combines updates by the median, the trimmed mean or Krum, so one large update has little influence.
         """
         schema[FedAvg.update.key] = EntrySpec.finite(schema[FedAvg.update.key].value)
 

@@ -133,7 +133,7 @@ class SharedPool(Shared):
         self._set_source(pixels, Pool(len(pixels)), digest.hexdigest())
 
     def start(self, server: AveragingServer) -> None:
-        """Select the images for the first round.
+        """Select the images of the pool that are used in the first round.
 
         Raises:
             ValueError: the pool's images differ in shape from the clients', or the option `returns` is "best", but the

@@ -32,14 +32,14 @@ def _error_text(error: Exception) -> str:
 
 
 def try_augmentation(server: Server, augment: Callable[[Tensor, torch.Generator], Tensor] | None) -> None:
-    """Apply the augmentation to two noise images, and refuse it if it fails or changes their number, shape or dtype.
+    """Apply the augmentation to two noise images, and refuse it if it fails or changes the shape or dtype of the batch.
 
     Args:
         server: server of the run, which knows the clients' image shape, dtype and normalization.
         augment: the option `augment` of `FedAvg`. If it is None, nothing is checked.
 
     Raises:
-        ValueError: the augmentation fails on noise images, or changes their number, shape or dtype.
+        ValueError: the augmentation fails on noise images, or changes the shape or dtype of the batch.
     """
     if augment is None:
         return

@@ -131,7 +131,7 @@ class AddOn(Component):
         """
 
     def answer(self, local: Local, reply: Message) -> None:
-        """Add to `reply` what this client answers when the server queries it before round 1.
+        """Add the entries of this add-on to the client's answer (`reply`) to the server's query before round 1.
 
         The answer may hold class statistics, for example. Called once on every client that has images. The network in
         `local` has the initial weights.
@@ -317,10 +317,9 @@ class AddOn(Component):
         return mean
 
     def server_step(self, server: AveragingServer, mean: Tensors) -> Tensors:
-        """Return the change to add to the global model, computed from the mean update. FedAdam, for example, overrides
-        it.
+        """Return the change to add to the global model, computed from the clients' mean update.
 
-        Called on the server once per round, if a reply holds an update.
+        Called on the server once per round, if a reply holds an update. `FedAdam`, for example, overrides this hook.
 
         Args:
             server: server of the run. Its state still holds the model before this round.
@@ -362,7 +361,8 @@ class AddOn(Component):
         so use only its received weights, the memory, and `local.fit`, which trains a separate network.
 
         Returns:
-            Parameters and buffers of the personal model, by name. Those that are missing have the received values.
+            Parameters and buffers of the personal model, by name. Missing parameters and buffers have the received
+            values.
         """
         raise LookupError(f"{self.name} does not fill the slot 'personal_model'")
 

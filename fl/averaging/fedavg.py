@@ -41,7 +41,7 @@ __all__ = ["FedAvg"]
 
 
 class FedAvg(Entries, Method):
-    """Federated averaging (McMahan et al., AISTATS 2017, Algorithm 1), the base of all add-ons.
+    """Federated averaging (McMahan et al., AISTATS 2017, Algorithm 1), which add-ons extend.
 
     In each round every drawn client starts from the server's weights w, trains on its own data to w_k, and sends its
     change w_k - w. The server adds the mean change, weighted by the clients' sample counts. The average is the same as

@@ -217,7 +217,7 @@ class Local:
         Use this function in `AddOn.extra_batches`. The last batch of each pass may be smaller.
 
         Args:
-            addon: add-on to which the set belongs. The random draws depend on the attribute `key` of its class.
+            addon: add-on to which the set belongs. The random draws depend on the add-on's `key`.
             data: set from which the batches are taken.
             batch: images per batch; default: the method's batch size.
             joint: whether each batch is concatenated with the client's batch in the forward pass, so that both share
@@ -241,7 +241,7 @@ class Local:
 
         Args:
             state: initial parameters and buffers by name.
-            owner: add-on that calls this function. The random draws depend on the attribute `key` of its class.
+            owner: add-on that calls this function. The random draws depend on the add-on's `key`.
             phase: number of epochs or steps of the training, and the parameters to train.
             term: function that takes the network and returns a scalar tensor, which is added to the loss in each step.
 

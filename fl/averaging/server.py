@@ -66,8 +66,8 @@ class AveragingServer(Server):
     def trained(self, reply: Message) -> Predictor:
         """Return the model that a client trained, in eval mode.
 
-        It is rebuilt from the global weights and the client's `reply`. Use this function in `AddOn.read_reply`. Then
-        also call `fl.require_full_models` in `AddOn.check`.
+        The model is rebuilt from the global weights and the client's `reply`. An add-on that calls this function, in
+        `AddOn.read_reply`, must also call `fl.require_full_models` in `AddOn.check`.
         """
         networks, state, update = self.settings.networks, self.state[Entries.model], reply[Entries.update]
         trained = {n: state[n] + d for n, d in update.items()}

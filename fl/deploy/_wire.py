@@ -1,7 +1,7 @@
 """Encoding of requests (jobs) and results as messages or bytes, for clients in other processes or on other machines.
 
-A message entry may be cached. Its value is then called a payload. A client that has received the payload before gets
-only its digest.
+A message entry may be cached. Its value is then called a payload. If a client has already received a payload, the
+server sends only the payload's digest to it.
 """
 
 from __future__ import annotations

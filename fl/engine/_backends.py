@@ -154,7 +154,7 @@ class ThreadTransport:
             yield result
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Commit one memory version of each client in `versions`, and delete older ones.
+        """Commit one version of the memory of each client in `versions`, and delete older versions.
 
         A client's memory holds the values that the client keeps between rounds.
 

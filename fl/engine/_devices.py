@@ -18,8 +18,8 @@ T = TypeVar("T")
 def placed(value: T, device: torch.device) -> T:
     """Move a message, set, tensor, or dictionary of tensors to a device, and return it.
 
-    A value that is on the device already is returned itself and not copied, because methods may compare values by
-    identity. A value of any other type is returned unchanged, and is refused by a later check.
+    A value that is already on the device is returned without copying, so it remains the same object. A value of any
+    other type is returned unchanged, and is refused by a later check.
     """
     if isinstance(value, Message):
         moved = {key: placed(item, device) for key, item in value.items()}

@@ -181,8 +181,8 @@ class RoundRunner:
                 requests; otherwise None.
 
         Returns:
-            The aggregated replies of the exchange "local", and the counts of all exchanges. The replies of any other
-            exchange are passed to the method when that exchange ends.
+            The aggregated replies of the exchange "local", and the bytes, times and failures of all exchanges. The
+            replies of any other exchange are passed to the method when that exchange ends.
         """
         method, server, stats = self.method, self.server, RoundStats()
         server.present, replies = list(server.drawn), None

@@ -21,7 +21,7 @@ def global_metrics(sums: Mapping[str, Tensor], task: LabelTask) -> dict[str, Any
     """Return the metrics of the global models on the global test set, such as `accuracy` and `loss`.
 
     If there are several models, each metric is their mean, and `accuracy_by` maps the models' names to their
-    accuracies. If there is none, the result is empty.
+    accuracies. If there is no model, the result is empty.
 
     Args:
         sums: test results of each model as returned by `LabelTask.sums`, summed over all test images, by model name.
@@ -89,7 +89,7 @@ def _numbered(reasons: Mapping[str, str]) -> dict[str, str]:
 def masked(row: Row) -> dict[str, Any]:
     """Remove all client indices from the row of a round whose clients were drawn in secret.
 
-    The reasons why clients failed are kept, under "#1", "#2" and so on.
+    The reasons why clients failed are kept, with the keys "#1", "#2", ... instead of the client indices.
     """
     hidden = {**row, "drawn": None, "bytes_by_client": None, "empty": [None] * len(row["empty"])}
     for key in ("failed", "failed_evaluation"):

@@ -86,7 +86,6 @@ class Filter(Component):
             server: server of the run. Its state already holds the method's values.
             expected: schema of client 0's reply before this filter changes it.
             entries: declared entries (`Entry`) of the messages and the state of the method and its filters, by key.
-                Each has an aggregation rule.
         """
 
     def send(self, server: Server, client: int, message: Message) -> None:

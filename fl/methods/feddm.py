@@ -170,8 +170,8 @@ class FedDM(Method):
     def expect(self, server: Server, client: int) -> Schema:
         """Return the schema of a reply: an image set and, with `weights="samples"`, the client's weight.
 
-        The set has at most `ipc` images per class. Its metadata, `info`, must be empty, because it would show which
-        classes a client lacks.
+        The set has at most `ipc` images per class. Its metadata (`info`) must be empty, because the metadata could show
+        which classes a client lacks.
         """
         most, limit = self.ipc * server.task.num_classes, pixel_limit(server)
         schema: Schema = {

@@ -151,7 +151,7 @@ class PrivateFedDM(FedDM):
 
     @property
     def clip_bound(self) -> float | None:
-        """Bound on the norm of a record's contribution to a noised sum. None: computed from the received weights.
+        """Bound on the norm of a record's contribution to a noised sum; None if it depends on the received weights.
 
         The contribution is the record's embedding for the option `mechanism="class_means"`. For "image_sgd", it is the
         gradient of the record's loss with respect to the synthetic images.

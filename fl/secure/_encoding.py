@@ -169,8 +169,8 @@ class ReplyLayout:
     def matches(self, schema: Schema) -> bool:
         """Return whether this layout describes replies with a given schema.
 
-        Every entry of the schema must be in the layout, with the same form, names, shapes and dtypes. The layout may
-        have more entries.
+        Every entry of the schema must be in the layout, with tensors of the same names, shapes and dtypes. The layout
+        may have more entries.
 
         Args:
             schema: specification of each entry in a reply, by key.

@@ -213,7 +213,9 @@ def _until(rows: Sequence[Row], by: str, number: int) -> float:
 
 
 def _within(record: Record, by: str, budget: float) -> dict[str, Any]:
-    """Return the accuracy, index and cumulative cost of a run's last evaluated round within the budget.
+    """Return the accuracy, index and cumulative cost of the last evaluated round that a budget allows.
+
+    This is the last round with a cumulative cost of at most `budget`.
 
     Args:
         record: record of the run.

@@ -54,7 +54,7 @@ def load_cifar10c(
         size: height and width in pixels; see `load`.
         channels: number of channels, 1 or 3; see `load`.
         normalization: normalization of the set. Default: the normalization of `load("cifar10")`, so that networks
-            trained on CIFAR-10 can be tested on this set. For gray pictures it is measured on this set.
+            trained on CIFAR-10 can be tested on this set. With channels=1, the normalization is measured on this set.
 
     Returns:
         A set with the domains one after the other: the corruptions in the given order, and for each corruption, the

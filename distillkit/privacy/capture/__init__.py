@@ -1,1 +1,1 @@
-"""Capture of a user's function as a fixed graph for one record, so that no user code runs on private records."""
+"""Conversion of a user's function of one record to a fixed graph, so that no user code runs on private records."""

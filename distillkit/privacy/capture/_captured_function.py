@@ -107,7 +107,7 @@ class CapturedFunction:
 
     @property
     def draws(self) -> bool:
-        """Whether the function draws random numbers."""
+        """True if the function draws random numbers."""
         return bool(self._draws)
 
     def draw(self, count: int, generator: torch.Generator) -> list[Tensor]:

@@ -46,7 +46,8 @@ class Violation:
 
         Args:
             what: name of the captured function, with which the message begins.
-            line: text that names the line of the user's code, for "{line}" in the message; "" if the line is unknown.
+            line: text that states the line of the user's code, which replaces "{line}" in the message; "" if the line
+                is unknown.
         """
         return self.kind(f"{what}{self.why.replace('{line}', line)}")
 

@@ -80,11 +80,12 @@ def condense_private(
         epsilon: target for the whole call, > 0. Infinity adds no noise, to measure how much accuracy the noise costs;
             the ledger then records that no guarantee holds.
         delta: target delta, well below 1 / N, and equal to the delta of a given ledger. It is compared with `size`,
-            never with the private N. Without `size`, you get a warning if delta is not below one over the noised N.
+            never with the private N. Without `size`, you get a warning if delta is not below 1 / (N plus noise).
         num_classes: public number of classes K; required unless the set was created with it. The images of a class
             without records are noise.
         size: public number of records, or an upper bound on it, with which delta is compared. You can also pass public
-            class sizes [K], which then replace the noised histogram as the denominators of the class means.
+            class sizes [K]. They are the denominators of the class means; by default, the denominators are the private
+            class sizes plus noise.
         ipc: number of images per class.
         networks: sampler of the networks that embed the images, or `EmbeddingNetworks`, which also sets the network
             output that is matched, the augmentation and the batch size.

@@ -95,8 +95,8 @@ def train_private(
         network: network without batch statistics; see `require_per_example`. Its initial weights must be public, or
             released under the same ledger.
         images, labels: private set, as for `condense_private`; it may be empty.
-        size: public number of records. Gradients are divided by rate * size, not by the batch size, and delta is
-            compared with `size`.
+        size: public number of records. The noised gradient sum is divided by rate * size, not by the batch size, and
+            delta is compared with `size`.
         epsilon: target for all steps of this call, from which sigma is computed. Give either `epsilon` or `sigma`.
         sigma: noise standard deviation / clip; 0 adds no noise, and the ledger then records that no guarantee holds.
         delta: target delta, below 1 / size, and equal to the delta of a given ledger.

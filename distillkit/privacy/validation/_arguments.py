@@ -73,8 +73,7 @@ def as_private_set(
 def require_given_num_classes(real: LabeledImages) -> None:
     """Refuse a set whose number of classes was derived from its private labels.
 
-    Such a number is the largest label + 1. If the data has K classes, it is below K exactly if class K - 1 has no
-    record, so it reveals private information.
+    Such a number is the largest label + 1, so it reveals which class is the last one with records.
 
     Args:
         real: the private set.
@@ -84,9 +83,9 @@ def require_given_num_classes(real: LabeledImages) -> None:
     """
     if not real.classes_given:
         raise PrivacyError(
-            "num_classes must be given: derived from the private labels, it would show whether the last class has a "
-            "record. Pass it to the call, or once to the set: LabeledImages(..., num_classes=K) or "
-            "data.replace(num_classes=K); all K classes are released"
+            "num_classes must be given: if it were derived from the private labels (the largest label + 1), it would "
+            "reveal which class is the last one with records. Pass it to the call, or once to the set: "
+            "LabeledImages(..., num_classes=K) or data.replace(num_classes=K); all K classes are released"
         )
 
 

@@ -33,8 +33,8 @@ def to_client_data(given: Any, partition: int) -> tuple[Any, tuple[str, ...]]:
             - A table of Hugging Face's `datasets`, such as `FederatedDataset.load_partition` of flwr-datasets returns,
               with one image column (an `Image` feature, or named image or img) and one label column (a `ClassLabel`, or
               named label or labels).
-            - A mapping with the key "train" and optionally "test", whose values have one of these forms. The method
-              `train_test_split` of such a table, for example, returns a mapping of two tables.
+            - A mapping with the key "train" and optionally "test", whose values have one of these forms. For example,
+              the method `train_test_split` of a Hugging Face table returns a mapping of two tables.
         partition: index of the node's client.
 
     Raises:
