@@ -29,8 +29,8 @@ class Interrupted(RuntimeError):
 class Scratch:
     """Folder for the state of unfinished work, so that an interrupted run does not lose it.
 
-    When the interrupted run is resumed, it repeats the last round, and the work continues from the files in the folder.
-    The files are deleted once the result of the round has been saved.
+    When a resumed run repeats the interrupted round, the work continues from the files in the folder. The files are
+    deleted once the result of the round has been saved.
 
     Attributes:
         folder: path of the folder, which may not exist yet.

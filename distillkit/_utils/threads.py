@@ -15,9 +15,9 @@ def create_thread_pool(workers: int, name: str, intra: int = 1) -> ThreadPoolExe
     """Create a thread pool for tensor computations.
 
     The number of intra-op threads affects rounding, so each worker uses a fixed number. The number of workers does not
-    affect results. In PyTorch, a thread that has never used its own number of intra-op threads gets the number that any
-    other thread has set last. So that the workers do not change the calling thread's number, this function first sets
-    the calling thread's number to its current value.
+    affect results. In PyTorch, a worker that sets its number could also change the calling thread's number, if the
+    calling thread has not set its own. Therefore this function first sets the calling thread's number to its current
+    value.
 
     Args:
         workers: number of threads.

@@ -113,7 +113,7 @@ class FedGen(AddOn):
         server.state[self.optimizer] = {}
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the generator of embeddings and the classes for which it was trained; nothing before its training."""
+        """Send the generator of embeddings and the classes for which it was trained, if it was trained at all."""
         if server.state[self.seen].any():
             message[self.generator], message[self.seen] = server.state[self.generator], server.state[self.seen]
 

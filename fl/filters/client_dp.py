@@ -31,16 +31,15 @@ class Adaptive:
     """Adaptation of the clip norms to a quantile of the updates' norms (Andrew et al., NeurIPS 2021, Algorithm 1).
 
     With every update, a client sends one bit, which states whether the norm of its update is at most the clip norm C.
-    From the bits, the server computes b, the noised share of updates within C. It then sets C <- C exp(-step (b -
-    quantile)).
+    From the noised sum of the bits, the server computes b, the share of updates with a norm of at most C. It then sets
+    C <- C exp(-step (b - quantile)).
 
     Args:
         quantile: gamma, the target quantile of the updates' norms, in [0, 1]; 0.5 is the median.
         step: eta_C, the rate at which the clip norms change, above 0.
-        sigma: sigma_b, the standard deviation of the noise on the number of updates within C. Default: the expected
-            number of clients in a round, divided by 20, as in the paper. It must exceed sqrt(k) / 2 times
-            `ClientDP.sigma`, where k is the number of entries in `ClientDP.clip` (usually 1). The reason is that
-            `ClientDP.sigma` is the noise multiplier of the bits and the updates together.
+        sigma: sigma_b, the standard deviation of the noise on the sum of the bits. Default: the expected number of
+            clients in a round, divided by 20, as in the paper. It must exceed sqrt(k) / 2 times `ClientDP.sigma`, where
+            k is the number of entries in `ClientDP.clip` (usually 1).
     """
 
     quantile: Fraction = 0.5
@@ -150,7 +149,7 @@ class ClientDP(Filter):
         return left**-0.5, bits
 
     def check(self, method: Method) -> None:
-        """Refuse a `method` from whose replies the server needs more than sums of clipped values."""
+        """Refuse a `method` whose server needs more from the replies than sums of clipped values."""
         require_sums(method, self.clips)
 
     def start(self, server: Server, expected: Schema, entries: Mapping[str, Entry[Any]]) -> None:
@@ -267,11 +266,11 @@ def _group(value: Value) -> Tensors:
 
 
 def _like(tensors: Tensors, value: Value) -> Any:
-    """Convert a dict of float64 tensors, as `_group` makes it from an entry's value, back to such a value.
+    """Convert a dict of float64 tensors to the type and dtypes of an entry's value. This reverses `_group`.
 
     Args:
         tensors: the dict. A number or a single tensor has the name "".
-        value: value whose type (number, tensor or dict of tensors) and dtypes the result gets.
+        value: value with the type (number, tensor or dict of tensors) and dtypes of the result.
     """
     if isinstance(value, dict):
         return {n: t.to(value[n].dtype) for n, t in tensors.items()}
@@ -279,7 +278,7 @@ def _like(tensors: Tensors, value: Value) -> Any:
 
 
 def _clipped(value: Value, most: float) -> tuple[Any, bool]:
-    """Scale a value, as one vector, to a norm of at most `most`. Return it, and whether its norm was at most `most`.
+    """Return a value scaled, as one vector, to a norm of at most `most`, and whether it had such a norm before.
 
     A value that is not finite is replaced by zeros.
     """

@@ -1,4 +1,4 @@
-"""Checks of a node's requests and replies against the node owner's policy and the privacy ledger.
+"""Checks of the requests to a node and of its replies against the node owner's policy and the privacy ledger.
 
 A `ReleaseGuard` makes these checks for one message. Its methods are called in this order: `require_request` checks the
 request by the policy, `branch` returns the ledger that is charged before any noise is drawn, and `reply_parts` builds
