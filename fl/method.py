@@ -218,7 +218,7 @@ class Method(KeyedObject, ABC):
 
     @property
     def has_query(self) -> bool:
-        """Whether the server sends a query before round 1 to every client that has images (see `answer`). Default: no."""
+        """Whether the server sends a query before round 1 to all clients with images (see `answer`). Default: no."""
         return False
 
     def answer(self, client: Client, message: Message) -> Message:
