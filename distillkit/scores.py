@@ -125,8 +125,7 @@ class Scores:
 
     @property
     def hlr(self) -> float:
-        """Hard-label recovery: test accuracy after training on all real images, minus test accuracy after training on
-        the set.
+        """Hard-label recovery: loss in test accuracy from training on the set instead of on all real images.
 
         Both trainings use hard labels. Lower is better.
         """
@@ -134,10 +133,9 @@ class Scores:
 
     @property
     def ior(self) -> float:
-        """Improvement over random: test accuracy after training on the set, minus test accuracy of a random real
-        subset.
+        """Improvement over random: gain in test accuracy from training on the set instead of on random real images.
 
-        The subset has as many images as the set. Both trainings use the same protocol.
+        There are as many random images as images in the set. Both trainings use the same protocol.
         """
         return self.rows["set"].mean - self.rows["random"].mean
 
@@ -219,8 +217,8 @@ def scores(
         validation: share of each class of `real` that is held out during the search, in (0, 1). The final trainings use
             all real images. Note that the set may have been made from the held-out images.
         weight: weight of IOR in LRS, in [0, 1]; HLR has the remaining weight.
-        augmented_weight: weight in ARS of training with augmentation, in [0, 1]; training without augmentation has the
-            remaining weight. ARS combines two accuracy differences between the set and random images.
+        augmented_weight: weight in ARS of the results with augmentation, in [0, 1]; the results without augmentation
+            have the remaining weight.
         num_networks: number of networks per kind of training in the final trainings.
         generator: an int seed, or a CPU generator from which one seed is drawn.
         chunk: number of images per forward and backward pass; None for a default.

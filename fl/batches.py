@@ -80,7 +80,7 @@ class Phase:
 def shuffled_indices(
     count: int, batch: int, generator: torch.Generator, epochs: int, steps: int | None
 ) -> Iterator[Tensor]:
-    """Yield the image indices of one batch after another, in passes over a set that are shuffled anew each time.
+    """Yield the image indices of one batch after another, with a new random order for each pass over the set.
 
     Args:
         count: number of images.

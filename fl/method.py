@@ -150,8 +150,8 @@ class Method(KeyedObject, ABC):
 
         Override this function if the method's privacy guarantee depends on the random draw.
 
-        Use the random numbers of `server.secret`. The history does not record the result, which stays secret. Return
-        client indices in ascending order; the list may be empty.
+        An override draws with the random numbers of `server.secret`, and returns client indices in ascending order; the
+        list may be empty. The result is not recorded in the history, because it must stay secret.
         """
         raise LookupError(f"{type(self).__name__} leaves the draw to the engine")
 

@@ -196,7 +196,7 @@ class Networks:
         """Return a new network with the given weights and buffers on a participant's device; the caller may change it.
 
         Args:
-            side: server or client on whose device to put the network.
+            side: participant (server or client) on whose device to put the network.
             weights: parameters and buffers, under the network's own names.
             name: name of the architecture. Default: the client's architecture, or the only architecture if the
                 participant is the server.
@@ -239,7 +239,6 @@ class Networks:
         """Try every architecture on two noise images of the clients' shape and dtype.
 
         Also check the options `assign` (each client's architecture) and `initial` (initial weights) of `Networks`.
-
 
         Call this function in a method's own `check_run`, before round 1. It does not change the networks.
 

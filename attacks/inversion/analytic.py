@@ -15,13 +15,13 @@ __all__ = ["RecoveredInput", "invert_linear", "invert_linear_batch"]
 
 @dataclass(frozen=True)
 class RecoveredInput:
-    """Recovered input of a linear layer, and the share of the layer's gradient that this input does not explain.
+    """Recovered input of a linear layer, and a measure of the recovery's error.
 
     Attributes:
         input: input of the layer, float [D]; reshape it to (C, H, W) to get an image.
-        residual: share of the weight's gradient that no single input explains, in [0, 1], by Frobenius norms. If the
-            gradient came from one input, the residual is 0 up to rounding, and `input` is exact. An attacker can
-            compute the residual, because it does not depend on the private records.
+        residual: Frobenius norm of the part of the weight's gradient that `input` does not explain, divided by the norm
+            of the whole gradient; in [0, 1]. If the gradient came from one input, the residual is 0 up to rounding, and
+            `input` is exact. An attacker can compute the residual, because it does not depend on the private records.
     """
 
     input: Tensor

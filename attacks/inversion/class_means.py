@@ -27,7 +27,8 @@ class ClassMeans:
             means that the class has no records. If the client sent sums, divide them by the number of records per
             class.
         counts: number of records per class, int [K], if the attacker knows these numbers; they determine the labels. By
-            default, one record is assumed for each class with a mean, and only that many images can be searched for.
+            default, one record is assumed for each class with a mean, so the attack can search for only one image of
+            each class.
 
     Raises:
         TypeError, ValueError: embeddings or means have the wrong type or shape or differ in number, or all rows of the

@@ -85,13 +85,13 @@ def class_bounds(
     These messages allow conclusions:
 
     - Gradient of the last layer, for softmax cross-entropy with hard labels. Entry k of the bias gradient is the mean
-      over the images of p_k - y_k, where p_k is the predicted probability of class k, and y_k is 1 if the label is k
-      and 0 otherwise. It is negative only if some label is k, and then at least N |entry k| of the N labels are k. Row
-      k of the weight's gradient is the mean of (p_k - y_k) times the features. If the features are never negative
-      (after a ReLU), any negative value in the row shows that some label is k.
-    - Change of the last bias over any number of steps of SGD, with or without momentum. It is positive only for classes
-      that were present. With adaptive optimizers, weight decay, a teacher or SCAFFOLD's correction, it may be positive
-      for absent classes. A teacher and SCAFFOLD's correction keep the sum over classes at 0, so they cannot be
+      of p_k - y_k over the client's N images, where p_k is the predicted probability of class k, and y_k is 1 if the
+      label is k and 0 otherwise. It is negative only if some label is k, and then at least N |entry k| of the N labels
+      are k. Row k of the weight's gradient is the mean of (p_k - y_k) times the features. If the features are never
+      negative (after a ReLU), any negative value in the row shows that some label is k.
+    - Change of the last layer's bias over any number of steps of SGD, with or without momentum. It is positive only for
+      classes that were present. With adaptive optimizers, weight decay, a teacher or SCAFFOLD's correction, it may be
+      positive for absent classes. A teacher and SCAFFOLD's correction keep the sum over classes at 0, so they cannot be
       detected: you must know that neither was used.
     - Rows by class, such as means, sums or prototypes. A row of zeros or NaN means that the class has no records.
     - Labels of a distilled set or of prototypes that were made for the present classes only.

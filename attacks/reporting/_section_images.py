@@ -31,7 +31,8 @@ class Records:
 
     Attributes:
         pixels: pixels of all records, float [N, C, H, W] in [0, 1].
-        index: indices of the records that are attacked, int64 [n], at most `max_records` of `report`.
+        index: indices of the records that are attacked, int64 [n]. Their number n is at most the argument `max_records`
+            of `report`.
         data: the set that the user passed; None if the user passed only pixels.
     """
 

@@ -23,9 +23,9 @@ class CropFlip:
 
     Pass it as `augment=`, or call it: `CropFlip(train.normalization)(images, generator)`.
 
-    Each image is padded with `pad` black pixels, cropped at random to its original size, and flipped at random. It
+    Each image is padded with `pad` black pixels, cropped at random to its original size, and flipped at random. This
     corresponds to torchvision's `RandomCrop(32, padding=4)` and `RandomHorizontalFlip()`, applied before normalization.
-    VHL, FedCOG and "Federated learning with a single shared image" train clients with it.
+    VHL, FedCOG and "Federated learning with a single shared image" train clients with this augmentation.
 
     Padding is black, as if the images were padded before normalization. The normalized value of black differs between
     channels, so the normalization must be given. The cutout (DeVries and Taylor, 2017) comes last. It sets a square to

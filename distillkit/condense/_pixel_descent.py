@@ -26,7 +26,7 @@ class PixelDescent:
     Args:
         images: initial images, float [N, C, H, W]; changed in place.
         lr, momentum: learning rate and momentum of SGD. With `lr=None`, the caller sets the attribute `lr` before the
-            first step. Saved states contain this value.
+            first step. Saved states contain the learning rate.
         steps: total number of steps, including those that a resumed state has already taken.
         arguments: arguments of the condensing function that affect its results, as JSON values by name. They are stored
             in every saved state. A call that resumes a state must have equal arguments.

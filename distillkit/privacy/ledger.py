@@ -540,7 +540,7 @@ class Ledger:
             yield
 
     def _write(self, *lines: dict[str, Any]) -> None:
-        """Append lines to the ledger's file. If it is empty, a line with the ledger's options is written first."""
+        """Append lines to the ledger's file. In an empty file, a line with the ledger's options is written first."""
         if self._empty and self.path is not None and lines:
             found = next((line["event"]["relation"] for line in lines if "event" in line and "from" not in line), None)
             lines = ({"ledger": _FORMAT, **self._options, "relation": self._options["relation"] or found}, *lines)

@@ -265,7 +265,7 @@ class LabeledImages:
         return self.normalization.decode(self.images).clamp(0, 1)
 
     def renormalize(self, normalization: Normalization) -> LabeledImages:
-        """Return the set in another normalization, for example that of another set.
+        """Return the set with its images converted to another normalization.
 
         Args:
             normalization: the new normalization. Pixels are not clamped, so converting back returns the same images up
@@ -540,8 +540,8 @@ def require_consistent(
     Args:
         data: set to check.
         name: name of the argument in error messages.
-        num_classes: number of classes that the user passed, or None. It replaces a number that was derived from the
-            set's labels.
+        num_classes: number of classes that the user passed, or None. If the set's own number was derived from its
+            labels, the result has `num_classes` instead.
         normalization: normalization that the user passed, or None.
 
     Raises:

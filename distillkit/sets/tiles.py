@@ -89,7 +89,7 @@ class Tiles:
         return F.interpolate(tiles, size=(h, w), mode="bilinear", align_corners=False)
 
     def encode(self, images: Tensor) -> Tensor:
-        """Shrink images [N * f ** 2, C, H, W], and combine them to stored images [N, C, H, W], where f is `factor`.
+        """Shrink images [N * f ** 2, C, H, W], and combine them into stored images [N, C, H, W], where f is `factor`.
 
         Each group of f ** 2 consecutive images becomes one stored image. Decoding returns smoothed images, because
         shrinking loses resolution.

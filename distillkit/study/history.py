@@ -101,8 +101,11 @@ def best_seed_mean(runs: Sequence[Sequence[Row]]) -> SeedMean:
     """Return the round in which the mean accuracy over seeds is highest, with this accuracy.
 
     The accuracy tables of the single-image paper (Soni, Saeed and Asano, 2024) report this mean, with `deviation` after
-    the ±. For m the mean in the best round and b_s the best accuracy of seed s in any round, the deviation is
-    max(m - min_s b_s, max_s b_s - m); see lines 114-131 of plotting_scripts/multiseed_helper.py in the authors' code.
+    the ±. Let m be the mean in the best round, and b_s the best accuracy of seed s in any round. Then
+
+        deviation = max(m - min_s b_s, max_s b_s - m),
+
+    as in lines 114-131 of plotting_scripts/multiseed_helper.py in the authors' code.
 
     Args:
         runs: histories of one method with several seeds and the same rounds.

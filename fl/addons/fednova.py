@@ -75,8 +75,8 @@ class FedNova(AddOn):
         reply[self.tau] = local.prefixed(tau)
 
     def aggregate(self, server: AveragingServer, replies: AggregatedReplies, mean: Tensors) -> Tensors:
-        """Return each tensor of the mean normalized update, times the clients' mean effective number of steps for this
-        tensor.
+        """Return the mean of the clients' normalized updates, with each tensor multiplied by the clients' mean
+        effective number of steps for this tensor.
         """
         tau = replies[self.tau]
         return {n: m * tau[n] for n, m in mean.items()}

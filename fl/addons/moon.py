@@ -1,6 +1,4 @@
-"""MOON: a loss term that pulls embeddings towards the global model's embeddings, and away from the previous local
-model's.
-"""
+"""MOON: a contrastive loss term between the embeddings of the local, the global and the previous local model."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ class VFTL(AddOn):
     Args:
         epochs: number of passes over the virtual set; 0 disables the add-on.
         lr, momentum, batch: options of SGD on the server; `batch` is the number of images per step.
-        source, classes, per_class, options: options that determine the virtual set, as in `VHL`. It cannot have more
-            classes than the task.
+        source, classes, per_class, options: options that determine the virtual set, as in `VHL`. The set cannot have
+            more classes than the task.
     """
 
     key = "VFTL"

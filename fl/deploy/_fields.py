@@ -34,7 +34,8 @@ class Field:
 
     Attributes:
         kind: name of the value's type, a key of `_TYPES`, such as "a string".
-        least, most: smallest and largest number, or length of a string, list or mapping.
+        least, most: smallest and largest value of a number, or smallest and largest length of a string, list or
+            mapping.
         pattern: regular expression that the whole string must match; "" allows any string.
         optional: whether the value may be None.
         item: specification of each item of a list, or of each value of a mapping. The keys of a mapping may always have

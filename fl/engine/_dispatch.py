@@ -79,7 +79,7 @@ class Dispatcher:
             verb: name of the method's function that the clients call: "answer", "local", "evaluate", or an additional
                 exchange of the method.
             clients: indices of the clients.
-            keeps: whether changes that clients make to their memories in this exchange are stored.
+            keeps: whether clients store changes to their memories (values kept between rounds) in this exchange.
             bundled: other exchange that is sent together with this one; None if this one is sent alone.
 
         Yields:

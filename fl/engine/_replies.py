@@ -266,7 +266,7 @@ class RoundStats:
         return [client for client, value in self.largest.items() if value > 10 * usual]
 
     def reasons(self) -> str:
-        """Return one line of text with up to five different reasons, and the number of clients that failed for each."""
+        """Return one line of text: up to five reasons why clients failed, with the number of clients for each."""
         found = [*self.failed.items(), *(pair for failed in self.failed_after.values() for pair in failed.items())]
         by_reason: dict[str, list[str]] = {}
         for client, reason in found:

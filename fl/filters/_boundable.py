@@ -1,4 +1,4 @@
-"""Checks, for `ClientDP` and secure sums, whether a method's server needs more from its clients than sums."""
+"""Checks whether a method's server needs only sums over its clients, as `ClientDP` and secure sums require."""
 
 from __future__ import annotations
 

@@ -75,8 +75,8 @@ def open_npz(
     """Open an `.npz` file whose images do not fit in memory as floats, and read images only when needed.
 
     Use it like `load_npz`, for example for MedMNIST's sets of 224x224 images. The first call copies the compressed
-    arrays into a cache, which later calls reuse, as in `open_folder`. If the first call is interrupted, the next one
-    starts again.
+    arrays into a cache, which later calls reuse, as in `open_folder`. If the first call is interrupted, the next call
+    starts from the beginning.
 
     Args:
         path, size, channels, normalization, classes: as in `load_npz`.

@@ -297,7 +297,7 @@ def _prv(spends: tuple[Spend, ...], delta: float, by_rdp: float) -> float:
 
     Args:
         spends, delta: arguments of `compose`.
-        by_rdp: bound on epsilon by RDP. The numerical error that PRV may make is chosen by this bound.
+        by_rdp: bound on epsilon by RDP, from which PRV's allowed numerical error is computed.
     """
     from distillkit.privacy.accounting._prv import prv_epsilon
 

@@ -309,7 +309,7 @@ def for_batches(graph: GraphModule) -> None:
 
 
 def _replace_strided(graph: GraphModule, node: Node) -> None:
-    """Replace an `as_strided` operator, which autograd inserts, by permutations.
+    """Replace an `as_strided` operator, which autograd inserts, by `permute` and `reshape` operators.
 
     An operator that does more than reorder the values is left unchanged.
     """

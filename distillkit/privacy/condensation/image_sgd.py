@@ -49,7 +49,7 @@ def image_gradients(
     images are therefore embedded only once per class, and the real images are used only through their embeddings.
 
     Args:
-        images: synthetic images s, float [K, ipc, C, H, W].
+        images: synthetic images, float [K, ipc, C, H, W].
         embed: function phi that maps N images to embeddings [N, F]; or a `PublicEmbedder`. A function is captured: its
             code is traced once, and only the resulting graph of operators uses private values (see
             `per_example_gradients`).

@@ -43,7 +43,7 @@ class PendingRequest:
     shared: int = 0
 
     def retry(self) -> PendingRequest:
-        """Return a copy of this request for sending it again with all cached values.
+        """Return a copy of this request, to send it again with the values that the client should have in its cache.
 
         The attribute `resent` of the copy is the number of bytes of the values that were not sent the first time.
         """

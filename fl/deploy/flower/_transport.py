@@ -345,7 +345,7 @@ class GridTransport:
         return {"run": self._run}
 
     def restore(self, facts: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Take over the name of the resumed run. The nodes keep their files of the run under this name.
+        """Continue under the name of the resumed run, under which the nodes keep their files of the run.
 
         Args:
             facts: values from the checkpoint, as `metadata` returned them.
