@@ -105,8 +105,7 @@ class Condensation(PixelDescent):
         """Choose the learning rate if it is None, so that a step along the gradient at noise images has a fixed size.
 
         The size of a step is the root mean square of the changes of the pixels. The gradient is computed at noise
-        images, because the initial images may be near an optimum, where the gradient is small and the rate would be too
-        large.
+        images. The initial images may be near an optimum, where the gradient is small, so the rate would be too large.
 
         Args:
             compute: function that returns the loss and its gradient with respect to the synthetic images that

@@ -28,8 +28,8 @@ def class_statistics(real: LabeledImages, *, whole_set: bool = False) -> tuple[T
         real: a set with class indices. Classes without images get mean 0 and std 0.
         whole_set: whether to divide by the number of pixels of the whole set, as the code of FedLGD's authors does. By
             default, the divisor is the number of pixels of the class. In both cases, the mean m is the sum of the
-            class's pixel values over the divisor, and the standard deviation is the square root of (the sum of
-            the squared pixel values over the divisor) - m^2. With K balanced classes, `whole_set` thus multiplies the
+            class's pixel values, divided by the divisor. The standard deviation is sqrt(s - m^2), where s is the sum of
+            the squared pixel values, divided by the divisor. With K balanced classes, `whole_set` thus multiplies the
             means by 1/K.
 
     Returns:

@@ -25,8 +25,8 @@ class Filter(Component):
     equal constructor arguments, so use a frozen dataclass.
 
     Attributes:
-        exact: whether the changes of replies by `out` (on the clients) and `back` (on the server) cancel in every sum
-            over clients, so that the sum is exactly unchanged. The masks of a secure sum are an example. After a
+        exact: whether every sum over clients is exactly the same as without this filter, because the changes by `out`
+            (on the clients) and `back` (on the server) cancel. The masks of a secure sum are an example. After a
             private filter, only exact filters may change replies.
         before, after: names of additional exchanges (a request and its reply) with drawn clients in every round, before
             and after the training. On the client, the filter's function of this name runs, with the signature of
