@@ -123,7 +123,7 @@ class Method(KeyedObject, ABC):
 
     @property
     def private(self) -> bool:
-        """Whether noise is added to all releases and a ledger is charged for them.
+        """True if noise is added to all releases and a ledger is charged for them.
 
         A run of a private method has a ledger. Clients without images get requests like all other clients, because the
         server must not learn which clients have images. By default, models are not evaluated on the clients' own test
@@ -133,7 +133,7 @@ class Method(KeyedObject, ABC):
 
     @property
     def sealed(self) -> bool:
-        """Whether the server learns only sums over clients, and never a single client's reply.
+        """True if the server learns only sums over clients, and never a single client's reply.
 
         For a sealed method, models are not evaluated on the clients' own test images by default, because the results
         would be exact values of single clients.
@@ -142,7 +142,7 @@ class Method(KeyedObject, ABC):
 
     @property
     def draws_clients(self) -> bool:
-        """Whether the method overrides `draw`, and so draws the clients of each round itself."""
+        """True if the method overrides `draw`, and so draws the clients of each round itself."""
         return type(self).draw is not Method.draw
 
     def draw(self, server: Server) -> list[int]:
@@ -218,7 +218,7 @@ class Method(KeyedObject, ABC):
 
     @property
     def has_query(self) -> bool:
-        """Whether the server sends a query before round 1 to all clients with images (see `answer`). Default: no."""
+        """True if the server sends a query before round 1 to all clients with images (see `answer`). Default: False."""
         return False
 
     def answer(self, client: Client, message: Message) -> Message:

@@ -44,7 +44,7 @@ class Scratch:
 
     @property
     def late(self) -> bool:
-        """Whether the attribute `deadline`, the time after which unfinished work stops, has passed."""
+        """True if the attribute `deadline`, the time after which unfinished work stops, has passed."""
         return self.deadline is not None and time.time() >= self.deadline
 
 

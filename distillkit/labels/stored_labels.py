@@ -180,7 +180,7 @@ def stored_soft_labels(
     generator: int | torch.Generator = 0,
     progress: bool = True,
 ) -> StoredLabels:
-    """Compute a teacher's soft labels for the views of some epochs, so that others can train without the teacher.
+    """Compute a teacher's soft labels for the views of some epochs, so that training does not need the teacher.
 
     A view is an augmented image, which may be mixed with another image of its batch. For each view, the result contains
     the teacher's `top_k` largest logits in half precision, where `top_k` is an option of `Relabel`. The result does not

@@ -53,7 +53,7 @@ class Secret:
 
     @property
     def seeded(self) -> bool:
-        """Whether this source draws from a known seed. If so, releases with its noise have no privacy guarantee."""
+        """True if this source draws from a known seed. If so, releases with its noise have no privacy guarantee."""
         return self._generator is not None
 
     def uniform(self, count: int) -> Tensor:

@@ -72,7 +72,7 @@ class Record:
 
     @property
     def failed(self) -> bool:
-        """Whether the run ended with an error. A failed run has no accuracy."""
+        """True if the run ended with an error. A failed run has no accuracy."""
         return self.line.get("error") is not None
 
     def last(self, column: str) -> Any:

@@ -82,7 +82,7 @@ class Job:
 
     @property
     def late(self) -> bool:
-        """Whether the deadline of the run has passed."""
+        """True if the deadline of the run has passed."""
         return self.deadline is not None and time.time() >= self.deadline
 
     def stop_if_late(self) -> None:

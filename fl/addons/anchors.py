@@ -102,7 +102,7 @@ class Anchors(AddOn):
 
     @property
     def has_query(self) -> bool:
-        """Whether the server asks clients for class statistics before round 1. It does so unless `init` is "noise"."""
+        """True if the server asks clients for class statistics before round 1, that is, unless `init` is "noise"."""
         return self.init != "noise"
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:

@@ -42,7 +42,7 @@ class FedAvgM(AddOn):
 
     @property
     def disabled(self) -> bool:
-        """Whether the add-on has no effect: with momentum 0 and lr 1, the server adds the clients' mean weight change,
+        """True if the add-on has no effect: with momentum 0 and lr 1, the server adds the clients' mean weight change,
         as without the add-on.
         """
         return self.momentum == 0 and self.lr == 1

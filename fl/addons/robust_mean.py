@@ -27,7 +27,7 @@ class RobustMean(AddOn):
 
     A single reply with large false values can change a plain mean arbitrarily. Here, the server combines the changes of
     the clients' weights by a rule on which a few such replies have limited influence. n is the number of replies in a
-    round, and f (`attackers`) the largest number of false ones among them:
+    round, and f (`attackers`) the largest number of false replies among them:
 
     * "median": the median of every coordinate (the mean of the middle two if n is even).
     * "trimmed": the mean of every coordinate without the f smallest and the f largest values, which is the paper's
@@ -74,7 +74,7 @@ class RobustMean(AddOn):
 
     @property
     def disabled(self) -> bool:
-        """Whether the rule is a trimmed mean that removes no values, which equals the plain mean. The add-on is then
+        """True if the rule is a trimmed mean that removes no values, which equals the plain mean. The add-on is then
         disabled.
         """
         return self.rule == "trimmed" and self.attackers == 0

@@ -77,7 +77,7 @@ class AddOn(Component):
 
     @property
     def has_query(self) -> bool:
-        """Whether the add-on queries clients before round 1. By default, it does so if it overrides `answer`.
+        """True if the add-on queries clients before round 1. Default: True if it overrides `answer`.
 
         The server then queries every client that has images, once.
         """
@@ -85,12 +85,12 @@ class AddOn(Component):
 
     @property
     def disabled(self) -> bool:
-        """Whether the options disable the add-on (see `disabled_at_zero`). `FedAvg` leaves out a disabled add-on."""
+        """True if the options disable the add-on (see `disabled_at_zero`). `FedAvg` leaves out a disabled add-on."""
         return bool(self.disabled_at_zero) and all(getattr(self, name) == 0 for name in self.disabled_at_zero)
 
     @property
     def private(self) -> bool:
-        """Whether the add-on adds noise to a client's releases and charges their privacy cost to a ledger."""
+        """True if the add-on adds noise to a client's releases and charges their privacy cost to a ledger."""
         return False
 
     # Before round 1.

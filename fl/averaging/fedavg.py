@@ -329,7 +329,7 @@ class FedAvg(Entries, Method):
 
     @property
     def has_query(self) -> bool:
-        """Whether an add-on queries the clients before round 1."""
+        """True if an add-on queries the clients before round 1."""
         return any(a.has_query for a in self.addons)
 
     def answer(self, client: Client, message: Message) -> Message:
@@ -366,7 +366,7 @@ class FedAvg(Entries, Method):
 
     @property
     def private(self) -> bool:
-        """Whether an add-on, such as `DPSGD`, adds noise to the clients' releases and charges a ledger for them."""
+        """True if an add-on, such as `DPSGD`, adds noise to the clients' releases and charges a ledger for them."""
         return any(a.private for a in self.addons)
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:

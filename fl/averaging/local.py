@@ -314,7 +314,8 @@ class Local:
 def received_state(settings: Settings, client: Client, message: Message) -> Tensors:
     """Return all parameters and buffers of a client's model at the start of a round.
 
-    Parameters and buffers that are never sent have the client's own values; all others have the received values.
+    Parameters and buffers that are never sent have the client's own values. All other parameters and buffers have the
+    received values.
 
     Args:
         settings: the method's options and its networks.

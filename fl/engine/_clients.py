@@ -35,7 +35,7 @@ class ClientData:
 
     @property
     def stored(self) -> bool:
-        """Whether the training or the test set is a `StoredImages`, which stays in a file until it is needed."""
+        """True if the training or the test set is a `StoredImages`, which stays in a file until it is needed."""
         return isinstance(self.train, StoredImages) or isinstance(self.test, StoredImages)
 
     def read(self) -> tuple[LabeledImages, LabeledImages | None]:

@@ -48,12 +48,12 @@ class Filter(Component):
 
     @property
     def private(self) -> bool:
-        """Whether the filter adds noise to the clients' releases and charges their privacy cost to a ledger."""
+        """True if the filter adds noise to the clients' releases and charges their privacy cost to a ledger."""
         return False
 
     @property
     def sealed(self) -> bool:
-        """Whether the filter hides single replies from the server, which learns only sums.
+        """True if the filter hides single replies from the server, which learns only sums.
 
         Such a filter must be the last filter of a method.
         """
@@ -61,7 +61,7 @@ class Filter(Component):
 
     @property
     def draws_clients(self) -> bool:
-        """Whether the filter overrides `draw`, and so draws the clients of each round itself."""
+        """True if the filter overrides `draw`, and so draws the clients of each round itself."""
         return type(self).draw is not Filter.draw
 
     def draw(self, server: Server) -> list[int]:

@@ -78,12 +78,12 @@ class Filtered(Method):
 
     @property
     def private(self) -> bool:
-        """Whether the method or a filter adds noise to the releases and charges a ledger."""
+        """True if the method or a filter adds noise to the releases and charges a ledger."""
         return any(x.private for x in self._links)
 
     @property
     def sealed(self) -> bool:
-        """Whether the server learns only sums of the replies, because of the method or of a filter."""
+        """True if the server learns only sums of the replies, because of the method or of a filter."""
         return any(x.sealed for x in self._links)
 
     @property
@@ -138,7 +138,7 @@ class Filtered(Method):
 
     @property
     def draws_clients(self) -> bool:
-        """Whether the method or a filter overrides `draw`, and so draws the clients of each round itself."""
+        """True if the method or a filter overrides `draw`, and so draws the clients of each round itself."""
         return any(x.draws_clients for x in self._links)
 
     def draw(self, server: Server) -> list[int]:
@@ -209,7 +209,7 @@ class Filtered(Method):
 
     @property
     def has_query(self) -> bool:
-        """Whether the method queries the clients before round 1. Filters do not change the clients' answers."""
+        """True if the method queries the clients before round 1. Filters do not change the clients' answers."""
         return self.method.has_query
 
     def answer(self, client: Client, message: Message) -> Message:

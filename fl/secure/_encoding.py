@@ -62,7 +62,7 @@ class EntryLayout:
 
     @property
     def is_integer(self) -> bool:
-        """Whether the entry contains integers, which are added without scaling."""
+        """True if the entry contains integers, which are added without scaling."""
         return all(dtype.startswith(("int", "uint")) for _, _, dtype in self.parts) and bool(self.parts)
 
 

@@ -142,7 +142,7 @@ class SecureSums(Filter):
 
     @property
     def sealed(self) -> bool:
-        """Whether the server learns only sums of the clients' replies, and no single reply; always True."""
+        """True if the server learns only sums of the clients' replies, and no single reply; always True."""
         return True
 
     # Setup, shared by both sides.

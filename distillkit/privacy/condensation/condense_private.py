@@ -59,18 +59,18 @@ def condense_private(
     Neighbors differ by one added or removed record.
 
     The condensation has two or more `passes`. The first pass produces a rough set with a small share of the budget. The
-    center of this pass is the mean embedding of smooth noise. The second pass starts from the rough set and uses the
-    mean embedding of that set as its center. Subtracting this center removes the part of the embedding that all images
-    have in common, so the class sums differ more between classes at the same noise.
+    center of this pass is the mean embedding of smooth noise images. The second pass starts from the rough set and uses
+    the mean embedding of that set as its center. Subtracting this center removes the part of the embedding that all
+    images have in common, so the class sums differ more between classes at the same noise.
 
     No code of your networks or augmentation runs on private images: every sampled network is captured as a function of
     one image (see `per_example_gradients`), unless it consists of unchanged layers of this package and of PyTorch.
 
     Papers: distribution matching is from Zhao and Bilen (WACV 2023), Eq. 6. Noise is added to the class sums by the
-    Gaussian mechanism (Balle and Wang, ICML 2018). Its composition is exact even if a release depends on earlier ones
-    (Dong, Roth and Su, "Gaussian differential privacy", JRSS B 2022, corollary 2). The use of several passes is new
-    here. The option `Passes(train=...)`, which trains the networks on the synthetic set of the previous pass, follows
-    IDM (Zhao et al., CVPR 2023).
+    Gaussian mechanism (Balle and Wang, ICML 2018). The composition of releases is exact even if a release depends on
+    earlier ones (Dong, Roth and Su, "Gaussian differential privacy", JRSS B 2022, corollary 2). The use of several
+    passes is new here. The option `Passes(train=...)`, which trains the networks on the synthetic set of the previous
+    pass, follows IDM (Zhao et al., CVPR 2023).
 
     Args:
         images: private images: a set, or float [N, C, H, W] in the normalized space. The normalization of a set must

@@ -37,7 +37,7 @@ class Faults:
 
     @property
     def faulty(self) -> bool:
-        """Whether any faults are injected, that is, `lose`, `repeat` or `delay` is above 0."""
+        """True if any faults are injected, that is, `lose`, `repeat` or `delay` is above 0."""
         return self.lose + self.repeat + self.delay > 0
 
     def fate(self, verb: str, round_number: int, client: int) -> Literal["arrives", "lost", "twice", "late"]:

@@ -40,7 +40,7 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether the process still runs."""
+        """True if the process still runs."""
         return self._process.is_alive()
 
     def send(self, *frame: Any) -> None:
