@@ -211,8 +211,8 @@ class Roc:
     Attributes:
         thresholds: infinity, at which no record is called a member, then all different scores in decreasing order;
             float64 [t].
-        hits: number of members with a score of at least each threshold, int64 [t].
-        false: number of non-members with a score of at least each threshold, int64 [t].
+        hits: for each threshold, the number of members with at least this score, int64 [t].
+        false: for each threshold, the number of non-members with at least this score, int64 [t].
         members: number of members.
         others: number of non-members.
     """

@@ -107,10 +107,10 @@ class Scores:
     Print the object to see the scores and the accuracies.
 
     Attributes:
-        rows: test results by name of the training. In "real, hard" and "set, hard", networks are trained with hard
-            labels on all real images, or on the small set. In "set" and "random", networks are trained with the set's
-            own protocol on the small set, or on as many random real images. The names "set, no augmentation" and
-            "random, no augmentation" are the same two trainings without augmentation.
+        rows: test results by name of the training. "real, hard" is a training on all real images with hard labels, and
+            "set, hard" one on the small set with hard labels. "set" is a training on the small set with its own
+            protocol, and "random" one on as many random real images with the same protocol. "set, no augmentation" and
+            "random, no augmentation" are like "set" and "random", but without augmentation.
         settings: selected settings of the protocol, by name of the training. The argument `search` of `scores` lists
             the settings that were compared.
         weight: weight in LRS of the improvement over random images (IOR).

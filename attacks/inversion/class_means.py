@@ -1,4 +1,4 @@
-"""Messages with the mean embedding of each class, as objects that `invert_message` can attack."""
+"""Messages that `invert_message` can attack: the mean embedding of each class."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ClassMeans:
     def of(
         embeddings: Sequence[Callable[[Tensor], Tensor]], images: Tensor, labels: Tensor, num_classes: int
     ) -> ClassMeans:
-        """Return the noiseless message that a client with these images sends, to test an attack or a defence.
+        """Return the message that a client with these images sends, without noise, to test an attack or a defence.
 
         Args:
             embeddings: functions that map images to embeddings, as in the constructor.

@@ -76,7 +76,11 @@ class Clip:
         return tuple(factor * t for t in message)
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the attacker's `message` from candidate images, clipped to `max_norm`; `observed` is not used."""
+        """Return `message`, clipped to `max_norm`.
+
+        `message` is the message that the attacker computed from candidate images. The sent message `observed` is not
+        used.
+        """
         return self(message)
 
 

@@ -64,7 +64,8 @@ def class_counts(bias_gradient: Tensor, count: int, predictions: Tensor | None =
 
     Args:
         bias_gradient: gradient of the batch's mean loss, float [K] with K at least 2, neither clipped nor scaled. With
-            count 1 and no predictions, the result is the class with the smallest entry, which scaling does not change.
+            `count` 1 and no `predictions`, a scaled gradient can also be used, because the result is the class with the
+            smallest entry.
         count: number of images in the batch, N.
         predictions: class probabilities that the network predicts: a mean prediction, float [K], or the predictions
             for M public or random images, [M, K], which are averaged. The default is a uniform prediction, as of an

@@ -87,7 +87,7 @@ class Cost:
 def estimate_cost(
     pipeline: Pipeline, count: int, *, workers: int = 1, out: str | os.PathLike[str] | None = None, seed: int = 0
 ) -> Cost:
-    """Train one shadow model to estimate how long all of them take.
+    """Train one shadow model to estimate how long the training of all shadow models takes.
 
     Args:
         pipeline, count, workers, out, seed: arguments as for `run_shadows`. If you pass `out`, the shadow model is

@@ -40,8 +40,8 @@ class Findings:
     Attributes:
         missing: questions that could not be answered, each with the argument of `report` that would allow an answer.
         sends_records: whether sent or published images were initialized from private records.
-        recovered: phrase on the share of private records that are recognizable in the sent images; "" if this share was
-            not counted.
+        recovered: text that states the share of private records that are recognizable in the sent images; "" if this
+            share was not counted.
     """
 
     missing: list[str] = field(default_factory=list)

@@ -85,13 +85,13 @@ def nearest_section(observed: ObservedData, inside: Records | None, outside: Rec
 def recovery_section(observed: ObservedData, inside: Records, outside: Records | None, findings: Findings) -> Section:
     """Return the section on how many private records resemble an image that was sent or published.
 
-    For comparison, the section gives two other shares: of non-members that resemble one of these images, and of private
-    records that would resemble an image if random real images had been sent instead.
+    For comparison, the section gives the same results for non-members, and for a baseline in which the sent images are
+    random private records.
 
     Args:
         observed: the images that clients sent or that were published.
-        inside: members.
-        outside: non-members; None if the user passed none.
+        inside: members, that is, private training records.
+        outside: non-members, that is, records that were not used for training; None if the user passed none.
         findings: findings of the report, to which the shares are added.
     """
     images, groups = torch.cat(observed.rounds), {"private records": inside.selected}
@@ -130,7 +130,7 @@ def membership_section(
     Args:
         observed: the sent images.
         inside: members, that is, training records.
-        outside: non-members.
+        outside: non-members, that is, records that were not used for training.
         started_from: indices of the members from which sent images were initialized, int [S]; None if unknown.
         findings: findings of the report, to which the result is added.
     """

@@ -308,8 +308,8 @@ def _compare_own(
     Args:
         images: recovered images, one for each of the client's n records, pixels [n, C, H, W].
         own: indices of the client's records among the members, int64 [n].
-        inside: members.
-        outside: non-members; None if the user passed none.
+        inside: members, that is, private training records.
+        outside: non-members, that is, records that were not used for training; None if the user passed none.
         who: text that names the client and the round.
         findings: findings of the report, to which the result is added.
 

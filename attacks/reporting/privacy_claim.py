@@ -259,10 +259,10 @@ def _ledger(lines: list[dict[str, Any]], observed: ObservedData, findings: Findi
 
 
 def _audited(audit: Audit, claim: dict[str, Any], findings: Findings) -> list[str | Table]:
-    """Test a claim with the user's evidence, and compute a lower bound on epsilon.
+    """Test a claim with the results of audits, and compute a lower bound on epsilon.
 
     Args:
-        audit: the evidence.
+        audit: results of audits that the user passed to `report`.
         claim: privacy guarantee that the run states.
         findings: findings of the report, to which the results are added.
 

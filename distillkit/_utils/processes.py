@@ -31,7 +31,7 @@ def exit_with_parent() -> None:
 
 
 def worker_pool(count: int) -> ProcessPoolExecutor:
-    """Create a pool of worker processes that end with this process, even if it is killed.
+    """Create a pool of worker processes that end when this process ends, even if this process is killed.
 
     If this process is killed while a worker starts, the worker ends after its imports, without running a task.
 

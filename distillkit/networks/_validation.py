@@ -119,7 +119,7 @@ def uses_batch_statistics(network: object) -> bool:
     """Return whether a layer of the network normalizes with batch statistics, so that a batch must not be split.
 
     Args:
-        network: network to check. Batch norm uses batch statistics in training mode, and if it has no running
+        network: network to check. Batch norm uses batch statistics if it is in training mode or has no running
             statistics. The result is False if `network` is not an `nn.Module`.
     """
     if not isinstance(network, nn.Module):

@@ -82,8 +82,9 @@ def class_colours(count: int) -> list[Any]:
 
 
 def class_names(classes: Sequence[str] | None, count: int, own: Sequence[str] = ()) -> list[str]:
-    """Return the class names for a plot: `classes`. If it is None, return `own`; if this is empty, the class indices as
-    text.
+    """Return the class names for a plot.
+
+    The names are `classes` if the user passed them, otherwise `own`. If `own` is empty, they are the class indices.
 
     Args:
         classes: class names that the user passed, or None.

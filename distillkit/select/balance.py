@@ -28,8 +28,8 @@ def kmeans_balance(
     """Select `keep` images balanced over predicted classes, ranked by distance to their k-means centroid.
 
     First, the `int(balancing * keep / P)` highest-ranked images of each of the P predicted classes are selected. If a
-    class has fewer images, all of them are selected. Then the highest-ranked images of all classes that are left are
-    added, until `keep` images are selected.
+    class has fewer images, all of them are selected. Then the highest-ranked of all other images are added, until
+    `keep` images are selected.
 
     Args:
         embeddings: embeddings of the images, float [N, d].

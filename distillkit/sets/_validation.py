@@ -187,7 +187,7 @@ def class_of_rows(labels: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
 
     Args:
         labels: class indices [N], or label rows [N, K]. With label rows, the class is read from the integer column
-            `class` or, without this column, is the largest entry of the row.
+            `class`. Without this column, the class is the index of the row's largest entry.
         columns: columns of the set.
     """
     if labels.ndim == 1:

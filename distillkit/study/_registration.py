@@ -81,8 +81,8 @@ class RegisteredDesign:
         method, base: names of the candidate and the baseline.
         power: result of `power_analysis` for the pilot runs. Its column, effect and level define the test.
         used_seeds: seeds of earlier runs, which the study must not use again.
-        study: the task, the candidates with the hyperparameter configurations to try, the seeds, and the rule that
-            chooses the best configuration, as a JSON value.
+        study: JSON value that describes the study: task, candidates with the hyperparameter configurations to try,
+            seeds, and the rule that chooses the best configuration.
         path: path of the design's file.
 
     Raises:

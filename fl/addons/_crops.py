@@ -82,7 +82,7 @@ class Source(ABC):
 
         Args:
             network: network in eval mode.
-            stored: tensor from which the images are computed.
+            stored: tensor from which the images are computed: the image that is cropped, or all images of a public set.
             indices: indices of the images, integers [B].
             view: format of the network's input images.
             width: number of outputs of the network.
@@ -113,7 +113,7 @@ class Source(ABC):
 
         Args:
             network: network in eval mode.
-            stored: the whole image for crops, or all images of a pool, uint8.
+            stored: tensor from which the images are computed: the image that is cropped, or all images of a public set.
             keep: number of images to select. If it equals the number of all images (the attribute `count`), all are
                 selected.
             view: format of the network's input images.

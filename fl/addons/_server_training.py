@@ -71,7 +71,7 @@ class Projection:
 
     @torch.no_grad()
     def __call__(self) -> None:
-        """Replace the network's parameters by the nearest point in the ball around the parameters at construction."""
+        """Replace the network's parameters by the nearest point in the ball around their values at construction."""
         moved = [p - c for p, c in zip(self.params, self.center)]
         distance = torch.stack([m.square().sum() for m in moved]).sum().sqrt()
         if float(distance) > self.radius:

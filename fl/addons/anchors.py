@@ -206,8 +206,8 @@ class Anchors(AddOn):
         )  # fmt: skip
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Fit the anchors to the clients' mean update (Huang et al., Eqs. 5-6) in rounds that the option `selected`
-        lists.
+        """Fit the anchors to the clients' mean update, if the option `selected` lists this round (Huang et al., Eqs.
+        5-6).
 
         The anchors are the server's labeled images. Their pixels are changed so that the gradient of the loss on the
         anchors, with respect to the weights, matches the mean update divided by the negative learning rate. The

@@ -28,11 +28,10 @@ class FedDF(AddOn):
     The server fuses models by distilling the clients' ensemble on unlabeled images of its own.
 
     Pass the unlabeled images as `server_data={"proxy": ...}`. When a client's reply arrives, the server runs the
-    client's model on these images and updates the mean of the logits. At the end of the round, the student is the
-    averaged model of each architecture. It is trained with Adam on the softmax of the mean logits (Eq. 3:
-    KL(softmax(mean of logits) || softmax(student))). Every client has the same weight in the ensemble. The student
-    starts from FedAvg's weighted average, after the step of a server optimizer if there is one. The students of all
-    architectures learn from the ensemble of all clients.
+    client's model on these images and updates the mean of the logits. At the end of the round, one student per
+    architecture is trained with Adam on the softmax of the mean logits (Eq. 3: KL(softmax(mean of logits) ||
+    softmax(student))). Every client has the same weight in this mean, whatever its architecture. A student starts from
+    FedAvg's weighted average of the architecture, after the step of a server optimizer if there is one.
 
     In the paper, the student is scored every 100 steps on labeled validation images. The distillation takes at most
     10,000 steps, stops when the accuracy has not risen for 1,000 steps, and keeps the best weights. To do the same, use

@@ -143,7 +143,7 @@ class VHL(AddOn):
         message[self.noise] = server.state[self.noise]
 
     def extra_batches(self, local: Local) -> Iterator[Batch]:
-        """Return an iterator over batches of the virtual set of noise images, with the augmentation `augment`."""
+        """Return an iterator over batches of the virtual set (noise images), augmented by the option `augment`."""
         noise = local.message[self.noise]
         change = local.settings.augment if isinstance(self.augment, str) else self.augment
         augment = None if change is None else adapt_normalization(change, noise.normalization)

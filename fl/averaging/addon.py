@@ -191,8 +191,8 @@ class AddOn(Component):
 
         Called once on the client before training. `local.data` already holds the training set.
 
-        The client trains on these images together with its own. They do not count in the weight of the client's reply
-        in the mean over clients.
+        The client trains on these images together with its own. They do not change the weight of the client's reply in
+        the mean over clients.
         """
         return None
 

@@ -268,7 +268,7 @@ class Local:
     # Progress of the training.
 
     def record_phase(self, trained: Mapping[str, object], steps: int) -> None:
-        """Record that a phase trained the parameters named in `trained` for `steps` steps."""
+        """Record that a phase of the training has trained the parameters named in `trained` for `steps` steps."""
         self._phases.append((frozenset(trained), steps))
 
     @cached_property

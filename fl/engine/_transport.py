@@ -138,8 +138,8 @@ class Exchange:
         header: part of the request that is the same for all clients.
         clients: indices of the clients, in the order in which the server uses their results.
         build_request: function that takes a client's index and builds the request to this client.
-        on_result: function that is called with each result of a bundled exchange, in any order of clients, but before
-            the main exchange yields the same client's result. None for a main exchange.
+        on_result: for a bundled exchange, function that is called with each client's result, before the main exchange
+            yields a result of this client. The order of the clients is arbitrary. None for a main exchange.
     """
 
     header: RequestHeader

@@ -95,8 +95,7 @@ class Filter(Component):
         """
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
-        """Change the schema of a reply to describe the reply after `out` of this filter has changed it. Called on the
-        server.
+        """Change the schema of a reply to describe the reply after `out` of this filter. Called on the server.
 
         Args:
             server: server of the run.

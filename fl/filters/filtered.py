@@ -260,9 +260,9 @@ def _require_bounds_kept(filters: tuple[Filter, ...]) -> None:
 
 
 def _require_sealed_last(filters: tuple[Filter, ...]) -> None:
-    """Check the filters if one of them hides single replies (`Filter.sealed`).
+    """Refuse filters that cannot be combined with a filter that hides single replies (`Filter.sealed`).
 
-    Such a filter must be the last one, and no filter may draw the clients of a round.
+    These are filters after this filter, and filters that draw the clients of a round.
     """
     sealed = next((i for i, one in enumerate(filters) if one.sealed), None)
     if sealed is None:

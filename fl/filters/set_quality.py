@@ -57,7 +57,7 @@ class SetQuality(Filter):
             `FedDM.images`. None: the method has no set, and only updates and samples are measured.
         on: name of the real images in `server_data`.
         per_class: number of images per class in the sample, if `entry` is None.
-        every: number of rounds between two measurements. Each costs about two passes over `on`.
+        every: number of rounds between two measurements. A measurement costs about two passes over `on`.
         judge: number of epochs for which the judge, a `ConvNet` of two blocks, is trained before round 1; 0: no judge.
 
     Raises:

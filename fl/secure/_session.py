@@ -236,10 +236,10 @@ class ClientSession:
         """Read and return the secrets that the client saved in its last step.
 
         Args:
-            step: name of the step that must have been the client's last one, in this round.
+            step: name of the step that the client must have done last, in this round.
 
         Raises:
-            ProtocolError: the client's last step was another one, or was in another round or run.
+            ProtocolError: the client last did another step, or did this step in another round or run.
         """
         session = self.keyring.load_session(self.client)
         found = "nothing" if session is None else f"{session['step']!r} of round {session['round']}"
