@@ -146,8 +146,8 @@ class OperatingPoint:
     def ppv(self, prior: float) -> Estimate:
         """Return the positive predictive value, that is, the share of members among the records called members.
 
-        The value depends on the share of members among the candidates, `prior`; see `attacks.ppv`. Its interval is wide
-        if there are few false positives, as for the strongest attacks.
+        The value depends on the share of members among the candidates, `prior`; see `attacks.ppv`. The interval of the
+        result is wide if there are few false positives, as for the strongest attacks.
 
         Args:
             prior: share of the candidates that are members, in (0, 1).

@@ -268,11 +268,10 @@ class Method(KeyedObject, ABC):
     def exchanges(self) -> tuple[str, ...]:
         """Names of the exchanges (a request and its reply) with each drawn client in a round, in order.
 
-        Default: "local". To add an exchange, define a function of its name with the signature of `local`, which runs on
-        the client. On the server, `send_exchange`, `expect_exchange` and `receive_exchange` handle all additional
+        Default: "local". To add an exchange, define a function with its name and the signature of `local`, which runs
+        on the client. On the server, `send_exchange`, `expect_exchange` and `receive_exchange` handle all additional
         exchanges. A client takes part in an exchange if all its earlier replies in this round are usable
-        (`server.present`). Only `local` may change `client.memory`, the values that a client
-        keeps between rounds.
+        (`server.present`). Only `local` may change `client.memory`, the values that a client keeps between rounds.
         """
         return ("local",)
 

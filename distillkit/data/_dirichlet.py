@@ -127,8 +127,8 @@ def domains_by_dirichlet(
     with three clients, the proportions are from Dir(2), and every client has at least 100 pictures of each class. The
     authors' script is not released, so their random draw is unknown.
 
-    The proportions of a class in a domain are drawn again until each of the clients has `min_each` images of this
-    class.
+    The proportions of a class in a domain are drawn again until each client of the domain has at least `min_each`
+    images of this class.
 
     Args:
         labels: class indices int [N].

@@ -55,7 +55,7 @@ class StoredLabels:
 
     Attributes:
         logits: the teacher's logits in half precision, [E, N, k], for E epochs, N images and the k largest logits of
-            each view. The largest logit of each view is subtracted.
+            each view. The largest logit of each view is subtracted from its logits.
         classes: class index of each logit, integer [E, N, k], or None if the logits of all K classes are stored, in
             order.
         epochs: numbers of the stored epochs, ascending.

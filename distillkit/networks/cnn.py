@@ -75,7 +75,7 @@ class LeNet(ImageNetwork):
             other images are not padded.
         num_classes: number of classes.
         norm: normalization between each convolution and its activation; see `norm_layer`.
-        groups: groups of channels for norm="group".
+        groups: number of groups of channels for norm="group".
         activation: "tanh", "sigmoid", "relu", "leaky_relu" or "silu".
         pooling: "avg" or "max".
 

@@ -34,7 +34,7 @@ class ResNet(ImageNetwork):
         width: number of channels of the first stage.
         norm: "batch" (VHL), "instance" (FedLGD), "group" (FedCOG), "layer" or "none"; see `norm_layer`. Convolutions
             have a bias only with norm="none".
-        groups: groups of channels for norm="group" (2 in FedCOG).
+        groups: number of groups of channels for norm="group" (2 in FedCOG).
 
     FedLGD's paper describes a 7x7 stem with batch normalization. This class follows FedLGD's code, which has a 3x3 stem
     with instance normalization. For 96x96 images, FedLGD's code flattens the last feature map to 4608 values and adds a
@@ -73,7 +73,7 @@ class CifarResNet(ImageNetwork):
         width: number of channels of the first stage.
         norm: "batch", "instance", "group", "layer" or "none"; see `norm_layer`. Convolutions have a bias only with
             norm="none".
-        groups: groups of channels for norm="group".
+        groups: number of groups of channels for norm="group".
         init: initialization of convolutions: "kaiming" (as above, with zero biases) or "default" (that of PyTorch).
 
     Raises:
@@ -117,7 +117,7 @@ class WideResNet(ImageNetwork):
         width: widening factor.
         norm: "batch", "instance", "group", "layer" or "none"; see `norm_layer`. Convolutions have a bias only with
             norm="none".
-        groups: groups of channels for norm="group".
+        groups: number of groups of channels for norm="group".
         init: initialization of convolutions: "kaiming" (as above, with zero biases) or "default" (that of PyTorch).
 
     Raises:

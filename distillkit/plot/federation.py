@@ -185,7 +185,7 @@ def _is_level(given: Any) -> bool:
 
 
 def _level(given: Any, y: str) -> Tensor:
-    """Convert the y values of a method that does not train in rounds to a tensor [runs], in the unit of the y axis.
+    """Return the y values of a method without training rounds as a tensor [runs], in the unit of the y axis.
 
     Args:
         given: the values, one for each run.

@@ -29,7 +29,7 @@ _OPTIONS = ("delta", "budget", "disjoint", "renyi_order", "relation")
 
 
 def child_state(ledger: Ledger, client: int | str) -> dict[str, Any]:
-    """Return the state of the run's ledger from which a `ChildLedger` for one client starts, as JSON values.
+    """Return, as JSON values, the state of the run's ledger that a `ChildLedger` for one client starts from.
 
     Events that differ only in their round and count are merged into one event. The state contains the events charged
     to this client and the events charged to every client. If clients may share records, the state contains all events.

@@ -39,8 +39,8 @@ _RDP_REMARK = (
 class Ledger:
     """Privacy ledger: a record of the privacy budget spent on every client's data.
 
-    Every noised release is charged to a ledger, and `guarantee` returns the guarantee for all releases together. Give
-    every call on the same records the same ledger.
+    Every noised release is charged to a ledger, and `guarantee` returns the guarantee for all releases together. Pass
+    the same ledger to all calls on the same records.
 
     `spend` writes an event and syncs it to disk *before* it returns. Call `spend` before the noise is drawn, so that
     the event counts even if the run fails afterwards. A repeated round is charged again. A line that was cut off by a
@@ -73,20 +73,20 @@ class Ledger:
         path: path of a file of JSON lines; an existing file is continued. None keeps the ledger in memory, for
             experiments.
         delta: delta of the guarantee, in (0, 1), well below 1 / n for the largest client's number of records n.
-            Default: the file's; 1e-5 for a new ledger.
-        budget: epsilon that no client may exceed. Default: the file's; no limit for a new ledger. The budget is
-            compared with the epsilon that follows from the noise scale, even if the noise is drawn from a known seed. A
-            seeded test run therefore stops at the same point as the real run.
+            Default: the delta in the file; 1e-5 for a new ledger.
+        budget: epsilon that no client may exceed. Default: the budget in the file; no limit for a new ledger. The
+            budget is compared with the epsilon that follows from the noise scale, even if the noise is drawn from a
+            known seed. A seeded test run therefore stops at the same point as the real run.
         disjoint: whether no two clients hold the same record, which the ledger cannot check. If False, the events of
-            all clients compose. Default: the file's; True for a new ledger.
+            all clients compose. Default: the value in the file; True for a new ledger.
         renyi_order: order of the Renyi filter, above 1. Set it if some rates are below 1 and the sigma or rate
-            of a release may depend on earlier releases; `filter_order` computes an order. Default: the file's; none for
-            a new ledger.
-        relation: neighboring relation of all events. Default: the file's; for a new ledger, the relation of the first
-            event.
+            of a release may depend on earlier releases; `filter_order` computes an order. Default: the order in the
+            file; none for a new ledger.
+        relation: neighboring relation of all events. Default: the relation in the file; for a new ledger, the relation
+            of the first event.
         data: fingerprint of the records, for instance `distillkit.fingerprint.set_fingerprint(data, key=...)`. If you
-            pass a fingerprint when you reopen the file, it must be the same. Default: the file's. With a key, the
-            fingerprint does not reveal the data.
+            pass a fingerprint when you reopen the file, it must be the same. Default: the fingerprint in the file. With
+            a key, the fingerprint does not reveal the data.
 
     Threads and processes may share a ledger file. A charge reads the lines of other processes and appends its own lines
     in one atomic step. During a run (`run_lock`), other processes may read the ledger, but their charges are refused.

@@ -64,7 +64,7 @@ def random_rows(
 ) -> tuple[Tensor, list[int]]:
     """Draw random images of each class without replacement.
 
-    If a class has too few images, all of them are drawn, and random ones are drawn again.
+    If a class has too few images, all of them are drawn, and the missing number is drawn from them with replacement.
 
     Args:
         rows: mapping from classes to the indices of their images, as `class_rows` returns it.

@@ -119,7 +119,7 @@ class Tiles:
         return TiledImages._of(images.replace(images=self.decode(stored)), stored, self)
 
     def adjoint(self, gradient: Tensor) -> Tensor:
-        """Convert the gradient of a loss with respect to decoded images to one with respect to the stored images.
+        """Convert the gradient with respect to decoded images to the gradient with respect to the stored images.
 
         `decode` is a linear function, and this method is its transpose.
 

@@ -70,9 +70,9 @@ def reopen_runs(
 
 
 def _continues(line: Mapping[str, Any]) -> bool:
-    """Return whether a run continues if the number of rounds of its task is raised.
+    """Return whether a run is continued if the number of rounds of its task is raised.
 
-    It does not if the run has its own setting `rounds`.
+    A run with its own setting `rounds` is not continued.
 
     Args:
         line: content of the run's `summary.json`.

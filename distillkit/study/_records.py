@@ -134,8 +134,8 @@ class Records(list[Record]):
 
         Args:
             rounds: number of last rounds to average over; default: the second half of the rounds. Rounds without a test
-                are skipped. The value is None for a failed run, and for a run in which none of the last rounds was
-                tested.
+                are skipped. `accuracy_late` is None for a failed run, and for a run in which none of the last rounds
+                was tested.
 
         Raises:
             ValueError, TypeError: `rounds` is not a positive integer.

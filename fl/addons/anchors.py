@@ -194,7 +194,8 @@ class Anchors(AddOn):
         """Return `weight` times the term that aligns the client's batch with the anchors, the server's labeled images.
 
         The option `regulariser` determines the term: the supervised contrastive loss (Huang et al., 2024, Eq. 4), or
-        the squared MMD between the two batches' embeddings. The result is None in steps without a batch of anchors.
+        the squared MMD between the embeddings of the client's batch and those of the anchors. The result is None in
+        steps without a batch of anchors.
         """
         if not step.has_batch(self):
             return None

@@ -131,7 +131,7 @@ class AddOn(Component):
         """
 
     def answer(self, local: Local, reply: Message) -> None:
-        """Add the entries of this add-on to the client's answer (`reply`) to the server's query before round 1.
+        """Add this add-on's entries to `reply`, the client's answer to the server's query before round 1.
 
         The answer may hold class statistics, for example. Called once on every client that has images. The network in
         `local` has the initial weights.

@@ -194,7 +194,7 @@ class Local:
         Args:
             data: set from which the batches are taken.
             phase: phase of the training, which sets the number of epochs or steps.
-            purpose: name of the random draws for the order and the augmentation, as in `Client.generator`.
+            purpose: name that identifies the random draws for the order and the augmentation; see `Client.generator`.
         """
         if not len(data):
             return

@@ -128,8 +128,8 @@ def fitting_set(data: Either, name: str, first: LabeledImages, *, classes: bool 
         name: name of the argument that holds `data`, for error messages.
         first: the first client's set.
         classes: whether the number of classes and the form of labels (class indices, or rows with one value per class)
-            must agree, too. A number of classes that was inferred from the labels of `data` is first raised to that of
-            `first`.
+            must agree, too. A number of classes that was inferred from the labels of `data` is first raised to the
+            number of classes of `first`.
 
     Raises:
         ValueError: the set is empty, or differs from the first client's; see `require_like`.

@@ -217,7 +217,7 @@ class FedDM(Method):
         """Train the server's weights by SGD on the union of the clients' sets (Eq. 9).
 
         The new weights and the union are stored in the server's state. If the option `project` is set, the weights are
-        projected after every step onto the ball of radius `rho` around the weights before this round.
+        projected after every step onto the ball of radius `rho` (an option) around the weights before this round.
 
         Args:
             server: server whose state holds the weights before this round.

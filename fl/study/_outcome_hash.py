@@ -27,6 +27,7 @@ def outcome_hash(run: Run) -> str:
     threads and `Loopback`, and after interruptions. The hash leaves out durations, and two columns of the history:
     `bytes_resent` (bytes that were sent again after a loss) and `bytes_spared` (bytes of an evaluation request that
     were not sent, because a training request in the same message has the same values).
+
     Two runs of a private method have different hashes, because their noise comes from the operating system.
 
     Args:

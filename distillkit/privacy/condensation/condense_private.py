@@ -105,8 +105,8 @@ def condense_private(
         lr, momentum: learning rate and momentum of all fits (SGD, cosine schedule); the default learning rate suits
             unit vectors.
         ledger: ledger to charge; or an `Account`, which combines a ledger with the client, the round and the source of
-            the noise. Default: a new ledger, whose epsilon covers this call alone; give every call on the same records
-            the same ledger.
+            the noise. Default: a new ledger, whose epsilon covers this call alone; pass the same ledger to all calls
+            on the same records.
         generator: generator (or its seed) of the public randomness: networks, initial images and augmentation.
         progress: whether to show progress bars on a terminal.
 
