@@ -67,12 +67,17 @@ def finish(process: subprocess.Popen[str], statuses: tuple[int, ...] = (0,)) -> 
     return said
 
 
+def histories(out: Path) -> list[Path]:
+    """Return the histories of all runs in a folder, in which other processes may delete folders meanwhile."""
+    return sorted(Path(place, "history.jsonl") for place, _, files in os.walk(out) if "history.jsonl" in files)
+
+
 def record(out: Path) -> dict[str, Any]:
     """Return everything that must be equal: each run's history without seconds, and its models as bytes."""
     found: dict[str, Any] = {}
-    for folder in sorted(p.parent for p in out.rglob("history.jsonl")):
-        name = str(folder.relative_to(out))
-        rows = [json.loads(line) for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()]
+    for history in histories(out):
+        folder, name = history.parent, str(history.parent.relative_to(out))
+        rows = [json.loads(line) for line in history.read_text(encoding="utf-8").splitlines()]
         found[name] = [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
         for model in sorted(folder.glob("checkpoint/model*.safetensors")):
             found[f"{name}/{model.name}"] = model.read_bytes()
@@ -81,7 +86,7 @@ def record(out: Path) -> dict[str, Any]:
 
 def rounds_of(out: Path) -> int:
     """Return how many rounds the runs in a folder have written so far."""
-    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in out.rglob("history.jsonl"))
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in histories(out))
 
 
 def children(pid: int) -> list[int]:
@@ -148,7 +153,7 @@ def killed_in_pieces(out: Path, moments: random.Random, whole: Path, kills: int,
 def refused(out: Path, **how: Any) -> str:
     """Return the output of the refused process of two on one folder: the second, or the first at a later study."""
     both = [start(out, **how)]
-    while not any(out.rglob(".owner.json")) and both[0].poll() is None:
+    while not any(".owner.json" in files for _, _, files in os.walk(out)) and both[0].poll() is None:
         time.sleep(0.01)
     both.append(start(out, **how))
     said = [process.communicate()[0] for process in both]
