@@ -33,8 +33,9 @@ def label_only(
     itself, its translations by at most `shift` pixels, and the record with Gaussian noise of each level in `noise`.
 
     With `shift=0` and `noise=()`, the score only says whether the model is right about the record. This is the weakest
-    attack, and a baseline for all others. You can also use the score with shadow models: `partial(label_only, network)`
-    is a scorer for a `Pipeline`. The score of a record does not depend on the other records in the call.
+    attack, and a baseline for all others. You can also use the score with shadow models: let the function `fit` of a
+    `Pipeline` return `partial(label_only, network)` as a scorer, where `network` is the network that this call of `fit`
+    has trained. The score of a record does not depend on the other records in the call.
 
     Args:
         network: classifier that returns class indices, int [n], or logits [n, K], of which only the position of the

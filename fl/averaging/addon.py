@@ -49,9 +49,10 @@ class AddOn(Component):
         damping: coefficient mu, if the add-on adds mu (w - w_0) to the gradient and so pulls the weights w towards
             their values w_0 at the start of the round. It affects `local.effective_lrs`, which SCAFFOLD and FedNova
             use.
-        data_access: private data that the add-on reads, for its loss terms or for the values that it sends. "none":
-            only trained weights, no data. "example": trained weights and, in its loss terms, data; each example's term
-            depends on no other example. "batch" (the default): any data. `DPSGD` accepts "none" and "example".
+        data_access: how the add-on uses private data, in its loss terms or for the values that it sends. "none": it
+            reads no data, only trained weights. "example": its loss terms read data, but the term of one example does
+            not depend on any other example. "batch" (the default): no restriction. `DPSGD` accepts "none" and
+            "example".
         single_label: whether the add-on needs exactly one class per image. Other tasks are then refused.
         disabled_at_zero: names of options. The add-on is disabled if all of these options are 0.
         first_round: first round in which the add-on can change anything. A run with fewer rounds warns that the add-on

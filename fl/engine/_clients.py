@@ -173,7 +173,7 @@ class ClientRegistry:
 
     Attributes:
         whole: whether all clients were read at the start, that is, `clients` is a list or tuple.
-        first: the first client's set without its images.
+        first: set of 0 images with the image shape, dtype and normalization of the first client's set.
 
     Raises:
         TypeError: `clients` is not a sequence of sets.

@@ -35,7 +35,7 @@ class Deployment:
     """Information about a run's clients, and functions to reach them, on this machine or on other machines.
 
     Attributes:
-        first: the first client's set without its images, which has the shape, dtype and normalization of the images.
+        first: set of 0 images with the image shape, dtype and normalization of the first client's set.
         clients: number of clients.
         fingerprint: function that takes a secret key (or b"") and returns a fingerprint of the clients' images. It is
             called only if the run writes files.
