@@ -11,19 +11,19 @@ __all__ = ["ASSUMPTIONS", "PUBLIC_INPUTS"]
 PUBLIC_INPUTS = {
     "classes": "the number of classes K, and which classes they are",
     "space": "shape, normalisation and number type of the images",
-    "size": "the number of records used in denominators and compared with delta",
+    "size": "the number of records, which is used in denominators and compared with delta",
     "budget": "epsilon or sigma, delta, sample rates, numbers of steps and rounds",
     "clip": "the clipping norms of contributions",
     "model": "the network: architecture and initial weights",
     "networks": "the networks that embed the images, and their weights",
     "start": "the initial images of the fit",
     "augment": "the augmentation",
-    "seed": "all randomness except noise, Poisson draws and what hides them: networks, initial images, participation",
-    "options": "every other option, chosen without looking at the private data",
+    "seed": "draws of networks, initial images and participation, but not noise, Poisson samples or DP-SGD's augmentation",
+    "options": "every other option, which must be chosen without looking at the private data",
     "clients": "the number of clients",
     "taking part": "which clients take part in which round",
-    "disjoint": "that no two clients hold the same record",
-    "schedule": "sigma and rate of all releases: they follow a plan, however early it stops",
+    "disjoint": "the statement that no two clients have the same record",
+    "schedule": "sigma and rate of all releases, which follow a plan, whenever the plan is stopped",
 }
 """Inputs that an entry point may assume to be public: name -> description."""
 
