@@ -18,7 +18,7 @@ PUBLIC_INPUTS = {
     "networks": "the networks that embed the images, and their weights",
     "start": "the initial images of the fit",
     "augment": "the augmentation",
-    "seed": "draws of networks, initial images and participation, but not noise, Poisson samples or DP-SGD's augmentation",
+    "seed": "draws of networks, initial images, participation; not noise, Poisson samples or DP-SGD's augmentation",
     "options": "every other option, which must be chosen without looking at the private data",
     "clients": "the number of clients",
     "taking part": "which clients take part in which round",
