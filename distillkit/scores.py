@@ -246,22 +246,23 @@ def scores(
     rows: dict[str, Row] = {}
     settings: dict[str, Mapping[str, Any]] = {}
 
-    def measure(used: Protocol, own: LabeledImages | None, *names: str) -> None:
+    def measure(variant: Protocol, train_set: LabeledImages | None, *names: str) -> None:
         """Train networks, and store the results in `Scores.rows` and the selected settings in `Scores.settings`.
 
         Args:
-            used: training protocol. Each item of `search` (an argument of `scores`) changes some of its options. A
+            variant: training protocol. Each item of `search` (an argument of `scores`) changes some of its options. A
                 network is trained with each item, and the item with the best accuracy on held-out images is used.
-            own: set to train on; None for all real images.
-            names: keys under which the results are stored. The first is for `own`. If there is a second key, networks
-                are also trained on random real images, and their result is stored under it.
+            train_set: set to train on; None for all real images.
+            names: keys under which the results are stored. The first is for `train_set`. If there is a second key,
+                networks are also trained on random real images, and their result is stored under it.
         """
 
         @functools.cache
         def trained(position: int, *, final: bool) -> tuple[Row, ...]:
             images, against = (real, test) if final else (part, held_out)
             return evaluate(
-                images if own is None else own, against, factory, protocol=replace(used, **tried[position]),
+                images if train_set is None else train_set, against, factory,
+                protocol=replace(variant, **tried[position]),
                 num_networks=num_networks if final else 1, real=images if len(names) > 1 else None,
                 generator=derive(seed, "final" if final else "search"), chunk=chunk, progress=progress,
             ).rows  # fmt: skip

@@ -532,7 +532,11 @@ def _find(path: str, trust: Collection[str]) -> Any:
         return _defined_in(next((v for v in scripts if v is not None), None), _SCRIPT_MODULES, name)
     if module in trust:
         return _defined_in(_attribute(_import(module), name), (module,), name)
-    if module.split(".")[0] in _OWN_PACKAGES or _within(module, "torch.nn") or _within(module, "torchvision.models"):
+    if (
+        module.split(".")[0] in _OWN_PACKAGES
+        or _in_package(module, "torch.nn")
+        or _in_package(module, "torchvision.models")
+    ):
         found = _attribute(_import(module), name)
         if found is None:
             raise LookupError("does not exist (any more)")
@@ -553,18 +557,18 @@ def _is_allowed(value: Any) -> bool:
     module = getattr(value, "__module__", None) or ""
     ours = module.split(".")[0] in _OWN_PACKAGES
     if isinstance(value, type):
-        known = ours or _within(module, "torch.nn.modules") or _within(module, "torchvision.models")
+        known = ours or _in_package(module, "torch.nn.modules") or _in_package(module, "torchvision.models")
         return known and (issubclass(value, nn.Module) or (ours and _is_constructible(value)))
     if _is_entry(value):
         return ours
     if not isinstance(value, types.FunctionType):
         return False
-    if module == "torch.nn.functional" or _within(module, "torchvision.models"):
+    if module == "torch.nn.functional" or _in_package(module, "torchvision.models"):
         return True
-    return module not in _EXCLUDED_MODULES and any(_within(module, f"distillkit.{p}") for p in _FUNCTION_PACKAGES)
+    return module not in _EXCLUDED_MODULES and any(_in_package(module, f"distillkit.{p}") for p in _FUNCTION_PACKAGES)
 
 
-def _within(module: str, package: str) -> bool:
+def _in_package(module: str, package: str) -> bool:
     return module == package or module.startswith(f"{package}.")
 
 

@@ -100,9 +100,9 @@ class PixelDescent:
             bar.set_postfix_str(f"loss {loss:.3g}", refresh=False)
             bar.update()
         if self.callback is not None:
-            live = {"images": self.images, "velocity": self.velocity, "step": torch.tensor(self.done)}
-            live |= {"seed": torch.tensor(self.seed), "loss": torch.tensor(loss, dtype=torch.float64)}
+            state = {"images": self.images, "velocity": self.velocity, "step": torch.tensor(self.done)}
+            state |= {"seed": torch.tensor(self.seed), "loss": torch.tensor(loss, dtype=torch.float64)}
             if self._automatic:
-                live["lr"] = torch.tensor(self.lr, dtype=torch.float64)
-            packed = lambda: pack_arguments(self._arguments())  # noqa: E731
-            self.callback(Progress(self.done, self.steps, loss, self.images, live, packed))
+                state["lr"] = torch.tensor(self.lr, dtype=torch.float64)
+            pack = lambda: pack_arguments(self._arguments())  # noqa: E731
+            self.callback(Progress(self.done, self.steps, loss, self.images, state, pack))

@@ -44,18 +44,18 @@ class Progress:
         steps: total number of steps.
         loss: loss of this step, computed before the images were updated.
         images: current synthetic images [N, C, H, W]. The condenser changes this tensor, so clone it to keep it.
-        live: the tensors that make up the condenser's state. The condenser changes them in place, so use `state()`,
-            which copies them.
-        arguments: function that returns the condenser's arguments as a tensor (see `pack_arguments`). It is slow,
-            because it also computes fingerprints (hashes) of the data and the networks.
+        state_tensors: the tensors that make up the condenser's state. The condenser changes them in place, so use
+            `state()`, which copies them.
+        compute_arguments: function that returns the condenser's arguments as a tensor (see `pack_arguments`). It is
+            slow, because it also computes fingerprints (hashes) of the data and the networks.
     """
 
     step: int
     steps: int
     loss: float
     images: Tensor
-    live: Mapping[str, Tensor] = field(repr=False)
-    arguments: Callable[[], Tensor] | None = field(default=None, repr=False)
+    state_tensors: Mapping[str, Tensor] = field(repr=False)
+    compute_arguments: Callable[[], Tensor] | None = field(default=None, repr=False)
 
     def state(self) -> State:
         """Return a copy of the condenser's state. Pass it as `resume=` to continue with a bit-identical result.
@@ -63,8 +63,8 @@ class Progress:
         Call this method before your `callback` function returns. The condenser then continues, and overwrites the
         tensors from which the copy is made.
         """
-        state = {name: tensor.detach().clone() for name, tensor in self.live.items()}
-        return state if self.arguments is None else {**state, "arguments": self.arguments().clone()}
+        state = {name: tensor.detach().clone() for name, tensor in self.state_tensors.items()}
+        return state if self.compute_arguments is None else {**state, "arguments": self.compute_arguments().clone()}
 
 
 def pack_arguments(arguments: Mapping[str, Any]) -> Tensor:

@@ -88,7 +88,7 @@ class InversionLoss:
         return self.batch_norm > 0 or uses_batch_statistics(self.teacher) or uses_batch_statistics(self.student)
 
     @torch.no_grad()
-    def count_classes(self, image: Tensor) -> int:
+    def count_logits(self, image: Tensor) -> int:
         """Return the number of logits K that the networks compute for one image [1, C, H, W].
 
         Raises:

@@ -132,7 +132,7 @@ def invert(
         divergence=divergence,
     )
     like = next(objective.teacher.parameters(), torch.empty(0)).detach()
-    num_classes = objective.count_classes(like.new_zeros(1, *shape))
+    num_classes = objective.count_logits(like.new_zeros(1, *shape))
     targets = _check_targets(targets, num_classes)
     targets = targets.to(like if targets.is_floating_point() else like.device)
 

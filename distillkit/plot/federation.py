@@ -135,17 +135,19 @@ def curves(
             the runs of a method have no common round with `y`.
     """
     named = histories if isinstance(histories, Mapping) else {"": histories}
-    levels: dict[str, Tensor] = {name: _level(given, y) for name, given in named.items() if _is_level(given)}
-    lines = {name: levels[name] if name in levels else _points(name, _runs(name, given), x, y)
+    horizontal: dict[str, Tensor] = {
+        name: _horizontal_line(given, y) for name, given in named.items() if _is_horizontal_line(given)
+    }
+    lines = {name: horizontal[name] if name in horizontal else _points(name, _runs(name, given), x, y)
              for name, given in named.items()}  # fmt: skip
-    if len(lines) == len(levels):
+    if len(lines) == len(horizontal):
         raise ValueError("histories must hold at least one name, and each at least one run (of rounds)")
     figure, (ax,) = subplots(ax, 1, 5.2, 3.6)
     for i, (name, points) in enumerate(lines.items()):
         mean = points.mean(0)
         colour, marker = LINE_COLOURS[i % len(LINE_COLOURS)], MARKERS[i % len(MARKERS)]
         label = name or y.replace("_", " ")
-        if name in levels:
+        if name in horizontal:
             ax.axhline(float(mean), label=label, color=colour, linestyle="--", linewidth=1.5)
             if len(points) > 1:
                 ax.axhspan(float(mean - points.std()), float(mean + points.std()), color=colour, alpha=0.1, linewidth=0)
@@ -175,7 +177,7 @@ def curves(
     return figure
 
 
-def _is_level(given: Any) -> bool:
+def _is_horizontal_line(given: Any) -> bool:
     """Return whether `given` is a list of numbers, which is plotted as a horizontal line.
 
     A method without rounds has such a list, with one number for each run.
@@ -184,7 +186,7 @@ def _is_level(given: Any) -> bool:
     return several and all(isinstance(v, Real) and not isinstance(v, bool) for v in given)
 
 
-def _level(given: Any, y: str) -> Tensor:
+def _horizontal_line(given: Any, y: str) -> Tensor:
     """Return the y values of a method without training rounds as a tensor [runs], in the unit of the y axis.
 
     Args:

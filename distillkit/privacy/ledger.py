@@ -328,11 +328,11 @@ class Ledger:
                 count = f" and 0 to {self._register_count - 1}" if self._register_count else ""
                 raise PrivacyError(
                     f"client {client!r} was neither charged nor registered, so its epsilon is unknown; the known "
-                    f"clients are {self._names()[:10]}{count}. Check the name, or call register([{client!r}]) if it "
-                    "spent nothing"
+                    f"clients are {self._client_ids()[:10]}{count}. Check the name, or call register([{client!r}]) if "
+                    "it spent nothing"
                 )
-            every = [self._spends(c) for c in clients]
-            worst = largest(every, delta)
+            spends = [self._spends(c) for c in clients]
+            worst = largest(spends, delta)
             owners = [o for c in clients for o in self._touching(c)]
             reason = self._reason(owners)
             return Guarantee(
@@ -344,7 +344,7 @@ class Ledger:
                 reason=reason,
                 remarks=self._all_remarks(worst if not reason else None),
                 assumptions=self._assumptions(),
-                budget=self._kept_budget(every, delta),
+                budget=self._budget_if_kept(spends, delta),
             )
 
     def epsilon(self, client: int | str | None = None, *, delta: float | None = None) -> float | None:
@@ -380,7 +380,7 @@ class Ledger:
                 return f"releases are charged under {names} (client {owner}), which one epsilon cannot cover"
         return ""
 
-    def _names(self) -> list[str]:
+    def _client_ids(self) -> list[str]:
         """Return the ids of the clients that were charged, passed to `void`, or registered by id.
 
         `ALL_CLIENTS` is left out. Clients that were registered only by their number are left out too: `register(100)`
@@ -399,7 +399,7 @@ class Ledger:
         If all charges were made to every client (`ALL_CLIENTS`) and no client was registered, the result is True for
         every id.
         """
-        anyone = ALL_CLIENTS in {*self._totals, *self._reasons} and not self._register_count and not self._names()
+        anyone = ALL_CLIENTS in {*self._totals, *self._reasons} and not self._register_count and not self._client_ids()
         return anyone or self._is_named(client)
 
     def _add_clients(self, clients: Any) -> None:
@@ -423,7 +423,7 @@ class Ledger:
         ledger itself.
         """
         found = {by: tuple(f for f in facts if f != "disjoint" or self.disjoint) for by, facts in self._assumed.items()}
-        own = ["disjoint"] if self.disjoint and len(self._names()) + self._register_count > 1 else []
+        own = ["disjoint"] if self.disjoint and len(self._client_ids()) + self._register_count > 1 else []
         kinds = {kind for totals in self._totals.values() for kind in totals}
         if self.renyi_order is None and len(kinds) > 1 and any(rate < 1 for _, rate in kinds):
             own.append("schedule")
@@ -468,9 +468,9 @@ class Ledger:
             own = [e for e in events if not self.disjoint or e.client in (client, ALL_CLIENTS)]
             return [*self._spends(client), *((e.sigma, e.rate, e.count) for e in own)]
 
-        return max(self._filtered(all_of(client)) for client in dict.fromkeys(clients))
+        return max(self._budget_epsilon(all_of(client)) for client in dict.fromkeys(clients))
 
-    def _filtered(self, spends: list[Spend]) -> float:
+    def _budget_epsilon(self, spends: list[Spend]) -> float:
         """Return the epsilon of the releases `spends`, for the comparison with the budget.
 
         If an upper bound that is cheaper to compute is within the budget, the result is this bound.
@@ -483,19 +483,19 @@ class Ledger:
                 return bound
         return compose(spends, self.delta).epsilon
 
-    def _kept_budget(self, every: list[list[Spend]], delta: float) -> float | None:
+    def _budget_if_kept(self, spends: list[list[Spend]], delta: float) -> float | None:
         """Return the ledger's budget if epsilon at `delta` is within it for every client, and None otherwise.
 
         Args:
-            every: releases of each client.
+            spends: releases of each client.
             delta: delta of the guarantee.
         """
         if self.budget is None or delta < self.delta:
             return None
         if self.renyi_order is None:
-            reached = largest(every, self.delta).epsilon
+            reached = largest(spends, self.delta).epsilon
         else:
-            reached = max(map(self._filtered, every), default=0.0)
+            reached = max(map(self._budget_epsilon, spends), default=0.0)
         return self.budget if reached <= self.budget * _ROUNDING else None
 
     def _remaining(self, event: Event) -> int:

@@ -19,7 +19,7 @@ def select(
     *,
     keep: int,
     kmeans_share: float = 0.5,
-    released_threshold: float | None = None,
+    threshold: float | None = None,
     clusters: int = 1000,
     order: str = "hard",
     balancing: float = 1.0,
@@ -41,7 +41,7 @@ def select(
             images, and pruning reduces M to `keep`. At 0.5, both steps keep the same fraction: 50,000 -> 15,811 ->
             5,000. At 0, there is only pruning; at 1, there is only k-means. The paper keeps 5,000 of 50,000 images and
             removes 90 % by pruning, which corresponds to 0.
-        released_threshold: threshold t of the rule in the authors' code, which replaces `kmeans_share`. K-means keeps
+        threshold: threshold t of the rule in the authors' code, which replaces `kmeans_share`. K-means keeps
             `int(keep / (1 - t))` images, or all if there are fewer. Pruning then removes `int(t * n)` of the n images
             of every predicted class, so the number of selected images is only approximately `keep`. For the authors'
             50,000 images, `keep` 5,000 and t = 0.9, k-means keeps all images, so the results that the paper calls
@@ -52,7 +52,7 @@ def select(
 
     Returns:
         Indices of the selected images, int64 [keep], ascending, on the device of `embeddings`. With
-        `released_threshold`, their number may differ from `keep`.
+        `threshold`, their number may differ from `keep`.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type or is out of range; the message contains its name.
@@ -63,12 +63,12 @@ def select(
     if isinstance(embeddings, Tensor) and len(embeddings) != n:
         raise ValueError(f"embeddings and logits must have one row per image, got {len(embeddings)} and {n} rows")
     keep = check.positive_int(keep, "keep", most=n)
-    if released_threshold is None:
+    if threshold is None:
         share = check.real_number(kmeans_share, "kmeans_share", least=0.0, most=1.0)
         middle = min(max(round(n ** (1 - share) * keep**share), keep), n)
     else:
-        released_threshold = check.real_number(released_threshold, "released_threshold", least=0.0, below=1.0)
-        middle = min(int(keep / (1 - released_threshold)), n)
+        threshold = check.real_number(threshold, "threshold", least=0.0, below=1.0)
+        middle = min(int(keep / (1 - threshold)), n)
     balanced = kmeans_balance(
         embeddings,
         logits.argmax(1),
@@ -81,8 +81,8 @@ def select(
     ).to(logits.device)
     pruned = prune_by_confidence(
         logits[balanced],
-        keep=keep if released_threshold is None else None,
-        threshold=released_threshold,
+        keep=keep if threshold is None else None,
+        threshold=threshold,
         strategy=strategy,
         measure=measure,
         generator=generator,

@@ -23,7 +23,7 @@ def ledgers_of(out: Path, data: Any) -> tuple[list[Ledger], int]:
         out: the study's folder.
         data: JSON value that describes the images in the `config.json` of each run.
     """
-    ledgers, without = [], 0
+    ledgers, num_without_ledger = [], 0
     for path in sorted(out.rglob("config.json")):
         task = (read_json(path).get("notes") or {}).get("task")
         if task is None or json.dumps(task["with"]["data"]) != json.dumps(data):
@@ -31,11 +31,11 @@ def ledgers_of(out: Path, data: Any) -> tuple[list[Ledger], int]:
         if (ledger := path.with_name("ledger.jsonl")).exists():
             ledgers.append(Ledger(ledger))
         else:
-            without += 1
-    return ledgers, without
+            num_without_ledger += 1
+    return ledgers, num_without_ledger
 
 
-def total_guarantee(ledgers: Sequence[Ledger], without: int = 0) -> Guarantee:
+def total_guarantee(ledgers: Sequence[Ledger], num_without_ledger: int = 0) -> Guarantee:
     """Return the guarantee for one record over all `ledgers`. The record may belong to any client in each run.
 
     Because the client may differ between runs, each run is charged with the maximum over its clients: for each
@@ -44,7 +44,7 @@ def total_guarantee(ledgers: Sequence[Ledger], without: int = 0) -> Guarantee:
 
     Args:
         ledgers: ledgers of the runs; at least one.
-        without: number of runs on the same images that have no ledger; a remark states it.
+        num_without_ledger: number of runs on the same images that have no ledger; a remark states it.
     """
     total: Counter[tuple[float, float]] = Counter()
     for ledger in ledgers:
@@ -60,8 +60,10 @@ def total_guarantee(ledgers: Sequence[Ledger], without: int = 0) -> Guarantee:
     if len(relations) > 1:
         reason = reason or f"the runs are private under {' and '.join(relations)}, which one epsilon cannot cover"
     remarks = [f"{len(ledgers)} runs together, tuning runs included"]
-    if without:
-        remarks.append(f"{without} further runs on the same images have no ledger, so nothing bounds what they reveal")
+    if num_without_ledger:
+        remarks.append(
+            f"{num_without_ledger} further runs on the same images have no ledger, so nothing bounds what they reveal"
+        )
     return Guarantee(
         None if reason else bound.epsilon, delta, next(iter(relations), ""), bound.epsilon, bound.accountant, reason,
         (*remarks, *dict.fromkeys(remark for g in single for remark in g.remarks)),

@@ -284,8 +284,8 @@ class Study:
         return total
 
     def _total(self, task: str) -> Guarantee | None:
-        ledgers, without = ledgers_of(self.out, json.loads(self._data_key(self.design.task(task))))
-        return total_guarantee(ledgers, without) if ledgers else None
+        ledgers, num_without_ledger = ledgers_of(self.out, json.loads(self._data_key(self.design.task(task))))
+        return total_guarantee(ledgers, num_without_ledger) if ledgers else None
 
     def _tasks_by_data(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}

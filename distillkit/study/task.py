@@ -258,7 +258,7 @@ def _in_memory(data: Any) -> LabeledImages:
     return data.read() if isinstance(data, StoredImages) else data
 
 
-def _inseparable(train: LabeledImages) -> Tensor | None:
+def _group_column(train: LabeledImages) -> Tensor | None:
     """Return the column whose equal values must stay together when the training data are split, or None.
 
     If the data come from `split_by`, it is the column by which training and test data were separated, such as the
@@ -273,7 +273,7 @@ def _hold_out(train: LabeledImages, rows: Tensor, share: float) -> tuple[Tensor,
     Multi-label images count as one class.
     """
     own = train.labels[rows] if train.labels.ndim == 1 else torch.zeros(len(rows), dtype=torch.int64)
-    groups = _inseparable(train)
+    groups = _group_column(train)
     kept, held_out = hold_out(own, share) if groups is None else hold_out_values(own, groups[rows], share)
     return rows[kept], rows[held_out]
 

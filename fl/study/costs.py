@@ -123,7 +123,7 @@ def at_equal(records: RecordsLike, *, by: str = "rounds", budget: float | None =
     printed, rows = [], []
     for g in found:
         own = smallest.get(g.task, 0.0) if budget is None else float(budget)
-        ends = [_within(r, by, own) for r in g.records]
+        ends = [_last_within_budget(r, by, own) for r in g.records]
         numbers, cells = _columns({name: [end[name] for end in ends] for name in columns})
         printed.append((g.task, g.method, g.seeds, *cells))
         rows.append({"task": g.task, "method": g.method, "seeds": len(g.records), "budget": own, **numbers})
@@ -212,7 +212,7 @@ def _until(rows: Sequence[Row], by: str, number: int) -> float:
     return next(cost for row, cost in zip(rows, spent(rows, by)) if row["round"] == number)
 
 
-def _within(record: Record, by: str, budget: float) -> dict[str, Any]:
+def _last_within_budget(record: Record, by: str, budget: float) -> dict[str, Any]:
     """Return the accuracy, index and cumulative cost of the last evaluated round that a budget allows.
 
     This is the last round with a cumulative cost of at most `budget`.

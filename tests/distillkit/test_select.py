@@ -264,7 +264,7 @@ def test_both_steps_matter_at_the_published_budget_with_our_rule() -> None:
     assert not torch.equal(ours["easy"], ours["hard"])
     alone = prune_by_confidence(logits, threshold=0.9)
     assert not torch.equal(ours["hard"], alone)
-    released = select(embeddings, logits, keep=5000, released_threshold=0.9, clusters=5)
+    released = select(embeddings, logits, keep=5000, threshold=0.9, clusters=5)
     assert torch.equal(released, alone)
 
 
@@ -284,7 +284,7 @@ def test_pruning_alone_equals_the_release_up_to_one_image_a_class(
 
 def test_released_rule_below_the_pool_size() -> None:
     embeddings, logits = pool(300)
-    got = select(embeddings, logits, keep=50, released_threshold=0.5, clusters=5)
+    got = select(embeddings, logits, keep=50, threshold=0.5, clusters=5)
     balanced = kmeans_balance(embeddings, logits.argmax(1), keep=100, clusters=5)
     assert torch.equal(got, balanced[prune_by_confidence(logits[balanced], threshold=0.5)])
 
@@ -318,7 +318,7 @@ E_, L_ = pool(10)
         (lambda: select(E_[:9], L_, keep=2), ValueError, "9 and 10 rows"),
         (lambda: select([[1.0]], L_, keep=2), TypeError, "embeddings"),
         (lambda: select(E_, L_, keep=2, kmeans_share=1.5), ValueError, "kmeans_share"),
-        (lambda: select(E_, L_, keep=2, released_threshold=1.0), ValueError, "released_threshold must be less than 1"),
+        (lambda: select(E_, L_, keep=2, threshold=1.0), ValueError, "threshold must be less than 1"),
         (lambda: select(E_, L_[:, :1], keep=2), ValueError, "at least 2 columns"),
         (lambda: kmeans_balance(E_, L_.argmax(1), keep=2, order="soft"), ValueError, "order must be one of"),
         (lambda: kmeans_balance(E_, L_.argmax(1), keep=2, balancing=1.1), ValueError, "balancing"),

@@ -193,7 +193,7 @@ class Node:
                     "(set both by NTP)"
                 )
             began = time.monotonic()
-            data = _within(seconds, lambda: self._load(number, context["classes"]))
+            data = _load_with_timeout(seconds, lambda: self._load(number, context["classes"]))
             folder, guard = self.folder / data.fingerprint / context["run"], self._guard(number, data)
 
             def accept(header: RequestHeader, client: int) -> None:
@@ -283,7 +283,7 @@ class _Late(TimeoutError):
     """
 
 
-def _within(seconds: float, work: Callable[[], T]) -> T:
+def _load_with_timeout(seconds: float, work: Callable[[], T]) -> T:
     """Run `work` in another thread, and return its result.
 
     Raises:

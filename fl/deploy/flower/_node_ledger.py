@@ -61,16 +61,16 @@ class NodeLedger:
                 own = [(number, line) for number, line in lines if "from" not in line]
                 mirror_lines(self.ledger, other, partition, own)
 
-    def branch(self, known: Mapping[str, Any]) -> ChildLedger:
+    def branch(self, state: Mapping[str, Any]) -> ChildLedger:
         """Return a copy of the run's ledger, to which the client's releases are charged.
 
         Each charge to the copy is first checked against the policy of the node's owner, and then written to this node's
         own ledger.
 
         Args:
-            known: state of the run's ledger, as the server sent it.
+            state: state of the run's ledger, as the server sent it.
         """
-        return ChildLedger(known, self._charge)
+        return ChildLedger(state, self._charge)
 
     def _charge(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Check new ledger lines against the policy and its budget, and write them to this ledger.
