@@ -276,11 +276,11 @@ class Roc:
                 f"fpr must be at least 1/{self.others}, one false positive among the non-members, got {fpr:g}; take "
                 "more non-members, or a larger rate"
             )
-        place = self._within(math.floor(fpr * self.others + 1e-9))
+        place = self._threshold_index(math.floor(fpr * self.others + 1e-9))
         tail = (1 - check.real_number(confidence, "confidence", above=0.0, below=1.0)) / 2
-        surely_below, surely_above = _sure_counts(fpr, self.others, tail)
-        strict = 0 if surely_below is None else self._within(surely_below)
-        loose = -1 if surely_above is None else int(torch.searchsorted(self.false, surely_above))
+        largest_below, smallest_above = _critical_counts(fpr, self.others, tail)
+        strict = 0 if largest_below is None else self._threshold_index(largest_below)
+        loose = -1 if smallest_above is None else int(torch.searchsorted(self.false, smallest_above))
         found = Rate.of(int(self.hits[place]), self.members, confidence)
         lowest, highest = (float(self.hits[at]) / self.members for at in (strict, loose))
         low = found.value - math.hypot(found.value - found.low, found.value - lowest)
@@ -291,12 +291,12 @@ class Roc:
             float(self.thresholds[place]), tpr, Rate.of(counted, self.others, confidence), counted < FEW
         )
 
-    def _within(self, false: int) -> int:
+    def _threshold_index(self, false: int) -> int:
         """Return the index of the lowest threshold with at most `false` false positives."""
         return int(torch.searchsorted(self.false, false, right=True)) - 1
 
 
-def _sure_counts(fpr: float, trials: int, error: float) -> tuple[int | None, int | None]:
+def _critical_counts(fpr: float, trials: int, error: float) -> tuple[int | None, int | None]:
     """Return the counts of false positives from which a true rate of at most, or of at least, `fpr` follows.
 
     Each of these two conclusions is right with probability at least 1 - `error`. Consider a threshold with k false

@@ -98,7 +98,7 @@ class ReplayTest:
     """Result of `replay_release`. Prints as a sentence for a report.
 
     Attributes:
-        distances: distance of the release from the values that each function in the argument `worlds` of
+        distances: distance of the release from the values that each function in the argument `replays` of
             `replay_release` computed, by the function's name. The distance is the largest difference, divided by the
             largest absolute value of the release.
         matches: names of the functions whose values equal the release up to `tolerance`.
@@ -110,7 +110,7 @@ class ReplayTest:
     tolerance: float
 
     @property
-    def decided(self) -> bool:
+    def conclusive(self) -> bool:
         """True if several functions were passed to `replay_release` and exactly one reproduced the released values.
 
         The released values were then computed by that function.
@@ -118,7 +118,7 @@ class ReplayTest:
         return len(self.matches) == 1 < len(self.distances)
 
     def __str__(self) -> str:
-        if self.decided:
+        if self.conclusive:
             rest = ", ".join(f"distance to {n!r}: {d:.2g}" for n, d in self.distances.items() if n not in self.matches)
             return (
                 f"the release is that of {self.matches[0]!r} ({rest}): its noise is known, so it hides nothing and "
@@ -132,9 +132,9 @@ class ReplayTest:
 
 
 def replay_release(
-    released: Tensor, worlds: Mapping[str, Callable[[], Tensor]], *, tolerance: float = 1e-5
+    released: Tensor, replays: Mapping[str, Callable[[], Tensor]], *, tolerance: float = 1e-5
 ) -> ReplayTest:
-    """Compute a release again in one or more ways ("worlds"), and test which of them gives the same values.
+    """Compute a release again with one or more functions, and test which of them gives the same values.
 
     Use it for two checks. *If the seed of the noise is known* (from a run's config), repeat the run with that seed,
     once with a record and once without it. The adversary in differential privacy, who knows all other records, can do
@@ -144,29 +144,29 @@ def replay_release(
 
     Args:
         released: the published values, floats of any shape.
-        worlds: functions that compute the release again, by name: `{"with": lambda: run(records, seed), "without":
+        replays: functions that compute the release again, by name: `{"with": lambda: run(records, seed), "without":
             lambda: run(others, seed)}`. Each is called once.
         tolerance: largest difference that counts as rounding on another machine, > 0, relative to the largest absolute
             value of the release. It must be well below the noise.
 
     Raises:
-        TypeError, ValueError: `worlds` is empty; the release or the result of a function is not a finite floating-point
-            tensor; or a result differs from the release in shape.
+        TypeError, ValueError: `replays` is empty; the release or the result of a function is not a finite
+            floating-point tensor; or a result differs from the release in shape.
     """
     tolerance = check.real_number(tolerance, "tolerance", above=0.0)
-    wanted = _outcome(released, "released")
-    for name, run in check.mapping(worlds, "worlds").items():
-        check.callable_with(run, f"worlds[{name!r}]", (), "lambda: run(records, seed)")
-    if not worlds:
-        raise ValueError('worlds must hold at least one, as {"with": lambda: run(records, seed)}, got none')
-    scale, distances = float(wanted.abs().max().clamp_min(1e-300)), {}
-    for name, run in worlds.items():
-        made = _outcome(run(), f"the outcome of worlds[{name!r}]")
-        if made.shape != wanted.shape:
+    values = _outcome(released, "released")
+    for name, run in check.mapping(replays, "replays").items():
+        check.callable_with(run, f"replays[{name!r}]", (), "lambda: run(records, seed)")
+    if not replays:
+        raise ValueError('replays must hold at least one, as {"with": lambda: run(records, seed)}, got none')
+    scale, distances = float(values.abs().max().clamp_min(1e-300)), {}
+    for name, run in replays.items():
+        made = _outcome(run(), f"the outcome of replays[{name!r}]")
+        if made.shape != values.shape:
             raise ValueError(
-                f"worlds[{name!r}] must have the shape of released, {list(wanted.shape)}, got {list(made.shape)}"
+                f"replays[{name!r}] must have the shape of released, {list(values.shape)}, got {list(made.shape)}"
             )
-        distances[name] = float((made - wanted).abs().max()) / scale
+        distances[name] = float((made - values).abs().max()) / scale
     return ReplayTest(distances, tuple(name for name, d in distances.items() if d <= tolerance), tolerance)
 
 

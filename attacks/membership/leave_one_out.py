@@ -26,9 +26,11 @@ Attack = Callable[[Target], Tensor]
 
 
 def _rmia(target: Target, online: bool) -> Tensor:
-    if target.z_scores is None or target.z_shadows is None:
+    if target.population_scores is None or target.population_shadows is None:
         raise ValueError("RMIA needs a population in the pipeline; give one, or leave RMIA out")
-    return rmia(target.scores, target.inside, target.shadows, target.z_scores, target.z_shadows, online=online)
+    return rmia(
+        target.scores, target.inside, target.shadows, target.population_scores, target.population_shadows, online=online
+    )
 
 
 SHADOW_ATTACKS: Mapping[str, Attack] = {
@@ -56,9 +58,9 @@ class AttackResult:
         auc: mean area under the targets' ROC curves.
         tpr: mean share of members that are called members (true-positive rate).
         fpr: mean share of non-members that are called members (false-positive rate). The threshold for each target was
-            chosen on other shadow models for a false-positive rate of `wanted`, so `fpr` is only close to `wanted`.
-            Report `tpr` and `fpr` together.
-        wanted: the wanted false-positive rate.
+            chosen on other shadow models for a false-positive rate of `nominal_fpr`, so `fpr` is only close to
+            `nominal_fpr`. Report `tpr` and `fpr` together.
+        nominal_fpr: false-positive rate for which the thresholds were chosen.
         points: rates for each target, in the order of the shadow models.
         few: whether `fpr` is based on fewer than `attacks.statistics.FEW` false positives in total.
     """
@@ -66,7 +68,7 @@ class AttackResult:
     auc: Estimate
     tpr: Estimate
     fpr: Estimate
-    wanted: float
+    nominal_fpr: float
     points: tuple[OperatingPoint, ...]
     few: bool
 

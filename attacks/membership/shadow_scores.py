@@ -25,17 +25,18 @@ class Target:
         scores: scores of the N candidate records under the target, float64 [N] or [N, d].
         inside: whether each shadow model was trained on each record, bool [R, N].
         shadows: scores of the records under the shadow models, [R, N] or [R, N, d].
-        z_scores: scores under the target of Z population records, on which no model was trained, [Z]; None if there is
-            no population.
-        z_shadows: scores of these population records under the shadow models, [R, Z]; None if there is no population.
+        population_scores: scores under the target of Z population records, on which no model was trained, [Z]; None if
+            there is no population.
+        population_shadows: scores of these population records under the shadow models, [R, Z]; None if there is no
+            population.
         labels: classes of the records, int64 [N]; None if unknown.
     """
 
     scores: Tensor
     inside: Tensor
     shadows: Tensor
-    z_scores: Tensor | None
-    z_shadows: Tensor | None
+    population_scores: Tensor | None
+    population_shadows: Tensor | None
     labels: Tensor | None
 
     __repr__ = short_repr

@@ -109,7 +109,7 @@ def _ordered(found: list[tuple[str, str]], kinds: tuple[str, ...]) -> list[str]:
     return [phrase for _, phrase in sorted(found, key=lambda one: kinds.index(one[0]))]
 
 
-def evaluate_scores(inside: Tensor, outside: Tensor, tried: int) -> tuple[float, OperatingPoint]:
+def evaluate_scores(members: Tensor, non_members: Tensor, tried: int) -> tuple[float, OperatingPoint]:
     """Evaluate an attack's scores of members and non-members.
 
     The threshold is chosen on a random half of the non-members: at most 1 % of this half have a score of at least the
@@ -117,23 +117,23 @@ def evaluate_scores(inside: Tensor, outside: Tensor, tried: int) -> tuple[float,
     of the non-members. Their Clopper-Pearson intervals are corrected for the number of attacks and for both rates.
 
     Args:
-        inside: scores of members, [n], higher for members.
-        outside: scores of non-members, [m].
+        members: scores of members, [n], higher for members.
+        non_members: scores of non-members, [m].
         tried: number of attacks that are reported together.
 
     Returns:
         The area under the ROC curve, and the true- and false-positive rates at the threshold.
     """
-    order = torch.randperm(len(outside), generator=derive(0, "threshold"))
-    choosing, counted = outside[order[: len(order) // 2]], outside[order[len(order) // 2 :]]
+    order = torch.randperm(len(non_members), generator=derive(0, "threshold"))
+    choosing, counted = non_members[order[: len(order) // 2]], non_members[order[len(order) // 2 :]]
     edge = float(choosing.double().sort(descending=True).values[len(choosing) // 100])
-    both = torch.cat([inside, counted]).double()
+    both = torch.cat([members, counted]).double()
     point = at_threshold(
-        both, torch.arange(len(both)) < len(inside), math.nextafter(edge, math.inf),
+        both, torch.arange(len(both)) < len(members), math.nextafter(edge, math.inf),
         confidence=bonferroni(0.95, 2 * tried), chosen_elsewhere=True,
     )  # fmt: skip
-    whole = torch.cat([inside, outside])
-    return roc(whole, torch.arange(len(whole)) < len(inside)).auc, point
+    whole = torch.cat([members, non_members])
+    return roc(whole, torch.arange(len(whole)) < len(members)).auc, point
 
 
 def is_significant(point: OperatingPoint) -> bool:

@@ -46,30 +46,30 @@ class Records:
         return self.pixels[self.index]
 
 
-def nearest_section(observed: ObservedData, inside: Records | None, outside: Records | None) -> Section:
+def nearest_section(observed: ObservedData, members: Records | None, non_members: Records | None) -> Section:
     """Return the section that shows sent images and, below each, the most similar member and non-member.
 
     Args:
         observed: the sent images.
-        inside: members, that is, private training records; if None, only the sent images are shown.
-        outside: non-members; if None, they are not shown.
+        members: private training records; if None, only the sent images are shown.
+        non_members: records that were not used for training; if None, they are not shown.
     """
     images = torch.cat(observed.rounds)
     chance = torch.randperm(len(images), generator=derive(0, "shown"))[:_SHOWN]
     count = f"{len(images)} images were sent in {len(observed.rounds)} round(s)."
-    if inside is None:
+    if members is None:
         return Section("Sent images", [image_grid([images[chance]], "Sent images, chosen at random."), count])
-    level, which = closest_images(inside.selected, images)
+    level, which = closest_images(members.selected, images)
     section = Section("Sent images and the nearest records")
     first: dict[int, int] = {}
     for image in level.argsort(descending=True, stable=True).tolist():
         first.setdefault(int(which[image]), image)
     order = torch.tensor(list(first.values()))
-    below = " and the nearest held-out image" if outside is not None else ""
+    below = " and the nearest held-out image" if non_members is not None else ""
     for chosen, words in ((chance, "at random"), (order[:_SHOWN], "the closest")):
-        rows = [images[chosen], inside.selected[which[chosen]]]
-        if outside is not None:
-            rows.append(outside.selected[closest_images(outside.selected, images[chosen])[1]])
+        rows = [images[chosen], members.selected[which[chosen]]]
+        if non_members is not None:
+            rows.append(non_members.selected[closest_images(non_members.selected, images[chosen])[1]])
         decibels = ", ".join("equal" if v > _EQUAL else f"{v:.0f}" for v in level[chosen].tolist())
         section.parts.append(
             image_grid(
@@ -82,7 +82,9 @@ def nearest_section(observed: ObservedData, inside: Records | None, outside: Rec
     return section
 
 
-def recovery_section(observed: ObservedData, inside: Records, outside: Records | None, findings: Findings) -> Section:
+def recovery_section(
+    observed: ObservedData, members: Records, non_members: Records | None, findings: Findings
+) -> Section:
     """Return the section on how many private records resemble an image that was sent or published.
 
     For comparison, the section gives the same results for non-members, and for a baseline in which the sent images are
@@ -90,15 +92,15 @@ def recovery_section(observed: ObservedData, inside: Records, outside: Records |
 
     Args:
         observed: the images that clients sent or that were published.
-        inside: members, that is, private training records.
-        outside: non-members, that is, records that were not used for training; None if the user passed none.
+        members: private training records.
+        non_members: records that were not used for training; None if the user passed none.
         findings: findings of the report, to which the shares are added.
     """
-    images, groups = torch.cat(observed.rounds), {"private records": inside.selected}
-    if outside is not None:
-        groups["held-out images"] = outside.selected
+    images, groups = torch.cat(observed.rounds), {"private records": members.selected}
+    if non_members is not None:
+        groups["held-out images"] = non_members.selected
     levels = {name: closest_images(images, records)[0] for name, records in groups.items()}
-    baseline = closest_images(torch.cat(random_baseline(observed.rounds, inside.pixels)), inside.selected)[0]
+    baseline = closest_images(torch.cat(random_baseline(observed.rounds, members.pixels)), members.selected)[0]
     rows = {**levels, "baseline: random real images": baseline}
     table = Table(
         ["group", "number", *(f"at least {d} dB" for d in PSNR_LEVELS)],
@@ -106,7 +108,7 @@ def recovery_section(observed: ObservedData, inside: Records, outside: Records |
     )
     shares = {name: format_percent(float((v >= PSNR_LEVELS[1]).float().mean())) for name, v in levels.items()}
     findings.recovered = f"{shares['private records']} of all records are recovered above {PSNR_LEVELS[1]} dB"
-    if outside is not None:
+    if non_members is not None:
         findings.recovered += f" (of held-out images {shares['held-out images']})"
     return Section(
         "How many records are recovered",
@@ -121,7 +123,7 @@ def recovery_section(observed: ObservedData, inside: Records, outside: Records |
 
 
 def membership_section(
-    observed: ObservedData, inside: Records, outside: Records, started_from: Tensor | None, findings: Findings
+    observed: ObservedData, members: Records, non_members: Records, started_from: Tensor | None, findings: Findings
 ) -> Section:
     """Return the section on membership inference from the images that were sent in the run.
 
@@ -129,20 +131,20 @@ def membership_section(
 
     Args:
         observed: the sent images.
-        inside: members, that is, training records.
-        outside: non-members, that is, records that were not used for training.
+        members: training records.
+        non_members: records that were not used for training.
         started_from: indices of the members from which sent images were initialized, int [S]; None if unknown.
         findings: findings of the report, to which the result is added.
     """
-    scores = [record_scores(observed.rounds, records.selected) for records in (inside, outside)]
-    real = random_baseline(observed.rounds, inside.pixels)
-    baseline = [record_scores(real, records.selected) for records in (inside, outside)]
+    scores = [record_scores(observed.rounds, records.selected) for records in (members, non_members)]
+    real = random_baseline(observed.rounds, members.pixels)
+    baseline = [record_scores(real, records.selected) for records in (members, non_members)]
     rows, points = [], {}
     for name in scores[0]:
         points[name], row = _row(name, scores[0][name], scores[1][name], len(scores[0]))
         rows += [row, _row(f"{name}, baseline", baseline[0][name], baseline[1][name], len(scores[0]))[1]]
     best = max(points.values(), key=lambda p: p.tpr.low - p.fpr.high)
-    sizes = f"{len(inside.index)} members and {len(outside.index)} non-members"
+    sizes = f"{len(members.index)} members and {len(non_members.index)} non-members"
     if is_significant(best):
         findings.add_leak(
             "images",
@@ -166,17 +168,17 @@ def membership_section(
             Table(["attack", "AUC", "true positives", "false positives"], rows),
         ],
     )
-    section.parts += _groups(inside, scores[0], points, started_from, findings)
+    section.parts += _groups(members, scores[0], points, started_from, findings)
     return section
 
 
-def _row(name: str, inside: Tensor, outside: Tensor, tried: int) -> tuple[OperatingPoint, list[str]]:
-    area, point = evaluate_scores(inside, outside, tried)
+def _row(name: str, members: Tensor, non_members: Tensor, tried: int) -> tuple[OperatingPoint, list[str]]:
+    area, point = evaluate_scores(members, non_members, tried)
     return point, [name, f"{area:.3f}", str(point.tpr), str(point.fpr)]
 
 
 def _groups(
-    inside: Records,
+    members: Records,
     scores: Mapping[str, Tensor],
     points: Mapping[str, OperatingPoint],
     started_from: Tensor | None,
@@ -188,10 +190,10 @@ def _groups(
     if not isinstance(started_from, Tensor) or started_from.is_floating_point() or started_from.dtype == torch.bool:
         got = getattr(started_from, "dtype", started_from)
         raise TypeError(f"started_from must be an int tensor [S] of indices of members, got {got}")
-    valid = (started_from >= 0) & (started_from < len(inside.pixels))
+    valid = (started_from >= 0) & (started_from < len(members.pixels))
     if started_from.ndim != 1 or not len(started_from) or not bool(valid.all()):
-        raise ValueError(f"started_from must hold at least one index of a member, 0 to {len(inside.pixels) - 1}, [S]")
-    first = torch.isin(inside.index, started_from.cpu())
+        raise ValueError(f"started_from must hold at least one index of a member, 0 to {len(members.pixels) - 1}, [S]")
+    first = torch.isin(members.index, started_from.cpu())
     rows = []
     for name, values in scores.items():
         called = values >= points[name].threshold

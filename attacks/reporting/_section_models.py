@@ -19,7 +19,7 @@ __all__ = ["last_model_parts", "shadow_parts"]
 
 
 def last_model_parts(
-    run: RecordedRun, network: nn.Module, inside: Records, outside: Records, findings: Findings
+    run: RecordedRun, network: nn.Module, members: Records, non_members: Records, findings: Findings
 ) -> list[str | Table]:
     """Attack the last global model with one threshold for all records, and return the report's text and table.
 
@@ -28,8 +28,8 @@ def last_model_parts(
     Args:
         run: the recorded run.
         network: network of the run's architecture, with any weights.
-        inside: members, with labels.
-        outside: non-members, with labels.
+        members: training records, with labels.
+        non_members: records that were not used for training, with labels.
         findings: findings of the report, to which the result is added.
     """
     fitted = {name: _loaded(network, path) for name, path in run.models.items()}
@@ -42,7 +42,7 @@ def last_model_parts(
     tried, rows, points = 2 * len(models), [], []
     for name, model in models.items():
         for score in (loss, margin):
-            area, point = evaluate_scores(_scores(model, score, inside), _scores(model, score, outside), tried)
+            area, point = evaluate_scores(_scores(model, score, members), _scores(model, score, non_members), tried)
             rows.append([f"{score.__name__} {name}".strip(), f"{area:.3f}", str(point.tpr), str(point.fpr)])
             points.append(point)
     leaks = [point for point in points if is_significant(point)]
@@ -119,7 +119,7 @@ def shadow_parts(
         findings.add_negative(
             "shadows",
             f"attacks with {count} shadows identify at most {format_percent(highest.tpr.high)} of the members at about "
-            f"{format_percent(highest.wanted)} false positives",
+            f"{format_percent(highest.nominal_fpr)} false positives",
         )
     header = ["scores of", "attack", "AUC", "true positives", "false positives"]
     words = (

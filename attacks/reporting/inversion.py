@@ -208,7 +208,7 @@ def fedavg_update(
 
 
 def inversion_section(
-    run: RecordedRun, invert: Inversion, network: nn.Module | None, inside: Records, outside: Records | None,
+    run: RecordedRun, invert: Inversion, network: nn.Module | None, members: Records, non_members: Records | None,
     findings: Findings
 ) -> Section:  # fmt: skip
     """Invert one client's message, and return the section on the result.
@@ -218,8 +218,9 @@ def inversion_section(
         invert: choice of the message, and options of the attack.
         network: network of the run's architecture, whose weights are replaced by those in the message; None if the user
             passed none.
-        inside: members, that is, training records. The recovered images are compared with them.
-        outside: non-members, which are compared with the members as a baseline; None if the user passed none.
+        members: training records. The recovered images are compared with them.
+        non_members: records that were not used for training, which are compared with the members as a baseline; None if
+            the user passed none.
         findings: findings of the report, to which the result is added.
     """
     section = Section("Inversion of an update")
@@ -252,7 +253,7 @@ def inversion_section(
             "hardly anything, which says nothing of stronger attacks",
             f"give invert=Inversion(max_records={count}) to try",
         )
-    own = _own(invert, client, inside)
+    own = _own(invert, client, members)
     down, up = message_pair(run, client, invert.round)
     message: ObservedMessage
     if invert.build_message is not None:
@@ -262,13 +263,13 @@ def inversion_section(
         message = fedavg_update(run, network, down, up, count)
     recorded = run.normalization
     normalization = IDENTITY if recorded is None else Normalization(recorded[0], recorded[1])
-    shape, labels = tuple(inside.pixels.shape[1:]), None
+    shape, labels = tuple(members.pixels.shape[1:]), None
     if invert.known_labels and own is not None:
-        if inside.data is None:
+        if members.data is None:
             raise ValueError("members must be LabeledImages if known_labels is set, to provide the labels")
-        labels = inside.data.labels[own]
-    elif not message.ordered and outside is not None:
-        labels = message.read_labels(count, normalization.encode(outside.selected[:64]))
+        labels = members.data.labels[own]
+    elif not message.ordered and non_members is not None:
+        labels = message.read_labels(count, normalization.encode(non_members.selected[:64]))
 
     def search(steps: int, restarts: int) -> tuple[Tensor, float]:
         began = time.process_time()
@@ -294,29 +295,29 @@ def inversion_section(
         "Aligned: after the best change of brightness and contrast, which norm layers hide."
     )
     if own is None:
-        section.parts += _compare_nearest(images, inside, outside, findings)
+        section.parts += _compare_nearest(images, members, non_members, findings)
     else:
-        section.parts += _compare_own(images, own, inside, outside, f"{who} in round {up.round}", findings)
+        section.parts += _compare_own(images, own, members, non_members, f"{who} in round {up.round}", findings)
     return section
 
 
 def _compare_own(
-    images: Tensor, own: Tensor, inside: Records, outside: Records | None, who: str, findings: Findings
+    images: Tensor, own: Tensor, members: Records, non_members: Records | None, who: str, findings: Findings
 ) -> list[Part]:
     """Compare recovered images with the client's records, and with non-members of the same classes.
 
     Args:
         images: recovered images, one for each of the client's n records, pixels [n, C, H, W].
         own: indices of the client's records among the members, int64 [n].
-        inside: members, that is, private training records.
-        outside: non-members, that is, records that were not used for training; None if the user passed none.
+        members: private training records.
+        non_members: records that were not used for training; None if the user passed none.
         who: text that names the client and the round.
         findings: findings of the report, to which the result is added.
 
     Returns:
         The figures, tables and texts of the comparison.
     """
-    truth = inside.pixels[own]
+    truth = members.pixels[own]
     found, plain, aligned = _scored(images, truth)
     order = aligned.argsort(descending=True)[:_SHOWN]
     grid = image_grid(
@@ -325,10 +326,10 @@ def _compare_own(
         f"{', '.join(f'{v:.0f}' for v in aligned[order].tolist())} dB.",
     )
     rows = [["the client's records", *map(_mean_and_best, (plain, aligned))]]
-    if outside is None:
+    if non_members is None:
         findings.missing.append("whether the inverted images are more than similar to the records: give non_members=")
         return [grid, Table(_HEADER, rows)]
-    draws = [_scored(images, outside.selected[index])[1:] for index in _draw_held_out(inside, own, outside)]
+    draws = [_scored(images, non_members.selected[index])[1:] for index in _draw_held_out(members, own, non_members)]
     rates = [torch.stack([draw[k].mean() for draw in draws]) for k in (0, 1)]
     rows.append(["the same number of held-out images", *map(_mean_and_best, rates)])
     beaten = int((rates[1] >= aligned.mean()).sum())
@@ -350,16 +351,17 @@ def _compare_own(
     ]
 
 
-def _compare_nearest(images: Tensor, inside: Records, outside: Records | None, findings: Findings) -> list[Part]:
+def _compare_nearest(images: Tensor, members: Records, non_members: Records | None, findings: Findings) -> list[Part]:
     findings.missing.append("whether inverted images show the client's records: give invert=Inversion(owners=...)")
     rows, drawn = [], [images]
-    for name, records in (("private record", inside), ("held-out image", outside)):
+    for name, records in (("private record", members), ("held-out image", non_members)):
         if records is not None:
             near = torch.stack([_nearest(one, records.selected) for one in images])
             drawn.append(near)
             plain, aligned = psnr(images, near), psnr(align(images, near), near)
             rows.append([f"the nearest {name} of {len(records.selected)}", *map(_mean_and_best, (plain, aligned))])
-    words = "Recovered images, and below each the nearest private record" + (" and held-out image." if outside else ".")
+    held_out = " and held-out image" if non_members else ""
+    words = f"Recovered images, and below each the nearest private record{held_out}."
     return [
         image_grid([one[:_SHOWN] for one in drawn], words),
         Table(_HEADER, rows),
@@ -386,23 +388,23 @@ def _nearest(image: Tensor, candidates: Tensor) -> Tensor:
     return candidates[psnr(align(image.expand_as(candidates), candidates), candidates).argmax()]
 
 
-def _draw_held_out(inside: Records, own: Tensor, outside: Records) -> list[Tensor]:
+def _draw_held_out(members: Records, own: Tensor, non_members: Records) -> list[Tensor]:
     """Draw several random samples of non-members, each with as many records as a client has.
 
     If there are enough non-members of every class, each sample also has the client's class counts.
 
     Args:
-        inside: members, that is, private training records.
+        members: private training records.
         own: indices of the client's records among the members, int64 [n].
-        outside: non-members, that is, records that were not used for training.
+        non_members: records that were not used for training.
 
     Returns:
-        For each sample, the indices of its images in `outside.selected`, int64 [n].
+        For each sample, the indices of its images in `non_members.selected`, int64 [n].
     """
-    everyone = torch.arange(len(outside.index))
+    everyone = torch.arange(len(non_members.index))
     groups = [(len(own), everyone)]
-    if inside.data is not None and outside.data is not None and inside.data.labels.ndim == 1:
-        theirs, ours = outside.data.labels[outside.index].cpu(), inside.data.labels[own].cpu()
+    if members.data is not None and non_members.data is not None and members.data.labels.ndim == 1:
+        theirs, ours = non_members.data.labels[non_members.index].cpu(), members.data.labels[own].cpu()
         wanted = ours.unique(return_counts=True)
         groups = [(int(n), everyone[theirs == k]) for k, n in zip(*wanted)]
         if any(len(group) < n for n, group in groups):
@@ -418,13 +420,13 @@ def _draw_held_out(inside: Records, own: Tensor, outside: Records) -> list[Tenso
     ]  # fmt: skip
 
 
-def _own(invert: Inversion, client: int, inside: Records) -> Tensor | None:
+def _own(invert: Inversion, client: int, members: Records) -> Tensor | None:
     if invert.owners is None:
         return None
     own = invert.owners[client].cpu()
-    if int(own.min()) < 0 or int(own.max()) >= len(inside.pixels):
+    if int(own.min()) < 0 or int(own.max()) >= len(members.pixels):
         raise ValueError(
-            f"owners must be indices of members, 0 to {len(inside.pixels) - 1}, got {int(own.min())} to "
+            f"owners must be indices of members, 0 to {len(members.pixels) - 1}, got {int(own.min())} to "
             f"{int(own.max())}: give members= all clients' records, in the order that owners refer to"
         )
     return own

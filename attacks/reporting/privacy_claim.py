@@ -44,7 +44,7 @@ class Audit:
         claim: (epsilon, delta) pairs that the mechanism claims, preferably many pairs of its privacy profile.
         noise: result of `attacks.audit.audit_noise`, which compares the noise that the run drew with the noise
             that its privacy ledger recorded.
-        of: description of the audited mechanism, which is the run itself or a part of it.
+        mechanism: description of the audited mechanism, which is the run itself or a part of it.
         confidence: confidence of the test, in (0, 1).
 
     Raises:
@@ -56,12 +56,12 @@ class Audit:
     outside: Tensor | None = None
     claim: Sequence[tuple[float, float]] = ()
     noise: NoiseAudit | None = None
-    of: str = "the run"
+    mechanism: str = "the run"
     confidence: float = 0.99
 
     def __post_init__(self) -> None:
-        if not isinstance(self.of, str) or not self.of.strip():
-            raise TypeError(f"of must describe what was run, got {self.of!r}")
+        if not isinstance(self.mechanism, str) or not self.mechanism.strip():
+            raise TypeError(f"mechanism must describe what was run, got {self.mechanism!r}")
         if self.noise is not None and not isinstance(self.noise, NoiseAudit):
             raise TypeError(f"noise must be the result of audit_noise, got {type(self.noise).__name__}")
         self.verdict()
@@ -271,9 +271,9 @@ def _audited(audit: Audit, claim: dict[str, Any], findings: Findings) -> list[st
     """
     parts: list[str | Table] = []
     if audit.noise is not None:
-        parts.append(f"Noise of {audit.of}, drawn compared with charged: {audit.noise}.")
+        parts.append(f"Noise of {audit.mechanism}, drawn compared with charged: {audit.noise}.")
         if not audit.noise.holds:
-            findings.add_leak("claim", f"the noise of {audit.of} differs from what was charged: {audit.noise}")
+            findings.add_leak("claim", f"the noise of {audit.mechanism} differs from what was charged: {audit.noise}")
     verdict = audit.verdict()
     if verdict is None or audit.inside is None or audit.outside is None:
         findings.missing.append("whether the drawn noise hides a record: give outcomes to Audit too")
@@ -281,7 +281,7 @@ def _audited(audit: Audit, claim: dict[str, Any], findings: Findings) -> list[st
     epsilon, delta = max(audit.claim)
     bound = epsilon_lower_bound(audit.inside, audit.outside, delta, confidence=audit.confidence)
     most = max_lower_bound(min(len(audit.inside), len(audit.outside)), confidence=audit.confidence)
-    runs = f"{len(audit.inside)} runs of {audit.of} with a record and {len(audit.outside)} without"
+    runs = f"{len(audit.inside)} runs of {audit.mechanism} with a record and {len(audit.outside)} without"
     parts += [
         f"Audited with {runs}: the claim is {verdict}.",
         f"These runs show epsilon at least {bound:.3g} at delta {delta:g}; claimed is at most {epsilon:.3g}. The "
@@ -293,7 +293,7 @@ def _audited(audit: Audit, claim: dict[str, Any], findings: Findings) -> list[st
         findings.missing.append(f"whether the run's own epsilon {own:.4g} holds: a different claim was audited")
     words = f"epsilon {verdict.epsilon:.3g} (delta {verdict.delta:.2g})"
     if verdict.refuted:
-        findings.add_leak("claim", f"the claimed {words} of {audit.of} is {verdict}")
+        findings.add_leak("claim", f"the claimed {words} of {audit.mechanism} is {verdict}")
     else:
-        findings.add_negative("claim", f"the claimed {words} of {audit.of} is {verdict} ({runs})")
+        findings.add_negative("claim", f"the claimed {words} of {audit.mechanism} is {verdict} ({runs})")
     return parts

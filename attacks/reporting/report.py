@@ -132,28 +132,29 @@ def report(
             wanted = "an nn.Module" if kind is nn.Module else f"of {kind.__module__.rsplit('.', 1)[0]}.{kind.__name__}"
             raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}")
     others = _check_baselines(pipeline, baselines)
-    inside = _select_records(members, "members", run, max_records)
-    outside = _select_records(non_members, "non_members", run, max_records)
-    if network is not None and any(r is not None and r.data is None for r in (inside, outside)):
+    member_records = _select_records(members, "members", run, max_records)
+    non_member_records = _select_records(non_members, "non_members", run, max_records)
+    if network is not None and any(r is not None and r.data is None for r in (member_records, non_member_records)):
         raise ValueError("members and non_members must be LabeledImages if a network is given, which needs the labels")
-    if outside is not None and len(outside.index) < MIN_NON_MEMBERS:
+    if non_member_records is not None and len(non_member_records.index) < MIN_NON_MEMBERS:
         raise ValueError(
-            f"non_members must be at least {MIN_NON_MEMBERS}, got {len(outside.index)}: give the whole test set"
+            f"non_members must be at least {MIN_NON_MEMBERS}, got {len(non_member_records.index)}: give the whole test "
+            "set"
         )
     if network is not None:
-        for name, records in (("members", inside), ("non_members", outside)):
+        for name, records in (("members", member_records), ("non_members", non_member_records)):
             _require_normalization(run, name, records)
     folder_out = Path(out) if out is not None else run.path / "report"
     findings, sections = Findings(), [adversary_section(run)]
     observed = ObservedData.from_run(run)
-    sections += _image_sections(run, observed, inside, outside, started_from, findings)
+    sections += _image_sections(run, observed, member_records, non_member_records, started_from, findings)
     if observed.updates or (invert is not None and invert.build_message is not None):
-        if inside is None or invert is None:
-            wanted = "give members=" if inside is None else "give invert=Inversion(...), not None"
+        if member_records is None or invert is None:
+            wanted = "give members=" if member_records is None else "give invert=Inversion(...), not None"
             findings.missing.append(f"what the update of a single client shows of its images: {wanted}")
         else:
-            sections.append(inversion_section(run, invert, network, inside, outside, findings))
-    section = _model_section(run, network, inside, outside, findings)
+            sections.append(inversion_section(run, invert, network, member_records, non_member_records, findings))
+    section = _model_section(run, network, member_records, non_member_records, findings)
     if pipeline is not None:
         section.parts += shadow_parts(pipeline, others, shadows, workers, folder_out, progress, findings)
     else:
@@ -199,8 +200,8 @@ def _check_baselines(pipeline: Pipeline | None, baselines: Mapping[str, Pipeline
 def _image_sections(
     run: RecordedRun,
     observed: ObservedData,
-    inside: Records | None,
-    outside: Records | None,
+    members: Records | None,
+    non_members: Records | None,
     started_from: Tensor | None,
     findings: Findings,
 ) -> list[Section]:
@@ -210,29 +211,36 @@ def _image_sections(
         findings.sends_records = True
     if not observed.rounds:
         return []
-    if inside is None:
+    if members is None:
         findings.missing.append("which records the sent images show: give members=, the private training images")
         return [nearest_section(observed, None, None)]
-    if outside is None:
+    if non_members is None:
         findings.missing.append("whether similarity is a leak: give non_members=, such as the test set")
-    sections = [nearest_section(observed, inside, outside), recovery_section(observed, inside, outside, findings)]
-    if outside is not None:
-        sections.append(membership_section(observed, inside, outside, started_from, findings))
+    sections = [
+        nearest_section(observed, members, non_members),
+        recovery_section(observed, members, non_members, findings),
+    ]
+    if non_members is not None:
+        sections.append(membership_section(observed, members, non_members, started_from, findings))
     return sections
 
 
 def _model_section(
-    run: RecordedRun, network: nn.Module | None, inside: Records | None, outside: Records | None, findings: Findings
+    run: RecordedRun,
+    network: nn.Module | None,
+    members: Records | None,
+    non_members: Records | None,
+    findings: Findings,
 ) -> Section:
     section = Section("Membership inference from the model")
-    if network is None or inside is None or outside is None:
+    if network is None or members is None or non_members is None:
         findings.missing.append("what the last model reveals of records: give network=, members= and non_members=")
     elif not run.models:
         findings.missing.append(
             "what the last model reveals of records: the folder has no checkpoint/model.safetensors"
         )
     else:
-        section.parts += last_model_parts(run, network, inside, outside, findings)
+        section.parts += last_model_parts(run, network, members, non_members, findings)
     return section
 
 

@@ -21,18 +21,18 @@ class Group:
         task: name of the task.
         method: name of the candidate.
         records: records of the candidate's finished runs, by seed; may be empty.
-        wanted: seeds with which at least one candidate has a finished or unfinished run on this task.
+        expected_seeds: seeds with which at least one candidate has a finished or unfinished run on this task.
     """
 
     task: str
     method: str
     records: tuple[Record, ...]
-    wanted: tuple[int, ...]
+    expected_seeds: tuple[int, ...]
 
     @property
     def seeds(self) -> str:
         """Number of finished runs, such as "3"; if some runs are missing, also the planned number, such as "2 of 3"."""
-        have, want = len(self.records), len(self.wanted)
+        have, want = len(self.records), len(self.expected_seeds)
         return str(have) if have == want else f"{have} of {want}"
 
     def values(self, column: str) -> list[Any]:

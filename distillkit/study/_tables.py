@@ -53,7 +53,7 @@ def summary_table(records: RecordsLike, *, columns: Sequence[str] = ()) -> Table
             *(numbers_of(column, g.values(column)) for column in columns),
         ]
         numbers: dict[str, Any] = {"task": g.task, "method": g.method, "seeds": len(g.records)}
-        numbers |= {"seeds_wanted": len(g.wanted), "epsilon": max(epsilons) if guaranteed else None}
+        numbers |= {"seeds_wanted": len(g.expected_seeds), "epsilon": max(epsilons) if guaranteed else None}
         rows.append(numbers | {name: value for part, _ in parts for name, value in part.items()})
         printed.append((g.task, g.method, g.seeds, *(cell for _, cell in parts)))
         notes += _cautions(g, epsilons)

@@ -58,7 +58,8 @@ def paired_differences(
         low, high = interval(differences, confidence)
         mean = statistics.mean(differences) if differences else None
         caution = _caution(differences, low, high)
-        of = f"{len(differences)}" if len(differences) == len(g.wanted) else f"{len(differences)} of {len(g.wanted)}"
+        pairs, expected = len(differences), len(g.expected_seeds)
+        of = f"{pairs}" if pairs == expected else f"{pairs} of {expected}"
         numbers = {"task": g.task, "method": g.method, "base": base, "seeds": len(differences)}
         numbers |= {"difference": mean, "low": low, "high": high, "caution": caution}
         spans = NONE if low is None or high is None else f"[{signed(low, unit)}, {signed(high, unit)}]"

@@ -99,7 +99,8 @@ def _of_task(task: str | None, found: Sequence[Group]) -> list[Group]:
 
 def _label(group: Group) -> str:
     done = sum(not r.failed for r in group.records)
-    return group.method if done == len(group.wanted) else f"{group.method} ({done} of {len(group.wanted)} seeds)"
+    expected = len(group.expected_seeds)
+    return group.method if done == expected else f"{group.method} ({done} of {expected} seeds)"
 
 
 def _values(group: Group, column: str) -> list[Any]:

@@ -120,7 +120,7 @@ def test_known_seed_reveals_membership_with_certainty() -> None:
     released = trained(DATA, 7)
     worlds = {"with": lambda: trained(DATA, 7), "without": lambda: trained(DATA[1:], 7)}
     found = replay_release(released, worlds)
-    assert found.decided
+    assert found.conclusive
     assert found.matches == ("with",)
     assert found.distances["with"] == 0.0
     assert "'with'" in str(found)
@@ -132,7 +132,7 @@ def test_secret_noise_cannot_be_replayed() -> None:
         trained(DATA, None), {"again": lambda: trained(DATA, None), "seed 7": lambda: trained(DATA, 7)}
     )
     assert found.matches == ()
-    assert not found.decided
+    assert not found.conclusive
     assert str(found).startswith("the release was not reproduced")
 
 
@@ -140,7 +140,7 @@ def test_constant_noise_is_replayed() -> None:
     """A constant seed in a mechanism that claims to be secret, with noise too large for any attack."""
     found = replay_release(trained(DATA, 5), {"the run": lambda: trained(DATA, 5)})
     assert found.matches == ("the run",)
-    assert not found.decided
+    assert not found.conclusive
     assert str(found).startswith("the release was reproduced by 'the run'")
 
 
@@ -148,7 +148,7 @@ def test_equal_outcomes_are_not_distinguished() -> None:
     released = torch.tensor([1.0, -2.0])
     found = replay_release(released, {"a": lambda: released + 1e-6, "b": lambda: released, "c": lambda: released + 1})
     assert found.matches == ("a", "b")
-    assert not found.decided
+    assert not found.conclusive
     assert found.distances["c"] == pytest.approx(0.5)
 
 
@@ -160,14 +160,14 @@ BAD: list[tuple[Any, str]] = [
     (lambda: audit_noise({1.0: 1}, [1.0]), "charged must be a list of pairs"),
     (lambda: audit_noise({1.0: 1}, [(math.nan, 1)]), "standard deviation of charged must be"),
     (lambda: audit_noise({1.0: 1}, [(1.0, 0.5)]), "numbers of charged must be"),
-    (lambda: replay_release(ROW, {}), "worlds must hold at least one"),
-    (lambda: replay_release(ROW, {"a": ROW}), r"worlds\['a'\] is called as"),
+    (lambda: replay_release(ROW, {}), "replays must hold at least one"),
+    (lambda: replay_release(ROW, {"a": ROW}), r"replays\['a'\] is called as"),
     (
         lambda: replay_release(ROW, {"a": lambda: ROW[:1]}),
-        r"worlds\['a'\] must have the shape of released, \[2\], got \[1\]",
+        r"replays\['a'\] must have the shape of released, \[2\], got \[1\]",
     ),
     (lambda: replay_release(ROW.int(), {"a": lambda: ROW}), "released must be a floating-point tensor"),
-    (lambda: replay_release(ROW, {"a": lambda: ROW / 0}), r"the outcome of worlds\['a'\] must be finite, but 2 of 2"),
+    (lambda: replay_release(ROW, {"a": lambda: ROW / 0}), r"the outcome of replays\['a'\] must be finite, but 2 of 2"),
     (lambda: replay_release(ROW, {"a": lambda: ROW}, tolerance=0.0), "tolerance must be"),
 ]
 

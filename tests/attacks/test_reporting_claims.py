@@ -181,7 +181,7 @@ def test_exchanges_other_than_training_need_no_charge(run: Path, tmp_path: Path)
 
 
 def test_false_claim_is_the_verdict(run: Path, tmp_path: Path) -> None:
-    found = report(run, audit=Audit(*outcomes(SIGMA / 2), PROFILE, of="one round"), out=tmp_path)
+    found = report(run, audit=Audit(*outcomes(SIGMA / 2), PROFILE, mechanism="one round"), out=tmp_path)
     assert found.verdict.startswith("This run leaks: the claimed epsilon ")
     assert "of one round is refuted at 99 %" in found.verdict
     text = found.markdown.read_text(encoding="utf-8")
@@ -204,7 +204,7 @@ def test_true_claim_is_neither_refuted_nor_confirmed(run: Path, tmp_path: Path) 
 
 def test_noise_draws_are_compared_with_the_charges(run: Path, tmp_path: Path) -> None:
     counted = audit_noise({SIGMA: 90}, [(SIGMA, 100)])
-    found = report(run, audit=Audit(noise=counted, of="one round"), out=tmp_path)
+    found = report(run, audit=Audit(noise=counted, mechanism="one round"), out=tmp_path)
     assert found.verdict == f"This run leaks: the noise of one round differs from what was charged: {counted}."
     assert "10 noise values" in found.verdict
     assert any("give outcomes to Audit" in line for line in found.missing)
@@ -266,5 +266,5 @@ def test_invalid_audits_are_refused_first(run: Path, tmp_path: Path) -> None:
         Audit(noise=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="confidence must be"):
         Audit(inside, outside, PROFILE, confidence=1.0)
-    with pytest.raises(TypeError, match="of must describe"):
-        Audit(inside, outside, PROFILE, of=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="mechanism must describe"):
+        Audit(inside, outside, PROFILE, mechanism=3)  # type: ignore[arg-type]

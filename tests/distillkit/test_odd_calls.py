@@ -574,7 +574,7 @@ CALLS: dict[str, Call] = {
     "step_scores": C(step_scores, steps=lambda: normal(8, 2), sigma=1.0, rate=0.5),
     "audit_noise": C(audit_noise, drawn=lambda: {1.5: 20}, charged=lambda: [(1.5, 20)]),
     "replay_release": C(
-        replay_release, released=lambda: normal(4), worlds=lambda: {"a": lambda: normal(4)}, tolerance=1e-5
+        replay_release, released=lambda: normal(4), replays=lambda: {"a": lambda: normal(4)}, tolerance=1e-5
     ),
     **{f.__name__: C(f, logits=lambda: normal(9, 3), labels=lambda: LABELS) for f in (loss, margin, stable_logit)},
     "lira": C(lira, **SHADOWS),
