@@ -159,7 +159,7 @@ class Normalization:
         check.boolean(public, "public")
         count = pixels.numel() // pixels.shape[1]
         mean = [total / count for total in _sums(pixels)]
-        spread = _sums(pixels, around=pixels.new_tensor(mean, dtype=torch.float64).view(1, -1, 1, 1))
+        spread = _sums(pixels, center=pixels.new_tensor(mean, dtype=torch.float64).view(1, -1, 1, 1))
         # Rounding makes the measured deviation of a constant channel positive, so compare the extremes.
         alike = (pixels.amax((0, 2, 3)) == pixels.amin((0, 2, 3))).tolist()
         std = [1.0 if constant else math.sqrt(total / count) for total, constant in zip(spread, alike)]
@@ -221,19 +221,19 @@ class Normalization:
         return f"mean {numbers[0]} std {numbers[1]}" + (" then ZCA" if self.zca else "")
 
 
-def _sums(pixels: Tensor, around: Tensor | None = None) -> list[float]:
-    """Return the sum of each channel's values, or of their squared distances from `around`.
+def _sums(pixels: Tensor, center: Tensor | None = None) -> list[float]:
+    """Return the sum of each channel's values, or of their squared distances from `center`.
 
     The images are processed in chunks. The result does not depend on the number of threads: PyTorch sums each channel
     of each image, and `fsum` then adds the sums of the images exactly.
 
     Args:
         pixels: images, [N, C, H, W].
-        around: one value per channel, broadcastable to `pixels`; None for plain sums.
+        center: one value per channel, broadcastable to `pixels`; None for plain sums.
     """
     found = []
     for chunk in pixels.detach().split(256):
-        values = chunk.double() if around is None else (chunk.double() - around).square_()
+        values = chunk.double() if center is None else (chunk.double() - center).square_()
         found.append(values.sum(3).sum(2))
     return [math.fsum(channel) for channel in torch.cat(found).T.tolist()]
 

@@ -48,7 +48,7 @@ class _Setting:
         )  # fmt: skip
         return list(found[:2])
 
-    def in_maps(self, output: Tensor, maps: Tensor, weight: Tensor) -> Tensor:
+    def input_gradient(self, output: Tensor, maps: Tensor, weight: Tensor) -> Tensor:
         """Return the gradient of the loss with respect to the convolution's input `maps`.
 
         `output` is the gradient of the loss with respect to the convolution's output. On a CPU, if `maps` has
@@ -71,7 +71,7 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, *outputs: Tensor) -> Any:
         output, (maps, weight) = outputs[0], ctx.saved_tensors
         if not torch.is_grad_enabled():  # second backward pass: only the gradient of the images is needed
-            return ctx.setting.in_maps(output, maps, weight), None, None, None
+            return ctx.setting.input_gradient(output, maps, weight), None, None, None
         found = _Gradients.apply(output, maps, weight, ctx.setting)
         return *found, output.sum((0, 2, 3)) if ctx.biased else None, None
 
@@ -92,7 +92,7 @@ class _Gradients(torch.autograd.Function):
             return of_output, None, None, None
         more = setting.forward(maps, of_weight)
         of_output = more if of_output is None else of_output.add_(more)
-        return of_output, setting.in_maps(output, maps, of_weight), None, None
+        return of_output, setting.input_gradient(output, maps, of_weight), None, None
 
 
 def convolve(

@@ -85,7 +85,7 @@ class Job:
         """True if the deadline of the run has passed."""
         return self.deadline is not None and time.time() >= self.deadline
 
-    def stop_if_late(self) -> None:
+    def check_deadline(self) -> None:
         """End an unfinished run after its deadline. Call this method when the run's state has just been saved.
 
         Raises:

@@ -240,7 +240,7 @@ class Condense(Candidate):
                 save_state(state, progress.state())
                 last = time.monotonic()
             if stops:
-                job.stop_if_late()
+                job.check_deadline()
 
         options = {"generator": derive(job.seed, "condense"), "ledger": ledger, "progress": job.progress}
         resume = state if state.exists() else None
