@@ -53,8 +53,8 @@ class Entry(Generic[V]):
 
     Attributes:
         key: the entry's name in messages, files and histories.
-        name: the entry's name in code, `Class.attribute`. If the declaring class has an attribute `written`, its value
-            replaces `Class`.
+        name: the entry's name in code, `Class.attribute`. If the declaring class has an attribute `name_prefix`, its
+            value replaces `Class`.
         owner: the declaring class, with its module.
 
     Raises:
@@ -89,7 +89,7 @@ class Entry(Generic[V]):
         if not self.key:
             stated = vars(owner).get("key")
             self.key = f"{stated if isinstance(stated, str) else owner.__name__}.{name}"
-            self.name = f"{vars(owner).get('written', owner.__name__)}.{name}"
+            self.name = f"{vars(owner).get('name_prefix', owner.__name__)}.{name}"
             self.owner = f"{owner.__module__}.{owner.__qualname__}"
             self.__module__, self.__qualname__ = owner.__module__, f"{owner.__qualname__}.{name}"
 

@@ -176,7 +176,7 @@ class Method(KeyedObject, ABC):
         """
         return self.networks.templates(classes) if hasattr(self, "networks") else {}
 
-    def assigned(self, clients: int) -> Sequence[str]:
+    def assigned_architectures(self, clients: int) -> Sequence[str]:
         """Return the name of each client's architecture for the run's record. A resumed run must have the same names.
 
         Args:
@@ -186,7 +186,7 @@ class Method(KeyedObject, ABC):
             One name for each client, in client order; empty if all clients have the same architecture. By default, the
             names come from `self.networks`, if the method has this attribute.
         """
-        return self.networks.assigned(clients) if hasattr(self, "networks") else ()
+        return self.networks.assigned_architectures(clients) if hasattr(self, "networks") else ()
 
     def check_run(self, server: Server, rounds: int) -> None:
         """Raise ValueError if the method cannot run with these clients and data. Warn about options without effect.

@@ -104,7 +104,7 @@ class Networks:
         name = self.assign(client) if callable(self.assign) else self.assign.get(client, "")
         return check.one_of(name, f"assign({client})", self.names)
 
-    def assigned(self, clients: int) -> list[str]:
+    def assigned_architectures(self, clients: int) -> list[str]:
         """Return the name of each client's architecture, for the record of a run.
 
         The list is empty if there is only one architecture. If `assign` is a function, the list covers only the first
@@ -260,7 +260,7 @@ class Networks:
                 _validation.check_network(
                     split(net), like, classes=outputs, features=features, name=f"{label}({outputs})"
                 )
-        self.assigned(server.clients)
+        self.assigned_architectures(server.clients)
         self._require_initial(server.task.num_classes)
 
     def _require_initial(self, classes: int) -> None:

@@ -31,14 +31,14 @@ class View:
         normalization: normalization of the images.
         device: device on which the participant computes.
         dtype: dtype of the images.
-        running: function that raises an exception if the run is being stopped.
+        check_running: function that raises an exception if the run is being stopped.
     """
 
     shape: tuple[int, ...]
     normalization: Normalization
     device: torch.device
     dtype: torch.dtype
-    running: Callable[[], None]
+    check_running: Callable[[], None]
 
     def of_pixels(self, pixels: Tensor) -> Tensor:
         """Convert 8-bit pixels, uint8 [B, C, H, W], to images with this object's normalization, device and dtype."""
@@ -64,17 +64,18 @@ class Source(ABC):
     count: int
 
     @abstractmethod
-    def images(self, stored: Tensor, indices: Tensor, view: View) -> Tensor:
+    def images(self, image_data: Tensor, indices: Tensor, view: View) -> Tensor:
         """Return the normalized images [B, C, H, W] with these indices, in the order of `indices`.
 
         Args:
-            stored: tensor from which the images are computed: the image that is cropped, or all images of a public set.
+            image_data: tensor from which the images are computed: the image that is cropped, or all images of a public
+                set.
             indices: indices of the images, integers [B].
             view: shape, normalization, device and dtype of the result.
         """
 
     def outputs(
-        self, network: nn.Module, stored: Tensor, indices: Tensor, view: View, width: int
+        self, network: nn.Module, image_data: Tensor, indices: Tensor, view: View, width: int
     ) -> tuple[Tensor, Tensor]:
         """Return a network's embeddings [B, d] and logits [B, width] for the images with these indices.
 
@@ -82,7 +83,8 @@ class Source(ABC):
 
         Args:
             network: network in eval mode.
-            stored: tensor from which the images are computed: the image that is cropped, or all images of a public set.
+            image_data: tensor from which the images are computed: the image that is cropped, or all images of a public
+                set.
             indices: indices of the images, integers [B].
             view: format of the network's input images.
             width: number of outputs of the network.
@@ -93,14 +95,14 @@ class Source(ABC):
             embedding = parted.features(images)
             return torch.cat([embedding, parted.classifier(embedding)], dim=1)
 
-        parts = (self.images(stored, part, view) for part in indices.split(500))
+        parts = (self.images(image_data, part, view) for part in indices.split(500))
         together = torch.cat([out for part in parts for out in forward_chunks(both, part, chunk_size(part))])
         return together[:, :-width], together[:, -width:]
 
     def select(
         self,
         network: nn.Module,
-        stored: Tensor,
+        image_data: Tensor,
         keep: int,
         view: View,
         width: int,
@@ -113,7 +115,8 @@ class Source(ABC):
 
         Args:
             network: network in eval mode.
-            stored: tensor from which the images are computed: the image that is cropped, or all images of a public set.
+            image_data: tensor from which the images are computed: the image that is cropped, or all images of a public
+                set.
             keep: number of images to select. If it equals the number of all images (the attribute `count`), all are
                 selected.
             view: format of the network's input images.
@@ -124,7 +127,7 @@ class Source(ABC):
         everything = torch.arange(self.count)
         if keep == self.count:
             return everything.int()
-        embeddings, logits = self.outputs(network, stored, everything, view, width)
+        embeddings, logits = self.outputs(network, image_data, everything, view, width)
         return select(embeddings, logits, keep=keep, generator=generator, **options).int()
 
 
@@ -171,7 +174,7 @@ class Crops(Source):
             raise ValueError(f"size must be given for images that are not square, such as {shape[1]}x{shape[2]}")
         return self.size or shape[1]
 
-    def _of(self, image: Tensor, size: int) -> Patches:
+    def _patches_of(self, image: Tensor, size: int) -> Patches:
         """Return the `Patches` object for an image, uint8 [C, H, W], and a crop size.
 
         The object of the last call is returned again if image and size are the same. Otherwise, a new object is made,
@@ -185,19 +188,19 @@ class Crops(Source):
             self._known = torch.zeros(self.count, dtype=torch.bool)
         return patches
 
-    def images(self, stored: Tensor, indices: Tensor, view: View) -> Tensor:
+    def images(self, image_data: Tensor, indices: Tensor, view: View) -> Tensor:
         """Return the crops with these indices, as normalized images.
 
         Args:
-            stored: the image from which the crops are taken, uint8 [C, H, W].
+            image_data: the image from which the crops are taken, uint8 [C, H, W].
             indices: indices of the crops.
             view: image format of the server or client that uses the crops.
         """
-        size, where = self.side(stored, view.shape), indices.long().cpu()
+        size, where = self.side(image_data, view.shape), indices.long().cpu()
         with self._lock:
-            patches = self._of(stored.cpu(), size)
+            patches = self._patches_of(image_data.cpu(), size)
             for part in where[~self._known[where]].unique().split(100):
-                view.running()
+                view.check_running()
                 self._pixels[part] = (255 * patches.batch(part, progress=False)).round().to(torch.uint8)
                 self._known[part] = True
             pixels = self._pixels
@@ -207,15 +210,15 @@ class Crops(Source):
 class Pool(Source):
     """Shared images of a given set, such as a public set (see `SharedPool`), in contrast to computed crops.
 
-    The argument `stored` of the methods is a tensor with all images of the set, uint8 [count, C, H, W].
+    The argument `image_data` of the methods is a tensor with all images of the set, uint8 [count, C, H, W].
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
 
-    def images(self, stored: Tensor, indices: Tensor, view: View) -> Tensor:
+    def images(self, image_data: Tensor, indices: Tensor, view: View) -> Tensor:
         """Return the images at `indices`, with the normalization, device and dtype of `view`.
 
-        `stored` contains all images of the pool, uint8 [count, C, H, W].
+        `image_data` contains all images of the pool, uint8 [count, C, H, W].
         """
-        return view.of_pixels(select_rows(stored, indices.long()))
+        return view.of_pixels(select_rows(image_data, indices.long()))

@@ -35,7 +35,7 @@ def distill(
     clip: float | None = None,
     gradient_norm: float | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] = knowledge_distillation,
-    running: Callable[[], None] = lambda: None,
+    check_running: Callable[[], None] = lambda: None,
     score: Callable[[nn.Module], float] | None = None,
     every: int = 50,
     patience: int | None = None,
@@ -57,7 +57,7 @@ def distill(
         gradient_norm: largest norm of a gradient; longer gradients are rescaled to this norm.
         loss: function that takes the student's and the teacher's logits and returns the scalar loss. Default:
             KL(softmax(teacher) || softmax(student)), averaged over the images.
-        running: function that is called in every step. It can stop the training by raising an exception.
+        check_running: function that is called in every step. It can stop the training by raising an exception.
         score: function that returns a score of the network. It is called after the first step, after every `every`
             steps, and after the last step. The weights with the highest score (the earliest in a tie) are the result.
             None: the last weights are the result.
@@ -68,7 +68,7 @@ def distill(
     optimizer = torch.optim.Adam(student.parameters(), lr=lr, foreach=False)
     best, found_at, kept = float("-inf"), 0, None
     for step, index in enumerate(shuffled_indices(len(images), batch, generator, 1, steps), start=1):
-        running()
+        check_running()
         if schedule == "cosine":
             optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * (step - 1) / steps)) / 2
         logits = student.train()(select_rows(images, index))
@@ -120,14 +120,14 @@ def distill_models(
     score = partial(validation_accuracy, server) if best else None
     counts: list[int] = []
 
-    def running() -> None:
+    def check_running() -> None:
         server.check_running()
         counts[-1] += 1
 
     for name in networks.names:
         counts.append(0)
         net, generator = server.network(name, server.weights(name, of=start)), server.generator(f"{owner} {name}")
-        distill(net, images, teacher_logits, generator=generator, running=running, score=score, **options)
+        distill(net, images, teacher_logits, generator=generator, check_running=check_running, score=score, **options)
         found |= networks.prefixed(copied(net), name)
     server.notes["distillation_steps"] = max(counts)
     return found

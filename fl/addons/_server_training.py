@@ -24,7 +24,7 @@ def train_on_set(
     batch: int,
     order: torch.Generator,
     dropout: torch.Generator,
-    running: Callable[[], None],
+    check_running: Callable[[], None],
     weight: Tensor | None = None,
     after_step: Callable[[], None] = lambda: None,
 ) -> None:
@@ -38,13 +38,13 @@ def train_on_set(
         batch: number of images per step.
         order: generator of the order of the images.
         dropout: generator of the dropout masks.
-        running: function that is called before every step. It can stop the training by raising an exception.
+        check_running: function that is called before every step. It can stop the training by raising an exception.
         weight: weight of each image, float [N] with mean 1; None: equal weights.
         after_step: function that is called after every step.
     """
     seed_dropout(network, dropout)
     for index in shuffled_indices(len(data), batch, order, epochs, None):
-        running()
+        check_running()
         part = batch_at(data, index)
         if weight is None:
             loss = F.cross_entropy(network(part.images), part.labels)

@@ -68,6 +68,6 @@ class VFTL(AddOn):
         train_on_set(
             net, noise, torch.optim.SGD(net.parameters(), lr=self.lr, momentum=self.momentum), epochs=self.epochs,
             batch=self.batch, order=server.generator(f"{self.key} order {architecture}"),
-            dropout=server.generator(f"{self.key} dropout {architecture}"), running=server.check_running,
+            dropout=server.generator(f"{self.key} dropout {architecture}"), check_running=server.check_running,
         )  # fmt: skip
         return copied(net)

@@ -27,11 +27,11 @@ class Entries:
         moments: state of the optimizer, in a client's memory, if `ClientOptimizer(state="client")` is used.
         tested: results of a client's test, as `LabelTask.sums` defines them, by name of the model.
         key: prefix of the entries' keys.
-        written: prefix of the entries' names (`Entry.name`), so that the name of `update` is "FedAvg.update".
+        name_prefix: prefix of the entries' names (`Entry.name`), so that the name of `update` is "FedAvg.update".
     """
 
     key: ClassVar[str] = "FedAvg"
-    written: ClassVar[str] = "FedAvg"
+    name_prefix: ClassVar[str] = "FedAvg"
     model = Entry[Tensors]("first")
     samples = Entry[float]("sum")
     update = Entry[Tensors]("mean", by=samples)

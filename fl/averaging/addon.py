@@ -373,6 +373,6 @@ def overrides(addon: AddOn, hook: str) -> bool:
     return getattr(type(addon), hook) is not getattr(AddOn, hook)
 
 
-def slot_owner(addons: Sequence[AddOn], slot: str) -> AddOn | None:
-    """Return the one add-on among `addons` that overrides the hook called `slot`, or None if no add-on does."""
-    return next((a for a in addons if overrides(a, slot)), None)
+def slot_owner(addons: Sequence[AddOn], hook: str) -> AddOn | None:
+    """Return the one add-on among `addons` that overrides the hook called `hook`, or None if no add-on does."""
+    return next((a for a in addons if overrides(a, hook)), None)

@@ -404,4 +404,4 @@ class FedAvg(Entries, Method):
         return options
 
     def _view(self, server: Server) -> AveragingServer:
-        return AveragingServer.of(server, self.settings)
+        return AveragingServer.from_server(server, self.settings)

@@ -29,7 +29,7 @@ class AveragingServer(Server):
     settings: Settings = field(kw_only=True)
 
     @staticmethod
-    def of(server: Server, settings: Settings) -> AveragingServer:
+    def from_server(server: Server, settings: Settings) -> AveragingServer:
         """Return an `AveragingServer` that shares all values with `server` and has these `settings`."""
         return AveragingServer(**{f.name: getattr(server, f.name) for f in fields(Server)}, settings=settings)
 

@@ -76,7 +76,7 @@ class PayloadStore(Protocol):
             value: the payload.
         """
 
-    def of(self, client: int, key: str, digest: str) -> Value:
+    def load(self, client: int, key: str, digest: str) -> Value:
         """Return the stored payload of the entry `key` that the client with index `client` received.
 
         Raises:
@@ -109,7 +109,7 @@ class PayloadCache:
         self._values = {d: self._values[d] for d in set(self._held.values())}
         return kept
 
-    def of(self, client: int, key: str, digest: str) -> Value:
+    def load(self, client: int, key: str, digest: str) -> Value:
         """Return the stored payload (value) of the message entry `key` that the client with index `client` received.
 
         Raises:
@@ -120,7 +120,7 @@ class PayloadCache:
         return self._values[digest]
 
 
-def job_parts(job: Job, facts: Mapping[str, str] | None = None, *, whole: bool = False) -> Parts:
+def job_parts(job: Job, facts: Mapping[str, str] | None = None, *, include_cached: bool = False) -> Parts:
     """Encode a request to a client (job) as tensors and strings.
 
     A message entry that the client has in its cache is encoded as its digest.
@@ -128,13 +128,13 @@ def job_parts(job: Job, facts: Mapping[str, str] | None = None, *, whole: bool =
     Args:
         job: the job to encode.
         facts: additional strings to send with the job: a mapping, name -> string.
-        whole: whether to encode the values of all entries, including those that the client has in its cache.
+        include_cached: whether to encode the values of all entries, including those that the client has in its cache.
 
     Returns:
         The parts of a message: a dictionary of tensors and a dictionary of strings, by name.
     """
     request = job.request
-    cached = frozenset[str]() if whole else request.cached
+    cached = frozenset[str]() if include_cached else request.cached
     values = dict(request.message.items())
     fields = {
         "head": asdict(job.header), "client": job.client, "ledger": job.ledger, "memory": request.memory,
@@ -177,7 +177,7 @@ def read_job(
         raise ValueError(f"its job lacks the entry {missing[0]!r:.60}")
     for key, digest in digests.items():
         values[key] = (
-            payloads.keep(client, key, digest, values[key]) if key in values else payloads.of(client, key, digest)
+            payloads.keep(client, key, digest, values[key]) if key in values else payloads.load(client, key, digest)
         )
     request = ClientRequest(
         Message.unchecked({key: values[key] for key in fields["entries"]}), fields["memory"], digests
@@ -185,14 +185,14 @@ def read_job(
     return Job(header, client, request, fields["ledger"])
 
 
-def pack_job(job: Job, *, whole: bool = False) -> bytes:
+def pack_job(job: Job, *, include_cached: bool = False) -> bytes:
     """Encode a request to a client (job) as bytes.
 
     Args:
         job: the job to encode.
-        whole: whether to encode the values of all entries, including those that the client has in its cache.
+        include_cached: whether to encode the values of all entries, including those that the client has in its cache.
     """
-    return as_bytes(job_parts(job, whole=whole))
+    return as_bytes(job_parts(job, include_cached=include_cached))
 
 
 def unpack_job(data: bytes, payloads: PayloadStore) -> Job:

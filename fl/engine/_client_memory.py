@@ -70,20 +70,20 @@ class MemoryStore:
             if other not in (version, before):
                 self._delete(client, other)
 
-    def load(self, client: int, version: str, *, tidy: bool = True) -> Message:
+    def load(self, client: int, version: str, *, delete_others: bool = True) -> Message:
         """Return a copy of a client's memory. Changes to the copy are lost unless you pass it to `stage`.
 
         Args:
             client: index of the client.
             version: name of the version to load, from the server's request; "" if the client has no memory yet.
-            tidy: whether to delete the other versions of the client's memory, which belong to failed rounds. Use False
-                for requests that only read the memory, such as an evaluation after the training of the same round. The
-                version of the last completed round must then be kept, in case this round fails.
+            delete_others: whether to delete the other versions of the client's memory, which belong to failed rounds.
+                Use False for requests that only read the memory, such as an evaluation after the training of the same
+                round. The version of the last completed round must then be kept, in case this round fails.
 
         Raises:
             CheckpointError: the memory is lost or damaged.
         """
-        if tidy:
+        if delete_others:
             self._keep(client, version)
         if not version:
             return Message()

@@ -89,7 +89,7 @@ def respond(
             return ClientResult(number, absent=True, seconds=cost())
         request = build_request()
         train, test = data.read()
-        memory = runtime.memories.load(number, request.memory, tidy=header.keeps)
+        memory = runtime.memories.load(number, request.memory, delete_others=header.keeps)
         client = Client(
             number, placed(train, device), placed(test, device), runtime.task, header.round, header.seed,
             memory=placed(memory, device), stop=runtime.stop, device=device, ledger=runtime.ledger,

@@ -172,7 +172,7 @@ class ClientRegistry:
         progress: whether to show a progress bar while large data is read.
 
     Attributes:
-        whole: whether all clients were read at the start, that is, `clients` is a list or tuple.
+        all_loaded: whether all clients were read at the start, that is, `clients` is a list or tuple.
         first: set of 0 images with the image shape, dtype and normalization of the first client's set.
 
     Raises:
@@ -190,15 +190,15 @@ class ClientRegistry:
             raise TypeError(f"clients must be a sequence of sets, one for each client, got {type(clients).__name__}")
         if not len(clients):
             raise ValueError("clients must have at least one set, got none")
-        self.whole = isinstance(clients, list | tuple)
+        self.all_loaded = isinstance(clients, list | tuple)
         self._clients, self._progress = clients, progress
         self._checked: list[ClientData] = []
-        read = [self._read(k) for k in range(len(clients) if self.whole else 1)]
+        read = [self._read(k) for k in range(len(clients) if self.all_loaded else 1)]
         given_classes = [h.train.num_classes for h in read if h.train.classes_given]
         self._classes_given = classes is not None or bool(given_classes)
         self._classes = classes or (given_classes[0] if given_classes else max(h.train.num_classes for h in read))
         self.first = _without_images(self._extended(read[0]).train)
-        if self.whole:
+        if self.all_loaded:
             self._checked = [self._checked_data(k, data) for k, data in enumerate(read)]
 
     def __len__(self) -> int:
@@ -219,7 +219,7 @@ class ClientRegistry:
         return ClientData(extend_classes(data.train, self._classes, self._classes_given), test)
 
     def __getitem__(self, number: int) -> ClientData:
-        return self._checked[number] if self.whole else self._checked_data(number, self._read(number))
+        return self._checked[number] if self.all_loaded else self._checked_data(number, self._read(number))
 
     def _checked_data(self, number: int, data: ClientData) -> ClientData:
         data = self._extended(data)

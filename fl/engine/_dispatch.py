@@ -71,7 +71,7 @@ class Dispatcher:
         return noise_of(self._secret, self.server.round, "server")
 
     def exchange(
-        self, verb: str, clients: Sequence[int], *, keeps: bool, bundled: Exchange | None = None
+        self, verb: str, clients: Sequence[int], *, store_memory: bool, bundled: Exchange | None = None
     ) -> Iterator[tuple[ClientResult, ClientRequest | None, str]]:
         """Send a request to each client, and yield the results in the order of `clients`.
 
@@ -79,7 +79,7 @@ class Dispatcher:
             verb: name of the method's function that the clients call: "answer", "local", "evaluate", or an additional
                 exchange of the method.
             clients: indices of the clients.
-            keeps: whether clients store changes to their memories (values kept between rounds) in this exchange.
+            store_memory: whether clients store changes to their memories (values kept between rounds) in this exchange.
             bundled: other exchange that is sent together with this one; None if this one is sent alone.
 
         Yields:
@@ -90,7 +90,7 @@ class Dispatcher:
             BudgetExhausted: the values that a client would release exceed the privacy ledger's budget.
             Interrupted: the run is being stopped.
         """
-        header, build_request, sent = self._prepare(self.server, verb, keeps)
+        header, build_request, sent = self._prepare(self.server, verb, store_memory)
         for result in self.transport.exchange(Exchange(header, clients, build_request), bundled):
             self.resent += result.resent
             yield result, sent.pop(result.client, None), header.version if result.remembers else ""
@@ -112,21 +112,21 @@ class Dispatcher:
         return Exchange(header, clients, build_request, lambda r: on_result(r, sent.pop(r.client, None)))
 
     def _prepare(
-        self, server: Server, verb: str, keeps: bool
+        self, server: Server, verb: str, store_memory: bool
     ) -> tuple[RequestHeader, RequestBuilder, dict[int, ClientRequest]]:
         """Prepare the requests of an exchange. The transport later calls the returned function to build each request.
 
         Args:
             server: the server with its current state.
             verb: name of the method's function that the clients call, such as "local" or "evaluate".
-            keeps: whether the changes that a client makes to its memory are stored; see `RequestHeader`.
+            store_memory: whether the changes that a client makes to its memory are stored; see `RequestHeader`.
 
         Returns:
             The header, which all requests share; the function that builds the request to a client; and a dictionary of
             requests by client index, which is empty at first and filled by that function.
         """
         attempt = f"{self._session}-{next(self._exchanges)}"
-        header = RequestHeader(verb, server.round, attempt, server.seed, self._secret, keeps)
+        header = RequestHeader(verb, server.round, attempt, server.seed, self._secret, store_memory)
         sent: dict[int, ClientRequest] = {}
 
         def build_request(client: int) -> ClientRequest:
@@ -150,7 +150,7 @@ class Dispatcher:
                 "the class"
             )
         digests = {key: self._digest(key, value) for key, value in message.items() if self.entries[key].cached}
-        record = self.cache_index.of(client)
+        record = self.cache_index.record(client)
         cached = frozenset(key for key, value in digests.items() if record.payloads.get(key) == value)
         return ClientRequest(message, record.memory, digests, cached)
 
@@ -171,7 +171,7 @@ class Dispatcher:
         """
         if request is None:
             return {}
-        cost, cached = payload_bytes(request.message), self.cache_index.of(client).payloads
+        cost, cached = payload_bytes(request.message), self.cache_index.record(client).payloads
         for key, value in request.digests.items():
             if cached.get(key) == value:
                 cost = {k: n for k, n in cost.items() if k.split(":")[0] != key}
@@ -230,7 +230,7 @@ class ClientCacheIndex:
         self._committed: dict[int, ClientRecord] = {}
         self._pending: dict[int, ClientRecord] = {}
 
-    def of(self, client: int) -> ClientRecord:
+    def record(self, client: int) -> ClientRecord:
         """Return the `ClientRecord` of a client, which states the values that the client has stored.
 
         Pending changes of this round are included.
@@ -248,7 +248,7 @@ class ClientCacheIndex:
             request: the request; None if no request was built, which leaves the cached values unchanged.
             memory: version name of the memory that the client stored; "" if it stored none.
         """
-        before, digests = self.of(client), request.digests if request is not None else {}
+        before, digests = self.record(client), request.digests if request is not None else {}
         after = ClientRecord(memory or before.memory, {**before.payloads, **digests})
         if after != before:
             self._pending[client] = after

@@ -88,7 +88,7 @@ class ClientEvaluation:
         self.resent, self.over, self._dispatcher, self._row = 0, False, dispatcher, row or {}
         self._accuracies: dict[int, list[tuple[str, float]]] = {}
         self._failed: dict[int, str] = {}
-        self._down = self._up = self._spared = 0
+        self._down = self._up = self._bytes_spared = 0
 
     @classmethod
     def of_row(cls, dispatcher: Dispatcher, row: Mapping[str, Any], evaluate: str | Sequence[int]) -> ClientEvaluation:
@@ -136,7 +136,7 @@ class ClientEvaluation:
         self._accuracies[result.client] = [(name, self.server.task.metrics(s)["accuracy"]) for name, s in sums]
         self._down += sum(self._dispatcher.request_sizes(request, result.client).values())
         self._up += sum(payload_bytes(found).values())
-        self._spared += result.spared
+        self._bytes_spared += result.bytes_spared
         self._dispatcher.cache_index.update(result.client, request)
 
     def completed_row(self) -> dict[str, Any]:
@@ -161,8 +161,8 @@ class ClientEvaluation:
             row["accuracy_clients" if name == "global" else f"accuracy_{name}"] = clients_accuracy(values)
         if self._accuracies:
             row |= {"bytes_down_evaluation": self._down, "bytes_up_evaluation": self._up}
-        if self._spared:
-            row["bytes_spared"] = self._spared
+        if self._bytes_spared:
+            row["bytes_spared"] = self._bytes_spared
         if self._failed:
             row["failed_evaluation"] = {str(k): self._failed[k] for k in self.clients if k in self._failed}
         return row

@@ -53,7 +53,7 @@ class ReplyCollector:
         stats: RoundStats,
         *,
         bundled: Exchange | None = None,
-        late: bool = False,
+        after_local: bool = False,
     ) -> Aggregator:
         """Request replies from clients, validate each one, and accumulate the valid ones in the order of `clients`.
 
@@ -63,13 +63,13 @@ class ReplyCollector:
             clients: indices of the clients.
             stats: counts of the round, to which this method adds bytes, seconds and failures.
             bundled: other exchange that is sent together with this one; None if this one is sent alone.
-            late: whether the exchange comes after the round's "local" exchange.
+            after_local: whether the exchange comes after the round's "local" exchange.
 
         Returns:
             The aggregator, to which all valid replies were added.
         """
         dispatcher, reducer = self.dispatcher, Aggregator(self.dispatcher.entries)
-        exchange = dispatcher.exchange(verb, clients, keeps=verb == "local", bundled=bundled)
+        exchange = dispatcher.exchange(verb, clients, store_memory=verb == "local", bundled=bundled)
         for i, (result, request, memory) in enumerate(exchange, start=1):
             if verb != "answer" and not self.method.draws_clients:
                 self.report(f"client {i} of {len(clients)}" + ("" if verb == "local" else f", {verb}"))
@@ -81,7 +81,7 @@ class ReplyCollector:
             reason = result.error or dispatcher.thread.run(work)[0]
             self._record(verb, result, request, stats, valid=reason is None)
             if reason is not None:
-                stats.fail(verb, result.client, reason, late=late)
+                stats.fail(verb, result.client, reason, after_local=after_local)
                 continue
             stats.note(result.notes)
             if verb == "local" and result.reply is not None and not (self.method.private or self.method.sealed):
@@ -204,7 +204,7 @@ class RoundStats:
         noted: numbers that clients report in `Client.notes`, summed over the clients, by name.
         largest: largest absolute value in each client's "local" reply; empty for private methods and secure sums.
         empty: indices of the clients without images.
-        same: pool of the integers in `by_client`. Equal integers share one object to save memory, because the
+        integer_pool: pool of the integers in `by_client`. Equal integers share one object to save memory, because the
             pairs of all rounds stay in memory.
         seconds: CPU seconds of all clients.
         server_seconds: CPU seconds that the server took to process the replies.
@@ -213,7 +213,7 @@ class RoundStats:
     up: dict[str, int] = field(default_factory=dict)
     down: dict[str, int] = field(default_factory=dict)
     by_client: dict[str, list[int]] = field(default_factory=dict)
-    same: dict[int, int] = field(default_factory=dict)
+    integer_pool: dict[int, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     failed_after: dict[str, dict[str, str]] = field(default_factory=dict)
     noted: dict[str, float] = field(default_factory=dict)
@@ -236,18 +236,18 @@ class RoundStats:
         name = sys.intern(str(client))
         up, down = self.by_client.get(name, (0, 0))
         up, down = up + sum(sent.values()), down + sum(received.values())
-        self.by_client[name] = [self.same.setdefault(up, up), self.same.setdefault(down, down)]
+        self.by_client[name] = [self.integer_pool.setdefault(up, up), self.integer_pool.setdefault(down, down)]
 
-    def fail(self, verb: str, client: int, reason: str, *, late: bool) -> None:
+    def fail(self, verb: str, client: int, reason: str, *, after_local: bool) -> None:
         """Record that a client failed. Such a client is left out of the rest of the round.
 
         Args:
             verb: name of the exchange in which the client failed.
             client: index of the client.
             reason: reason of the failure, as text for the history.
-            late: whether the exchange comes after the round's "local" exchange.
+            after_local: whether the exchange comes after the round's "local" exchange.
         """
-        if late:
+        if after_local:
             self.failed_after.setdefault(verb, {})[str(client)] = reason
         else:
             self.failed[str(client)] = reason if verb in ("answer", "local") else f"{verb}: {reason}"

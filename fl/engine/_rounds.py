@@ -188,8 +188,10 @@ class RoundRunner:
         server.present, replies = list(server.drawn), None
         for verb in method.exchanges:
             bundled = outstanding.exchange() if outstanding is not None else None
-            late = replies is not None
-            reducer = self.collector.collect(verb, list(server.present), stats, bundled=bundled, late=late)
+            after_local = replies is not None
+            reducer = self.collector.collect(
+                verb, list(server.present), stats, bundled=bundled, after_local=after_local
+            )
             if outstanding is not None:
                 outstanding.over, outstanding = True, None
             server.present, reduced = list(reducer.clients), reducer.result()
@@ -197,7 +199,7 @@ class RoundRunner:
                 self._require_enough(reducer, stats.reasons(), min_replies)
                 replies = reduced
             if len(method.exchanges) > 1:
-                self._receive_in(verb, reduced, stats, late=replies is not None)
+                self._receive_in(verb, reduced, stats, after_local=replies is not None)
         if replies is None:
             raise ValueError(f"{type(method).__name__}.exchanges must hold 'local', got {method.exchanges}")
         return replies, stats
@@ -235,7 +237,7 @@ class RoundRunner:
         warn(f"{said}, or pass exploding='stop' to end such a run")
         return {"exploded": {"entries": exploded, "clients": outliers}}
 
-    def _receive_in(self, verb: str, reduced: AggregatedReplies, stats: RoundStats, *, late: bool) -> None:
+    def _receive_in(self, verb: str, reduced: AggregatedReplies, stats: RoundStats, *, after_local: bool) -> None:
         """Pass the aggregated replies of one exchange to the method (`Method.receive_exchange`).
 
         Clients that the method rejects are counted as failed, and get no more requests in this round.
@@ -244,7 +246,8 @@ class RoundRunner:
             verb: name of the exchange.
             reduced: the aggregated replies.
             stats: counts of the round, to which the rejected clients are added.
-            late: False if the exchange comes before the round's "local" exchange; True for "local" and later exchanges.
+            after_local: False if the exchange comes before the round's "local" exchange; True for "local" and later
+                exchanges.
 
         Raises:
             NoUsableReply: the method cannot continue the round with these replies.
@@ -259,7 +262,7 @@ class RoundRunner:
                 f"round {self.server.round}: {error}{reasons}; the state after round {self.committed} is kept"
             ) from error
         for client, reason in rejected.items():
-            stats.fail(verb, client, reason, late=late)
+            stats.fail(verb, client, reason, after_local=after_local)
         self.server.present = [client for client in self.server.present if client not in rejected]
 
     def _require_enough(self, reducer: Aggregator, reasons: str, min_replies: int) -> None:

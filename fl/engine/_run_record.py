@@ -60,7 +60,7 @@ def data_fingerprint(clients: ClientRegistry, key: bytes = b"") -> str:
         clients: the clients' data.
         key: secret key without which the fingerprint reveals nothing about the images; empty for a plain hash.
     """
-    client_data = list(clients) if clients.whole else [clients[0]]
+    client_data = list(clients) if clients.all_loaded else [clients[0]]
     return tensor_fingerprint([json.dumps([[_facts(h.train, key), _facts(h.test, key)] for h in client_data])], key=key)
 
 
@@ -241,7 +241,7 @@ def config_of(
         "threads": {"client": 1, "server": config.server_threads},
         "device": str(server.device),
     }
-    assigned = method.inner.assigned(server.clients)
+    assigned = method.inner.assigned_architectures(server.clients)
     if assigned:
         record["assigned"] = tensor_fingerprint([json.dumps(list(assigned))])
     record |= {"rounds": config.rounds, "versions": versions()}

@@ -112,8 +112,8 @@ class ClientResult:
         remembers: whether the client stored a memory (values that it keeps between rounds), under the name
             `RequestHeader.version`.
         resent: number of bytes of cached entries that were sent again, because the client had lost them.
-        spared: number of bytes that were not sent twice, because two requests to the client were sent in one network
-            message.
+        bytes_spared: number of bytes that were not sent twice, because two requests to the client were sent in one
+            network message.
     """
 
     client: int
@@ -124,7 +124,7 @@ class ClientResult:
     notes: Mapping[str, Any] = field(default_factory=dict)
     remembers: bool = False
     resent: int = 0
-    spared: int = 0
+    bytes_spared: int = 0
 
 
 @dataclass(frozen=True)

@@ -303,7 +303,7 @@ def open_ledger(clients: ClientRegistry, ledger: Ledger, fresh: bool, panel: str
     Warns:
         UserWarning: two clients have the same images, but the ledger assumes disjoint records.
     """
-    if ledger.disjoint and clients.whole and (twins := _twins(clients)):
+    if ledger.disjoint and clients.all_loaded and (twins := _twins(clients)):
         warnings.warn(
             f"clients {twins[0]} and {twins[1]} have the same images, but the ledger assumes that clients' records are "
             "disjoint, and so reports the largest epsilon of any client; if several clients may have a record, use "

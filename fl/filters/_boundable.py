@@ -15,16 +15,16 @@ from fl.averaging.fedavg import FedAvg
 from fl.message import Entry, declared_entries
 from fl.method import Method
 
-__all__ = ["asking", "reading", "require_shapes", "require_sums"]
+__all__ = ["query_sender", "reply_reader", "require_shapes", "require_sums"]
 
 
-def asking(method: Method) -> str | None:
+def query_sender(method: Method) -> str | None:
     """Return the name of the method or add-on that queries the clients before round 1, or None if there is no query."""
     addons = method.addons if isinstance(method, FedAvg) else ()
     return next((a.name for a in addons if a.has_query), type(method).__name__) if method.has_query else None
 
 
-def reading(method: Method) -> str | None:
+def reply_reader(method: Method) -> str | None:
     """Return the name of the method or add-on whose server code reads single replies; None if there is none."""
     addons = method.addons if isinstance(method, FedAvg) else ()
     itself = type(method).read_reply not in (Method.read_reply, FedAvg.read_reply)
@@ -58,7 +58,7 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
             f"{name} protects single records already; one ledger cannot cover records and whole clients: use "
             "only one of the two"
         )
-    if who := asking(method):
+    if who := query_sender(method):
         raise PrivacyError(
             f"{who} queries every client before round 1, and the answers would not be noised: leave it out"
         )
@@ -68,7 +68,7 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
         )
     if isinstance(method, FedAvg) and method.settings.weights == "samples":
         raise PrivacyError("the number of a client's images is private: give weights='uniform', got 'samples'")
-    if who := reading(method):
+    if who := reply_reader(method):
         raise PrivacyError(
             f"{who} reads single replies on the server (read_reply), where they have no noise: leave it out"
         )

@@ -235,7 +235,7 @@ class FedDM(Method):
         )
         train_on_set(
             net, union, optimizer, epochs=self.server_epochs, batch=self.server_batch, order=server.generator("train"),
-            dropout=server.generator("dropout"), running=server.check_running, weight=weight,
+            dropout=server.generator("dropout"), check_running=server.check_running, weight=weight,
             after_step=Projection(net, self.rho) if self.project else lambda: None,
         )  # fmt: skip
         server.state[self.model] = copied(net)

@@ -184,7 +184,7 @@ class PrivateFedDM(FedDM):
         self.embedders(net.eval(), self.blank(server), torch.Generator())
 
     def embedders(
-        self, network: nn.Module, like: LabeledImages, generator: torch.Generator, around: Tensor | None = None
+        self, network: nn.Module, like: LabeledImages, generator: torch.Generator, centers: Tensor | None = None
     ) -> PublicEmbedders:
         """Return the networks with which records are embedded in a round.
 
@@ -195,12 +195,12 @@ class PrivateFedDM(FedDM):
             network: network with the received weights, in eval mode.
             like: set with the shape, dtype and normalization of the records. Its images are not read.
             generator: generator that draws the networks.
-            around: released images whose mean embedding is subtracted. None: noise images are used.
+            centers: released images whose mean embedding is subtracted. None: noise images are used.
         """
         seed = int(torch.randint(2**62, (), generator=generator))
         options: dict[str, Any] = {"clip": self.clip, "match": self.match, "augment": self.augment}
-        if around is not None and len(around):
-            options["centers"] = around
+        if centers is not None and len(centers):
+            options["centers"] = centers
         return PublicEmbedders(NetworkBall(network, self.rho), self.num_networks, like=like, seed=seed, **options)
 
     def charged(self, client: Client) -> tuple[LabeledImages, privacy.Account]:

@@ -81,19 +81,19 @@ class SummedFedDM(PrivateFedDM):
         if self.noise == "shares" and server.ledger is not None:
             server.ledger.add_remark(REMARK)
 
-    def shared_embedders(self, side: Server | Client, holds: Message, like: LabeledImages) -> PublicEmbedders:
+    def shared_embedders(self, side: Server | Client, entries: Message, like: LabeledImages) -> PublicEmbedders:
         """Return the networks with which records are embedded in a round.
 
         They are the same on the server and on all clients.
 
         Args:
             side: server or client that builds the networks.
-            holds: the server's state or the message to the client. Its entries are the weights and, if they exist, the
-                images whose mean embedding is subtracted from all embeddings.
+            entries: the server's state or the message to the client. Its entries are the weights and, if they exist,
+                the images whose mean embedding is subtracted from all embeddings.
             like: set with the shape, dtype and normalization of the records. Its images are not read.
         """
-        net = self.networks.on(side, holds[self.model])
-        return self.embedders(net.eval(), like, derive(side.seed, side.round, "maps"), holds.get(self.around))
+        net = self.networks.on(side, entries[self.model])
+        return self.embedders(net.eval(), like, derive(side.seed, side.round, "maps"), entries.get(self.around))
 
     def send(self, server: Server, client: int) -> Message:
         """Return a message with the weights, the number of clients that share the noise, and the last fitted images.

@@ -268,52 +268,52 @@ def _broadcast_weight(weight: Tensor, value: Tensor) -> Tensor:
     return weight.view(-1, *[1] * (value.ndim - 1)) if weight.ndim else weight
 
 
-def _entry_layout(entry: Entry[Any], like: EntrySpec, given: float | None, is_weight: bool) -> EntryLayout:
+def _entry_layout(entry: Entry[Any], spec: EntrySpec, bound: float | None, is_weight: bool) -> EntryLayout:
     """Check that one entry of a reply can be summed, and return its `EntryLayout`, a description for the encoding.
 
     Args:
         entry: the method's declaration of the entry.
-        like: specification of the entry in the schema of a reply.
-        given: largest allowed absolute value from the user; None to use the maximum in the declaration or the schema.
+        spec: specification of the entry in the schema of a reply.
+        bound: largest allowed absolute value from the user; None to use the maximum in the declaration or the schema.
         is_weight: whether the entry contains the weights of another entry.
 
     Raises:
         PrivacyError: the entry is not aggregated by a sum or mean, or has no fixed shape.
         ValueError: the entry has no public maximum of its absolute value.
     """
-    value, key = like.value, entry.key
+    value, key = spec.value, entry.key
     if key in (FedAvg.buffers.key, FedAvg.counters.key) and entry.rule not in ("mean", "sum"):
         raise PrivacyError(
             f"{entry.name} counts a network's batches and is combined by the maximum, which is not a sum: use "
             "buffers='drop', or a network without batch norm (norm='instance')"
         )
-    if why := _unsummable_reason(entry, like):
+    if why := _unsummable_reason(entry, spec):
         raise PrivacyError(f"{entry.name} {why}: remove the part that declares it")
-    if given is None and entry.bound is not None:
-        given = entry.bound
-    if given is None and math.isfinite(like.minimum) and math.isfinite(like.maximum):
-        given = max(abs(like.minimum), abs(like.maximum))
-    if given is None and is_weight:
-        given = MAX_WEIGHT
-    if given is None or not 0 < given < math.inf:
+    if bound is None and entry.bound is not None:
+        bound = entry.bound
+    if bound is None and math.isfinite(spec.minimum) and math.isfinite(spec.maximum):
+        bound = max(abs(spec.minimum), abs(spec.maximum))
+    if bound is None and is_weight:
+        bound = MAX_WEIGHT
+    if bound is None or not 0 < bound < math.inf:
         raise ValueError(
             f"{entry.name} has no public maximum, which its encoding needs: pass the largest absolute value "
             f"allowed in it, SecureSums(bounds={{{entry.name}: B}})"
         )
     by = entry.by.key if entry.by is not None else ""
-    return EntryLayout(key, _form(value), entry.rule, by, entry.over, float(given), tuple(_value_parts(value)))
+    return EntryLayout(key, _form(value), entry.rule, by, entry.over, float(bound), tuple(_value_parts(value)))
 
 
-def _unsummable_reason(entry: Entry[Any], like: EntrySpec) -> str | None:
+def _unsummable_reason(entry: Entry[Any], spec: EntrySpec) -> str | None:
     if entry.rule == "union":
         return "keeps each client's rows separate for the server, which is not a sum"
     if entry.rule not in ("mean", "sum"):
         return f"combines by {entry.rule!r}, which is not a sum"
-    if isinstance(like.value, str) or not isinstance(like.value, Tensor | dict | float | int):
-        return f"is a {type(like.value).__name__}, which cannot be summed"
-    if like.optional:
+    if isinstance(spec.value, str) or not isinstance(spec.value, Tensor | dict | float | int):
+        return f"is a {type(spec.value).__name__}, which cannot be summed"
+    if spec.optional:
         return "is not in every reply, which a sum would reveal"
-    return None if like.max_rows is None else "has a number of rows that each client chooses, which a sum would reveal"
+    return None if spec.max_rows is None else "has a number of rows that each client chooses, which a sum would reveal"
 
 
 def _form(value: Value) -> str:

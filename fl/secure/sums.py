@@ -48,7 +48,7 @@ from distillkit._utils import check
 from distillkit.privacy import PrivacyError
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging.fedavg import FedAvg
-from fl.filters._boundable import asking, reading
+from fl.filters._boundable import query_sender, reply_reader
 from fl.filters.filter import Filter
 from fl.message import Entry, Message
 from fl.method import Method, NoUsableReply
@@ -446,7 +446,7 @@ def require_sums(method: Method) -> None:
             f"{name} draws its clients in secret, and may draw none; the clients of a secure sum know each other: use "
             "only one of the two"
         )
-    if part := asking(method):
+    if part := query_sender(method):
         raise PrivacyError(
             f"{part} sends a request to every client before round 1, and each reply would be readable: remove it"
         )
@@ -455,7 +455,7 @@ def require_sums(method: Method) -> None:
             "clients with several architectures send different replies, which would reveal their architecture: use one "
             "network"
         )
-    if part := reading(method):
+    if part := reply_reader(method):
         raise PrivacyError(
             f"{part} reads single replies on the server (read_reply), but only their sum is known: remove it"
         )

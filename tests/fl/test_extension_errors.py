@@ -180,7 +180,7 @@ def test_equal_reasons_of_failed_clients_are_counted() -> None:
         play(FedAvg(Broken(), factory=Tiny))
     stats = RoundStats(by_client={str(k): [0, 0] for k in range(9)})
     for client in range(9):
-        stats.fail("local", client, f"sent {max(client, 2)}", late=False)
+        stats.fail("local", client, f"sent {max(client, 2)}", after_local=False)
     assert stats.reasons() == (
         "3 of 9 clients sent 2; client 3 sent 3; client 4 sent 4; client 5 sent 5; client 6 sent 6; and 2 more"
     )

@@ -434,7 +434,7 @@ def test_later_exchange_of_a_round_reads_accepted_memory_of_an_earlier(backend: 
 
         def ask(*counting: int) -> list[float]:
             found = []
-            for answer, request, memory in dispatcher.exchange("deal", [0, 1, 2], keeps=True):
+            for answer, request, memory in dispatcher.exchange("deal", [0, 1, 2], store_memory=True):
                 assert answer.reply is not None, answer.error
                 found.append(answer.reply[Dealing.times])
                 if answer.client in counting:

@@ -248,9 +248,9 @@ def request(**digests: str) -> ClientRequest:
 def test_client_cache_index_changes_only_with_a_committed_round() -> None:
     index = ClientCacheIndex()
     index.update(4, request(poster="x"), "1-a")
-    assert index.of(4) == ClientRecord("1-a", {"poster": "x"})  # in the same round already
+    assert index.record(4) == ClientRecord("1-a", {"poster": "x"})  # in the same round already
     index.rollback()
-    assert index.of(4) == ClientRecord()
+    assert index.record(4) == ClientRecord()
     index.update(4, request(poster="x"), "1-b")
     assert index.commit() == {4: "1-b"}
     index.update(4, request(poster="y"))
@@ -262,7 +262,7 @@ def test_client_cache_index_changes_only_with_a_committed_round() -> None:
     again = ClientCacheIndex()
     again.restore(changes)
     assert again.versions() == index.versions() == {4: "1-b"}
-    assert again.of(4) == index.of(4)
+    assert again.record(4) == index.record(4)
 
 
 def test_uncommitted_records_are_truncated(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_folder_of_the_first_format_is_converted(tmp_path: Path) -> None:
     index = ClientCacheIndex()
     index.restore(found.changes[0])
     first.restore(index.versions())
-    assert first.load(4, index.of(4).memory)[FedAvg.samples] == 10.0
+    assert first.load(4, index.record(4).memory)[FedAvg.samples] == 10.0
     assert client_data(first, 4, "9", "10", "11") == ["9", "10"]
     assert client_data(first, 5, "11") == []
 

@@ -197,7 +197,7 @@ class GridConnection:
         except Exception as error:  # records of another app may hold anything
             raise ValueError(f"not a message of distillkit: {type(error).__name__}: {str(error)[:100]}") from error
 
-    def awaits(self, recipient: int) -> bool:
+    def is_waiting_for(self, recipient: int) -> bool:
         """Return whether the recipient may still reply: no reply has arrived, and the time limit has not passed."""
         return any(entry[0] == recipient for entry in self._pending.values())
 

@@ -66,7 +66,7 @@ class PayloadFolder:
         write_atomically(self._file(client, key), encode(Message.unchecked({key: value}), {"digest": digest}))
         return value
 
-    def of(self, client: int, key: str, digest: str) -> Value:
+    def load(self, client: int, key: str, digest: str) -> Value:
         """Read and return the saved payload (value) of the message entry `key` that the client with index `client`
         received.
 

@@ -112,12 +112,12 @@ class ReleaseGuard:
             return to_parts(Message(), {**facts, "exhausted": json.dumps([str(result), result.remaining])})
         if self._strict:
             try:
-                result = self._without_uncharged(job, result, ledger)
+                result = self._remove_unprotected(job, result, ledger)
             except PolicyRefusal as error:
                 return refusal_parts(str(error), facts)
         return result_parts(version, result, facts=facts)
 
-    def _without_uncharged(self, job: Job, result: ClientResult, ledger: NodeLedger) -> ClientResult:
+    def _remove_unprotected(self, job: Job, result: ClientResult, ledger: NodeLedger) -> ClientResult:
         """Return a copy of the result from which the error's details, the client's notes and its CPU time are removed.
 
         The privacy guarantee does not cover these three values.

@@ -32,15 +32,15 @@ class PendingRequest:
         on_result: function that is called with the result; None if the result is yielded by `GridTransport.exchange`.
         resent: None for a first request. For a repeated request, number of bytes of the values that the first request
             omitted. The server had assumed that the client has these values in its cache.
-        shared: for the first of two requests in a message, number of bytes that are saved because tensors that both
-            requests contain are sent only once. Cached entries do not count, because the second request contains only
-            their digests.
+        bytes_spared: for the first of two requests in a message, number of bytes that are saved because tensors that
+            both requests contain are sent only once. Cached entries do not count, because the second request contains
+            only their digests.
     """
 
     job: Job
     on_result: ResultCallback | None
     resent: int | None = None
-    shared: int = 0
+    bytes_spared: int = 0
 
     def retry(self) -> PendingRequest:
         """Return a copy of this request, to send it again with the values that the client should have in its cache.
@@ -53,27 +53,28 @@ class PendingRequest:
 
 
 def pack_requests(
-    requests: Sequence[PendingRequest], facts: Mapping[str, str], *, whole: bool = False
+    requests: Sequence[PendingRequest], facts: Mapping[str, str], *, include_cached: bool = False
 ) -> tuple[list[PendingRequest], Parts]:
     """Pack one or two requests into one message.
 
     Args:
         requests: one or two requests to the same client.
         facts: additional strings to send with each request: a mapping, name -> string.
-        whole: whether to send the values of all message entries, including those that the client has in its cache.
+        include_cached: whether to send the values of all message entries, including those that the client has in its
+            cache.
 
     Returns:
         A pair: the requests, and the parts (tensors and strings by name) of the message. If there are two requests, the
-        attribute `shared` of the first one is set to the number of bytes that are saved because both are in one
+        attribute `bytes_spared` of the first one is set to the number of bytes that are saved because both are in one
         message.
     """
-    parts, *rest = [job_parts(one.job, facts, whole=whole) for one in requests]
+    parts, *rest = [job_parts(one.job, facts, include_cached=include_cached) for one in requests]
     if not rest:
         return list(requests), parts
     tensors, cached = parts[0], requests[0].job.request.digests
     parts, common = bundle(parts, rest[0])
     size = sum(tensors[name].nbytes for name in common if entry_key(name) not in cached)
-    return [replace(requests[0], shared=size), requests[1]], parts
+    return [replace(requests[0], bytes_spared=size), requests[1]], parts
 
 
 def unpack_replies(requests: Sequence[PendingRequest], parts: Parts) -> list[Parts]:

@@ -156,7 +156,7 @@ class GridTransport:
             if self._registry.nodes[client].node != self._asked_node[client] and client not in self._repeated:
                 self._repeated.add(client)
                 self._connection.forget(client)
-                self._send(client, [one.retry() for one in self._pending[client]], whole=True)
+                self._send(client, [one.retry() for one in self._pending[client]], include_cached=True)
 
     # One request: build, send, receive, read.
 
@@ -174,7 +174,7 @@ class GridTransport:
         if pending:
             self._send(client, pending)
 
-    def _send(self, client: int, pending: list[PendingRequest], whole: bool = False) -> None:
+    def _send(self, client: int, pending: list[PendingRequest], include_cached: bool = False) -> None:
         options, info = self._options, self._registry.nodes[client]
         context = {
             "run": self._run, "classes": self._num_classes, "deadline": options.reply_timeout,
@@ -182,7 +182,9 @@ class GridTransport:
         }  # fmt: skip
         self._unreported.add(client)
         self._asked_node[client] = info.node
-        self._pending[client], parts = pack_requests(pending, {"place": json.dumps(context)}, whole=whole)
+        self._pending[client], parts = pack_requests(
+            pending, {"place": json.dumps(context)}, include_cached=include_cached
+        )
         header = pending[-1].job.header
         kind = "train.job" if header.keeps else "query.job"
         if self._connection.send(kind, {client: (info.node, parts)}, str(header.round), self._timeout(pending)):
@@ -197,12 +199,12 @@ class GridTransport:
             self._repeat_after_restart()
         for client, message in self._connection.collect():
             pending = self._pending.get(client)
-            if pending is None or self._connection.awaits(client):
+            if pending is None or self._connection.is_waiting_for(client):
                 continue  # a reply to the first of two attempts
             if message is None or message.has_error():
                 if repeats and not app_failed(message):
                     self._repeat_after_restart()
-                    if client not in self._pending or self._connection.awaits(client):
+                    if client not in self._pending or self._connection.is_waiting_for(client):
                         continue
                 self._fail(client, loss_reason(message, self._timeout(pending)))
                 continue
@@ -273,12 +275,12 @@ class GridTransport:
         both = len(results) > 1 and not (isinstance(last, ClientResult) and last.absent)
         for one, result in zip(pending, results, strict=True):
             if isinstance(result, ClientResult):
-                result = replace(result, resent=one.resent or 0, spared=one.shared if both else 0)
+                result = replace(result, resent=one.resent or 0, bytes_spared=one.bytes_spared if both else 0)
             if result is not None:
                 self._deliver(one.on_result, client, result)
         missing = [one for one, result in zip(pending, results, strict=True) if result is None]
         if missing:
-            self._send(client, [one.retry() for one in missing], whole=True)
+            self._send(client, [one.retry() for one in missing], include_cached=True)
 
     def _deliver(self, on_result: ResultCallback | None, client: int, result: ClientResult | BudgetExhausted) -> None:
         if on_result is None:

@@ -120,7 +120,7 @@ class ProcessTransport:
         self._asked[client] = job
         self._send(client % self._workers, *frames)
 
-    def _frames(self, slot: WorkerSlot, job: Job, whole: bool = False) -> list[Frame]:
+    def _frames(self, slot: WorkerSlot, job: Job, include_cached: bool = False) -> list[Frame]:
         """Return the frames (messages) with which a request (job) is sent to a worker process.
 
         The client's data come first if they were not sent to the process before.
@@ -128,16 +128,17 @@ class ProcessTransport:
         Args:
             slot: the process and the data that it already has.
             job: the request.
-            whole: whether to send the values of all message entries, including those that the client has in its cache.
+            include_cached: whether to send the values of all message entries, including those that the client has in
+                its cache.
         """
         frames: list[Frame] = []
         if job.client not in slot.sent:
             data = self._clients[job.client]
             frames.append(("data", job.client, pack_client_data(data)))
-            keeps = self._clients.whole and not data.stored
+            keeps = self._clients.all_loaded and not data.stored
         else:
             keeps = True
-        frames.append(("job", pack_job(job, whole=whole)))
+        frames.append(("job", pack_job(job, include_cached=include_cached)))
         if keeps:
             slot.sent.add(job.client)
         else:  # created or read on demand, and perhaps one of very many
@@ -204,7 +205,7 @@ class ProcessTransport:
             job = self._asked[rest[0]]
             costs = payload_bytes(job.request.message).items()
             self._resent[job.client] = sum(n for key, n in costs if key.split(":")[0] in job.request.cached)
-            self._send(index, *self._frames(self._slots[index], job, whole=True))
+            self._send(index, *self._frames(self._slots[index], job, include_cached=True))
         else:
             del self._asked[rest[0]]
             if kind == "exhausted":

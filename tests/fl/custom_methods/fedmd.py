@@ -34,8 +34,8 @@ class FedMD(Method):
     def architectures(self, classes: int) -> Any:
         return self.networks.templates(classes)
 
-    def assigned(self, clients: int) -> Any:
-        return self.networks.assigned(clients)
+    def assigned_architectures(self, clients: int) -> Any:
+        return self.networks.assigned_architectures(clients)
 
     def check_run(self, server: Any, rounds: int) -> None:
         if len(server.data.get("public", ())) < self.subset:
