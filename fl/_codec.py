@@ -111,15 +111,15 @@ def _finite(key: str, value: Value) -> Value:
     return value
 
 
-def to_parts(message: Message, facts: Mapping[str, str] | None = None) -> Parts:
+def to_parts(message: Message, metadata: Mapping[str, str] | None = None) -> Parts:
     """Split a message into named tensors and named strings, from which `from_parts` rebuilds it.
 
     Args:
         message: any message; tensors may be on any device.
-        facts: further strings to store with the message, by name.
+        metadata: further strings to store with the message, by name.
 
     Returns:
-        A pair of mappings: the tensors by name, and the strings by name, which include the facts and a checksum. The
+        A pair of mappings: the tensors by name, and the strings by name, which include `metadata` and a checksum. The
         tensors are contiguous, on the CPU, and share no memory with each other.
 
     Raises:
@@ -128,7 +128,7 @@ def to_parts(message: Message, facts: Mapping[str, str] | None = None) -> Parts:
     tensors: Tensors = {}
     forms = {key: _pack(key, _finite(key, check_value(key, value)), tensors) for key, value in message.items()}
     stored = contiguous_cpu(tensors)
-    meta = {"format": "distillkit.Message/1", "forms": json.dumps(forms), **(facts or {})}
+    meta = {"format": "distillkit.Message/1", "forms": json.dumps(forms), **(metadata or {})}
     return stored, {**meta, "checksum": _checksum(stored, meta)}
 
 
@@ -142,7 +142,7 @@ def entry_key(name: str) -> str:
 
 
 def from_parts(tensors: Mapping[str, Tensor], strings: Mapping[str, str]) -> tuple[Message, dict[str, str]]:
-    """Rebuild a message, and the strings `facts` that were stored with it, from the result of `to_parts`.
+    """Rebuild a message, and the strings `metadata` that were stored with it, from the result of `to_parts`.
 
     The parts may come from an untrusted source. The function checks the checksum and every value, and that every tensor
     belongs to exactly one entry.
@@ -175,19 +175,19 @@ def from_parts(tensors: Mapping[str, Tensor], strings: Mapping[str, str]) -> tup
     return message, {k: v for k, v in meta.items() if k != "format"}
 
 
-def encode(message: Message, facts: Mapping[str, str] | None = None) -> bytes:
+def encode(message: Message, metadata: Mapping[str, str] | None = None) -> bytes:
     """Serialize a message in the safetensors format, with a checksum of its content.
 
     The bytes can be sent, or stored in a checkpoint or a client's memory. `decode` restores the message exactly.
 
     Args:
         message: any message; tensors may be on any device.
-        facts: further strings to store with the message, by name.
+        metadata: further strings to store with the message, by name.
 
     Raises:
         TypeError, ValueError: the message holds a value that `check_value` refuses, or a number that is not finite.
     """
-    return as_bytes(to_parts(message, facts))
+    return as_bytes(to_parts(message, metadata))
 
 
 def as_bytes(parts: Parts) -> bytes:
@@ -211,7 +211,7 @@ def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
 def decode(data: bytes) -> tuple[Message, dict[str, str]]:
     """Deserialize the bytes that `encode` returned.
 
-    Return the message, with tensors on the CPU, and the strings `facts` that were stored with it.
+    Return the message, with tensors on the CPU, and the strings `metadata` that were stored with it.
 
     Args:
         data: bytes, which may come from an untrusted source.

@@ -120,14 +120,14 @@ class PayloadCache:
         return self._values[digest]
 
 
-def job_parts(job: Job, facts: Mapping[str, str] | None = None, *, include_cached: bool = False) -> Parts:
+def job_parts(job: Job, metadata: Mapping[str, str] | None = None, *, include_cached: bool = False) -> Parts:
     """Encode a request to a client (job) as tensors and strings.
 
     A message entry that the client has in its cache is encoded as its digest.
 
     Args:
         job: the job to encode.
-        facts: additional strings to send with the job: a mapping, name -> string.
+        metadata: additional strings to send with the job: a mapping, name -> string.
         include_cached: whether to encode the values of all entries, including those that the client has in its cache.
 
     Returns:
@@ -141,12 +141,12 @@ def job_parts(job: Job, facts: Mapping[str, str] | None = None, *, include_cache
         "entries": list(values), "digests": dict(request.digests), "held": sorted(cached),
     }  # fmt: skip
     message = Message.unchecked({k: v for k, v in values.items() if k not in cached})
-    return to_parts(message, {**(facts or {}), "job": json.dumps(fields)})
+    return to_parts(message, {**(metadata or {}), "job": json.dumps(fields)})
 
 
 def read_job(
     message: Message,
-    facts: Mapping[str, str],
+    metadata: Mapping[str, str],
     payloads: PayloadStore,
     accept: Callable[[RequestHeader, int], None] | None = None,
 ) -> Job:
@@ -156,7 +156,7 @@ def read_job(
 
     Args:
         message: the received message, as `fl._codec.from_parts` returned it.
-        facts: the strings received with the message, as `fl._codec.from_parts` returned them.
+        metadata: the strings received with the message, as `fl._codec.from_parts` returned them.
         payloads: store for the values of cached entries on this machine. If the message contains the value of a cached
             entry, and not only its digest, the value is added to the store.
         accept: function that is called with the header and the client's index before any value is stored. It refuses
@@ -166,7 +166,7 @@ def read_job(
         ValueError: the message is not a job.
         PayloadMissing: a cached value is not in the store, so the server must send the job again with all values.
     """
-    fields = read_fields("job", facts.get("job", ""))
+    fields = read_fields("job", metadata.get("job", ""))
     header = RequestHeader(**read_fields("head", fields["head"]))
     client, digests, values = fields["client"], fields["digests"], dict(message.items())
     if accept is not None:
@@ -210,7 +210,7 @@ def result_parts(
     version: str,
     result: ClientResult,
     charged: Sequence[Mapping[str, Any]] = (),
-    facts: Mapping[str, str] | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> Parts:
     """Encode a client's result and its charges to the privacy ledger as tensors and strings.
 
@@ -221,7 +221,7 @@ def result_parts(
         version: identifier of the exchange that the result belongs to (`RequestHeader.version`).
         result: the result to encode.
         charged: lines that the client added to the privacy ledger.
-        facts: additional strings to send with the result, by name.
+        metadata: additional strings to send with the result, by name.
 
     Returns:
         The parts of a message: a dictionary of tensors and a dictionary of strings, by name.
@@ -235,23 +235,23 @@ def result_parts(
             raise TypeError(f"expected a Message, got {type(result.reply).__name__}")
         fields |= {"notes": dict(result.notes), "silent": result.reply is None}
         reply = Message() if result.reply is None else result.reply
-        return to_parts(reply, {**(facts or {}), "answer": json.dumps(fields)})
+        return to_parts(reply, {**(metadata or {}), "answer": json.dumps(fields)})
     except Exception as error:  # a method may return anything
         why = f"its reply cannot be sent: {type(error).__name__}: {error}"
         fields |= {"notes": {}, "silent": True, "error": _cut(why), "remembers": False}
-        return to_parts(Message(), {**(facts or {}), "answer": json.dumps(fields)})
+        return to_parts(Message(), {**(metadata or {}), "answer": json.dumps(fields)})
 
 
 def _cut(error: str | None) -> str | None:
     return None if error is None else error[:_MAX_ERROR]
 
 
-def read_result(reply: Message, facts: Mapping[str, str]) -> tuple[str, ClientResult, list[dict[str, Any]]]:
+def read_result(reply: Message, metadata: Mapping[str, str]) -> tuple[str, ClientResult, list[dict[str, Any]]]:
     """Decode an untrusted result that `result_parts` encoded.
 
     Args:
         reply: the received message, as `fl._codec.from_parts` returned it.
-        facts: the strings received with the message, as `fl._codec.from_parts` returned them.
+        metadata: the strings received with the message, as `fl._codec.from_parts` returned them.
 
     Returns:
         Identifier of the exchange that the result belongs to; the result; and the lines that the client added to the
@@ -261,7 +261,7 @@ def read_result(reply: Message, facts: Mapping[str, str]) -> tuple[str, ClientRe
         ValueError: the message is not a result.
     """
     try:
-        fields = read_fields("answer", facts.get("answer", ""))
+        fields = read_fields("answer", metadata.get("answer", ""))
     except ValueError as error:
         raise ValueError(f"not a result: {error}") from error
     result = ClientResult(

@@ -116,11 +116,11 @@ class NodeInfo:
         Raises:
             ValueError: the reply is malformed, or the node refuses to take part; the message gives the node's reason.
         """
-        message, facts = from_parts(*parts)
-        if "refused" in facts:
-            raise ValueError(facts["refused"][:500])
+        message, metadata = from_parts(*parts)
+        if "refused" in metadata:
+            raise ValueError(metadata["refused"][:500])
         try:
-            found = cls(**read_fields("hello", facts.get("hello", "")), space=message[_Space.images], node=node)
+            found = cls(**read_fields("hello", metadata.get("hello", "")), space=message[_Space.images], node=node)
         except (KeyError, ValueError) as error:
             raise ValueError(f"invalid reply to the handshake: {error}") from error
         if not isinstance(found.space, LabeledImages) or len(found.space):

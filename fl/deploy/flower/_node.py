@@ -144,10 +144,10 @@ class Node:
             config: Flower's `context.node_config`.
         """
         try:
-            _, facts = from_parts(*from_records(content, self.max_message_bytes))
+            _, metadata = from_parts(*from_records(content, self.max_message_bytes))
             number, _ = read_partition(config)
             guard = self._guard(number, self._load(number, None))
-            return to_parts(Message(), guard.ledger_report(json.loads(facts["ledger"])))
+            return to_parts(Message(), guard.ledger_report(json.loads(metadata["ledger"])))
         except Exception as error:  # the content is untrusted
             return self._error_parts(error)
 
@@ -181,8 +181,8 @@ class Node:
             created: creation time of the message, in seconds since 1970 by the server's clock.
         """
         try:
-            message, facts = from_parts(*parts)
-            context = read_fields("place", facts.get("place", ""))
+            message, metadata = from_parts(*parts)
+            context = read_fields("place", metadata.get("place", ""))
             number, _ = read_partition(config)
             waited = time.time() - created
             seconds = context["deadline"] - max(0.0, waited)
@@ -201,7 +201,7 @@ class Node:
                     raise ValueError(f"this node is partition {number}, and received a request for {client}")
                 guard.require_request(header.verb, self.app)
 
-            job = read_job(message, facts, PayloadFolder(folder), accept)
+            job = read_job(message, metadata, PayloadFolder(folder), accept)
             remove_dead_runs(folder, job.request.memory, job.header.round)
             runtime = ClientRuntime(
                 self.method, resolve_task(self.task, data.clients.first), {number: data.clients[0]},

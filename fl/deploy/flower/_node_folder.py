@@ -74,10 +74,10 @@ class PayloadFolder:
             PayloadMissing: there is no such payload for this client, or it has another digest.
         """
         try:
-            message, facts = read_message(self._file(client, key))
+            message, metadata = read_message(self._file(client, key))
         except CheckpointError as error:  # the server sends the payload again
             raise PayloadMissing(client) from error
-        if facts.get("digest") != digest:
+        if metadata.get("digest") != digest:
             raise PayloadMissing(client)
         return dict(message.items())[key]
 

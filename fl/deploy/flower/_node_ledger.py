@@ -137,7 +137,7 @@ def ledger_position(ledger: Ledger | None, info: NodeInfo) -> dict[str, Any] | N
     return None if ledger is None else {"name": info.ledger, "seen": mirrored_count(ledger, info.ledger)}
 
 
-def mirror_report(ledger: Ledger, info: NodeInfo, facts: Mapping[str, str]) -> None:
+def mirror_report(ledger: Ledger, info: NodeInfo, metadata: Mapping[str, str]) -> None:
     """Copy lines of a node's ledger from the node's report into the run's ledger on the server.
 
     Lines that were copied before are skipped. The lines are on disk when the function returns.
@@ -145,13 +145,13 @@ def mirror_report(ledger: Ledger, info: NodeInfo, facts: Mapping[str, str]) -> N
     Args:
         ledger: the run's ledger on the server.
         info: description of the node.
-        facts: strings of the node's untrusted reply, with the report under "account".
+        metadata: strings of the node's untrusted reply, with the report under "account".
 
     Raises:
         ValueError: the report is missing or malformed, is from a ledger with another name, or lacks some of the lines
             that the server has not copied yet.
     """
-    report = read_fields("ledger report", facts.get("account", ""))
+    report = read_fields("ledger report", metadata.get("account", ""))
     name, since, lines = report["name"], report["since"], [(number, line) for number, line in report["lines"]]
     if name != info.ledger:
         raise ValueError("its ledger report names another ledger than its handshake")
@@ -166,17 +166,17 @@ def mirror_report(ledger: Ledger, info: NodeInfo, facts: Mapping[str, str]) -> N
     mirror_lines(ledger, name, info.partition, lines)
 
 
-def read_exhausted(facts: Mapping[str, str]) -> BudgetExhausted:
+def read_exhausted(metadata: Mapping[str, str]) -> BudgetExhausted:
     """Decode the `BudgetExhausted` error in the reply of a client whose release would exceed the run's budget.
 
     Args:
-        facts: strings of the client's untrusted reply, with the error under "exhausted".
+        metadata: strings of the client's untrusted reply, with the error under "exhausted".
 
     Raises:
         ValueError: the reply is malformed.
     """
     try:
-        why, fits = json.loads(facts["exhausted"])
+        why, fits = json.loads(metadata["exhausted"])
         return BudgetExhausted(str(why)[:500], remaining=min(int(fits), 10**12))
     except (OverflowError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"its report of an exhausted budget is malformed: {error}") from error

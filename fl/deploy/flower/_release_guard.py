@@ -103,19 +103,19 @@ class ReleaseGuard:
         if ledger is None:
             return result_parts(version, result) if isinstance(result, ClientResult) else refusal_parts(str(result))
         try:
-            facts = ledger.report(position)
+            metadata = ledger.report(position)
         except ValueError as error:
             return refusal_parts(str(error))
         if ledger.refused:
-            return refusal_parts(ledger.refused, facts)
+            return refusal_parts(ledger.refused, metadata)
         if isinstance(result, BudgetExhausted):
-            return to_parts(Message(), {**facts, "exhausted": json.dumps([str(result), result.remaining])})
+            return to_parts(Message(), {**metadata, "exhausted": json.dumps([str(result), result.remaining])})
         if self._strict:
             try:
                 result = self._remove_unprotected(job, result, ledger)
             except PolicyRefusal as error:
-                return refusal_parts(str(error), facts)
-        return result_parts(version, result, facts=facts)
+                return refusal_parts(str(error), metadata)
+        return result_parts(version, result, metadata=metadata)
 
     def _remove_unprotected(self, job: Job, result: ClientResult, ledger: NodeLedger) -> ClientResult:
         """Return a copy of the result from which the error's details, the client's notes and its CPU time are removed.
@@ -134,11 +134,11 @@ class ReleaseGuard:
         return replace(result, notes={}, seconds=0.0)
 
 
-def refusal_parts(reason: str, facts: Mapping[str, str] | None = None) -> Parts:
+def refusal_parts(reason: str, metadata: Mapping[str, str] | None = None) -> Parts:
     """Return the message parts of a reply with which a node refuses a request.
 
     Args:
         reason: reason for the refusal, as text for the server's history.
-        facts: additional strings to send with the reply, by name.
+        metadata: additional strings to send with the reply, by name.
     """
-    return to_parts(Message(), {**(facts or {}), "refused": reason[:500]})
+    return to_parts(Message(), {**(metadata or {}), "refused": reason[:500]})

@@ -53,13 +53,13 @@ class PendingRequest:
 
 
 def pack_requests(
-    requests: Sequence[PendingRequest], facts: Mapping[str, str], *, include_cached: bool = False
+    requests: Sequence[PendingRequest], metadata: Mapping[str, str], *, include_cached: bool = False
 ) -> tuple[list[PendingRequest], Parts]:
     """Pack one or two requests into one message.
 
     Args:
         requests: one or two requests to the same client.
-        facts: additional strings to send with each request: a mapping, name -> string.
+        metadata: additional strings to send with each request: a mapping, name -> string.
         include_cached: whether to send the values of all message entries, including those that the client has in its
             cache.
 
@@ -68,7 +68,7 @@ def pack_requests(
         attribute `bytes_spared` of the first one is set to the number of bytes that are saved because both are in one
         message.
     """
-    parts, *rest = [job_parts(one.job, facts, include_cached=include_cached) for one in requests]
+    parts, *rest = [job_parts(one.job, metadata, include_cached=include_cached) for one in requests]
     if not rest:
         return list(requests), parts
     tensors, cached = parts[0], requests[0].job.request.digests

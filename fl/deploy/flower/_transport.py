@@ -234,21 +234,21 @@ class GridTransport:
         """
         job = pending.job
         try:
-            reply, facts = from_parts(*parts)
-            if self._ledger is not None and "account" in facts:
-                mirror_report(self._ledger, self._registry.nodes[job.client], facts)
+            reply, metadata = from_parts(*parts)
+            if self._ledger is not None and "account" in metadata:
+                mirror_report(self._ledger, self._registry.nodes[job.client], metadata)
                 self._unreported.discard(job.client)
-            if "refused" in facts:
-                return ClientResult(job.client, error=f"refused: {facts['refused']}"[:500])
-            if "exhausted" in facts and self._ledger is not None and self._ledger.budget is not None:
-                return read_exhausted(facts)
-            if "lacking" in facts:
+            if "refused" in metadata:
+                return ClientResult(job.client, error=f"refused: {metadata['refused']}"[:500])
+            if "exhausted" in metadata and self._ledger is not None and self._ledger.budget is not None:
+                return read_exhausted(metadata)
+            if "lacking" in metadata:
                 if pending.resent is not None:
                     raise ValueError("it lacks a payload that was sent")
                 return None
-            if self._ledger is not None and "account" not in facts:
+            if self._ledger is not None and "account" not in metadata:
                 raise ValueError("it has no ledger report")
-            version, result, _ = read_result(reply, facts)
+            version, result, _ = read_result(reply, metadata)
             if (version, result.client) != (job.header.version, job.client):
                 wanted = f"{job.header.version} of client {job.client}"
                 raise ValueError(f"it is for request {version} of client {result.client}, not for {wanted}")
@@ -314,8 +314,8 @@ class GridTransport:
                 waiting.discard(client)
                 if message is not None and not message.has_error():
                     with contextlib.suppress(ValueError):  # the node stays unreported
-                        _, facts = from_parts(*self._connection.read(message))
-                        mirror_report(self._ledger, nodes[client], facts)
+                        _, metadata = from_parts(*self._connection.read(message))
+                        mirror_report(self._ledger, nodes[client], metadata)
                         self._unreported.discard(client)
 
     # Between rounds, and at the start and end of the run.
@@ -346,15 +346,15 @@ class GridTransport:
         """
         return {"run": self._run}
 
-    def restore(self, facts: Mapping[str, str], versions: Mapping[int, str]) -> None:
+    def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
         """Continue under the name of the resumed run, under which the nodes keep their files of the run.
 
         Args:
-            facts: values from the checkpoint, as `metadata` returned them.
+            metadata: values from the checkpoint, as the method `metadata` returned them.
             versions: name of the stored version of each client's memory (the values that the client keeps between
                 rounds). Not used, because every request contains the name of its client's version.
         """
-        self._run = facts.get("run", self._run)
+        self._run = metadata.get("run", self._run)
 
     def __enter__(self) -> Self:
         """Open the transport. If the method is private, read the nodes' privacy ledgers first.

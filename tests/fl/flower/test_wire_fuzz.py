@@ -133,7 +133,7 @@ def check_server(count: int) -> None:
     good = ClientResult(1, Message.unchecked({"x": torch.ones(3)}), seconds=1.0, notes={"images": 3})
     line = [2, {"event": {**vars(Event("sum", SIGMA)), "client": "1"}}]
     report = {"name": "a", "since": 0, "lines": [line]}
-    whole = result_parts(header.version, good, facts={"account": json.dumps(report)})
+    whole = result_parts(header.version, good, metadata={"account": json.dumps(report)})
     found: dict[bool, int] = {True: 0, False: 0}
     for _ in range(count):
         name, private = draws.choice([("answer", False), ("answer", False), ("account", True)])
