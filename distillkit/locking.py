@@ -41,7 +41,7 @@ class InUse(RuntimeError):
 
 
 @contextlib.contextmanager
-def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = None) -> Iterator[None]:
+def locked(lock: Path, resource: str, *, shared: bool = False, wait: float | None = None) -> Iterator[None]:
     """Lock a resource during a `with` block. Other processes cannot lock the same lock file during the block.
 
     The operating system holds the lock and releases it when the process ends for any reason, so no cleanup is needed
@@ -52,7 +52,7 @@ def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = 
 
     Args:
         lock: path of the lock file. Its folder is created if it does not exist.
-        what: name of the resource, used in error messages: "the run in runs/a".
+        resource: name of the resource, used in error messages: "the run in runs/a".
         shared: whether other `with` blocks of this process may share the lock. Otherwise these blocks are refused, like
             those of other processes.
         wait: largest number of seconds to wait for another process to release the lock. Default: 5, because the workers
@@ -69,18 +69,18 @@ def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = 
     note = lock.with_suffix(".json")
     with _GUARD:
         if lock in _OURS and not shared:
-            raise InUse(f"{what} is already in use by this process ({os.getpid()}): wait for it", os.getpid())
+            raise InUse(f"{resource} is already in use by this process ({os.getpid()}): wait for it", os.getpid())
         if lock not in _OURS:
             held, patience = FileLock(lock, thread_local=False), _PATIENCE if wait is None else wait
             end = time.monotonic() + patience
             try:
                 held.acquire(timeout=patience)
             except Timeout:
-                raise _refusal(note, what) from None
+                raise _refusal(note, resource) from None
             while _has_living_owner(note):  # the lock file was removed, or the owner is about to end
                 if time.monotonic() > end:
                     held.release()
-                    raise _refusal(note, what)
+                    raise _refusal(note, resource)
                 time.sleep(0.02)
             owner = {"pid": os.getpid(), "host": platform.node(), "started": _start_time(os.getpid())}
             note.write_text(json.dumps(owner) + "\n", encoding="utf-8")
@@ -121,11 +121,11 @@ def _has_living_owner(note: Path) -> bool:
     return host == platform.node() and pid != os.getpid() and started is not None and _start_time(pid) == started
 
 
-def _refusal(note: Path, what: str) -> InUse:
+def _refusal(note: Path, resource: str) -> InUse:
     try:
         holder = json.loads(note.read_text(encoding="utf-8"))
         pid, host = int(holder["pid"]), str(holder["host"])
     except (OSError, ValueError, KeyError, TypeError):
-        return InUse(f"{what} is in use by another process: wait for it, or end it first", None)
+        return InUse(f"{resource} is in use by another process: wait for it, or end it first", None)
     where = "" if host == platform.node() else f" on {host}"
-    return InUse(f"{what} is in use by process {pid}{where}: wait for it, or end it first", pid)
+    return InUse(f"{resource} is in use by process {pid}{where}: wait for it, or end it first", pid)

@@ -386,7 +386,7 @@ class _Decoder:
 
     def _tensors(self, fingerprint: Any, at: str) -> dict[str, Tensor]:
         path = self._file(fingerprint, at)
-        tensors, metadata = read_tensors(path, kind=_FORMAT, what="tensors of a config")
+        tensors, metadata = read_tensors(path, kind=_FORMAT, content="tensors of a config")
         tensors = {name: tensors[name] for name in json.loads(metadata["order"])}
         if _fingerprint(tensors) != fingerprint:
             raise ConfigError(f"{at}: the tensors in {path} were changed")

@@ -67,7 +67,7 @@ def _path(out: str | os.PathLike[str], number: int) -> Path:
 
 
 def _read(path: Path) -> RunScores:
-    tensors, facts = read_tensors(path, kind=FORMAT, what="a shadow's scores")
+    tensors, facts = read_tensors(path, kind=FORMAT, content="a shadow's scores")
     return RunScores(
         {n.removeprefix("scores."): t for n, t in tensors.items() if n.startswith("scores.")},
         {n.removeprefix("population."): t for n, t in tensors.items() if n.startswith("population.")},

@@ -77,20 +77,20 @@ class _Fit:
         chosen: whether the score of shadow model s is used for record i, bool [S, n].
         shadows: scores of the shadow models, [S, n].
         variance: estimator of the variance; see `lira`.
-        what: "with" or "without" (the record), for error messages.
+        preposition: "with" or "without" (the record), for error messages.
 
     Attributes:
         mean, scale, freedom: location, scale and degrees of freedom of each record's distribution, [n].
     """
 
-    def __init__(self, chosen: Tensor, shadows: Tensor, variance: Variance, what: str) -> None:
+    def __init__(self, chosen: Tensor, shadows: Tensor, variance: Variance, preposition: str) -> None:
         count = chosen.sum(0).double()
         least = 1 if variance == "pooled" else 2
         few = int((count < least).sum())
         if few or not bool((count > 1).any()):
             raise ValueError(
-                f"shadows must have at least {least} trained {what} every record (and 2 for some), but {few} records "
-                "have fewer; train more shadows, or use variance='pooled', which needs the fewest"
+                f"shadows must have at least {least} trained {preposition} every record (and 2 for some), but {few} "
+                "records have fewer; train more shadows, or use variance='pooled', which needs the fewest"
             )
         self.mean = (shadows * chosen).sum(0) / count
         squares = ((shadows - self.mean).square() * chosen).sum(0)
@@ -109,7 +109,7 @@ class _Fit:
             own = own * (1 + 1 / count)
         if not bool((own > 0).all()):
             raise ValueError(
-                f"shadows trained {what} a record must not all give the same score, as they do for "
+                f"shadows trained {preposition} a record must not all give the same score, as they do for "
                 f"{int((own <= 0).sum())} records; use scores that do not saturate, or variance='pooled'"
             )
         self.scale = own.sqrt()

@@ -89,19 +89,19 @@ def rmia(
     return torch.searchsorted(z_ratio, ratio - math.log(gamma), right=True).double() / len(z_ratio)
 
 
-def _mean(shadows: Tensor, chosen: Tensor, what: str) -> Tensor:
+def _mean(shadows: Tensor, chosen: Tensor, preposition: str) -> Tensor:
     """Return the mean probability of each record's true class over some of the shadow models.
 
     Args:
         shadows: log-odds log(p / (1 - p)) of the probability p of each record's true class under S shadow models,
             [S, n]; see `stable_logit`.
         chosen: whether to use shadow model s for record i, bool [S, n].
-        what: "with" or "without" (the record), for error messages.
+        preposition: "with" or "without" (the record), for error messages.
     """
     count = chosen.sum(0)
     if not bool((count > 0).all()):
         raise ValueError(
-            f"shadows must have at least 1 trained {what} every record, but {int((count == 0).sum())} records have "
-            "none; train more shadows on random halves"
+            f"shadows must have at least 1 trained {preposition} every record, but {int((count == 0).sum())} records "
+            "have none; train more shadows on random halves"
         )
     return (shadows.sigmoid() * chosen).sum(0) / count

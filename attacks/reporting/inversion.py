@@ -302,7 +302,7 @@ def inversion_section(
 
 
 def _compare_own(
-    images: Tensor, own: Tensor, members: Records, non_members: Records | None, who: str, findings: Findings
+    images: Tensor, own: Tensor, members: Records, non_members: Records | None, sender: str, findings: Findings
 ) -> list[Part]:
     """Compare recovered images with the client's records, and with non-members of the same classes.
 
@@ -311,7 +311,7 @@ def _compare_own(
         own: indices of the client's records among the members, int64 [n].
         members: private training records.
         non_members: records that were not used for training; None if the user passed none.
-        who: text that names the client and the round.
+        sender: text that names the client and the round.
         findings: findings of the report, to which the result is added.
 
     Returns:
@@ -335,7 +335,7 @@ def _compare_own(
     beaten = int((rates[1] >= aligned.mean()).sum())
     recovered = int((aligned >= PSNR_LEVELS[0]).sum())
     means = f"{float(aligned.mean()):.1f} dB aligned, held-out images of its classes {float(rates[1].mean()):.1f}"
-    result = f"inverting the update of {who} recovers"
+    result = f"inverting the update of {sender} recovers"
     if beaten:
         findings.add_negative("inversion", f"{result} images no closer to its records than to others ({means})")
     elif recovered:

@@ -43,16 +43,16 @@ class FileBacked(ABC):
     def __len__(self) -> int:
         """Return the number of images."""
 
-    def read_hint(self, what: str) -> str:
+    def read_hint(self, set_name: str) -> str:
         """Return a text that states that the images are in a file, and how to read them.
 
         The text completes an error message after the words "the images of".
 
         Args:
-            what: name of the set in the message, for example "this set".
+            set_name: name of the set in the message, for example "this set".
         """
         return (
-            f"{what} are in a file: read a part with `data.read(indices)`, or all {len(self)} with `data.read()` "
+            f"{set_name} are in a file: read a part with `data.read(indices)`, or all {len(self)} with `data.read()` "
             f"({format_bytes(self.bytes)} as floats)"
         )
 

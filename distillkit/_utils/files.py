@@ -80,13 +80,13 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], f
     return Path(path)
 
 
-def read_tensors(path: str | os.PathLike[str], *, kind: str, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_tensors(path: str | os.PathLike[str], *, kind: str, content: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read a file that `write_tensors` wrote, and return its tensors, on the CPU, and its metadata.
 
     Args:
         path: the file.
         kind: the expected value of `format` in the metadata.
-        what: description of the expected content for error messages, for example "a saved LabeledImages".
+        content: description of the expected content for error messages, for example "a saved LabeledImages".
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -95,7 +95,7 @@ def read_tensors(path: str | os.PathLike[str], *, kind: str, what: str) -> tuple
     from safetensors import SafetensorError, safe_open
 
     if not Path(path).is_file():
-        raise FileNotFoundError(f"{path} does not exist; it should hold {what}")
+        raise FileNotFoundError(f"{path} does not exist; it should hold {content}")
     try:
         with safe_open(path, framework="pt") as file:
             facts = dict(file.metadata() or {})
@@ -103,5 +103,5 @@ def read_tensors(path: str | os.PathLike[str], *, kind: str, what: str) -> tuple
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
     if facts.get("format") != kind:
-        raise ValueError(f"{path} is not {what} (format {facts.get('format')!r}, want {kind!r})")
+        raise ValueError(f"{path} is not {content} (format {facts.get('format')!r}, want {kind!r})")
     return tensors, facts

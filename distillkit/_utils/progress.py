@@ -53,7 +53,7 @@ class _Silent:
 
 
 @contextmanager
-def bar(total: int, what: str, *, unit: str = "step", progress: bool = True, done: int = 0) -> Iterator[Bar]:
+def bar(total: int, description: str, *, unit: str = "step", progress: bool = True, done: int = 0) -> Iterator[Bar]:
     """Show a progress bar during a `with` block around a long loop.
 
     The bar appears after two seconds, on a terminal or in a notebook, and disappears at the end. If calls are nested,
@@ -62,7 +62,7 @@ def bar(total: int, what: str, *, unit: str = "step", progress: bool = True, don
 
     Args:
         total: number of units.
-        what: text before the bar.
+        description: text before the bar.
         unit: name of one unit.
         progress: whether to show the bar.
         done: number of units that an interrupted run has already completed.
@@ -75,7 +75,9 @@ def bar(total: int, what: str, *, unit: str = "step", progress: bool = True, don
             warnings.filterwarnings("ignore", "IProgress not found")
             from tqdm.auto import tqdm
 
-        with tqdm(total=total, desc=what, unit=unit, initial=done, delay=DELAY, mininterval=0.5, leave=False) as shown:
+        with tqdm(
+            total=total, desc=description, unit=unit, initial=done, delay=DELAY, mininterval=0.5, leave=False
+        ) as shown:
             yield shown
     finally:
         _turn.release()

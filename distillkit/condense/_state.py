@@ -121,7 +121,7 @@ def load_state(path: str | os.PathLike[str]) -> State:
         FileNotFoundError: the file does not exist.
         ValueError: the file is damaged, was changed after it was written, or does not contain a condenser's state.
     """
-    state, facts = read_tensors(path, kind=_FORMAT, what="a condenser's state")
+    state, facts = read_tensors(path, kind=_FORMAT, content="a condenser's state")
     if facts.get("checksum", _checksum(state)) != _checksum(state):
         raise ValueError(f"{path} was changed after it was written (its checksum differs): restore the file")
     return state

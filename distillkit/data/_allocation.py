@@ -29,7 +29,7 @@ def even_counts(total: int, parts: int) -> Tensor:
 
 
 def allocate_evenly(
-    groups: list[Tensor], owns: Tensor, labels: Tensor, generator: Seed, what: str = "class"
+    groups: list[Tensor], owns: Tensor, labels: Tensor, generator: Seed, group_name: str = "class"
 ) -> list[Tensor]:
     """Divide each group of images at random and evenly among the clients that own it.
 
@@ -38,7 +38,7 @@ def allocate_evenly(
         owns: whether client i owns a part of group k, bool [clients, groups].
         labels: class or domain of each image. The result is on the device of this tensor.
         generator: seed or random generator.
-        what: word for a group in error messages.
+        group_name: word for a group in error messages.
 
     Returns:
         One sorted index tensor per client.
@@ -51,8 +51,8 @@ def allocate_evenly(
         owners = int(owns[:, k].sum())
         if len(group) < owners:
             raise ValueError(
-                f"{what} {int(labels[group[0]])} has {len(group)} images for {owners} clients, which need one each; "
-                "use fewer clients"
+                f"{group_name} {int(labels[group[0]])} has {len(group)} images for {owners} clients, which need one "
+                "each; use fewer clients"
             )
         counts[owns[:, k], k] = even_counts(len(group), owners)
     return allocate(groups, counts, labels, generator)

@@ -267,7 +267,7 @@ def _read_cache(complete: Path, count: int, shape: Shape) -> Cache | None:
     if not (complete.is_file() and pixels.is_file()):
         return None
     try:
-        tensors, _ = read_tensors(complete, kind=_FORMAT, what="the hashes of cached pictures")
+        tensors, _ = read_tensors(complete, kind=_FORMAT, content="the hashes of cached pictures")
         start = _start_of(pixels, count, shape)
     except ValueError:
         return None

@@ -101,7 +101,7 @@ def _load_shipped(path: Path, root: AnyPath | None) -> LabeledImages:
     facts = _facts(path)
     if "dataset" not in facts:
         return LabeledImages.load(path)
-    tensors, _ = read_tensors(path, kind=_INDEX_FORMAT, what="rows of a dataset")
+    tensors, _ = read_tensors(path, kind=_INDEX_FORMAT, content="rows of a dataset")
     train = load(facts["dataset"], root=root, **facts["options"]).train
     chosen = train[tensors["indices"]]
     if abs(_checksum(chosen) - facts["checksum"]) > _TOLERANCE or not torch.equal(chosen.labels, tensors["labels"]):

@@ -106,7 +106,7 @@ class StoredLabels:
         Raises:
             ValueError: the file does not contain stored labels.
         """
-        tensors, metadata = read_tensors(path, kind=_FORMAT, what="stored labels")
+        tensors, metadata = read_tensors(path, kind=_FORMAT, content="stored labels")
         facts = json.loads(metadata["facts"])
         facts["epochs"] = tuple(facts["epochs"])
         if facts["mix"] is not None:

@@ -489,7 +489,7 @@ class LabeledImages:
         if (path := Path(path)).is_dir() or path.suffix == ".npz":
             tensors, facts = read_picture_folder(path) if path.is_dir() else read_npz(path)
         else:
-            tensors, strings = read_tensors(path, kind=_FORMAT, what="a saved LabeledImages")
+            tensors, strings = read_tensors(path, kind=_FORMAT, content="a saved LabeledImages")
             facts = {"set": strings.get("set", "")}
         try:
             return LabeledImages.from_parts(tensors, json.loads(facts["set"]) if "set" in facts else facts)

@@ -125,13 +125,13 @@ def require_patterns(settings: Settings, templates: Mapping[str, nn.Module]) -> 
     return known
 
 
-def require_matches(patterns: Sequence[str], names: Sequence[str], what: str) -> None:
+def require_matches(patterns: Sequence[str], names: Sequence[str], option: str) -> None:
     """Refuse a pattern that matches no parameter's name.
 
     Args:
         patterns: patterns such as "classifier.*"; "!pattern" matches all names that "pattern" does not.
         names: names of the parameters.
-        what: name of the option that holds the patterns, for the error message.
+        option: name of the option that holds the patterns, for the error message.
 
     Raises:
         ValueError: a pattern matches no name. The message lists the first six names.
@@ -139,7 +139,7 @@ def require_matches(patterns: Sequence[str], names: Sequence[str], what: str) ->
     for pattern in patterns:
         if not fnmatch.filter(names, pattern.removeprefix("!")):
             known = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
-            raise ValueError(f"{what}: the pattern {pattern!r} matches no parameter; there are {known}")
+            raise ValueError(f"{option}: the pattern {pattern!r} matches no parameter; there are {known}")
 
 
 def trial_trainings(

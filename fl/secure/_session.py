@@ -204,29 +204,29 @@ class ClientSession:
         return sorted(int(client) for client in session["shares"])
 
     def _check_clients(
-        self, clients: Mapping[int, Any] | Sequence[int], allowed: Mapping[int, Any] | Sequence[int], what: str
+        self, clients: Mapping[int, Any] | Sequence[int], allowed: Mapping[int, Any] | Sequence[int], action: str
     ) -> None:
         """Check a set of clients that the server sent with a request.
 
         Args:
             clients: indices of the clients in the set (the keys, if it is a mapping).
             allowed: indices of the clients that may be in the set.
-            what: text for error messages that says what the clients in the set did, such as "has signed".
+            action: text for error messages that says what the clients in the set did, such as "has signed".
 
         Raises:
             ProtocolError: the set has fewer clients than the threshold; a client is not in `allowed`, or is repeated;
-                or this client itself is not in the set, unless `what` is "has signed".
+                or this client itself is not in the set, unless `action` is "has signed".
         """
         strange = sorted(set(clients) - set(allowed))
         if strange or len(set(clients)) < len(clients):
             which = f"client {strange[0]}" if strange else "one client twice"
-            raise ProtocolError(f"the server says that {which} {what}, which is impossible")
+            raise ProtocolError(f"the server says that {which} {action}, which is impossible")
         if len(clients) < self.context.threshold:
             raise ProtocolError(
                 f"the server says that {len(clients)} clients are left, below the threshold of {self.context.threshold}"
             )
-        if self.client not in clients and what != "has signed":
-            raise ProtocolError(f"the server does not say that client {self.client} {what}, but sends it a request")
+        if self.client not in clients and action != "has signed":
+            raise ProtocolError(f"the server does not say that client {self.client} {action}, but sends it a request")
 
     def _save(self, step: str, values: Mapping[str, Any]) -> None:
         state = {"step": step, "seed_of_run": self.context.seed, "round": self.context.number}

@@ -73,7 +73,7 @@ def test_tensors_are_restored_bitwise(tmp_path_factory: pytest.TempPathFactory, 
         tensors[f"t{i}"] = raw.to(data.draw(st.sampled_from(KINDS))).movedim(0, -1) if shape else raw.float()
     tensors["again"] = tensors["t0"]  # two names of one memory
     path = write_tensors(tmp_path_factory.mktemp("files") / "a.safetensors", tensors, {"format": "one", "fact": "ü"})
-    found, facts = read_tensors(path, kind="one", what="a one")
+    found, facts = read_tensors(path, kind="one", content="a one")
     assert facts == {"format": "one", "fact": "ü"}
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
@@ -91,6 +91,6 @@ def test_packed_tensors_share_no_memory() -> None:
 def test_another_type_of_file_is_refused_by_name(tmp_path: Path) -> None:
     path = write_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(1)}, {"format": "one"})
     with pytest.raises(ValueError, match=r"a\.safetensors is not a two \(format 'one', want 'two'\)"):
-        read_tensors(path, kind="two", what="a two")
+        read_tensors(path, kind="two", content="a two")
     with pytest.raises(FileNotFoundError, match=r"b\.safetensors does not exist; it should hold a two"):
-        read_tensors(tmp_path / "b.safetensors", kind="two", what="a two")
+        read_tensors(tmp_path / "b.safetensors", kind="two", content="a two")

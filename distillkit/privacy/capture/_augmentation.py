@@ -34,14 +34,16 @@ def captured_augmentation(
     options = {"siamese": True} if siamese else {}
     if is_own_augmentation(augment):
         return lambda images, generator: augment(images, generator, **options)
-    what = f"the augmentation {getattr(augment, '__name__', type(augment).__name__)}"
+    function_name = f"the augmentation {getattr(augment, '__name__', type(augment).__name__)}"
 
     def one(shared: list[Tensor], image: Tensor) -> list[Tensor]:
         out = augment(image[None], MARKER, **options)
         if not isinstance(out, Tensor) or out.shape != (1, *image.shape):
             came = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
-            raise BatchStatistics(f"{what} turns 1 image into {came}; return one image of the same shape for each")
+            raise BatchStatistics(
+                f"{function_name} turns 1 image into {came}; return one image of the same shape for each"
+            )
         return [out[0]]
 
-    captured = capture(one, [], [like], what=what)
+    captured = capture(one, [], [like], function_name=function_name)
     return lambda images, generator: captured([], images, generator=generator, common=siamese)[0]

@@ -23,7 +23,7 @@ def capture(
     shared: Sequence[Tensor],
     examples: Sequence[Tensor],
     *,
-    what: str,
+    function_name: str,
     names: Sequence[str] = (),
     modules: Sequence[nn.Module] = (),
 ) -> CapturedFunction:
@@ -39,7 +39,7 @@ def capture(
         shared: tensors that are the same for all records, such as parameters. Their values may change between calls.
         examples: tensors of n records, [n, ...]. Their shapes, dtypes and device are used, but not their values. A
             function that reads these tensors in another way than through its arguments is refused.
-        what: name of the function in error messages.
+        function_name: name of the function in error messages.
         names: names of the `shared` tensors in error messages.
         modules: modules that the function uses.
 
@@ -48,9 +48,9 @@ def capture(
         NotCapturable: the function is not a fixed function of one record; the message names the line and the remedy.
     """
     one = [e.new_empty(e.shape[1:]) for e in examples]
-    require_plain([*shared, *examples], what)
-    graph = trace(function, shared, one, what=what, names=names, modules=modules, records=examples)
-    return CapturedFunction(graph, shared, one, what)
+    require_plain([*shared, *examples], function_name)
+    graph = trace(function, shared, one, function_name=function_name, names=names, modules=modules, records=examples)
+    return CapturedFunction(graph, shared, one, function_name)
 
 
 class CapturedFunction:
@@ -65,10 +65,12 @@ class CapturedFunction:
             estimate memory.
     """
 
-    def __init__(self, graph: torch.fx.GraphModule, shared: Sequence[Tensor], one: Sequence[Tensor], what: str) -> None:
+    def __init__(
+        self, graph: torch.fx.GraphModule, shared: Sequence[Tensor], one: Sequence[Tensor], function_name: str
+    ) -> None:
         self._draws = draws_as_inputs(graph)
         for_batches(graph)
-        self._forward, self._shared, self._what = graph.forward, len(shared), what
+        self._forward, self._shared, self._function_name = graph.forward, len(shared), function_name
         nodes = [n.meta.get("val") for n in graph.graph.nodes if n.op == "call_function"]
         sizes = [v.numel() for v in nodes if isinstance(v, Tensor)]
         self.activations, self.largest = sum(sizes), max(sizes, default=0)
@@ -96,7 +98,7 @@ class CapturedFunction:
             except Exception as error:
                 failure = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         else:
-            raise NotCapturable(f"{self._what} fails on a noise record: {failure}")
+            raise NotCapturable(f"{self._function_name} fails on a noise record: {failure}")
         self._outputs = [row[:0] for row in single]
         try:
             together = self._evaluate(shared, inputs)
@@ -133,9 +135,9 @@ class CapturedFunction:
             The function's results, with n rows each.
         """
         count = len(examples[0])
-        require_plain([*shared, *examples], self._what)
+        require_plain([*shared, *examples], self._function_name)
         if self._draws and generator is None:
-            raise ValueError(f"{self._what} draws random numbers: pass generator=secret.generator()")
+            raise ValueError(f"{self._function_name} draws random numbers: pass generator=secret.generator()")
         if not count:
             return [row.clone() for row in self._outputs]
         draws = self.draw(1 if common else count, generator) if generator is not None else []
@@ -173,7 +175,7 @@ class CapturedFunction:
         return list(self._forward(*shared, *(e[i] for e in inputs)))
 
 
-def require_plain(tensors: Sequence[Tensor], what: str) -> None:
+def require_plain(tensors: Sequence[Tensor], function_name: str) -> None:
     """Check that operators on the tensors run PyTorch's code only, and no code of the caller.
 
     Raises:
@@ -182,9 +184,10 @@ def require_plain(tensors: Sequence[Tensor], what: str) -> None:
     """
     if any(type(t) not in (Tensor, nn.Parameter) for t in tensors):
         kind = next(type(t).__name__ for t in tensors if type(t) not in (Tensor, nn.Parameter))
-        raise NotCapturable(f"{what}: a {kind} is not a plain tensor and may run code of its own; convert it")
+        raise NotCapturable(f"{function_name}: a {kind} is not a plain tensor and may run code of its own; convert it")
     functions = [mode for mode in _get_current_function_mode_stack() if type(mode) is not DeviceContext]
     if _get_current_dispatch_mode_stack() or functions:
         raise PrivacyError(
-            f"{what}: a torch mode of the caller is active, which would see private records; leave its `with` block"
+            f"{function_name}: a torch mode of the caller is active, which would see private records; leave its `with` "
+            "block"
         )

@@ -41,15 +41,15 @@ class Violation:
     kind: type[PrivacyError]
     why: str
 
-    def error(self, what: str, line: str) -> PrivacyError:
+    def error(self, function_name: str, line: str) -> PrivacyError:
         """Return the exception to raise for this violation, an operator that a captured function may not use.
 
         Args:
-            what: name of the captured function, with which the message begins.
+            function_name: name of the captured function, with which the message begins.
             line: text that states the line of the user's code, which replaces "{line}" in the message; "" if the line
                 is unknown.
         """
-        return self.kind(f"{what}{self.why.replace('{line}', line)}")
+        return self.kind(f"{function_name}{self.why.replace('{line}', line)}")
 
 
 def find_violation(
@@ -169,7 +169,7 @@ def _has_open_shape(value: Any) -> bool:
     return any(isinstance(v, Tensor) and not all(type(side) is int for side in v.shape) for v in values)
 
 
-def without_writes(graph: GraphModule, inputs: Sequence[Tensor], what: str) -> GraphModule:
+def without_writes(graph: GraphModule, inputs: Sequence[Tensor], function_name: str) -> GraphModule:
     """Return an equivalent graph in which no operator writes to a tensor and all constants are copies.
 
     Operators that create uninitialized tensors, such as `torch.empty`, are replaced by operators that fill them with
@@ -178,7 +178,7 @@ def without_writes(graph: GraphModule, inputs: Sequence[Tensor], what: str) -> G
     Args:
         graph: graph in which `find_violation` found nothing.
         inputs: tensors with the shapes and dtypes of the graph's inputs.
-        what: name of the function in error messages.
+        function_name: name of the function in error messages.
 
     Raises:
         BatchStatistics: the traced function writes to a tensor that it did not create.
@@ -187,8 +187,8 @@ def without_writes(graph: GraphModule, inputs: Sequence[Tensor], what: str) -> G
         raw = graph
         functional = torch.func.functionalize(lambda *given: raw.forward(*given), remove="mutations")
         refusal = BatchStatistics(
-            f"{what} writes to a tensor that it did not create, which would carry information past the clip; store "
-            "nothing about the examples"
+            f"{function_name} writes to a tensor that it did not create, which would carry information past the clip; "
+            "store nothing about the examples"
         )
         try:
             graph = make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)

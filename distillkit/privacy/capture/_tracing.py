@@ -47,7 +47,7 @@ def trace(
     shared: Sequence[Tensor],
     examples: Sequence[Tensor],
     *,
-    what: str,
+    function_name: str,
     names: Sequence[str],
     modules: Sequence[nn.Module] = (),
     records: Sequence[Tensor] = (),
@@ -60,7 +60,7 @@ def trace(
         function: function of the list `shared` and of the tensors of one record.
         shared: tensors whose values may differ between calls of the graph, such as parameters.
         examples: tensors with the shapes, dtypes and device of one record; their values are not used.
-        what: name of the function in error messages.
+        function_name: name of the function in error messages.
         names: names of the `shared` tensors in error messages.
         modules: modules that the function uses.
         records: all private data, such as the private images. The function is refused if its code uses one of these
@@ -72,7 +72,7 @@ def trace(
         NotCapturable: the function is not a fixed function of one record.
     """
     zeros = [torch.zeros(e.shape, dtype=e.dtype, device=e.device) for e in examples]
-    run = partial(_trace, function, [t.detach() for t in shared], zeros, what=what, modules=modules)
+    run = partial(_trace, function, [t.detach() for t in shared], zeros, function_name=function_name, modules=modules)
     with _LOCK:
         graph = run()
         if any(fused in str(node.target) for node in graph.graph.nodes for fused in _FUSED):
@@ -87,9 +87,9 @@ def trace(
             try:
                 run(within=_Locate(violation))
             except NotCapturable as error:
-                raise violation.error(what, str(error)) from None
-            raise violation.error(what, "")
-        return without_writes(graph, [*(t.detach() for t in shared), *zeros], what)
+                raise violation.error(function_name, str(error)) from None
+            raise violation.error(function_name, "")
+        return without_writes(graph, [*(t.detach() for t in shared), *zeros], function_name)
 
 
 def _trace(
@@ -97,14 +97,14 @@ def _trace(
     shared: list[Tensor],
     examples: list[Tensor],
     *,
-    what: str,
+    function_name: str,
     modules: Sequence[nn.Module],
     within: TorchDispatchMode | None = None,
 ) -> GraphModule:
     def call(*inputs: Tensor) -> Sequence[Tensor]:
         values, one = list(inputs[: len(shared)]), inputs[len(shared) :]
         with ExitStack() as stack:
-            stack.enter_context(_Watch(what))
+            stack.enter_context(_Watch(function_name))
             if within is not None:
                 stack.enter_context(within)
             return function(values, *(e.clone() for e in one))
@@ -119,13 +119,13 @@ def _trace(
         raise
     except _DATA_DEPENDENT as error:
         raise NotCapturable(
-            f"{what} chooses by the values of an example or of a random draw{user_line(error)}, so it is not a fixed "
-            "function of one record; write the choice with torch.where, and keep shapes fixed"
+            f"{function_name} chooses by the values of an example or of a random draw{user_line(error)}, so it is not "
+            "a fixed function of one record; write the choice with torch.where, and keep shapes fixed"
         ) from None
     except Exception as error:
         raise NotCapturable(
-            f"{what} cannot be captured as a function of one example{user_line(error)}: {type(error).__name__}: "
-            f"{str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+            f"{function_name} cannot be captured as a function of one example{user_line(error)}: "
+            f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
         ) from error
     finally:
         for layer in (part for module in modules for part in module.modules() if isinstance(part, nn.RNNBase)):
@@ -136,8 +136,8 @@ def _trace(
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002
         raise NotCapturable(
-            f"{what} draws from the global random state of NumPy or of `random`, so its draws would be the same for "
-            "all records; draw with torch, without a generator, or from the generator that is passed"
+            f"{function_name} draws from the global random state of NumPy or of `random`, so its draws would be the "
+            "same for all records; draw with torch, without a generator, or from the generator that is passed"
         )
     return graph
 
@@ -148,9 +148,9 @@ class _Watch(TorchFunctionMode):
     The function must not normalize with the statistics of a batch, or draw from a generator that it created itself.
     """
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, function_name: str) -> None:
         super().__init__()
-        self.what = what
+        self.function_name = function_name
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -158,14 +158,14 @@ class _Watch(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if (func in (F.batch_norm, torch.batch_norm)) and (kwargs.get("training", args[5:6] == (True,))):
             raise BatchStatistics(
-                f"{self.what} normalizes with the statistics of a batch{user_line()}, so one record would change the "
-                "results of all. Use instance, group or layer norm, or fixed statistics from public data"
+                f"{self.function_name} normalizes with the statistics of a batch{user_line()}, so one record would "
+                "change the results of all. Use instance, group or layer norm, or fixed statistics from public data"
             )
         generator = kwargs.pop("generator", None)
         if generator is not None and generator is not MARKER:
             raise NotCapturable(
-                f"{self.what} draws from a generator of its own{user_line()}, which is not secret; draw without "
-                "`generator=` (the draws then come from the secret), or from the generator that is passed"
+                f"{self.function_name} draws from a generator of its own{user_line()}, which is not secret; draw "
+                "without `generator=` (the draws then come from the secret), or from the generator that is passed"
             )
         return func(*args, **kwargs)
 
@@ -202,12 +202,12 @@ class Stateless(nn.Module):
     Args:
         network: network that the function uses; it becomes the submodule `network`.
         function: function that uses the network.
-        what: name of the function in error messages.
+        function_name: name of the function in error messages.
     """
 
-    def __init__(self, network: nn.Module, function: Callable[..., Any], what: str) -> None:
+    def __init__(self, network: nn.Module, function: Callable[..., Any], function_name: str) -> None:
         super().__init__()
-        self.network, self._function, self._what = network, function, what
+        self.network, self._function, self._function_name = network, function, function_name
 
     def names(self) -> list[str]:
         """Return the names of the network's parameters and buffers, in the same order as `state`."""
@@ -258,8 +258,8 @@ class Stateless(nn.Module):
                         del table[name]
             if stored:
                 raise BatchStatistics(
-                    f"{self._what}: a forward pass changes {stored[0]}, which would carry information past the clip; "
-                    "store nothing about the examples"
+                    f"{self._function_name}: a forward pass changes {stored[0]}, which would carry information past "
+                    "the clip; store nothing about the examples"
                 )
 
 

@@ -104,7 +104,9 @@ def _row_gradients(loss: SeparableLoss, like: Tensor) -> Callable[[Tensor, Tenso
             rows = loss(embedding[None], leaf[None])
         return [torch.autograd.grad(rows.sum(), leaf)[0] if rows.requires_grad else torch.zeros_like(leaf)]
 
-    captured = capture(one, [], [like, like], what=f"the loss {getattr(loss, '__name__', type(loss).__name__)}")
+    captured = capture(
+        one, [], [like, like], function_name=f"the loss {getattr(loss, '__name__', type(loss).__name__)}"
+    )
     if captured.draws:
         raise NotCapturable("the loss draws random numbers; use a fixed function of embedding and mean")
     return lambda embedding, means: captured([], embedding, means)[0]

@@ -62,8 +62,8 @@ class PublicEmbedder:
         self.augment, self.state = augment, state
         refuse_batch_norm(network)
         self.own = is_own_network(network) and is_own_augmentation(augment)
-        what = f"the network {type(network).__name__}"
-        self._call = Stateless(network if isinstance(network, nn.Module) else nn.Module(), self.plain, what)
+        function_name = f"the network {type(network).__name__}"
+        self._call = Stateless(network if isinstance(network, nn.Module) else nn.Module(), self.plain, function_name)
         self._captured: dict[str, CapturedFunction] = {}
         self._augment_private: Callable[[Tensor, torch.Generator], Tensor] | None = None
 
@@ -146,10 +146,14 @@ class PublicEmbedder:
         self, key: str, function: Callable[..., list[Tensor]], shared: list[Tensor], example: Tensor
     ) -> CapturedFunction:
         if key not in self._captured:
-            what, modules = f"the network {type(self.network).__name__}", [self._call.network]
-            captured = capture(function, shared, [example], what=what, names=self._call.names(), modules=modules)
+            function_name, modules = f"the network {type(self.network).__name__}", [self._call.network]
+            captured = capture(
+                function, shared, [example], function_name=function_name, names=self._call.names(), modules=modules
+            )
             if captured.draws and is_own_augmentation(self.augment):
-                raise NotCapturable(f"{what} draws random numbers, but must embed all images alike; use eval mode")
+                raise NotCapturable(
+                    f"{function_name} draws random numbers, but must embed all images alike; use eval mode"
+                )
             self._captured[key] = captured
         return self._captured[key]
 

@@ -154,8 +154,8 @@ def per_example_gradients(
     chosen = {n: p for n, p in network.named_parameters() if p.requires_grad} if trained is None else dict(trained)
     if not chosen:
         raise PrivacyError("trained names no parameter, so there are no gradients to compute; leave it out for all")
-    what = f"the network {type(network).__name__} or its loss"
-    call = Stateless(network, losses, what)
+    function_name = f"the network {type(network).__name__} or its loss"
+    call = Stateless(network, losses, function_name)
     names = call.names()
 
     def gradient(values: list[Tensor], *one: Tensor) -> list[Tensor]:
@@ -171,5 +171,5 @@ def per_example_gradients(
         )
         return [torch.zeros_like(p) if g is None else g for p, g in zip(leaves, grads)]
 
-    captured = capture(gradient, call.state(), like, what=what, names=names, modules=[network])
+    captured = capture(gradient, call.state(), like, function_name=function_name, names=names, modules=[network])
     return ExampleGradients(network, chosen, captured)

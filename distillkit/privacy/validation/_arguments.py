@@ -89,12 +89,12 @@ def require_given_num_classes(real: LabeledImages) -> None:
         )
 
 
-def refuse_measured_normalization(normalization: Normalization, who: str = "a private component") -> None:
+def refuse_measured_normalization(normalization: Normalization, component: str = "a private component") -> None:
     """Refuse a normalization that was measured on images that were not declared public.
 
     Args:
         normalization: normalization of the private set.
-        who: name of the component in the error message.
+        component: name of the component in the error message.
 
     Raises:
         PrivateStatistics: the mean and standard deviation were measured, or a whitening was fitted, on images that were
@@ -103,8 +103,8 @@ def refuse_measured_normalization(normalization: Normalization, who: str = "a pr
     if normalization.measured and normalization != IDENTITY:
         what = "mean and std were measured" if normalization.zca is None else "whitening was fitted"
         raise PrivateStatistics(
-            f"the set's {what} on images, and every release of {who} shows them. Use public constants, for instance "
-            "data.renormalize(Normalization((0.5,), (0.5,))). If those images are public, declare it: "
+            f"the set's {what} on images, and every release of {component} shows them. Use public constants, for "
+            "instance data.renormalize(Normalization((0.5,), (0.5,))). If those images are public, declare it: "
             "Normalization.of(images, public=True) or Normalization(..., measured=False)"
         )
 
@@ -195,19 +195,19 @@ def initial_images(
     return stored.clone(), "public set"
 
 
-def refuse_half_precision(values: Tensor, what: str) -> None:
+def refuse_half_precision(values: Tensor, name: str) -> None:
     """Refuse values in half precision, whose rounding errors can be larger than the clip norm of private training.
 
     Args:
         values: images or a parameter to check.
-        what: name of the values in the error message.
+        name: name of the values in the error message.
 
     Raises:
         PrivacyError: the values are neither float32 nor float64.
     """
     if values.dtype not in (torch.float32, torch.float64):
         raise PrivacyError(
-            f"{what} is {values.dtype}: its rounding error can exceed the clip. Private training needs float32 or "
+            f"{name} is {values.dtype}: its rounding error can exceed the clip. Private training needs float32 or "
             "float64; convert model and images, for instance with .float()"
         )
 

@@ -93,12 +93,12 @@ def _class_names(table: Any, name: str) -> tuple[str, ...]:
     return tuple(getattr(table.features[name], "names", None) or ())
 
 
-def _column(table: Any, what: str, usual: tuple[str, ...], typed: list[str]) -> str:
+def _column(table: Any, kind: str, usual: tuple[str, ...], typed: list[str]) -> str:
     """Return the name of a table's image or label column.
 
     Args:
         table: table of Hugging Face's `datasets`.
-        what: "images" or "labels".
+        kind: "images" or "labels".
         usual: usual names of such a column. They are used only if `typed` is empty.
         typed: names of the table's columns with the feature `Image` or `ClassLabel`.
 
@@ -108,7 +108,7 @@ def _column(table: Any, what: str, usual: tuple[str, ...], typed: list[str]) -> 
     found = typed or [name for name in table.column_names if name in usual]
     if len(found) != 1:
         raise ValueError(
-            f"the table must have one column of {what}: an {'Image' if what == 'images' else 'ClassLabel'}, or named "
+            f"the table must have one column of {kind}: an {'Image' if kind == 'images' else 'ClassLabel'}, or named "
             f"{' or '.join(usual)}; found {', '.join(found) or 'none'} among {', '.join(table.column_names)}. Rename "
             "it, or drop the others with select_columns"
         )

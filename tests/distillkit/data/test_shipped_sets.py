@@ -62,7 +62,7 @@ def test_a_set_has_its_card_and_the_classes_of_its_dataset(name: str) -> None:
 def test_files_that_copy_training_images_have_no_images() -> None:
     for path in (*PACKAGED, *IN_CHECKOUT):
         copies = set_cards()[path.stem]["leak"]["copies"]
-        tensors = read_tensors(path, kind=_format(path), what="a shipped set")[0]
+        tensors = read_tensors(path, kind=_format(path), content="a shipped set")[0]
         assert (set(tensors) == {"indices", "labels"}) == (copies > 0), path.stem
 
 
@@ -83,7 +83,7 @@ def test_rows_of_other_images_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
     source = next(path for path in PACKAGED if path.stem == "digits-random-10")
     facts = set_files._facts(source)
     monkeypatch.setattr(set_files, "_FOLDERS", (tmp_path,))
-    tensors = read_tensors(source, kind="distillkit.ImageIndex/1", what="rows")[0]
+    tensors = read_tensors(source, kind="distillkit.ImageIndex/1", content="rows")[0]
     for shift in (0, 1):
         rows = tensors["indices"] + shift
         text = {"format": "distillkit.ImageIndex/1", "set": json.dumps(facts)}

@@ -228,7 +228,7 @@ def test_active_mode_and_tensor_subclass_are_refused() -> None:
         pass
 
     with pytest.raises(NotCapturable, match="Own is not a plain tensor"):
-        capture(lambda shared, x: [x], [], [torch.zeros(2, 3).as_subclass(Own)], what="it")
+        capture(lambda shared, x: [x], [], [torch.zeros(2, 3).as_subclass(Own)], function_name="it")
 
 
 def any_two(logits: Tensor, labels: Tensor) -> Tensor:
@@ -373,7 +373,7 @@ def test_draws_are_inputs_with_the_operators_distribution(draw: str, global_rng_
     }
     function, mean, variance = functions[draw]
     images = torch.zeros(8, 2500, dtype=torch.float64)
-    captured = capture(lambda shared, x: [x + function(x)], [], [images], what="it")
+    captured = capture(lambda shared, x: [x + function(x)], [], [images], function_name="it")
     (rows,) = captured([], images, generator=derive(0))
     assert float(rows.mean()) == pytest.approx(mean, abs=5 * (variance / 20_000) ** 0.5)
     assert float(rows.var()) == pytest.approx(variance, rel=0.1)

@@ -210,7 +210,7 @@ def test_uninitialised_memory_is_refused_or_zero(make: Callable[[Tensor], Tensor
     from distillkit.privacy.capture._captured_function import capture
 
     images = torch.ones(4, 16)
-    held = capture(lambda shared, x: [x + make(x)], [], [images], what="it")
+    held = capture(lambda shared, x: [x + make(x)], [], [images], function_name="it")
     names = [str(c) for c in held._forward.__code__.co_names]
     assert not any(name.startswith(("empty", "new_empty")) for name in names)
 
