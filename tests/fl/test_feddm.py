@@ -150,7 +150,15 @@ def test_server_training_weighs_images_alike_in_every_batch(weighted: bool) -> N
     by_hand.load_state_dict(net.state_dict())
     make = lambda n: torch.optim.SGD(n.parameters(), lr=0.1, momentum=0.5)  # noqa: E731
     train_on_set(
-        net, data, make(net), epochs=2, batch=4, order=derive(5), dropout=derive(6), running=lambda: None, weight=weight
+        net,
+        data,
+        make(net),
+        epochs=2,
+        batch=4,
+        order=derive(5),
+        dropout=derive(6),
+        check_running=lambda: None,
+        weight=weight,
     )
     sgd, order = make(by_hand), derive(5)
     for _ in range(2):
