@@ -90,7 +90,7 @@ study.table(columns=["bytes_up"]).without("best % *", "best of the seeds' mean %
 study.curves()
 
 # %% [markdown]
-# FedDM's messages and weights differ in size, so the next cell draws the same curves over the bytes sent.
+# FedDM's messages differ in size from a model's weights, so the next cell plots accuracy against the bytes sent.
 
 # %%
 study.curves(by="bytes")
