@@ -114,7 +114,7 @@ from distillkit.study import tuning_table
 tuning_table("runs/sites")
 
 # %% [markdown]
-# Each run can be repeated from its folder. `fl.study.repeat` does this and gets a result with the same hash. The
+# `fl.study.repeat` repeats a run from its folder, and its result has the same hash as the original run. The
 # notebook "Membership inference and gradient inversion" and `attacks.report` show what FedDM's images reveal about
 # the sites' own images.
 

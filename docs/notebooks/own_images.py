@@ -31,9 +31,9 @@ train
 # %% [markdown]
 # ## Condense
 #
-# Distribution matching optimises a few pictures until their mean embedding in networks with random weights equals that
-# of the whole class. `convnet` may return any `nn.Module`. This notebook makes few steps, so that it runs on a
-# laptop. Published results use thousands of steps.
+# Distribution matching optimises a few synthetic pictures per class. In networks with random weights, their mean
+# embedding should equal the mean embedding of all real pictures of the class. The function `convnet` may return any
+# `nn.Module`. This notebook makes few steps, so that it runs on a laptop. Published results use thousands of steps.
 
 # %%
 from distillkit.condense import distribution_matching
