@@ -137,7 +137,7 @@ def killed_in_pieces(out: Path, moments: random.Random, whole: Path, kills: int,
         process, pieces = start(out, **how), pieces + 1
         if targets:
             while rounds_of(out) < targets[0] and process.poll() is None:
-                time.sleep(0.01)
+                time.sleep(0.05)
             time.sleep(moments.random() / 2)
             if process.poll() is None:
                 process.kill()
