@@ -79,7 +79,7 @@ study = Study("runs/sites", task, candidates, seeds=seeds)
 records = study.run(trial=False, progress=False)
 
 # %% [markdown]
-# By default (`trial=True`), `run` first estimates the total time. If it is interrupted, call it again to continue.
+# By default (`trial=True`), `run` first estimates the total time. If `run` is interrupted, call it again to continue.
 #
 # ## Results
 
@@ -106,7 +106,7 @@ paired_differences(records, base="FedAvg")
 
 # %% [markdown]
 # The next table shows the chosen configurations. If a grid has three or more values, the table also shows whether the
-# best value is at the edge of the grid. With two values it always is, so search more values in a real study.
+# best value is at the edge of the grid. One of two values is always at the edge, so search more in a real study.
 
 # %%
 from distillkit.study import tuning_table

@@ -9,7 +9,7 @@
 #
 # ## Membership inference
 #
-# A model is more confident on its training pictures than on others. To learn how large this difference is, an
+# A model is more confident on its training pictures than on other pictures. To learn how much more, an
 # attacker trains *shadow models*: it repeats the training on random halves of the candidate pictures. Here, the
 # training pipeline trains a small network on 200 pictures.
 

@@ -92,7 +92,7 @@ print(f"{len(train)} pictures: {accuracy(whole, test):.1%}")
 # %% [markdown]
 # ## Another network
 #
-# Before you share a set that was condensed with one architecture, test it with others.
+# Before you share a set that was condensed with one architecture, train other architectures on it, and test them.
 
 # %%
 from torch import nn
