@@ -121,6 +121,6 @@ messages = {
 compare_messages(messages, *private, method="dlg", steps=steps, normalization=private.normalization)
 
 # %% [markdown]
-# If a row looks safe, this only shows that this attack failed with these few steps. Only noise with privacy
+# A low PSNR only shows that this attack failed within so few steps. Only noise with privacy
 # accounting gives a guarantee: use `fl.addons.DPSGD` for federated runs, and `distillkit.privacy` for sets and
 # models. `attacks.report` attacks a whole run and writes a report.

@@ -78,7 +78,7 @@ for ipc, small in sets.items():
         print(f"{ipc:2} a class, {row.data:<11}  {row.mean:.1%} ± {row.std:.1%}")
 
 # %% [markdown]
-# There is only one set of each size, so the standard deviation is over the networks trained on it.
+# Only one set of each size was made, so the standard deviation is over the networks trained on this set.
 # `print(evaluate(...))` prints the same numbers as a table. For comparison, train on all pictures:
 
 # %%
