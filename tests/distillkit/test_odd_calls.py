@@ -868,7 +868,7 @@ ACCEPTED: Listed = {
     ("*", "*", "huge"): "large numbers, or class 100, are numbers and a class too",
     ("*", "*", "negative"): NUMBERS,
     ("at_threshold", "*", "bool"): "the truth in other words",
-    ("Audit", "of", "unknown"): "words for the reader",
+    ("Audit", "mechanism", "unknown"): "words for the reader",
     ("LabeledImages", "class_names", "empty"): "a set without names",
     ("roc", "*", "bool"): "the truth in other words",
     **{(name, "in*", "bool"): "another truth" for name in ("one_run_lower_bound", "lira", "rmia", "shadow_classifier")},
