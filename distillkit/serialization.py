@@ -67,7 +67,7 @@ _RENAMED = {
 
 
 class SerializationError(TypeError):
-    """Error for a value that has no JSON form. The message says which part of the value, and what to use instead."""
+    """Error for a value with a part that has no JSON form. The message names the part, and says what to use instead."""
 
 
 class ConfigError(ValueError):

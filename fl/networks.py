@@ -283,8 +283,8 @@ def _blanks(network: nn.Module, weights: Tensors) -> dict[int, Any]:
     """Return a memo for `copy.deepcopy` that makes copying a network cheaper.
 
     With the memo, `deepcopy` does not copy parameters that `weights` will overwrite anyway; the copy gets uninitialized
-    ones. The memo also contains a new empty dict or set for every empty one in the network. Each module has about a
-    dozen of these, for hooks, and copying them is most of the cost.
+    ones. The memo also contains a new empty dict or set for every empty dict or set in the network. Each module has
+    about a dozen of them, for hooks, and copying them is most of the cost.
 
     Args:
         network: network to copy.

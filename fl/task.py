@@ -87,9 +87,10 @@ class LabelTask(Protocol):
         """
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
-        """Return the test metrics, name -> value, computed from `sums`, a result of the method `sums`.
+        """Return the test metrics by name, among them `accuracy` and `loss`.
 
-        They include `accuracy` and `loss`.
+        Args:
+            sums: test results as the method `sums` returns them, float64 [3 + 3K] for K classes.
         """
 
 
@@ -197,9 +198,10 @@ class Classification:
             )
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
-        """Return `accuracy` (a fraction) and `loss` (the mean cross-entropy), name -> value.
+        """Return the test metrics by name: `accuracy` (a fraction) and `loss` (the mean cross-entropy).
 
-        They are computed from `sums`, the test results that the method `sums` returns.
+        Args:
+            sums: test results as the method `sums` returns them, float64 [3 + 3K] for K classes.
         """
         return {"accuracy": float(sums[1] / sums[0]), "loss": float(sums[2] / sums[0])}
 
@@ -289,11 +291,14 @@ class MultiLabel:
             )
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
-        """Return the test metrics, name -> value, computed from `sums`, a result of the method `sums`.
+        """Return the test metrics by name.
 
         They are `accuracy`, `loss`, and six more: `c_precision`, `c_recall` and `c_f1` (precision and recall averaged
         over classes, and their F1), and `o_precision`, `o_recall` and `o_f1` (computed from the predictions of all
         classes together).
+
+        Args:
+            sums: test results as the method `sums` returns them, float64 [3 + 3K] for K classes.
         """
         tp, fp, fn = sums[3:].view(3, -1)
 

@@ -11,13 +11,13 @@ __all__ = ["step_scores"]
 
 
 def step_scores(steps: Tensor, sigma: float, *, rate: float = 1.0) -> Tensor:
-    """Return two scores for each run of several private steps, to pass to `audit_claim`.
+    """Return two scores for each run, to pass to `audit_claim`. A run consists of several private steps.
 
-    In DP-SGD, every step draws the record with probability `rate` and adds noise. Project each released step on the
-    record's gradient, and divide by the sensitivity. The result is N(0, sigma^2) without the record, and N(b, sigma^2)
-    with it, where b is 1 with probability `rate` and 0 otherwise. The first score is the log-likelihood ratio of these
-    two distributions, summed over the steps. For a correct mechanism, this score distinguishes runs with the record
-    from runs without it as well as possible.
+    In DP-SGD, every step draws the audited record with probability `rate` and adds noise. Project each released step on
+    the record's gradient, and divide by the sensitivity. The result is N(0, sigma^2) without the record, and
+    N(b, sigma^2) with it, where b is 1 with probability `rate` and 0 otherwise. The first score is the log-likelihood
+    ratio of these two distributions, summed over the steps. For a correct mechanism, this score distinguishes runs with
+    the record from runs without it as well as possible.
 
     The second score is the largest projection minus the smallest. It detects a bug that the likelihood ratio misses:
     noise that is drawn once and added in every step.

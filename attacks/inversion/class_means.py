@@ -21,8 +21,8 @@ class ClassMeans:
 
     Args:
         embeddings: functions that map images, float [N, C, H, W], to embeddings, float [N, F], such as
-            `network.features` or a public map. They must include everything that the client did to each record, such as
-            clipping.
+            `network.features` or a public map. If the client changed each embedding, for example by clipping, the
+            functions must do the same.
         means: mean embeddings, float [K, F] for each embedding function, with one row per class. A row of zeros or NaN
             means that the class has no records. If the client sent sums, divide them by the number of records per
             class.
@@ -31,8 +31,8 @@ class ClassMeans:
             each class.
 
     Raises:
-        TypeError, ValueError: embeddings or means have the wrong type or shape or differ in number, or all rows of the
-            means are empty.
+        TypeError, ValueError: embeddings or means have the wrong type or shape or differ in number, or no class has
+            records.
 
     Sources: the messages of Zhao and Bilen, "Dataset Condensation with Distribution Matching" (WACV 2023) and Xiong et
     al., FedDM (CVPR 2023); the inversion of an embedding is from Mahendran and Vedaldi (CVPR 2015).

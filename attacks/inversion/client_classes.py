@@ -105,7 +105,8 @@ def class_bounds(
             if the layer's D inputs are known to be never negative.
         class_rows: one row per class, float [K, F].
         noised: whether noise was added to `class_rows`. A row of pure noise looks like the row of a present class. If
-            True, rows therefore count only if some row is empty, which shows that only present classes received noise.
+            True, the rows are therefore used only if one of them is zero or NaN, which shows that only present classes
+            received noise.
         labels: class indices int [M] of a set's images or of prototypes; classes without an image or prototype count as
             absent.
         ipc: images per class of a set in which each image was initialized from a different record. A class with fewer

@@ -17,9 +17,9 @@ def infer_label(weight_gradient: Tensor) -> int:
     With softmax cross-entropy, row c of the last weight's gradient is (p_c - y_c) a. Here a are the features of the
     image, p_c is the predicted probability of class c, and y_c is 1 for the true class and 0 otherwise. Only the row of
     the true class has a negative factor, so only this row points in the opposite direction to all others. The result is
-    exact. It needs neither the network nor the image, and neither clipping nor sending only the signs hides the class.
-    If the gradient has noise, use `class_counts(bias_gradient, 1)`, which gives a best guess from the bias gradient.
-    This function refuses gradients that one image cannot have caused.
+    exact, and the function needs neither the network nor the image. A client that clips the gradient, or sends only the
+    signs of its values, does not hide the class. If the gradient has noise, use `class_counts(bias_gradient, 1)`, which
+    gives a best guess from the bias gradient. This function refuses gradients that one image cannot have caused.
 
     Args:
         weight_gradient: gradient of the last linear layer's weight, float [K, D], for at least 3 classes. With two

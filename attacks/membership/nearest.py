@@ -18,9 +18,9 @@ def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, ow
 
     Here d1 and d2 are the l2 distances, over all pixels, from the candidate to these two images. The attack needs no
     model and no shadow models. A set whose images were initialized from real records often remains close to these
-    records: one image is then far closer to such a record than all other images. Try the attack on every set, and on
-    all images that a server observed. An image that occurs several times (because it was sent to every client, for
-    example) is used once; otherwise the nearest and the second nearest image would be equal.
+    records: one image is then far closer to such a record than all other images. An image that occurs several times
+    (because it was sent to every client, for example) is used once; otherwise the nearest and the second nearest image
+    would be equal.
 
     Args:
         images: the published or intercepted images, [M, C, H, W], at least two different ones.

@@ -94,8 +94,8 @@ def estimate_cost(
             saved there and `run_shadows` does not train it again.
 
     Returns:
-        The estimated `Cost` of the missing shadow models. If none is missing, its attribute `each` is the duration of
-        the first one.
+        The estimated `Cost` of the missing shadow models. If none is missing, no model is trained, and `Cost.each` is
+        the time that the training of the first shadow model took.
 
     Raises:
         TypeError, ValueError: an argument is out of range; the shadow models in `out` were made with other settings; or

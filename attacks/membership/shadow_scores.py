@@ -136,10 +136,9 @@ class ShadowScores:
         return found
 
     def target(self, number: int, scorer: str) -> Target:
-        """Return the inputs of an attack on one of the shadow models. The attack uses the other shadow models for
-        comparison.
+        """Return the inputs of an attack on one of the shadow models.
 
-        Only the complement of the attacked model is left out (see `without`).
+        The attack compares the scores of this model with the scores that `without(number)` returns.
 
         Args:
             number: index of the shadow model to attack.
@@ -163,7 +162,7 @@ class ShadowScores:
             scorer: name of the scorer whose scores the attack uses.
 
         Yields:
-            A pair: the inputs of the attack; and whether the model was trained on each record, bool [N].
+            A pair: the inputs of the attack; and whether the attacked model was trained on each record, bool [N].
         """
         for number in range(len(self)):
             yield self.target(number, scorer), self.inside[number]

@@ -1,4 +1,4 @@
-"""Privacy report of a finished run, as an HTML file and as Markdown, and a table of a published set's leaks."""
+"""Privacy report of a finished run, as HTML and Markdown, and measurement of what a published set reveals."""
 
 from attacks.reporting._recorded_run import DamagedRun, NoRun
 from attacks.reporting.inversion import Inversion

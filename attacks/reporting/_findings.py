@@ -112,9 +112,10 @@ def _ordered(found: list[tuple[str, str]], kinds: tuple[str, ...]) -> list[str]:
 def evaluate_scores(members: Tensor, non_members: Tensor, tried: int) -> tuple[float, OperatingPoint]:
     """Evaluate an attack's scores of members and non-members.
 
-    The threshold is chosen on a random half of the non-members: at most 1 % of this half have a score of at least the
-    threshold, and none if the half has fewer than 100 records. The rates are counted on the members and the other half
-    of the non-members. Their Clopper-Pearson intervals are corrected for the number of attacks and for both rates.
+    The threshold is chosen on a random half of the non-members. At most 1 % of this half have a score of at least the
+    threshold; if the half has fewer than 100 records, none has. The rates are counted on the members and on the other
+    half of the non-members. The rates have Clopper-Pearson intervals, with a Bonferroni correction for the two rates of
+    each of the `tried` attacks.
 
     Args:
         members: scores of members, [n], higher for members.

@@ -1,4 +1,4 @@
-"""Section of a report on gradient inversion, which compares recovered images with the records of a client."""
+"""Report section on gradient inversion. It compares recovered images with the records of a client."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ def record_scores(rounds: list[Tensor], candidates: Tensor) -> dict[str, Tensor]
     Returns:
         Scores [n] by attack. "distance" is the PSNR of the nearest image of all rounds. "nearest" is the largest score
         of `attacks.membership.nearest` over the rounds; it is left out if no round has two different images. This score
-        is high if the nearest image is much closer to the record than the second nearest. Each round is scored on its
-        own: if images of several rounds are close to the same record, its score over all images would be low.
+        is high if the nearest image is much closer to the record than the second nearest. It is computed for each round
+        separately, because images of several rounds may be equally close to the same record.
     """
     found = {"distance": closest_images(torch.cat(rounds), candidates)[0].double()}
     several = [one for one in rounds if len(one.unique(dim=0)) > 1]

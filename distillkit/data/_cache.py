@@ -55,7 +55,7 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True)
 class Cache:
-    """Opened cache in which all pictures are complete.
+    """Opened cache of all pictures of a file or folder.
 
     Attributes:
         file: open file with the pictures.

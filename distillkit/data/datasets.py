@@ -242,13 +242,13 @@ def open_dataset(
     and for CelebA and FLAIR.
 
     Args:
-        name: name of a dataset whose row in `DATASETS` has a function `open`.
+        name: name of a dataset in `DATASETS` for which `Dataset.open` is not None.
         root, size, channels, normalization: as in `load`.
         cache, progress: folder of the cache, and whether to show a progress bar; as in `open_folder`.
         workers: number of decoding threads. Default: the number of cores of this process.
 
     Raises:
-        ValueError: the dataset has no function `open`, or a file cannot be read.
+        ValueError: `Dataset.open` is None for this dataset, or a file cannot be read.
         FileNotFoundError: files are missing. The message says how to get them.
         OSError, distillkit.locking.InUse: the cache cannot be written; see `open_folder`.
     """

@@ -216,8 +216,8 @@ def _best_iterates(
 ) -> tuple[Tensor, float]:
     """Minimize the loss of a batch of images with Adam. For each image, return the iterate that has the lowest loss.
 
-    With `Tiles`, each stored image is decoded to several images, and its loss is the sum of their losses. Without
-    `Tiles`, the stored images are the images.
+    With `Tiles`, each stored image is decoded to several images. The loss of a stored image is the sum of the losses of
+    its decoded images. Without `Tiles`, each stored image is its own decoded image.
 
     Args:
         objective: the loss.
@@ -229,7 +229,7 @@ def _best_iterates(
         shown: progress bar, which is advanced by one for each computation of the loss.
 
     Returns:
-        The best iterate of each stored image, and the sum of their losses.
+        The best iterate of each stored image, and the sum of the losses of these iterates.
 
     Raises:
         ValueError: the loss of an image was never finite.

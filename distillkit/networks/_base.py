@@ -108,8 +108,9 @@ def _has_split(network: nn.Module) -> bool:
 def split(network: nn.Module, classifier: str | None = None) -> Network:
     """Wrap an image classifier, so that it has the methods `features` and `classifier` of the interface `Network`.
 
-    Use it for your own networks or those of torchvision. Functions of this package that accept a network or a sampler
-    call `split` themselves. The wrapper shares the network's parameters, whose names get the prefix `model.`.
+    Use it for your own networks or those of torchvision. Functions of this package that accept a network, or a sampler
+    of networks, call `split` themselves. The wrapper shares the network's parameters. Their names get the prefix
+    `model.`.
 
     Args:
         network: network to split. A network that already has a method `features` and a `classifier` is returned

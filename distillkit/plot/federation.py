@@ -23,7 +23,7 @@ Run = Sequence[Mapping[str, Any]]
 
 
 class HasRows(Protocol):
-    """Interface of objects with an attribute `rows`, such as `fl.Run`, which `curves` accepts as runs."""
+    """Interface of runs, such as `fl.Run`, whose history is the attribute `rows`."""
 
     @property
     def rows(self) -> Run:

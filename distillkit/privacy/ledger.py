@@ -55,7 +55,8 @@ class Ledger:
     it. The number of lines and the last hash, called the head, are also stored in the file `<path>.head`. A ledger file
     that was cut, edited, reordered or deleted contradicts its hashes or the head, and is refused. The folder of a
     federated run stores another copy of the head; see `require_head`. A consistent change to all of these files is not
-    detected. Files of earlier versions are accepted; the guarantee then has a remark that their lines are not chained.
+    detected. Ledger files of earlier versions of distillkit, which have no hashes, are accepted. The guarantee then has
+    a remark with the number of lines without hashes.
 
     **Budget**: a charge that would bring a client's epsilon above the budget is refused, so the budget holds for any
     stopping rule. If you look at releases or at epsilon to decide when to stop, report the *budget*. The epsilon of

@@ -153,7 +153,10 @@ def read_picture_folder(path: Path) -> tuple[Tensors, dict[str, Any]]:
 
 
 def _class_folders(names: Sequence[str], num_classes: int) -> list[str]:
-    """Return a folder name for each class. The alphabetical order of the names is the order of the classes."""
+    """Return a folder name for each class, in the order of the classes.
+
+    The alphabetical order of the folder names is the same.
+    """
     width = len(str(num_classes - 1))
     if not names:
         return [f"{k:0{width}d}" for k in range(num_classes)]

@@ -52,9 +52,7 @@ def write_choice(
         design: tasks, candidates and seeds.
         runs: tuning runs of each configuration, by task and candidate.
         scores: results of `score_searches`.
-        facts: the options of the `Study` that affect the choice, by name: `rule` (criterion for the best
-            configuration), `late_rounds` (number of rounds that the rule "late" averages) and `extend` (settings whose
-            search was extended).
+        facts: the options `rule`, `late_rounds` and `extend` of the `Study`, by name.
 
     Returns:
         The chosen settings, by task and candidate.

@@ -127,7 +127,7 @@ class Table:
     def without(self, *names: str) -> Table:
         """Return the table without some printed columns. `rows` still contains their values.
 
-        The note that explains the sign "*" is removed together with the last column that contains a "*".
+        A note that explains the sign "*" in column names is removed if no remaining column name has this sign.
 
         Args:
             names: printed names of the columns to remove.

@@ -54,9 +54,9 @@ def read_records(folder: str | os.PathLike[str]) -> Records:
         folder: the study's folder, or a file written by `write_records`. Each subfolder with a `summary.json` is a run.
 
     Returns:
-        The records, one per finished run, with the study's unfinished runs and the configurations that its tuning runs
-        chose. The records are ordered by task, candidate and seed as in `study.json`, or by the runs' names if there is
-        no `study.json`.
+        The records, one per finished run. The `Records` also list the study's unfinished runs and the chosen
+        configurations. The records are ordered by task, candidate and seed as in `study.json`, or by the runs' names if
+        there is no `study.json`.
 
     Raises:
         FileNotFoundError: there is no such folder, or it contains no finished run.

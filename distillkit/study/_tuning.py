@@ -234,7 +234,7 @@ def _choices(path: Path) -> list[Any]:
 
 
 def _varied(tries: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return those chosen settings that differ between configurations. If no setting differs, return all of them."""
+    """Return the settings in `chosen` that differ between the configurations `tries`. If none differs, return all."""
     varied = {k: v for k, v in chosen.items() if any(one["settings"].get(k) != v for one in tries)}
     return varied or chosen
 

@@ -131,7 +131,8 @@ class Candidate(ABC):
         like: name of another candidate whose chosen settings this candidate uses instead of a search. Use it for a
             control, a variant that must differ from that candidate in only one respect.
         rule: rule to choose the best configuration, "last", "late" or "own" (see `Study`); default: the study's rule.
-            Use "own" for a personalized method and its baseline, and "last" for a candidate without rounds.
+            Use "own" for a personalized method and its baseline, and "last" for a candidate without rounds, such as
+            `Condense`.
         tasks: names of the study's tasks on which the candidate runs; default: all tasks.
         seeds: seeds of the study with which the candidate runs; default: all seeds.
 

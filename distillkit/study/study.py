@@ -122,7 +122,7 @@ class Study:
 
     @property
     def num_configurations(self) -> int:
-        """Number of configurations of each candidate; 1 if nothing is tuned."""
+        """Number of configurations that tuning compares for each candidate; 1 if nothing is tuned."""
         return self.design.num_configurations
 
     def __repr__(self) -> str:

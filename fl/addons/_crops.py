@@ -208,9 +208,9 @@ class Crops(Source):
 
 
 class Pool(Source):
-    """Shared images of a given set, such as a public set (see `SharedPool`), in contrast to computed crops.
+    """Source of the images of a given set, such as a public set (see `SharedPool`).
 
-    The argument `image_data` of the methods is a tensor with all images of the set, uint8 [count, C, H, W].
+    The argument `image_data` of each method contains all images of the set, uint8 [count, C, H, W].
     """
 
     def __init__(self, count: int) -> None:

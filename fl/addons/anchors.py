@@ -122,7 +122,7 @@ class Anchors(AddOn):
         self._draw(server, torch.zeros(shape, dtype=server.dtype), torch.ones(shape, dtype=server.dtype))
 
     def answer(self, local: Local, reply: Message) -> None:
-        """Add the class statistics of the client's images to its answer to the query before round 1.
+        """Add statistics of the client's images to `reply`, the client's answer to the server's query before round 1.
 
         For each class, these are the mean and standard deviation of the pixels of each channel, and a number that
         states whether the client has the class.
@@ -132,7 +132,7 @@ class Anchors(AddOn):
         reply[self.owned] = (local.counts > 0).float()
 
     def expect_answer(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Add two entries to the schema of a client's answer to the query before round 1.
+        """Add two entries to `schema`, which describes a client's answer to the server's query before round 1.
 
         The first is a row for each class, with the mean and standard deviation of the pixels of each channel. The
         second is a number in [0, 1] for each class, which states whether the client has the class.

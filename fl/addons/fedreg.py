@@ -1,4 +1,4 @@
-"""FedReg: local steps that forget less of the global model, with the help of generated images."""
+"""FedReg: local training that uses generated images to forget less of what the global model has learned."""
 
 from __future__ import annotations
 

@@ -105,7 +105,8 @@ class Settings:
     def update_limit(self, weights: Tensors) -> float:
         """Return the largest l2 norm of an update that the server accepts.
 
-        The default is 100 times (1 + the norm of the weights). Only the update of a diverged client exceeds this norm.
+        This is the option `max_update_norm` or, by default, 100 times (1 + the norm of the weights). Only the update of
+        a diverged client exceeds this default.
 
         Args:
             weights: the shared weights at the start of the round, by name.
@@ -164,7 +165,10 @@ def variances(network: nn.Module) -> set[str]:
 
 
 def floating_buffers(network: nn.Module) -> list[str]:
-    """Return the names of the float buffers of `network`: batch-norm statistics, but not their counters."""
+    """Return the names of the float buffers of `network`, such as the running statistics of batch norm.
+
+    Buffers of integers, such as batch norm's `num_batches_tracked`, are left out.
+    """
     return [n for n, b in _state_buffers(network).items() if b.is_floating_point()]
 
 

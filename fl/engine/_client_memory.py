@@ -23,8 +23,10 @@ class MemoryStore:
 
     A client that finishes a round stores a new version of its memory. This version is pending until the server commits
     the round. Every request of the server states which version is valid. Therefore a memory from a failed or killed
-    round is never read, even if a client misses the call of `commit` or `rollback`. If memories are files, the version
-    before the valid one is kept, too, because the server returns to its previous checkpoint if the last one is damaged.
+    round is never read, even if a client misses the call of `commit` or `rollback`.
+
+    If the last checkpoint of the server is damaged, the server returns to its previous checkpoint. If memories are
+    files, the version that belongs to the previous checkpoint is therefore kept, too.
 
     The name of a version starts with the number of its round, such as "7-3f-1".
 

@@ -121,14 +121,14 @@ def require_like(first: LabeledImages, other: LabeledImages | StoredImages, name
 
 
 def fitting_set(data: Either, name: str, first: LabeledImages, *, classes: bool = True) -> Either:
-    """Check that a set of the server has images and is compatible with the first client's set, and return it.
+    """Return a set of the server, after checking that it has images and is compatible with the first client's set.
 
     Args:
         data: set of the server, such as the global test set.
         name: name of the argument that holds `data`, for error messages.
         first: the first client's set.
         classes: whether the number of classes and the form of labels (class indices, or rows with one value per class)
-            must agree, too. A number of classes that was inferred from the labels of `data` is first raised to the
+            must agree, too. If the number of classes of `data` was inferred from its labels, it is first raised to the
             number of classes of `first`.
 
     Raises:

@@ -186,7 +186,7 @@ class Dispatcher:
         self.transport.commit(self.cache_index.commit())
 
     def rollback(self) -> None:
-        """Discard the changes of clients' memories (values kept between rounds) and caches in a failed round."""
+        """Discard the changes that a failed round made to clients' memories (values kept between rounds) and caches."""
         self.cache_index.rollback()
         self.transport.rollback()
 

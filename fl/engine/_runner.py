@@ -32,7 +32,9 @@ __all__ = ["Deployment", "execute"]
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """Information about a run's clients, and functions to reach them, on this machine or on other machines.
+    """Information about a run's clients, and functions to reach them.
+
+    The clients may be on this machine or on other machines.
 
     Attributes:
         first: set of 0 images with the image shape, dtype and normalization of the first client's set.

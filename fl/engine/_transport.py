@@ -109,8 +109,7 @@ class ClientResult:
         absent: whether the client took no part, because it has no images to train or evaluate on.
         seconds: CPU seconds that the client took.
         notes: numbers that the client reports for the round's row of the history (`Client.notes`), by name.
-        remembers: whether the client stored a memory (values that it keeps between rounds), under the name
-            `RequestHeader.version`.
+        remembers: whether the client stored a memory (values that it keeps between rounds).
         resent: number of bytes of cached entries that were sent again, because the client had lost them.
         bytes_spared: number of bytes that were not sent twice, because two requests to the client were sent in one
             network message.

@@ -248,14 +248,14 @@ class Store:
         If the last checkpoint is damaged, a warning is issued, and the previous checkpoint is restored.
 
         Args:
-            run: fingerprint of the run's options, which must be the checkpoint's fingerprint.
+            run: fingerprint of the run's options. A checkpoint with another fingerprint is not restored.
 
         Returns:
             The contents of the checkpoint, or None if no round was completed.
 
         Raises:
-            CheckpointError: the last checkpoint is damaged, incomplete or of another run, and the previous one is
-                missing or cannot be restored either. The message names the file.
+            CheckpointError: the last checkpoint is damaged, incomplete, or has another fingerprint, and the previous
+                checkpoint is missing or cannot be restored either. The message names the file.
         """
         try:
             return self._restore(self.manifest(), run)

@@ -266,10 +266,10 @@ def _group(value: Value) -> Tensors:
 
 
 def _like(tensors: Tensors, value: Value) -> Any:
-    """Convert a dict of float64 tensors to the type and dtypes of an entry's value. This reverses `_group`.
+    """Convert a dict of float64 tensors, as returned by `_group`, to the type and dtypes of an entry's value.
 
     Args:
-        tensors: the dict. A number or a single tensor has the name "".
+        tensors: the dict. If `value` is a number or a single tensor, the dict has one tensor, called "".
         value: value with the type (number, tensor or dict of tensors) and dtypes of the result.
     """
     if isinstance(value, dict):

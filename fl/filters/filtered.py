@@ -174,7 +174,7 @@ class Filtered(Method):
         return message
 
     def expect(self, server: Server, client: int) -> Schema:
-        """Return the method's schema of a reply, after the filters have changed it."""
+        """Return the schema of a client's reply: the method's schema with the changes that the filters make."""
         schema = self.method.expect(server, client)
         for one in self.filters:
             one.expect(server, client, schema)

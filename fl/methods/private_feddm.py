@@ -163,8 +163,7 @@ class PrivateFedDM(FedDM):
 
         Raises:
             PrivacyError: the normalization was measured on the clients' images, the ledger's delta is too large for the
-                number of records, or the network has batch statistics. For each of these three reasons, the exception
-                is a subclass of `PrivacyError`.
+                number of records, or the network has batch statistics.
             ValueError: the task has several classes per image, or the option `sizes` (numbers of records per class)
                 does not have one number per class.
         """

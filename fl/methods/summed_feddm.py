@@ -96,12 +96,13 @@ class SummedFedDM(PrivateFedDM):
         return self.embedders(net.eval(), like, derive(side.seed, side.round, "maps"), entries.get(self.around))
 
     def send(self, server: Server, client: int) -> Message:
-        """Return a message with the weights, the number of clients that share the noise, and the last fitted images.
+        """Return a message with the weights, the number of clients that share the noise, and possibly images.
 
         Clients add noise to their sums of embeddings. With `noise="shares"`, all drawn clients share the noise. With
-        `noise="full"`, each client adds the whole noise, so the number in the message is 1. The fitted images are in
-        the message only if the server has stored them in an earlier round (option `warm`). Clients subtract the mean
-        embedding of these images from all embeddings.
+        `noise="full"`, each client adds the whole noise, so the number in the message is 1.
+
+        The images are those that the server fitted in an earlier round. The message has them only with the option
+        `warm`. Clients subtract the mean embedding of these images from the embeddings of their records.
         """
         among = float(len(server.drawn)) if self.noise == "shares" else 1.0
         message = Message({self.model: server.state[self.model], self.among: among})

@@ -38,8 +38,8 @@ class Federated(Candidate):
     rounds. It is passed to `make` only if `make` has an argument of that name.
 
     The summary of a run has the columns of `fl.history.summary`, and `accuracy_own`, the clients' mean accuracy on
-    their own test images (of the personal models if there are any). For a private method, it also has columns with the
-    privacy guarantee, as in the summaries of `Condense` candidates.
+    their own test images (of the personal models if there are any). For a private method, the summary also states the
+    privacy guarantee, in columns such as `epsilon` and `delta`.
 
     Args:
         make, search, settings, like: arguments of `Candidate`.

@@ -185,7 +185,7 @@ def _of_images(
     known: SavedRun, out: Path, seed: int, clients: Any, test: Any, server_data: Any,
     backend: Backend | Literal["threads"] | None, options: dict[str, Any],
 ) -> bool:  # fmt: skip
-    """Repeat a run that was made by `simulate` outside a study, on images that the caller passes.
+    """Repeat a run on images that the caller passes. The run was made by a call of `simulate`, outside a study.
 
     Args:
         known: the saved run.

@@ -176,7 +176,7 @@ def without_writes(graph: GraphModule, inputs: Sequence[Tensor], function_name: 
     zeros.
 
     Args:
-        graph: graph in which `find_violation` found nothing.
+        graph: graph for which `find_violation` returns None.
         inputs: tensors with the shapes and dtypes of the graph's inputs.
         function_name: name of the function in error messages.
 

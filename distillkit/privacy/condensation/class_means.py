@@ -1,7 +1,8 @@
-"""Noised class sums of embeddings, and images fitted to the released sums.
+"""Noised class sums of embeddings, and images that are fitted to class means.
 
-The module contains the three steps of `condense_private` as separate functions: `class_sums` embeds the private images,
-`release` adds noise to the sums, and `fit_to_means` fits images to the released means.
+The module contains the three steps of `condense_private` as separate functions. `class_sums` embeds the private images,
+and sums the embeddings by class. `release` adds noise to the sums. `fit_to_means` fits images to the noised class
+means, which you compute from the noised sums.
 """
 
 from __future__ import annotations

@@ -50,9 +50,8 @@ def image_gradients(
 
     Args:
         images: synthetic images, float [K, ipc, C, H, W].
-        embed: function phi that maps N images to embeddings [N, F]; or a `PublicEmbedder`. A function is captured: its
-            code is traced once, and only the resulting graph of operators uses private values (see
-            `per_example_gradients`).
+        embed: function phi that maps N images to embeddings [N, F]; or a `PublicEmbedder`. The code of a function
+            is traced once, and only the resulting graph of operators uses private values (see `per_example_gradients`).
         embedding: embeddings phi(x_i) of n real examples, float [n, F], without an autograd graph.
         labels: class indices of the real examples, int [n].
         loss: separable loss l; see `separable`.

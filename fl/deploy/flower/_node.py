@@ -237,7 +237,7 @@ class Node:
     def _guard(self, number: int, data: _LoadedData) -> ReleaseGuard:
         """Return an object that checks one request and its reply against the current policy of the node's owner.
 
-        For a private method, the object also checks and charges the privacy ledger of the data.
+        For a private method, the object also checks and charges the privacy ledger of the node's training set.
         """
         policy = None if self.policy is None else read_policy(self.policy)
         private = self.method.private

@@ -148,8 +148,8 @@ def mirror_report(ledger: Ledger, info: NodeInfo, metadata: Mapping[str, str]) -
         metadata: strings of the node's untrusted reply, with the report under "account".
 
     Raises:
-        ValueError: the report is missing or malformed, is from a ledger with another name, or lacks some of the lines
-            that the server has not copied yet.
+        ValueError: the report is missing or malformed, is not about the ledger that `info` names, or lacks some of the
+            lines that the server has not copied yet.
     """
     report = read_fields("ledger report", metadata.get("account", ""))
     name, since, lines = report["name"], report["since"], [(number, line) for number, line in report["lines"]]

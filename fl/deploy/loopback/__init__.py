@@ -1,4 +1,4 @@
-"""Backend that runs clients in other processes of this machine, which exchange only bytes with the server."""
+"""Backend that runs clients in other processes of this machine. The clients and the server exchange only bytes."""
 
 from fl.deploy.loopback._backend import Loopback
 

@@ -1,4 +1,4 @@
-"""Transport to clients in other processes of this machine, which exchange only bytes with the server.
+"""Transport to clients in other processes of this machine. The clients and the server exchange only bytes.
 
 A message between two processes is called a frame: a tuple of its kind, such as "job", and its contents.
 """
