@@ -297,21 +297,22 @@ class Roc:
 
 
 def _critical_counts(fpr: float, trials: int, error: float) -> tuple[int | None, int | None]:
-    """Return the counts of false positives from which a true rate of at most, or of at least, `fpr` follows.
+    """Return two critical numbers of false positives, for tests whether a true rate is at most or at least `fpr`.
 
-    Each of these two conclusions is right with probability at least 1 - `error`. Consider a threshold with k false
-    positives among n non-members. If it is just above the next smaller score, its true rate is stochastically at most a
-    variable with distribution Beta(k + 1, n - k). If it equals the k-th largest score, its true rate is stochastically
-    at least a variable with distribution Beta(k, n - k + 1).
+    The true rate is the unknown false-positive rate of a threshold. Each test is right with probability at least 1 -
+    `error`. Consider a threshold with k false positives among n non-members. If the threshold is just above the next
+    smaller score, its true rate is stochastically at most a variable with distribution Beta(k + 1, n - k). If the
+    threshold equals the k-th largest score, its true rate is stochastically at least a variable with distribution
+    Beta(k, n - k + 1).
 
     Args:
-        fpr: false-positive rate with which the true rates are compared.
+        fpr: false-positive rate with which the true rate is compared.
         trials: number of non-members, n.
-        error: largest error probability of each conclusion.
+        error: largest error probability of each test.
 
     Returns:
-        The largest count from which a true rate of at most `fpr` follows, and the smallest count from which a true rate
-        of at least `fpr` follows. Each is None if there is no such count.
+        The largest number of false positives that shows a true rate of at most `fpr`, and the smallest number that
+        shows a true rate of at least `fpr`. Each is None if there is no such number.
     """
     from scipy.special import betainc
 

@@ -54,8 +54,8 @@ class Defence(Protocol):
 class Clip:
     """Defence that scales a message down to a maximum norm, as DP-SGD and DP-FedAvg do before adding noise.
 
-    A message below the maximum is not changed. To compare its candidate images with the sent message, an attacker
-    computes the message of these images, and clips it to the same maximum norm.
+    A message below the maximum is not changed. An attacker computes the message of candidate images, and clips it to
+    the same maximum norm before comparing it with the sent message.
 
     Args:
         max_norm: largest l2 norm of all tensors together, > 0.

@@ -108,9 +108,9 @@ def invert_message(
     (NeurIPS 2020), for the cosine objective with total variation, with the schedule of the authors' code; Yin et al.,
     "See through Gradients" (CVPR 2021), for group consistency. Deviations: DLG optimizes labels together with the
     images; we infer them first, as iDLG does. DLG does not restrict images to the range of pixels. For group
-    consistency, images of the same class are paired across restarts, and then averaged pixel by pixel. The pairs of
-    each restart with a reference restart have the smallest sum of squared distances. The paper also aligns paired
-    images by registration, and uses another optimizer. The choice among restarts ignores the group term.
+    consistency, the images of each restart are paired with images of the same class from a reference restart, so that
+    the sum of squared distances is smallest. Paired images are then averaged pixel by pixel. The paper also aligns
+    paired images by registration, and uses another optimizer. The choice among restarts ignores the group term.
     """
     dims = tuple(check.positive_int(d, "shape") for d in check.sequence(shape, "shape", "sizes (C, H, W)", 3))
     count, restarts = check.positive_int(count, "count"), check.positive_int(restarts, "restarts")

@@ -64,15 +64,15 @@ class Gradient:
         return compute_logits(self.network, images).shape[1]
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
-        """Infer the labels of the images from the gradient of the last layer, int64 [count].
+        """Infer the labels of the images, int64 [count], from the gradient of the last layer.
 
         The bias gradient is passed to `class_counts`. If the layer has no bias, the label of a single image comes from
         the weight's gradient by `infer_label`.
 
         Args:
             count: number of images in the batch.
-            noise: random images, float [M, C, H, W]. If `count` is above 1, the network's mean prediction for them is
-                used as an approximation of its mean prediction for the batch.
+            noise: random images, float [M, C, H, W]. If `count` is above 1, the network's mean prediction for these
+                images replaces its unknown mean prediction for the batch.
 
         Raises:
             ValueError: the last layer has no bias, and there are several images.
@@ -196,14 +196,14 @@ class FedAvgUpdate:
         return compute_logits(self.network, images).shape[1]
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
-        """Infer the labels of the images from the change of the last layer's bias, int64 [count].
+        """Infer the labels of the client's images, int64 [count], from the change of the last layer's bias.
 
-        From the change, the mean gradient of the local steps is computed and passed to `class_counts`.
+        The mean gradient of the local steps is computed from this change, and passed to `class_counts`.
 
         Args:
             count: number of images of the client.
-            noise: random images, float [M, C, H, W]. If `count` is above 1, the network's mean prediction for them,
-                before and after training, is used as an approximation of its prediction for the client's images.
+            noise: random images, float [M, C, H, W]. If `count` is above 1, the network's mean prediction for these
+                images, before and after training, replaces its unknown prediction for the client's images.
 
         Raises:
             ValueError: the last layer has no bias, and there are several images.

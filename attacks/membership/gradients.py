@@ -25,8 +25,8 @@ def gradient_norm(network: nn.Module, images: Tensor, labels: Tensor, *, chunk: 
     """Return minus the norm of each record's gradient, as a membership score: training records have small gradients.
 
     Use it for an adversary who has the network itself (white-box access). The gradient is that of the cross-entropy
-    with respect to all parameters, in eval mode. For `lira`, use minus the logarithm of the norm, `-(-score).log()`,
-    which is more nearly Gaussian.
+    with respect to all parameters, in eval mode. For `lira`, use minus the logarithm of the norm, which is more nearly
+    Gaussian: `-(-scores).log()`, where `scores` is the result of this function.
 
     Args:
         network: classifier that returns logits [n, K] for images. Its mode is restored afterwards.

@@ -102,9 +102,8 @@ class ShadowScores:
         The complement is the model that was trained on exactly those records on which model `number` was not trained.
 
         Raises:
-            TypeError, ValueError: there is no model `number`, or no other model is left; or the returned scores would
-                reveal the training records of model `number`, because each of these records is used by n of the
-                remaining models, and every other record by m of them, with m different from n.
+            TypeError, ValueError: there is no model `number`; no other model is left; or the number of remaining models
+                that were trained on a record would reveal whether model `number` was trained on it.
         """
         number = check.positive_int(number, "number", least=0, most=len(self) - 1)
         own = self.inside[number]

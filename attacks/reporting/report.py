@@ -39,7 +39,7 @@ class Report:
     """Result of `report`. Prints as its verdict.
 
     Attributes:
-        verdict: one sentence with the worst leak and its size, or that no leak was found.
+        verdict: one sentence that states the worst leak and its size, or that no leak was found.
         html: path of the HTML file, which needs no other files.
         markdown: path of the same report as Markdown.
         leaks: one phrase for each leak, the most serious first. If it is empty, leaks may still exist.

@@ -127,7 +127,7 @@ def class_names(source: object) -> tuple[str, ...]:
     """Return the class names in a dataset's attribute `classes`, or an empty tuple if it has none.
 
     Args:
-        source: any source that `read` accepts.
+        source: a `Dataset`, a `DataLoader`, or a pair (images, labels).
     """
     while (inner := getattr(source, "dataset", None)) is not None:
         source = inner

@@ -14,10 +14,9 @@ __all__ = ["create_thread_pool", "thread_pool"]
 def create_thread_pool(workers: int, name: str, intra: int = 1) -> ThreadPoolExecutor:
     """Create a thread pool for tensor computations.
 
-    The number of intra-op threads affects rounding, so each worker uses a fixed number. The number of workers does not
-    affect results. In PyTorch, a worker that sets its number could also change the calling thread's number, if the
-    calling thread has not set its own. Therefore this function first sets the calling thread's number to its current
-    value.
+    Each worker uses a fixed number of intra-op threads, because this number affects rounding. The number of workers
+    does not affect results. In PyTorch, a thread that has not set its number of intra-op threads may get the number
+    that a worker sets. Therefore this function first sets the calling thread's number to its current value.
 
     Args:
         workers: number of threads.

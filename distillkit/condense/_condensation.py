@@ -134,7 +134,7 @@ class Condensation(PixelDescent):
         return gradient if self.tiles is None else self.tiles.adjoint(gradient)
 
     def step(self, loss: Tensor, gradient: Tensor) -> float:
-        """Take one SGD step on the optimized images, as `PixelDescent.step` does.
+        """Take one step of SGD with momentum on the optimized images, and return the loss as a float.
 
         Args:
             loss: loss of this step, a scalar tensor.
@@ -143,7 +143,7 @@ class Condensation(PixelDescent):
         return super().step(loss, self._adjoint(gradient))
 
     def report(self, loss: float, bar: Bar | None = None) -> None:
-        """Count a finished step and report it, as `PixelDescent.report` does.
+        """Count a finished step, and report it to the callback and the progress bar.
 
         Warn once if pixels are far outside [0, 1].
 

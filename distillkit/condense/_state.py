@@ -60,8 +60,7 @@ class Progress:
     def state(self) -> State:
         """Return a copy of the condenser's state. Pass it as `resume=` to continue with a bit-identical result.
 
-        Call this method before your `callback` function returns. The condenser then continues, and overwrites the
-        tensors from which the copy is made.
+        Call this method before your `callback` function returns, because later steps overwrite the state.
         """
         state = {name: tensor.detach().clone() for name, tensor in self.state_tensors.items()}
         return state if self.compute_arguments is None else {**state, "arguments": self.compute_arguments().clone()}

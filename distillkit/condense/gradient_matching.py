@@ -177,9 +177,10 @@ def _match_class(
     run: Condensation, trained: TrainedNetwork, step: tuple[int, int], c: int, images: Tensor, limit: int,
     metric: Metric,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the distance between two parameter gradients for class `c`, and its gradient with respect to `images`.
+    """Return the distance between two parameter gradients for class `c`, and the gradient of this distance.
 
-    One parameter gradient is computed on real images of the class, the other on its synthetic images.
+    One parameter gradient is computed on real images of the class, and the other one on its synthetic images. The
+    gradient of the distance is with respect to `images`.
 
     Args:
         run: the condensation.

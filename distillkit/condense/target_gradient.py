@@ -57,11 +57,15 @@ def fit_to_gradient(
         momentum: momentum of SGD, in [0, 1).
         metric: distance D between gradients; see `losses.matching.gradient_distance`. The default ignores the scale of
             the target.
-        chunk, callback, resume, progress: as in `gradient_matching`, except that `Progress` counts steps.
+        chunk: number of images per pass through the network; the default depends on device and image size.
+        callback: function that is called with a `Progress` after each step.
+        resume: a state from `Progress.state()`, or the path of a file written by `save_state`. Pass the other
+            arguments again. `steps` includes the steps already taken.
+        progress: whether to show a progress bar.
 
     Returns:
-        A set with the optimized images and the labels of `synthetic`. Its `columns`, which contain further data of each
-        image, are empty, because those of `synthetic` describe the initial images.
+        A set with the optimized images and the labels of `synthetic`, but without its `columns` (further data of each
+        image), which describe the initial images.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or the target's names or shapes differ from those of the

@@ -155,7 +155,7 @@ def open_cache(
 
 
 class CacheWriter:
-    """Writer of a cache of decoded pictures. It detects which pictures an interrupted call has already written.
+    """Writer of a cache of decoded pictures. After an interruption, a new writer can add the missing pictures.
 
     Args:
         complete: path of the `.safetensors` file, which is written last and marks the cache as complete.

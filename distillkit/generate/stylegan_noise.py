@@ -126,8 +126,8 @@ def upsampled_gaussian(
     Raises:
         TypeError, ValueError: an argument is invalid.
 
-    Paper: VHL (ICML 2022), appendix C.3. Deviations: as in `stylegan_noise`. The clamp in the authors' code removes the
-    negative half of the noise.
+    Paper: VHL (ICML 2022), appendix C.3. Deviations: pixels are scaled, not clamped, and the images are not compressed
+    to JPEG files. The clamp in the authors' code removes the negative half of the noise.
     """
     device = check.device(device)
     for name, value in (("size", size), ("channels", channels), ("base", base)):

@@ -89,7 +89,7 @@ class Relabel:
         """Return the teacher's logits in half precision, the class index of each logit, and the number of classes.
 
         For each image, only the `top_k` largest logits are returned. If all logits are returned, the class indices are
-        None; see `stored_logits`.
+        None.
 
         Args:
             images: float [N, C, H, W].

@@ -45,7 +45,7 @@ class _TrainingViews(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class StoredLabels:
-    """A teacher's soft labels for the views of some epochs, which `stored_soft_labels` computes.
+    """A teacher's soft labels for the views of some epochs. `stored_soft_labels` creates objects of this class.
 
     A view is an augmented image, which may be mixed with another image of its batch. Pass this object as `relabel=` to
     the `Protocol` for which it was computed. In an epoch whose labels are stored, training uses these labels. In any

@@ -29,10 +29,10 @@ _OPTIONS = ("delta", "budget", "disjoint", "renyi_order", "relation")
 
 
 def child_state(ledger: Ledger, client: int | str) -> dict[str, Any]:
-    """Return, as JSON values, the state of the run's ledger that a `ChildLedger` for one client starts from.
+    """Return an extract of the run's ledger, with which a `ChildLedger` for one client starts, as JSON values.
 
-    Events that differ only in their round and count are merged into one event. The state contains the events charged
-    to this client and the events charged to every client. If clients may share records, the state contains all events.
+    The extract contains the events charged to this client and the events charged to every client. If clients may share
+    records, it contains all events. Events that differ only in their round and count are merged into one event.
 
     Args:
         ledger: the run's ledger.

@@ -131,7 +131,7 @@ class Journal:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Open a `with` block that locks the file, so that reading and appending are one atomic step."""
+        """Open a `with` block that locks the journal's file, so that reading and appending are one atomic step."""
         from filelock import FileLock
 
         if self._path is None:
@@ -142,14 +142,14 @@ class Journal:
             yield
 
     def run_lock(self, wait: float | None = None) -> AbstractContextManager[None]:
-        """Open a `with` block for a run, in which other processes may read the file but not append to it.
+        """Open a `with` block for a run, in which other processes may read the journal's file but not append to it.
 
         Args:
             wait: number of seconds to wait for another process to leave its own `run_lock` block; None for the default
                 of `locking.locked`.
 
         Raises:
-            distillkit.locking.InUse: another process is still in such a block.
+            distillkit.locking.InUse: another process has not left its own `run_lock` block in this time.
         """
         if self._path is None:
             return nullcontext()

@@ -156,7 +156,7 @@ class Guarantee:
     budget: float | None = None
 
     def info(self) -> dict[str, Any]:
-        """Return the guarantee as JSON values, for a set's `info` or a run's history."""
+        """Return the guarantee as JSON values, for the `info` of an image set or for a run's history."""
         values: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta, "relation": self.relation}
         if self.epsilon is None:
             nominal = self.nominal if math.isfinite(self.nominal) else None

@@ -180,8 +180,8 @@ class LabeledImages:
         Args:
             dataset: a `Dataset` of pairs, or a `DataLoader` whose dataset is read.
             num_classes: number of classes, K. Default: the length of the dataset's attribute `classes`, which contains
-                the class names. The new set has the same class names. Without this attribute, the default is that of
-                the constructor.
+                the class names. The new set has the same class names. If there is no such attribute, the default is the
+                largest label + 1, or the width of label rows.
             normalization: normalization that the dataset's transform applies after `ToTensor`. Default: none, so that
                 the images are pixels in [0, 1]. If the dataset returns uint8 or PIL images, this function normalizes
                 them.
@@ -325,8 +325,8 @@ class LabeledImages:
     def concatenate(sets: Sequence[LabeledImages]) -> LabeledImages:
         """Join sets in the given order, for example the sets of several clients.
 
-        The result has the `info` of the first set. Class names are kept if all sets that have class names have the same
-        ones.
+        The result has the `info` of the first set. If two sets have different class names, the result has no class
+        names. A set without class names may be joined with a set that has class names, which are kept.
 
         Args:
             sets: at least one set. All sets must have the same normalization, image shape, number of classes, kind of

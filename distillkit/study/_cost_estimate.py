@@ -30,9 +30,9 @@ class EstimateRow:
         runs: number of runs that are not finished yet, including tuning runs.
         cost: cost of one run.
         memory: peak memory of the process during the trial run (a short part of one run), in bytes; None if unknown.
-        like: None if the cost was estimated from a trial run of this candidate. Otherwise the cost was copied from the
-            candidate with this name. This is done if a trial run would take more than the share `MAX_TRIAL_SHARE` of
-            the candidate's total time.
+        like: name of another candidate, whose cost was copied; None if the cost was estimated from a trial run of this
+            candidate. The cost is copied if a trial run would take more than the share `MAX_TRIAL_SHARE` of the
+            candidate's total time.
     """
 
     task: str

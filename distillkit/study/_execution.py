@@ -249,8 +249,7 @@ def settings_config(spec: RunSpec, store: Path) -> dict[str, Any]:
 def _set_aside(out: Path, spec: RunSpec) -> None:
     """Move an unfinished run to the folder `replaced` if it was started with other settings than those of `spec`.
 
-    This happens if a task's number of rounds was raised. The tuning runs are then continued, and their new results may
-    lead to other settings for this run.
+    The settings may change if a task gets more rounds, because the tuning runs are then continued.
     """
     folder = out / spec.folder
     path = folder / "config.json"

@@ -72,7 +72,7 @@ class PowerAnalysis:
 
     @property
     def std_upper(self) -> float:
-        """Upper 80 % confidence limit of the standard deviation, over seeds, of the difference candidate - baseline."""
+        """Upper 80 % confidence limit of the standard deviation that `std` estimates."""
         from scipy.stats import chi2
 
         freedom = len(self.differences) - 1

@@ -1,7 +1,7 @@
 """Choice of the best configuration of each candidate of a study, and tables of these choices.
 
-A candidate is a method that the study compares. A configuration consists of values of its settings. The tables are made
-from the study's file `choice.json`, which records the choices.
+A candidate is a method that the study compares. A configuration consists of values of the candidate's settings. The
+tables are made from the study's file `choice.json`, which records the choices.
 """
 
 from __future__ import annotations

@@ -102,7 +102,8 @@ class Condense(Candidate):
         tested: function that gets a number of outputs and returns a network. The networks are trained on the small set
             and tested on the test images. Default: the task's network factory. Use this option to test whether the set
             also works for other networks than those used in the condensation.
-        delta: delta of the ledger, `ledger.jsonl` in the run's folder, that a private condenser charges.
+        delta: delta of the privacy ledger that a private condenser charges. The ledger is the file `ledger.jsonl` in
+            the run's folder.
         threads: number of intra-op threads on the CPU. It affects rounding, so the results depend on it.
         measure: function of the small set and the run's `Job` that computes additional columns of the summary, and
             returns them as a dictionary of JSON values. It is not called in tuning runs. The cost that `Study.estimate`

@@ -100,8 +100,8 @@ class SeedMean:
 def best_seed_mean(runs: Sequence[Sequence[Row]]) -> SeedMean:
     """Return the round in which the mean accuracy over seeds is highest, with this accuracy.
 
-    The accuracy tables of the single-image paper (Soni, Saeed and Asano, 2024) report this mean, with `deviation` after
-    the ±. Let m be the mean in the best round, and b_s the best accuracy of seed s in any round. Then
+    The accuracy tables of the single-image paper (Soni, Saeed and Asano, 2024) report this mean as m ± `deviation`. Let
+    m be the mean in the best round, and b_s the best accuracy of seed s in any round. Then
 
         deviation = max(m - min_s b_s, max_s b_s - m),
 

@@ -335,8 +335,8 @@ class Study:
     def _tune(self, *arguments: Any) -> dict[tuple[str, str], Mapping[str, Any]]:
         """Execute the tuning runs, and return the chosen settings by task and candidate.
 
-        A candidate's best value of a setting may be the smallest or largest that was tried. If the study's option
-        `extend` contains this setting, each candidate then gets one more configuration, which is also run.
+        A candidate's best value of a setting may be the smallest or largest searched value. If the study's option
+        `extend` contains this setting, all candidates then get one more configuration, with a new value of the setting.
 
         Args:
             arguments: further arguments that are passed to `_execute`: `processes`, `options`, `seconds` and

@@ -35,7 +35,7 @@ class Head(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, embedding: Tensor) -> Tensor:
-        """Return logits [N, K] for embeddings [N, d], with the weights of the network that the constructor got."""
+        """Return the logits [N, K] of embeddings [N, d], with the classifier's own weights."""
         return split(self.model).classifier(embedding)
 
     def at(self, weights: Tensors, embedding: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def train_on_set(
 
 
 class Projection:
-    """Function that projects a network's parameters onto a ball around the values that they have at construction.
+    """Function that projects a network's parameters onto a ball around their values when this object is created.
 
     Args:
         network: network whose parameters to project. A copy of their current values is the center of the ball.
@@ -71,7 +71,7 @@ class Projection:
 
     @torch.no_grad()
     def __call__(self) -> None:
-        """Replace the network's parameters by the nearest point in the ball around their values at construction."""
+        """Move the network's parameters to the nearest point of the ball."""
         moved = [p - c for p, c in zip(self.params, self.center)]
         distance = torch.stack([m.square().sum() for m in moved]).sum().sqrt()
         if float(distance) > self.radius:

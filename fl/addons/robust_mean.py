@@ -38,8 +38,8 @@ class RobustMean(AddOn):
       "krum_clients".
 
     If at most f replies are false, each coordinate of the median and of the trimmed mean lies between the smallest and
-    the largest value of the honest clients. All replies have the same weight, as in both papers, so `weights="uniform"`
-    is required. The server keeps all n changes of a round in memory.
+    the largest value of the honest clients. All replies have the same weight, as in both papers, so the option
+    `weights="uniform"` of `FedAvg` is required. The server keeps all n changes of a round in memory.
 
     Deviations. The papers combine gradients; here, the server combines the clients' changes after their local steps.
     The papers' guarantees are for clients with similar data. If classes are distributed unevenly, honest changes
@@ -53,10 +53,11 @@ class RobustMean(AddOn):
         best: number of changes that Krum averages, at least 1.
 
     Raises:
-        ValueError: `best` is given for a rule other than Krum; `weights` is "samples"; there is more than one
-            architecture; the networks have buffers that clients send; an add-on combines values of the replies other
-            than the weight changes (SCAFFOLD) or rescales the mean (FedNova); or a round has fewer clients than the
-            rule needs: 2 f + 1 for the median and the trimmed mean, and the larger of 2 f + 3 and f + `best` for Krum.
+        ValueError: `best` is given for a rule other than Krum; the option `weights` of `FedAvg` is "samples"; there is
+            more than one architecture; the networks have buffers that clients send; an add-on combines values of the
+            replies other than the weight changes (SCAFFOLD) or rescales the mean (FedNova); or a round has fewer
+            clients than the rule needs: 2 f + 1 for the median and the trimmed mean, and the larger of 2 f + 3 and
+            f + `best` for Krum.
         NoUsableReply: a round has fewer replies than the rule needs.
     """
 

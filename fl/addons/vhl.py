@@ -110,7 +110,7 @@ class VHL(AddOn):
 
     @property
     def layers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Name of the module whose outputs the contrastive terms compare (option `layer`); empty if there is none."""
+        """The option `layer` as a tuple, which is empty if `layer` is None."""
         return () if self.layer is None else (self.layer,)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:

@@ -53,7 +53,8 @@ class AddOn(Component):
             reads no data, only trained weights. "example": its loss terms read data, but the term of one example does
             not depend on any other example. "batch" (the default): no restriction. `DPSGD` accepts "none" and
             "example".
-        single_label: whether the add-on needs exactly one class per image. Other tasks are then refused.
+        single_label: whether the add-on needs a task in which each image has exactly one class. If True, multi-label
+            tasks are refused.
         disabled_at_zero: names of options. The add-on is disabled if all of these options are 0.
         first_round: first round in which the add-on can change anything. A run with fewer rounds warns that the add-on
             has no effect.
@@ -192,8 +193,8 @@ class AddOn(Component):
 
         Called once on the client before training. `local.data` already holds the training set.
 
-        The client trains on these images together with its own. They do not change the weight of the client's reply in
-        the mean over clients.
+        The client trains on its own images and on these additional images. The additional images do not change the
+        weight of the client's reply in the mean over clients.
         """
         return None
 

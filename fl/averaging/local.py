@@ -295,8 +295,8 @@ class Local:
     def effective_lr(self) -> float:
         """The distance by which a constant gradient of 1 would have moved every trained parameter in this training.
 
-        The attribute `effective_lrs` contains this distance for each parameter that is shared with the server. It must
-        be the same for all trained parameters. The result is 0 if no shared parameter was trained.
+        The attribute `effective_lrs` contains this distance for each parameter that is shared with the server. The
+        distance must be the same for all trained parameters. The result is 0 if no shared parameter was trained.
 
         Raises:
             ValueError: the distance differs between trained parameters, because different phases of the training

@@ -190,7 +190,7 @@ class ThreadTransport:
 
 
 class ServerThread:
-    """Thread that runs all of the method's server functions, so that they need no locks.
+    """Thread that runs all of the method's server functions, so that these functions need no locks.
 
     Use this class as a context manager. The thread ends when the `with` block ends.
 

@@ -135,8 +135,8 @@ def _shown_reason(method: Method, error: Exception) -> str:
 def _absent(method: Method, header: RequestHeader, data: ClientData) -> bool:
     """Return whether the client takes no part in an exchange because it has no images.
 
-    An evaluation needs test images; all other requests need training images. Clients of a private method train even
-    without images, so that a missing reply does not reveal an empty dataset.
+    An evaluation needs test images, and all other requests need training images. There is one exception: clients of a
+    private method train even without images, so that a missing reply does not reveal an empty dataset.
     """
     if header.verb == "evaluate":
         return data.test is None

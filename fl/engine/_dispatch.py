@@ -52,8 +52,8 @@ class Dispatcher:
     Attributes:
         method, server, transport, thread: arguments of the constructor.
         entries: declarations of the message entries that the method may send, by key.
-        cache_index: for each client, digests of the values in its cache, and the version name of its memory (the values
-            that the client keeps between rounds).
+        cache_index: for each client, digests of the values in its cache, and the name of the latest version of its
+            memory (the values that the client keeps between rounds).
         resent: number of bytes of cached values that were sent again in this round, because a client had lost them.
     """
 
@@ -84,7 +84,7 @@ class Dispatcher:
 
         Yields:
             A triple for each client: the result; the request, or None if no request was built because the client has
-            no images; and the version name of the memory that the client stored, or "" if it stored none.
+            no images; and the name of the version of its memory that the client stored, or "" if it stored none.
 
         Raises:
             BudgetExhausted: the values that a client would release exceed the privacy ledger's budget.
@@ -193,7 +193,8 @@ class Dispatcher:
     def restore(self, found: Restored | None) -> None:
         """In a resumed run, restore the server's record (`ClientRecord`) of the values that each client has stored.
 
-        A record contains the version name of the client's memory, and a digest of each value in the client's cache.
+        A record contains the name of the latest version of the client's memory, and a digest of each value in the
+        client's cache.
 
         Args:
             found: contents of the checkpoint; None if no round was completed, so that the run starts again.
@@ -208,7 +209,8 @@ class ClientRecord:
     """The server's record of the values that one client keeps between requests.
 
     Attributes:
-        memory: version name of the client's memory; "" if the client has no memory.
+        memory: name of the latest stored version of the client's memory (values kept between rounds); "" if the client
+            has no memory.
         payloads: digest of each message entry that the client has in its cache, by the entry's key.
     """
 
@@ -220,7 +222,7 @@ class ClientCacheIndex:
     """The server's `ClientRecord` of each client, which describes the values that the client has stored.
 
     A client stores a memory (values that it keeps between rounds) and a cache (values of message entries). The record
-    contains the version name of the memory, and digests of the values in the cache.
+    contains the name of the memory's latest version, and digests of the values in the cache.
 
     The changes of a round are pending until `commit` or `rollback`. The index keeps a record of every client that has
     ever been drawn, but a checkpoint stores only the records that changed in its round.
@@ -246,7 +248,7 @@ class ClientCacheIndex:
         Args:
             client: index of the client.
             request: the request; None if no request was built, which leaves the cached values unchanged.
-            memory: version name of the memory that the client stored; "" if it stored none.
+            memory: name of the version of its memory that the client stored; "" if it stored none.
         """
         before, digests = self.record(client), request.digests if request is not None else {}
         after = ClientRecord(memory or before.memory, {**before.payloads, **digests})
@@ -261,8 +263,8 @@ class ClientCacheIndex:
         """Commit the changes of `ClientRecord`s that were made in this round.
 
         Returns:
-            The version name of the memory (values kept between rounds) of each client whose record changed, by client
-            index.
+            For each client whose record changed, by client index: the name of the latest version of the client's memory
+            (values kept between rounds).
         """
         self._committed |= self._pending
         versions = {client: record.memory for client, record in self._pending.items() if record.memory}
@@ -285,8 +287,8 @@ class ClientCacheIndex:
             self._committed[int(client)] = ClientRecord(record["memory"], record.get("bodies", {}))
 
     def versions(self) -> dict[int, str]:
-        """Return the version name of each client's memory (values kept between rounds), by client index.
+        """Return the name of the latest version of each client's memory (values kept between rounds), by client index.
 
-        The version is that of the last committed round.
+        The latest version is the one that was stored last in a committed round.
         """
         return {client: record.memory for client, record in self._committed.items() if record.memory}

@@ -78,7 +78,7 @@ class ClientRequest:
 
     Attributes:
         message: the complete message of the method, including entries that the client has in its cache.
-        memory: version name of the client's memory (values kept between rounds) to load; "" if the client has no
+        memory: name of the version of the client's memory (values kept between rounds) to load; "" if the client has no
             memory. This is the committed version, or one that the client stored earlier in this round. Other versions
             belong to failed rounds, and the client deletes them.
         digests: digest of each entry in the message that is declared as cached, by the entry's key.
@@ -159,9 +159,9 @@ class Exchange:
 class Transport(Protocol):
     """Connection of a run to its clients: in threads of this process, in other processes, or on other machines.
 
-    If one client fails, its `ClientResult` contains the error. If the iterator of `exchange` raises an exception, the
-    exchange has failed for all clients. Use a transport as a context manager: at the end of the `with` block, running
-    clients are stopped.
+    If one client fails, its `ClientResult` contains the error. If the iterator that the method `exchange` returns
+    raises an exception, the exchange has failed for all clients. Use a transport as a context manager: at the end of
+    the `with` block, running clients are stopped.
     """
 
     def __enter__(self) -> Self:
@@ -193,7 +193,7 @@ class Transport(Protocol):
         request states the valid version.
 
         Args:
-            versions: version name of each changed memory, by client index.
+            versions: name of the new version of each changed memory, by client index.
         """
 
     def rollback(self) -> None:

@@ -33,7 +33,7 @@ def simulate(method: Method, clients: Sequence[Images | StoredImages | ClientDat
         method: the method to run, such as `FedAvg(factory=...)`.
         clients: one set (or `ClientData`) for each client. A `Dataset` or a pair of images and labels is converted to
             a set (see `distillkit.sets.as_set`). A `StoredImages` is read each time its client gets a request. If
-            `clients` is a list or tuple, all clients are checked before round 1. In another sequence, a client is
+            `clients` is a list or tuple, all clients are checked before round 1. In any other sequence, a client is
             checked when it is drawn. A client without images gets no request, and is listed under `empty` in the
             history.
         config: options of the run. Pass its fields as keyword arguments; see `SimulationConfig`.

@@ -229,11 +229,12 @@ class ClientDP(Filter):
     def back(self, server: Server, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
         """Charge the ledger for this round, and return the noised aggregate of every clipped entry.
 
-        Noise N(0, (sigma C)^2) is added to the sum over the clients. Here, sigma is the noise multiplier of the
-        updates. C is the norm to which a client's reply is clipped; with several entries, it is the l2 norm of their
-        clip norms. If the aggregation rule of the entry (see `Entry`) is `mean`, the noised sum is divided by the
-        expected number of clients, or by the constant `Entry.over`. A tensor that no client sent consists of noise
-        alone. The method gets only these noised tensors.
+        Noise N(0, (sigma C)^2) is added to the sum over the clients. Here, sigma is the noise multiplier, which is
+        larger than the option `sigma` if the clip norms are adaptive. C is the norm to which a client's reply is
+        clipped. If several entries are clipped, each to its norm C_e, C is sqrt(sum C_e^2). The noised sum of an entry
+        with the aggregation rule `mean` (see `Entry`) is divided by the constant `Entry.over` or, if it is None, by the
+        expected number of clients. A tensor that no client sent consists of noise alone. The method gets only these
+        noised tensors.
         """
         self._ledger(server).spend(self._event(server))
         count = self.rate * server.clients  # expected number of clients in a round, which is public

@@ -153,8 +153,8 @@ class PrivateFedDM(FedDM):
     def clip_bound(self) -> float | None:
         """Bound on the norm of a record's contribution to a noised sum; None if it depends on the received weights.
 
-        The contribution is the record's embedding for the option `mechanism="class_means"`. For "image_sgd", it is the
-        gradient of the record's loss with respect to the synthetic images.
+        With the option `mechanism="class_means"`, the contribution is the record's embedding. With "image_sgd", it is
+        the gradient of the record's loss with respect to the synthetic images.
         """
         return 1.0 if self.clip is None and self.mechanism == "class_means" else self.clip
 

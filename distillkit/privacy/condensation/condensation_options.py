@@ -1,6 +1,6 @@
 """Options of private condensation: the embedding networks, and the number of passes.
 
-Each pass releases noised class means of embeddings, and fits images to them.
+Each pass releases noised class means of embeddings, and fits synthetic images to these means.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Passes:
 
     Args:
         count: number of passes, including the first; at least 2.
-        histogram_share: share of the budget for the noised class sizes, by which the class sums are divided, in (0,
-            0.5]. Not used if the class sizes are public.
+        histogram_share: share of the budget, in (0, 0.5], for the noised class sizes. The class sums are divided by
+            these sizes. Not used if the class sizes are public.
         first_share: share of the budget for the first pass, in [0, 0.5]. 0 skips the first pass, and the center of the
             second pass is then the mean embedding of smooth noise.
         first_num_networks, first_steps: number of networks and number of fitting steps of the first pass.

@@ -94,7 +94,8 @@ def train_private(
     Args:
         network: network without batch statistics; see `require_per_example`. Its initial weights must be public, or
             released under the same ledger.
-        images, labels: private set, as for `condense_private`; it may be empty.
+        images, labels: the private set: a `LabeledImages` alone; or images, float [N, C, H, W], and their labels. The
+            set may be empty.
         size: public number of records. The noised gradient sum is divided by rate * size, not by the batch size, and
             delta is compared with `size`.
         epsilon: target for all steps of this call, from which sigma is computed. Give either `epsilon` or `sigma`.

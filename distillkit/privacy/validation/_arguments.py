@@ -147,8 +147,8 @@ def initial_images(
         init: `"noise"`, which draws each value from N(0, 1); or a *public* set with the same image shape and
             normalization. The set has `ipc` images per class, or `ipc * factor ** 2` if `parametrize` is
             `Tiles(factor)`.
-        real: private set. Its images are compared with those of `init`, and are never copied. This is the only check
-            that reads private images. Epsilon does not cover its error message, so do not publish the message.
+        real: private set. Its images are compared with those of `init`, and are never copied. Epsilon does not cover
+            the error that is raised if two images are equal, so do not publish this error.
         ipc: number of images per class.
         generator: generator of the noise.
         parametrize: parametrization of the images, such as `Tiles(factor)`, or None. With tiles, the result consists of

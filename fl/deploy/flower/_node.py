@@ -221,7 +221,8 @@ class Node:
 
         Args:
             number: index of the node's partition, which is the index of its client.
-            classes: number of classes; None: the number given with the data, or inferred from the labels.
+            classes: number of classes. If it is None, the number that was given with the data is used. If none was
+                given, the number is inferred from the labels.
         """
         given, names = to_client_data(self.load_client(number), number)
         clients, key = ClientRegistry([given], None, False), node_key(self.folder)

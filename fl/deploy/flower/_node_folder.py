@@ -93,8 +93,8 @@ def remove_dead_runs(folder: Path, version: str, round_number: int) -> None:
     Args:
         folder: folder of the run that the current request belongs to. Its parent folder contains one folder for each
             run with the same data.
-        version: name of the stored version of the client's memory that the request uses, which starts with the index of
-            its round; "" if the request uses none.
+        version: name of the version of the client's memory that the request uses; "" if the request uses none. The name
+            starts with the index of the round in which this version was stored.
         round_number: index of the request's round.
     """
     folder.mkdir(parents=True, exist_ok=True)

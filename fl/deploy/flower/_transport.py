@@ -323,7 +323,8 @@ class GridTransport:
     def commit(self, versions: Mapping[int, str]) -> None:
         """Do nothing: the nodes need no message at the end of a round.
 
-        Each later request contains the version name of the client's memory (the values that it keeps between rounds).
+        Each later request states which version of the client's memory (the values that it keeps between rounds) is
+        valid.
 
         Args:
             versions: name of the committed version of the memory, by client index.

@@ -243,7 +243,7 @@ class ProcessTransport:
         A client's memory holds the values that it keeps between rounds.
 
         Args:
-            versions: version name of each changed memory, by client index.
+            versions: name of the new version of each changed memory, by client index.
         """
         for index in list(self._slots):
             self._send(index, ("settle", {c: v for c, v in versions.items() if c % self._workers == index}))

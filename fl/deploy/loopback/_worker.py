@@ -149,7 +149,7 @@ class _WorkerRun:
         lost for them.
 
         Args:
-            versions: version name of each changed memory, by client index.
+            versions: name of the new version of each changed memory, by client index.
         """
         received = {
             client: version
