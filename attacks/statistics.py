@@ -253,18 +253,19 @@ class Roc:
         threshold t that is used here was chosen on a sample of non-members, so it may differ from t*. A Clopper-Pearson
         interval of the true-positive rate at t ignores this difference, and would be too narrow.
 
-        The interval is therefore widened. The true-positive rate is also computed at a strict threshold, whose true
-        false-positive rate is at most `fpr` with high probability, and at a loose one, where it is at least `fpr`. Let
-        r be the true-positive rate at t. The lower end of the interval is r - sqrt(a^2 + b^2). Here, a is the distance
-        from r to the lower Clopper-Pearson bound, and b the distance from r to the true-positive rate at the strict
-        threshold. The upper end is computed in the same way, from the upper bound and the loose threshold.
+        The interval is therefore widened. The true-positive rate is also computed at a strict and at a loose threshold.
+        With high probability, the true false-positive rate is at most `fpr` at the strict threshold, and at least `fpr`
+        at the loose threshold. Let r be the true-positive rate at t. The lower end of the interval is
+        r - sqrt(a^2 + b^2). Here, a is the distance from r to the lower Clopper-Pearson bound, and b the distance from
+        r to the true-positive rate at the strict threshold. The upper end is computed in the same way, from the
+        upper bound and the loose threshold.
 
         Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach"
         (Statistics in Medicine 2008), for the sum of squares.
 
         Args:
             fpr: largest share of non-members that may be called members, in (0, 1].
-            confidence: confidence of the interval of `tpr`, and separately of the interval of `fpr`, in (0, 1).
+            confidence: confidence of each of the two intervals (of `tpr` and of `fpr` in the result), in (0, 1).
 
         Raises:
             TypeError, ValueError: an argument has the wrong type or is out of range, or `fpr` is too small to be

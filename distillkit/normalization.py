@@ -37,12 +37,12 @@ class ZCA:
         """Fit the whitening on images, with kornia's implementation.
 
         Args:
-            images: float [N, C, H, W], at least two images. Standardize them by channel first if the `Normalization`
-                that will use the whitening also standardizes.
+            images: float [N, C, H, W], at least two images. If you pass the whitening to a `Normalization`, standardize
+                the images with its mean and standard deviation first.
             eps: positive constant added to the eigenvalues of the covariance. Larger values whiten less.
 
         Source: Krizhevsky, "Learning multiple layers of features from tiny images" (2009), appendix A. The
-        trajectory-matching papers use `eps` 0.1 on CIFAR. `decode` inverts the regularized map exactly.
+        trajectory-matching papers use `eps` 0.1 on CIFAR.
 
         Raises:
             TypeError, ValueError: `images` is not a float tensor with four dimensions, contains NaN or infinity, or
@@ -195,7 +195,8 @@ class Normalization:
             pixels: float [N, C, H, W] in [0, 1].
 
         Raises:
-            TypeError, ValueError: the values are integers, or the number of channels differs from the number of means.
+            TypeError, ValueError: the tensor has an integer dtype, or its number of channels is not that of the
+                normalization.
         """
         mean, std = self._columns(pixels)
         images = (pixels - mean) / std
@@ -208,7 +209,8 @@ class Normalization:
             images: float [N, C, H, W] in the normalized space.
 
         Raises:
-            TypeError, ValueError: the values are integers, or the number of channels differs from the number of means.
+            TypeError, ValueError: the tensor has an integer dtype, or its number of channels is not that of the
+                normalization.
         """
         images = images if self.zca is None else self.zca.decode(images)
         mean, std = self._columns(images)

@@ -104,14 +104,14 @@ class Protocol:
         return ViewOptions(self.batch, self.augment, self.mix if self.relabel is None else self.relabel.mix)
 
     def with_teacher(self, teacher: nn.Module, *, path: str | None = None) -> Protocol:
-        """Return the protocol with a teacher, which labels every augmented view of the training images.
+        """Return a copy of this protocol with a teacher, which labels every augmented image during training.
 
         Args:
             teacher: trained network that expects the normalization of the training images, and has an output per class.
             path: path of the teacher's file. It only documents, in the record of a run, where the teacher comes from.
 
         Raises:
-            ValueError: the option `relabel` of the protocol is not a `Relabel`, so no teacher is needed.
+            ValueError: the option `relabel` of the protocol is not a `Relabel`.
         """
         if not isinstance(self.relabel, Relabel):
             raise ValueError("protocol must relabel to have a teacher: use Protocol(relabel=Relabel(teacher, ...))")

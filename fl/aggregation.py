@@ -147,7 +147,7 @@ class AggregatedReplies(Message):
 
         Args:
             entry: entry to change.
-            value: new aggregated value. The results of `weight` and `sum` do not change.
+            value: new aggregated value. `weight` and `sum` still return the sums over the clients' replies.
         """
         values = self.copy()
         values[entry] = value

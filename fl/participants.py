@@ -139,8 +139,8 @@ class Client(Participant):
             release.
         secret: in a private run, the source of random noise.
         scratch: folder for the state of unfinished work; None if the run has no folder, or is private.
-        seconds: CPU seconds that were spent earlier, also by interrupted runs, on saved work that the client now
-            continues or uses. The column `client_seconds` of the history includes them.
+        seconds: CPU seconds that were spent earlier on saved work, which the client now uses or continues. An
+            interrupted run may have done this work. The column `client_seconds` of the history includes them.
     """
 
     id: int

@@ -38,9 +38,10 @@ class Defence(Protocol):
         ...
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return `message` with the effects of the defence that an attacker can reproduce, differentiable in `message`.
+        """Return `message` with those effects of the defence that an attacker can reproduce.
 
-        The attacker compares the result with the sent message `observed`.
+        The result is differentiable with respect to `message`. The attacker compares it with the sent message
+        `observed`.
 
         Args:
             message: message that the attacker computed from candidate images.
@@ -211,12 +212,12 @@ class DefendedMessage:
         return self._message.count_classes(images)
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
-        """Infer the labels, int64 [count], from the tensors that are sent after all defences.
+        """Infer the labels of the images, int64 [count], from the message that is sent after all defences.
 
-        The labels are inferred by `read_labels` of the original message, applied to the sent tensors.
+        The method `read_labels` of the original message infers the labels.
 
         Args:
-            count: number of images behind the message.
-            noise: images on which the attacker may evaluate the network, float [M, C, H, W].
+            count: number of images from which the message was computed.
+            noise: random images, float [M, C, H, W], on which the attacker may evaluate the network.
         """
         return self._message.read_labels(count, noise)

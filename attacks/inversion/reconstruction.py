@@ -173,10 +173,9 @@ def invert_message(
 def _to_pixels(x: Tensor, loss: Callable[[Tensor], Tensor], normalization: Normalization) -> Tensor:
     """Convert the images that a search found to pixels in [0, 1].
 
-    L-BFGS may leave the range of pixels if the contrast of an image has no effect on the network's output, as with
-    instance norm. Clipping would then remove details that the search found. Three conversions are therefore tried:
-    clipped pixels, normalized values scaled towards 0, and pixels stretched to [0, 1]. The images with the lowest loss
-    are returned.
+    The search may find values outside this range, and clipping them may remove details. Three conversions are therefore
+    tried: clip the pixels, scale the normalized values towards 0, or map the range of the pixels linearly to [0, 1].
+    The images with the lowest loss are returned.
 
     Args:
         x: normalized images, float [N, C, H, W].

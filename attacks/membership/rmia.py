@@ -63,8 +63,8 @@ def rmia(
         Scores in [0, 1], float64 [n], higher for members.
 
     Raises:
-        TypeError, ValueError: the shapes do not fit; a score is not finite; the population is empty; a record was in
-            the training set of every shadow model; or, in the online version, in that of no shadow model.
+        TypeError, ValueError: the shapes do not match; a score is not finite; the population is empty; every shadow
+            model was trained on a record; or, in the online version, no shadow model was trained on a record.
     """
     check.boolean(online, "online")
     a = check.real_number(a, "a", least=0.0, most=1.0)

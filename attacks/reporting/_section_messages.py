@@ -1,6 +1,6 @@
-"""Data of a run that an adversary observes, and two sections of a report that need only these data.
+"""Two sections of a report that need only the data that an adversary observes in a run, and a class for these data.
 
-One section describes the adversaries, and the other one the classes of each client.
+One section describes the adversaries. The other section states which classes each client has.
 """
 
 from __future__ import annotations

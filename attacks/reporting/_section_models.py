@@ -21,7 +21,7 @@ __all__ = ["last_model_parts", "shadow_parts"]
 def last_model_parts(
     run: RecordedRun, network: nn.Module, members: Records, non_members: Records, findings: Findings
 ) -> list[str | Table]:
-    """Attack the last global model with one threshold for all records, and return the report's text and table.
+    """Run membership inference with one threshold on the last global model, and return the report's text and table.
 
     This is a weak attack, which needs no shadow models.
 

@@ -1,4 +1,4 @@
-"""Measurement of a published set's leaks: copies of training records, close images, and membership inference."""
+"""Comparison of a published set with training records and held-out records, to measure what the set reveals."""
 
 from __future__ import annotations
 

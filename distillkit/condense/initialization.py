@@ -112,8 +112,8 @@ def initial_images(
             `ipc` stored images per class. Real images are shrunk to tiles, while noise is drawn for whole stored
             images. If `init` is a set with the same tiles, its stored images are used unchanged; the images of any
             other set are shrunk to tiles.
-        generator: an int seed, or a CPU generator, which is advanced. The real images of each class are drawn by a
-            separate generator, so several machines can each process some of the classes.
+        generator: an int seed, or a CPU generator. The real images that are drawn for a class do not depend on the
+            other `classes`, so several machines can each process some of the classes.
 
     Returns:
         The initial set. Its `info` records `init`, the classes without images (`absent`), and the classes with repeated

@@ -71,7 +71,7 @@ def classes_per_client(labels: Tensor, clients: int, k: int = 2, *, generator: S
 
     Raises:
         TypeError, ValueError: an argument is invalid, `k` exceeds the number of classes, `clients * k` is smaller than
-            the number of classes, or a class has fewer images than clients.
+            the number of classes, or a class has fewer images than clients that share it.
     """
     groups = class_groups(labels, clients)
     rng = as_generator(generator)
@@ -113,7 +113,7 @@ def class_clusters(labels: Tensor, clients: int, k: int = 2, *, generator: Seed 
 
     Raises:
         TypeError, ValueError: an argument is invalid, `k` does not divide the number of classes, there are fewer
-            clients than clusters, or a class has fewer images than clients.
+            clients than clusters, or a class has fewer images than clients that share it.
     """
     groups = class_groups(labels, clients)
     total = len(groups)
@@ -182,7 +182,7 @@ def by_domain(domains: Tensor, clients: int | None = None, *, generator: Seed = 
         generator: seed or random generator.
 
     Raises:
-        TypeError, ValueError: an argument is invalid, or a domain has fewer images than clients.
+        TypeError, ValueError: an argument is invalid, or a domain has fewer images than clients that share it.
     """
     groups = class_groups(domains, 1 if clients is None else clients, "domains")
     each, rest = divmod(len(groups) if clients is None else clients, len(groups))
@@ -204,9 +204,9 @@ def cap_size(
 ) -> list[Tensor]:
     """Limit every client of a partition to `size` images. The removed images then belong to no client.
 
-    `cap_size(labels, classes_per_client(labels, 10, 2), 500, keep="even")` is the partition "2-classes" of VHL's paper:
-    "each client only has 500 data samples of 2 classes" (Tang et al., ICML 2022, section 5.1). Each client has 250
-    images of each class, like the two shards of McMahan et al. (AISTATS 2017). VHL's code has no such limit.
+    For example, `cap_size(labels, classes_per_client(labels, 10, 2), 500, keep="even")` gives the partition "2-classes"
+    of VHL's paper: "each client only has 500 data samples of 2 classes" (Tang et al., ICML 2022, section 5.1). VHL's
+    code has no such limit.
 
     Args:
         labels: class indices int [N].

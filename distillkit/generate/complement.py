@@ -1,4 +1,4 @@
-"""Computation of labels that balance the classes of a dataset, as targets of `invert`."""
+"""Computation of labels for images that would balance the classes of a dataset."""
 
 from __future__ import annotations
 

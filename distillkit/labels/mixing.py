@@ -38,7 +38,7 @@ class CutMix:
 
     One box is drawn for the whole batch. The share of the area that an image keeps is drawn from Beta(alpha, alpha),
     and the center of the box is uniform. The box is clipped at the border, so an image may keep more than the drawn
-    share. The actual share is returned.
+    share. A call returns the share that it actually keeps.
 
     Paper: Yun et al., "CutMix" (ICCV 2019), section 3.1. As in the code of SRe2L, RDED and IDC, both sides of the box
     are rounded down, and the box extends from `center - side // 2` to `center + side // 2`.

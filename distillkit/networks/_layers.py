@@ -57,9 +57,8 @@ def _small_and_channels_last(maps: Tensor) -> bool:
 class AveragePool(nn.AvgPool2d):
     """2x2 average pooling that is faster than `nn.AvgPool2d` on a CPU, because it uses a matrix product.
 
-    The matrix has the entries 0 and 1/4. The results agree with `nn.AvgPool2d` for finite values. An infinite value
-    makes a whole row of averages NaN, because the product combines two rows of a map; `nn.AvgPool2d` returns a single
-    infinite average.
+    The matrix has the entries 0 and 1/4. The results agree with `nn.AvgPool2d` for finite values. If a map contains an
+    infinite value, a whole row of averages becomes NaN, while `nn.AvgPool2d` returns a single infinite average.
     """
 
     def __init__(self) -> None:
@@ -130,9 +129,8 @@ class ImageNetwork(Configurable, nn.Module):
     Attributes:
         shape, num_classes, embedding_dim: the values of the arguments.
         body, classifier: the module `body`, and the classifier, which is an `nn.Linear`.
-        chunked_stem: whether the first block of the network processes a batch in chunks, if it runs on a CPU with
-            gradients disabled. For this network, the default number of images per pass (see `chunking.chunk_size`) is
-            then four times as large.
+        chunked_stem: whether the network processes its first block in smaller chunks when it runs on a CPU with
+            gradients disabled; see `chunking.chunk_size`.
 
     Raises:
         TypeError, ValueError: `shape` is not three positive integers, there are fewer than two classes, or
@@ -159,7 +157,7 @@ class ImageNetwork(Configurable, nn.Module):
             images: float [N, C, H, W], in any memory format.
 
         Raises:
-            ValueError: the images do not have the network's shape.
+            ValueError: the network does not accept images of this shape.
         """
         channels, height, width = self.shape
         fits = images.ndim == 4 and images.shape[1] == channels

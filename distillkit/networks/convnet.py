@@ -46,10 +46,10 @@ class ConvNet(ImageNetwork):
     keeps the size of gray images that are not 28x28. As in FedLGD, 3x28x28 images keep their size, which gives a 1152-d
     embedding.
 
-    On a CPU with gradients disabled, the first block runs on chunks of 8 images of 32x32 pixels, or chunks with equally
-    many pixels at another image size. The feature maps of the first block, which are four times as large as those of
-    the second, then fit into the processor's cache. The batch is not divided into chunks if norm="batch", because the
-    images of a batch then influence each other, or if a layer of the first block has a forward hook.
+    On a CPU with gradients disabled, the first block processes a batch in chunks, for example of 8 images of 32x32
+    pixels. The feature maps of a chunk then fit into the processor's cache. The batch is not divided into chunks if
+    norm="batch", because the images of a batch then influence each other, or if a layer of the first block has a
+    forward hook.
 
     With `norm="layer"`, this class learns one scale per channel. The corresponding option "layernorm" in DC's code
     learns a scale for each value of a feature map.

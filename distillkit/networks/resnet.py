@@ -63,8 +63,9 @@ class CifarResNet(ImageNetwork):
     ResNet-8 has 78,042 parameters and ResNet-20 has 272,474.
 
     Two details follow the code (models/cifar_resnet.py) of Soni et al., "Federated learning with a single shared image"
-    (CVPR 2024 workshops). The shortcuts between stages are 1x1 convolutions with a norm, while those of He et al. have
-    no parameters, so their ResNet-20 has 269,722. Convolutions are initialized from N(0, 2 / fan_out).
+    (CVPR 2024 workshops). The shortcuts between stages are 1x1 convolutions followed by a normalization layer, while
+    those of He et al. have no parameters, so their ResNet-20 has 269,722. Convolutions are initialized from
+    N(0, 2 / fan_out).
 
     Args:
         shape: channels, height and width of the images. Images of other heights and widths are accepted, too.
@@ -202,7 +203,8 @@ def _residual(
 class _Residual(nn.Module):
     """Residual block relu(main(x) + shortcut(x)).
 
-    The shortcut is the identity if input and output have the same shape, and otherwise a 1x1 convolution with a norm.
+    The shortcut is the identity if input and output have the same shape, and otherwise a 1x1 convolution followed by a
+    normalization layer.
     """
 
     def __init__(self, main: nn.Module, inputs: int, outputs: int, stride: int, make: _Layers) -> None:

@@ -131,7 +131,7 @@ def ledger_lines(ledger: Ledger, since: int = 0) -> list[tuple[int, Line]]:
 
 
 def mirrored_count(ledger: Ledger, source: str) -> int:
-    """Return the number of lines that `ledger` has copied from the ledger named `source` by `mirror_lines`."""
+    """Return the number of lines that `mirror_lines` has copied to `ledger` from the ledger named `source`."""
     with ledger._synced():
         return ledger._mirrored.get(source, 0)
 

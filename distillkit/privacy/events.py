@@ -134,15 +134,13 @@ class Guarantee:
         reason: reason why no guarantee holds, or "".
         nominal: epsilon that follows from the noise scale, even if the noise was drawn from a known seed. It is used
             for planning and budgets.
-        delta, relation: delta and neighboring relation to which epsilon refers; the relation is "" if nothing was
-            spent.
+        delta, relation: delta and neighboring relation of the guarantee; the relation is "" if nothing was charged.
         accountant: name of the accountant that computed epsilon as an upper bound; see `compose`.
         remarks: limits of the guarantee, such as tuning on the private data.
         assumptions: for each function that charged the ledger, the names of the inputs that it assumes to be public
             (`ASSUMPTIONS`). Epsilon does not cover these inputs.
-        budget: the ledger's budget, an epsilon that holds at the same delta whenever the releases stop. It is None if
-            the ledger has no budget, or if the budget does not hold at this delta. It is also None if releases that
-            were copied from another ledger exceed the budget.
+        budget: the ledger's budget, an epsilon that holds at the same delta, even if the decision to stop depended on
+            released values. None if the ledger has no budget, or if the budget does not hold.
     """
 
     epsilon: float | None

@@ -308,7 +308,7 @@ class Ledger:
             return self._spends(None if client is None else client_id(client))
 
     def guarantee(self, client: int | str | None = None, *, delta: float | None = None) -> Guarantee:
-        """Return the guarantee for a client's records after all charges, or the reason why none holds.
+        """Return the guarantee for a client's records after all charges so far, or the reason why none holds.
 
         Epsilon holds if the number of releases was fixed in advance. If you look at epsilon or at releases to decide
         when to stop, report the ledger's budget instead, which holds for any stopping rule.
@@ -639,7 +639,7 @@ class Account:
         return ledger if isinstance(ledger, Account) else cls(ledger)
 
     def event(self, mechanism: str, sigma: float, *, rate: float = 1.0, count: int = 1) -> Event:
-        """Return an event that charges `count` releases to this account's client. Nothing is charged yet.
+        """Return an `Event` with this account's client and round. The ledger is not charged.
 
         Args:
             mechanism, sigma, rate, count: arguments of `Event`.

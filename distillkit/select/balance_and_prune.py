@@ -39,13 +39,12 @@ def select(
         keep: number of images to select, in [1, N].
         kmeans_share: share s of the reduction that k-means does, in [0, 1]: k-means keeps M = N^(1 - s) * keep^s
             images, and pruning reduces M to `keep`. At 0.5, both steps keep the same fraction: 50,000 -> 15,811 ->
-            5,000. At 0, there is only pruning; at 1, there is only k-means. The paper keeps 5,000 of 50,000 images and
-            removes 90 % by pruning, which corresponds to 0.
+            5,000. At 0, there is only pruning; at 1, there is only k-means. The paper selects 5,000 of 50,000 images by
+            pruning only, so its share is 0.
         threshold: threshold t of the rule in the authors' code, which replaces `kmeans_share`. K-means keeps
             `int(keep / (1 - t))` images, or all if there are fewer. Pruning then removes `int(t * n)` of the n images
-            of every predicted class, so the number of selected images is only approximately `keep`. For the authors'
-            50,000 images, `keep` 5,000 and t = 0.9, k-means keeps all images, so the results that the paper calls
-            "KMeans + Entropy" come from pruning only.
+            of every predicted class, so the number of selected images is only approximately `keep`. With the authors'
+            values (50,000 images, `keep` 5,000 and t = 0.9), k-means therefore keeps all images.
         clusters, order, balancing, batch_size: arguments of `kmeans_balance`.
         strategy, measure: arguments of `prune_by_confidence`.
         generator: seed or generator for k-means, and for `strategy="random"`.

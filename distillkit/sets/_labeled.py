@@ -593,7 +593,7 @@ def set_from_arrays(
         images: images [N, C, H, W]. uint8 images are pixels in 0..255, which this function normalizes. Float images are
             already normalized.
         labels: class indices [N] or label rows [N, K].
-        name: name of the images' argument in error messages.
+        name: name that error messages use for `images`.
         num_classes, normalization: number of classes and normalization, as in `as_set`.
     """
     images, labels = conversion.as_tensor(images, name), conversion.as_tensor(labels, "labels", lists=True)

@@ -226,9 +226,9 @@ def privacy_columns(ledger: Ledger | None) -> dict[str, Any]:
 
     Returns:
         The column `epsilon`, which is None if there is no guarantee. With a ledger, there are also the columns `delta`,
-        `relation` (the neighboring relation of data sets) and `noise`, the source of the noise: "operating system", or
-        "seeded" if a seed was used, so that no guarantee holds. If there is no guarantee, `epsilon_reason` gives the
-        reason. If the guarantee has remarks, `epsilon_remarks` lists them.
+        `relation` (the neighboring relation of data sets) and `noise`, the source of the noise: "operating system" or
+        "seeded". Seeded noise gives no guarantee. If there is no guarantee, `epsilon_reason` gives the reason. If the
+        guarantee has remarks, `epsilon_remarks` lists them.
     """
     if ledger is None:
         return {"epsilon": None}

@@ -36,15 +36,16 @@ def ledgers_of(out: Path, data: Any) -> tuple[list[Ledger], int]:
 
 
 def total_guarantee(ledgers: Sequence[Ledger], num_without_ledger: int = 0) -> Guarantee:
-    """Return the guarantee for one record over all `ledgers`. The record may belong to any client in each run.
+    """Return the guarantee for one record over all runs, from the `ledgers` of the runs.
 
-    Because the client may differ between runs, each run is charged with the maximum over its clients: for each
-    combination of sigma and sample rate, the largest number of releases of one client. Delta is the largest of the
-    ledgers' deltas.
+    For each combination of sigma and sample rate, a run counts with the largest number of releases of any of its
+    clients. The guarantee therefore holds even if the record belongs to different clients in different runs. Delta is
+    the largest of the ledgers' deltas.
 
     Args:
         ledgers: ledgers of the runs; at least one.
-        num_without_ledger: number of runs on the same images that have no ledger; a remark states it.
+        num_without_ledger: number of runs on the same images that have no ledger. If there are such runs, a remark of
+            the guarantee states their number.
     """
     total: Counter[tuple[float, float]] = Counter()
     for ledger in ledgers:

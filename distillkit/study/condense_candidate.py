@@ -47,7 +47,7 @@ _DEVICE: ContextVar[str] = ContextVar("device", default="cpu")
 
 @dataclass(frozen=True)
 class DeviceFactory:
-    """Network factory that places networks on the device of the run. The device is not written to records.
+    """Network factory that places networks on the device of the run.
 
     Args:
         factory: function that returns a new network on the CPU.

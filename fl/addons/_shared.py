@@ -67,7 +67,7 @@ class Shared(AddOn):
             object.__setattr__(self, name, value)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse model parameters that stay with the clients and, if `rate` is below 1, some add-ons.
+        """Refuse model parameters that stay with the clients. If `rate` is below 1, also refuse some add-ons.
 
         With a `rate` below 1, clients do not send their weights in every round. The refused add-ons need these weights
         in every round.
@@ -106,10 +106,10 @@ class Shared(AddOn):
         server.state[self.index] = self._select(server)
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the shared images, and the indices of this round's images (Soni et al., Algorithm 1, line 5).
+        """Send the source of the shared images (an image or a pool), and the indices of this round's images.
 
-        The shared images are crops of one image, or a pool of images. This image or pool is the same in every round, so
-        it is sent to each client only once.
+        The source is the same in every round, so it is sent to each client only once. This is line 5 of Algorithm 1 of
+        Soni et al. (2024).
         """
         message[self.picture], message[self.index] = self.pixels, server.state[self.index]
 

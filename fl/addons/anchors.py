@@ -30,11 +30,11 @@ class Anchors(AddOn):
     All clients train with the same few images per class, the anchors, so that their features agree even though their
     data differ. The server keeps a set G of `ipc` labeled images per class.
 
-    In the `selected` rounds, clients train without G (line 17 of Algorithm 1). The server then changes G so that the
-    gradient of the loss on G, with respect to the weights, matches the mean gradient of the clients' training (Eqs.
-    5-6). This mean gradient is (w - mean of w_k) / eta, where w are the weights before the round, w_k the weights that
-    client k trained, and eta is the clients' learning rate. Gradients are compared by the cosine similarity of each row
-    of a weight tensor (one row per output of a layer).
+    In the `selected` rounds, clients train without G (line 17 of Algorithm 1), unless `joined` is "always". The server
+    then changes G so that the gradient of the loss on G, with respect to the weights, matches the mean gradient of the
+    clients' training (Eqs. 5-6). This mean gradient is (w - mean of w_k) / eta, where w are the weights before the
+    round, w_k the weights that client k trained, and eta is the clients' learning rate. Gradients are compared by the
+    cosine similarity of each row of a weight tensor (one row per output of a layer).
 
     In all other rounds, a client adds G to its own data (Eq. 3). Its loss has an additional term: `weight` times the
     supervised contrastive loss over the batch together with all of G (Eqs. 2 and 4, line 20). G is sent only in these
@@ -46,7 +46,7 @@ class Anchors(AddOn):
 
     Deviations. The contrastive term is a mean over images, as in the authors' code; Eq. 4 has a sum
     (`reduction="sum"`), which needs a different weight. In the authors' code, clients also train on G in the selected
-    rounds, so G itself affects the gradient to which it is then fitted. Use `joined="always"` for this.
+    rounds, so G itself affects the gradient to which it is then fitted. `joined="always"` does the same.
 
     The initial G is noise, as in the paper. In the authors' code, its pixels are drawn from normal distributions with
     the mean and standard deviation of each class and channel, averaged over the clients. The client computes both from

@@ -112,7 +112,7 @@ class MemoryStore:
     def commit(self, versions: Mapping[int, str]) -> None:
         """Commit a version of each client's memory, and delete the client's other versions.
 
-        If memories are files, the latest version from an earlier round is kept, too.
+        If memories are files, one of the other versions is kept: the latest one from an earlier round.
 
         Args:
             versions: name of the committed version by client index. The memories of other clients do not change.

@@ -253,7 +253,7 @@ class RoundStats:
             self.failed[str(client)] = reason if verb in ("answer", "local") else f"{verb}: {reason}"
 
     def note(self, counts: Mapping[str, Any]) -> None:
-        """Add the numbers of one client's `Client.notes` (`counts`, by name) to the sums over all clients."""
+        """Add one client's `counts` (the numbers in its `Client.notes`, by name) to the sums over all clients."""
         for key, count in counts.items():
             self.noted[key] = self.noted.get(key, 0) + count
 

@@ -88,8 +88,8 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
 def require_shapes(schema: Schema, clips: Mapping[Entry[Any], float]) -> None:
     """Raise PrivacyError unless noise can be added to everything in a reply.
 
-    Every entry in `clips` must be in the schema and have a fixed shape. A reply may have no other values, except a
-    single number as weight of such an entry (`Entry.by`).
+    Every entry in `clips` must be in the schema and have a fixed shape. The only other values that a reply may have are
+    the weights of these entries, each a single number.
 
     Args:
         schema: schema of a reply.

@@ -57,8 +57,8 @@ class ClientDP(Filter):
     In each round, every client takes part with probability q, independently and in secret. The client scales its
     update, as one vector, to a norm of at most C. The server sums the updates, adds N(0, (sigma C)^2) to every value of
     the sum, and divides by q N, where N is the number of clients. It does not divide by the number of replies, which is
-    private. If several entries are clipped, each to its norm C_e, C is sqrt(sum C_e^2). The same noise is added in
-    rounds without clients, and in rounds with lost, failed or NaN replies.
+    private. If a reply has several clipped entries with clip norms C_e, then C is sqrt(sum C_e^2). The same noise is
+    added in rounds without clients, and in rounds with lost, failed or NaN replies.
 
     **Guarantee.** The models of all rounds, and everything derived from them, are differentially private with the
     ledger's epsilon and delta with respect to adding or removing one client with all of its data. The server and the
@@ -77,9 +77,9 @@ class ClientDP(Filter):
             guarantee.
         rate: q in (0, 1], the probability with which a client takes part in a round.
         clip: clip norm C of `FedAvg.update`; or a mapping from each entry of a reply to its clip norm.
-        adaptive: an `Adaptive(...)`, which adapts the clip norms from round to round, starting from `clip`. `sigma` is
-            then the noise multiplier of the updates together with the bits, which state whether an update's norm is
-            within the clip norm. None: the clip norms are constant.
+        adaptive: an `Adaptive(...)`, which adapts the clip norms from round to round, starting from `clip`. Clients
+            then also send bits, which state whether the norm of an update is within the clip norm. The privacy loss
+            that `sigma` allows covers the updates and the bits. None: the clip norms are constant.
 
     Attributes:
         clips: initial clip norm of each entry, in the order of the entries' keys.

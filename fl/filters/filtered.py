@@ -130,7 +130,11 @@ class Filtered(Method):
         return found
 
     def run_on_client(self, verb: str, client: Client, message: Message) -> Message:
-        """Run the function called `verb` of the filter or method that declares it, and return its reply."""
+        """Run the function called `verb` on a client, and return its reply.
+
+        If a filter declares an exchange of this name, the filter's function runs. Otherwise, the function of this
+        object runs.
+        """
         owner = self._owner(verb)
         if isinstance(owner, Filter):
             return cast(Message, getattr(owner, verb)(self._seen(client), message))

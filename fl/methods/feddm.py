@@ -37,12 +37,12 @@ class FedDM(Method):
     all clients' synthetic images, and keeps them within distance rho of the weights that it sent (section 4.4).
 
     Options and deviations. In Eq. 9, every synthetic image has the same weight in the server's loss
-    (`weights="synthetic"`). Eq. 9 approximates Eq. 2, which weights clients by their numbers of real images
-    (`weights="samples"`; clients then also send this number). For the server's optimizer, the paper states only the
-    learning rate. Momentum .9 and weight decay 5e-4 are taken from a public re-implementation, which does not project
-    the weights to the ball (`project=False`). The paper specifies neither an augmentation nor the momentum for the
-    images; the defaults are no augmentation, and .5 as in DM. Initial images are drawn with replacement for a class
-    with fewer images than `ipc`.
+    (`weights="synthetic"`). Eq. 9 approximates Eq. 2, which weights clients by their numbers of real images. With
+    `weights="samples"`, the server uses Eq. 2, and clients also send these numbers. For the server's optimizer, the
+    paper states only the learning rate. Momentum .9 and weight decay 5e-4 are taken from a public re-implementation,
+    which does not project the weights to the ball (`project=False`). The paper specifies neither an augmentation nor
+    the momentum for the images; the defaults are no augmentation, and .5 as in DM. Initial images are drawn with
+    replacement for a class with fewer images than `ipc`.
 
     Args:
         factory: function that takes the number of classes and returns a network.

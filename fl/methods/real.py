@@ -1,4 +1,4 @@
-"""REAL: a baseline of FedDM, in which clients send raw images."""
+"""REAL: the baseline of the FedDM paper in which clients send raw images."""
 
 from __future__ import annotations
 

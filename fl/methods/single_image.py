@@ -49,11 +49,11 @@ class SingleImage(FedAvg):
 
     The server learns from the clients' predictions on crops of one image, so clients may have different architectures.
 
-    The class is `FedAvg(SharedImage(image, **shared), *addons, factory=factory, ...)` with the paper's options for the
-    clients: Adam with learning rate 0.01, and 40 epochs. Two defaults are taken from the authors' code: batches of 512,
-    and the cross-entropy of logits that are clipped at `shared["clip"]`. For the paper's FedProx clients, add
-    `FedProx(mu)` to the add-ons. The proximal term of the authors' code differs from that of `FedProx` and is not
-    available here. The paper draws 8 of 20 clients in each of 30 rounds.
+    The class is a `FedAvg` with the add-on `SharedImage` and the paper's options for the clients: Adam with learning
+    rate 0.01, and 40 epochs. Two defaults are taken from the authors' code: batches of 512 images, and the
+    cross-entropy of logits whose norm is clipped first. For the paper's experiments with FedProx, pass the add-on
+    `FedProx(mu)`. Its proximal term differs from that of the authors' code. The paper draws 8 of 20 clients in each of
+    30 rounds.
 
     Args:
         image: the shared image, uint8 [C, H, W], or float in [0, 1].
@@ -63,9 +63,10 @@ class SingleImage(FedAvg):
         shared: options of `SharedImage`, by name.
         optimizer, lr, batch: options of the clients' training. If `lr` is None, the default of `FedAvg` for the
             optimizer is used.
-        epochs: number of passes over the local data in a round. Default: 40, if neither `steps` nor `phases` is given.
-        objective: loss of the clients. Default: `ClippedCrossEntropy` with the option `clip` of `SharedImage`, or the
-            task's loss if this option is None.
+        epochs: number of passes over the local data in a round. Default: 40, unless you pass the option `steps` or
+            `phases` of `FedAvg`.
+        objective: loss of the clients. Default: `ClippedCrossEntropy(clip)` with the option `clip` of `SharedImage`; if
+            `clip` is None, the loss of the task.
         options: other options of `FedAvg`.
 
     Raises:

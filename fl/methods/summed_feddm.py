@@ -72,8 +72,7 @@ class SummedFedDM(PrivateFedDM):
     def start(self, server: Server) -> None:
         """Draw the initial weights, and determine the shape of the sums of embeddings that clients send.
 
-        With `noise="shares"`, also add a remark to the ledger. It states the conditions under which the ledger's
-        epsilon holds.
+        With `noise="shares"`, epsilon holds only with a secure sum. A remark in the privacy ledger states this.
         """
         super().start(server)
         dim = self.shared_embedders(server, server.state, self.blank(server)).dim
@@ -113,7 +112,7 @@ class SummedFedDM(PrivateFedDM):
     def local(self, client: Client, message: Message) -> Message:
         """Reply with noised sums of the records' embeddings: one sum for each embedding network and class.
 
-        If `sizes` is not given, the reply also has the noised number of records of each class.
+        If the option `sizes` is None, the reply also has the noised number of records of each class.
         """
         real, _ = self.charged(client)
         embedders = self.shared_embedders(client, message, real)
@@ -150,7 +149,7 @@ class SummedFedDM(PrivateFedDM):
     def expect(self, server: Server, client: int) -> Schema:
         """Return the schema of a reply: noised sums of the embeddings, for each network and class.
 
-        If `sizes` is not given, the reply also has the noised number of records of each class.
+        If the option `sizes` is None, the reply also has the noised number of records of each class.
         """
         sums = server.state[self.sums]
         schema: Schema = {self.sums.key: EntrySpec(sums)}

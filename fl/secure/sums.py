@@ -287,7 +287,7 @@ class SecureSums(Filter):
             message[self.boxes] = server.state[self.boxes][:, index].clone()
 
     def send_exchange(self, server: Server, verb: str, client: int) -> Message:
-        """Return the request to a client in one of the four steps of a secure sum other than training.
+        """Return the request to a client in a step of a secure sum other than the training.
 
         Args:
             server: the server.
@@ -303,7 +303,7 @@ class SecureSums(Filter):
         return Message({entry: server.state[entry] for entry in entries})
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        """Return the schema of a client's reply in one of the four steps of a secure sum other than training.
+        """Return the schema of a client's reply in a step of a secure sum other than the training.
 
         The reply consists of bytes of a fixed length.
 

@@ -63,7 +63,7 @@ def subfolders(path: Path) -> list[Path]:
 
 
 def split_folders(path: Path) -> tuple[dict[str, Path], list[str]]:
-    """Return the folder of each split in `path`, and the names of all folders beside the splits.
+    """Return the folder of each split in `path`, and the names of the folders in `path` that belong to no split.
 
     A split is a folder named `train` or `training`, `test` or `testing`, or `val`, `valid` or `validation`, in upper or
     lower case. If there are no such folders, `path` itself is the split `train`. A folder `train` without class folders

@@ -38,8 +38,7 @@ def load_client_arrays(
         path: the folder. For each client i = 0, 1, ... without gaps, it contains `train/client{i}_images.npy`, uint8
             [n, H, W, C] with 1 or 3 channels, and `train/client{i}_labels.npy`, int [n]. The folder `test` contains
             files of the same names with the test images and labels.
-        classes: the class names in label order. Default: "0", "1", ... up to the largest label. The sets then record
-            that the number of classes was derived from the labels.
+        classes: the class names in label order. Default: "0", "1", ... up to the largest label.
         size: height and width in pixels; see `load_folder`. FedLGD uses 28.
         channels: number of channels, 1 or 3; see `load_folder`.
         normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
@@ -47,7 +46,7 @@ def load_client_arrays(
 
     Returns:
         A `Split` whose `users` are `client0`, `client1`, ... The column `user`, int64 [N], contains indices into
-        `users`. `partition.by_domain(split.train.columns["user"])` gives the partition among these clients.
+        `users`. `partition.by_domain(split.train.columns["user"])` gives the image indices of each client.
 
     Raises:
         FileNotFoundError: files are missing.

@@ -315,7 +315,7 @@ class PublicEmbedders:
 
     @property
     def sensitivity(self) -> float:
-        """Largest l2 norm of the vector that a record adds to the sum of its class: `clip`, or 1 if it is None."""
+        """Largest l2 norm of the vector that a record adds to the sum of its class: `clip`, or 1 if `clip` is None."""
         return 1.0 if self.clip is None else self.clip
 
     def __len__(self) -> int:

@@ -19,9 +19,8 @@ class TrainedNetworks(Configurable):
     """Sampler that trains a new network from scratch on a public set for every draw.
 
     `condense_private` with `Passes(train=...)` uses this sampler for every release of class means after the first. You
-    can also pass it to `PublicEmbedders` as `networks`. Networks trained on a released set use only what is already
-    public, so they may embed the private images for a further release. Their embeddings separate the classes, while
-    embeddings of untrained networks mostly reflect what all images have in common.
+    can also pass it to `PublicEmbedders` as `networks`. The networks depend only on public data, so they may embed
+    private images. Embeddings by trained networks separate the classes better than embeddings by untrained networks.
 
     Papers: DM embeds with untrained networks (Zhao and Bilen, WACV 2023). IDM matches with networks that were trained
     on the synthetic images (Zhao et al., "Improved distribution matching for dataset condensation", CVPR 2023).
@@ -29,16 +28,16 @@ class TrainedNetworks(Configurable):
     trained once, because every private release needs a fixed embedding function.
 
     Args:
-        factory: function without arguments that returns a network with the device and dtype of `data`. The network's
-            parameters are drawn again for each network.
+        factory: function without arguments that returns a network with the device and dtype of `data`. Its parameters
+            are initialized again for each draw.
         data: public set on which the networks are trained.
         protocol: training protocol of the networks (epochs, optimizer, augmentation).
         redraw: function that initializes parameters for which no initialization rule is known; see
             `networks.initialize`.
         progress: whether to show a progress bar on a terminal.
 
-    Networks are cached by the state of the generator, so drawing a network again costs nothing and gives the same
-    weights, bit for bit.
+    Networks are cached. If you call `draw` again with a generator in the same state, it returns the same network
+    without training.
 
     Raises:
         TypeError: `protocol` is not a `Protocol`.

@@ -64,9 +64,9 @@ def pack_requests(
             cache.
 
     Returns:
-        A pair: the requests, and the parts (tensors and strings by name) of the message. If there are two requests, the
-        attribute `bytes_spared` of the first one is set to the number of bytes that are saved because both are in one
-        message.
+        The requests, and the parts (tensors and strings by name) of the message. If there are two requests, the
+        attribute `bytes_spared` of the first request is set to the number of bytes that are saved by sending equal
+        tensors only once.
     """
     parts, *rest = [job_parts(one.job, metadata, include_cached=include_cached) for one in requests]
     if not rest:
