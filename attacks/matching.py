@@ -16,7 +16,8 @@ def align(images: Tensor, references: Tensor) -> Tensor:
     An image x becomes a x + b, with a >= 0 and b by least squares. Networks with instance or batch norm hide brightness
     and contrast from gradient inversion, but not the image content. A low `psnr` then does not mean protection, so
     report `psnr` both with and without alignment. Alignment uses the true images, so use it only to score an attack.
-    A constant image gets the mean of its reference, so compare with the score of a constant guess.
+    Alignment gives even a constant image the mean of its reference. Therefore compare the attack's score after
+    alignment with the score of constant images.
 
     Args:
         images: images from the attack, float [N, C, H, W], in any range.

@@ -1,6 +1,6 @@
-"""Scores of a small set that separate the contribution of its images from that of soft labels and augmentation.
+"""Scores that separate the contribution of a small set's images from that of soft labels and augmentation.
 
-The scores are those of DD-Ranking (Li et al., 2025).
+The small set is, for example, a condensed set. The scores are those of DD-Ranking (Li et al., 2025).
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ class KeyedObject(Configurable):
             with it, random draws depend on it, and add-ons act in the order of their keys. Default: the name of the
             class; the key of a parent class is not inherited. If you rename a class, set `key = "OldName"`; existing
             runs, checkpoints and transcripts then stay valid.
-        old_options: former names of renamed options, which records of older runs contain. A mapping from the present
-            name to the former name, or to a tuple of former names, oldest first.
+        old_options: former names of renamed options, so that records of older runs can be read. A mapping from the
+            present name of an option to its former name, or to a tuple of its former names, oldest first.
     """
 
     key: ClassVar[str] = "Keyed"

@@ -24,13 +24,13 @@ def signed_adam(
     normalization: Normalization,
     pull: Callable[[dict[int, Tensor]], dict[int, Tensor]] | None = None,
 ) -> list[Minimum]:
-    """Minimize a loss from each of several starting points by Adam on the gradient's sign, within the range of pixels.
+    """Search from several starting points for images with a small loss, by Adam on the sign of the gradient.
 
-    All searches take their steps together, so that `pull` can depend on the images of all of them. A search whose loss
-    is not finite ends.
+    After each step, pixels are clamped to their valid range. All searches take their steps together, so that `pull` can
+    depend on the images of all searches. A search whose loss is not finite ends.
 
     Args:
-        losses: function of images that returns the loss, one for each start.
+        losses: loss function of each search, which takes the images.
         starts: initial images of each search, float [N, C, H, W].
         steps: number of steps.
         lr: step size of Adam.

@@ -204,8 +204,6 @@ class DefendedMessage:
         """Return the number of classes K, after checking that the message can come from images with the shape of
         `images`.
 
-        The method `count_classes` of the original message, without defences, does both.
-
         Args:
             images: noise images, with the shape of the images that the attack searches for, float [N, C, H, W].
         """

@@ -108,11 +108,11 @@ class ReplayableMessage:
         self.ordered = check.boolean(ordered, "ordered")
 
     def replay(self, images: Tensor, labels: Tensor) -> Sequence[Tensor]:
-        """Return the message for `images` [N, C, H, W] and `labels` [N], computed by the constructor's `replay`."""
+        """Return the result of the constructor's argument `replay` for `images` [N, C, H, W] and `labels` [N]."""
         return self._replay(images, labels)
 
     def count_classes(self, images: Tensor) -> int:
-        """Return the constructor's `num_classes`; the `images` are not checked."""
+        """Return the constructor's argument `num_classes`. The `images` are not checked."""
         return self.num_classes
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:

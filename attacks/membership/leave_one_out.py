@@ -51,8 +51,8 @@ class AttackResult:
 
     `leave_one_out` returns one such result for each attack. Every shadow model is the target once.
 
-    Each mean has a confidence interval, which predicts the result of one more run of the pipeline on another half of
-    the *same* records; see `leave_one_out`.
+    Each mean has a confidence interval for the result of one more run of the pipeline on the *same* candidate records;
+    see `leave_one_out`.
 
     Attributes:
         auc: mean area under the targets' ROC curves.

@@ -127,10 +127,9 @@ class _Fit:
         return torch.where(f.isinf(), gaussian, student) - self.scale.log()
 
     def log_odds(self, target: Tensor) -> Tensor:
-        """Return log(p / (1 - p)) for each record.
+        """Return log(p / (1 - p)) for each record, where p is the record's fitted CDF at the target's score.
 
-        Here, p is the probability, under the distribution that was fitted to the record's scores, of a score below that
-        of the target model. The result is accurate even if p is very close to 0 or 1.
+        The result is accurate even if p is very close to 0 or 1.
 
         Args:
             target: scores of the target model, [n].

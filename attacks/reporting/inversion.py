@@ -136,9 +136,9 @@ def message_pair(run: RecordedRun, client: int, number: int | None) -> tuple[Tra
 
 
 def replay_obstacle(run: RecordedRun) -> str:
-    """Return the reason why a client's update cannot be recomputed from the run's folder and candidate images.
+    """Return the reason why the run's folder does not suffice to compute the update that given images would cause.
 
-    The result is "" if the update can be recomputed, which requires plain FedAvg with SGD.
+    The result is "" if the folder suffices, which requires plain FedAvg with SGD.
 
     Args:
         run: the recorded run.

@@ -89,8 +89,7 @@ def claim_section(run: RecordedRun, observed: ObservedData, audit: Audit | None,
         observed: data that an adversary observes. The number of each client's replies is compared with the charges in
             the ledger.
         audit: evidence from the user with which the claim is tested; None if the user passed none.
-        findings: findings of the report. This function adds a refuted claim, and facts that the run's records do not
-            show.
+        findings: findings of the report, to which the findings of this section are added.
     """
     section = Section("The claimed epsilon")
     claim = run.history[-1].get("privacy") if run.history else None

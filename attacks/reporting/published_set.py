@@ -52,7 +52,7 @@ class Leaks:
     auc: float
 
     def record(self) -> dict[str, Any]:
-        """Return the results as JSON values. The rates of the attack `nearest` include their counts and intervals."""
+        """Return the results as JSON values, with the counts and the confidence interval of each rate."""
         rates = {name: asdict(rate) for name, rate in (("tpr", self.nearest.tpr), ("fpr", self.nearest.fpr))}
         return {
             "images": self.images, "copies": self.copies, "within_25_db": self.close,

@@ -1,6 +1,6 @@
-"""Similarity of sent images to records, by the nearest image and by membership scores.
+"""Similarity of the sent images to records, measured by the PSNR of the nearest image and by membership attacks.
 
-For comparison, `random_baseline` draws records in place of the sent images.
+As a baseline, `random_baseline` draws random records, which are then compared in place of the sent images.
 """
 
 from __future__ import annotations

@@ -21,8 +21,6 @@ RUN_FORMAT = "distillkit.run/2"
 def provenance(generator: int | torch.Generator | None = None, **facts: Any) -> dict[str, Any]:
     """Return the provenance to store in the `info` of a new set: the seed, software versions and further facts.
 
-    The commit is not included, because only a script in a checkout can determine it.
-
     Args:
         generator: seed or generator that the user passed. It is included if it is an integer.
         facts: further JSON values.

@@ -51,7 +51,7 @@ def require_augmentation(augment: Any, normalization: Normalization | None = Non
     Raises:
         TypeError: the value is not callable (for example True or a name), is a class or a torchvision transform, or
             accepts other arguments.
-        ValueError: the augmentation was created for another normalization.
+        ValueError: the augmentation was created for another normalization than that of the images.
     """
     check.boolean(siamese, "siamese")
     if normalization is not None:

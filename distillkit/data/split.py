@@ -72,7 +72,7 @@ def split_by(data: Images, column: str, test_fraction: float = 0.2, *, classes: 
 
     Args:
         data: a set that has the column.
-        column: name of a column int64 [N]. Images with equal values stay together.
+        column: name of a column with one integer per image, int64 [N]. Images with equal values stay together.
         test_fraction: share of the column's values that form the test set, in [0, 1); 0 gives an empty test set. Every
             call makes the same random choice. If images with the same value always have the same class, the share is
             applied to each class separately.

@@ -18,8 +18,8 @@ def complement_targets(counts: Tensor, *, total: int = 256, rounding: str = "tru
     Args:
         counts: number of images of each class, int [K], for example `LabeledImages.counts()`.
         total: number of labels.
-        rounding: "truncate" rounds the number of labels of each class down, as in the authors' code, so up to K - 1
-            labels may be missing from `total`. "largest_remainder" returns exactly `total` labels.
+        rounding: "truncate" rounds the number of labels of each class down, as in the authors' code, so the result may
+            have up to K - 1 labels fewer than `total`. "largest_remainder" returns exactly `total` labels.
 
     Returns:
         Labels int64, in ascending order. The class with the most images does not occur, because its deficit is 0. The

@@ -28,10 +28,9 @@ class Patches(Configurable):
     """Sequence of many training images, which are reproducible random crops of a single image.
 
     A crop is rendered when it is requested, and its pixels are rounded to 8 bits. Its random parameters are drawn from
-    `rng.derive(seed, index)`, so two processes with the same image and options get identical crops. To test this, the
-    processes can compare their attributes `digest`, a hash of the image and all options except `count`. The batch size
-    and the number of threads have no effect. The two processes need equal versions of PyTorch and kornia, and the same
-    kind of processor.
+    `rng.derive(seed, index)`, so two processes with the same image and options get identical crops. The
+    processes can compare `digest`, a hash of the image and all options except `count`. The batch size and the number of
+    threads have no effect. The two processes need equal versions of PyTorch and kornia, and the same kind of processor.
 
     The pipeline is that of Asano and Saeed, "The augmented image prior" (ICLR 2023), as used by Soni, Saeed and Asano,
     "Federated learning with a single shared image" (2024):

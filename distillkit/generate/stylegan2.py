@@ -79,8 +79,8 @@ class StyleGAN2(nn.Module):
     The first resolution has one modulated 3x3 convolution. Every later resolution has two, of which the first doubles
     the resolution, with the blur [1, 3, 3, 1]. Each resolution also has a 1x1 convolution to the C image channels. The
     images are the sum of the outputs of these 1x1 convolutions, upsampled to the final resolution. Their pixel values
-    are unbounded. Weights are drawn from N(0, 1), and scaled in each call. Biases and noise gains are omitted, because
-    they are zero before training. `forward` can add noise.
+    are unbounded. Weights are drawn from N(0, 1), and scaled in each call. Learned biases and noise gains are omitted,
+    because they are zero before training. To add noise, pass noise and a gain to `forward`.
 
     Args:
         size: height and width, at least 4.

@@ -34,12 +34,12 @@ class ViewOptions:
 
 
 class View(NamedTuple):
-    """Batch of views, each of which is an augmented image that may be mixed with another one.
+    """Batch of views. A view is an augmented image (its main image), possibly mixed with another image (its partner).
 
     Attributes:
         images: the views, float [B, C, H, W].
-        rows: for each view, the index in the set of its main image, int64 [B], on the CPU.
-        partner: for each view, the index in the batch of the image that was mixed into the main image, int64 [B].
+        rows: indices of the main images in the whole set, int64 [B], on the CPU.
+        partner: indices of the partners in this batch, int64 [B].
         share: fraction of every view that comes from its main image, in [0, 1]. The rest comes from the partner.
     """
 

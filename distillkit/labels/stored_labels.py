@@ -30,10 +30,7 @@ _FORMAT = "distillkit.StoredLabels/1"
 
 
 class _TrainingViews(Protocol):
-    """Interface of the attributes of `distillkit.training.Protocol` that determine the augmented images ("views").
-
-    This module cannot import `Protocol`, because the module of `Protocol` imports this one.
-    """
+    """Interface of the attributes of `distillkit.training.Protocol` that determine the augmented images ("views")."""
 
     @property
     def relabel(self) -> object: ...

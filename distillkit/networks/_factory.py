@@ -119,12 +119,12 @@ def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Red
         factory: a function that returns a network. The constructor's weights are overwritten, unless the factory is a
             `KeepInit`.
         generator: int seed, or a CPU generator, whose state advances.
-        redraw: function `redraw(network, generator)` that is called last. It sets parameters that `initialize` cannot
-            draw, such as a class token.
+        redraw: function `redraw(network, generator)` that is called last. It sets parameters for which this package has
+            no default distribution, such as a class token.
 
     Raises:
-        TypeError: the factory is a network, requires arguments, or does not return an `nn.Module`, or `initialize` does
-            not support a module of the network.
+        TypeError: the factory is a network, requires arguments, or does not return an `nn.Module`; or `redraw` is None
+            and the network has parameters without a default distribution.
     """
     _require_no_arguments(require_factory(factory))
     generator = as_generator(generator)

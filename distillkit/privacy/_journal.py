@@ -56,7 +56,7 @@ class Chain:
         """Return whether the lines of this chain begin with the lines that it had when `head` was read.
 
         Args:
-            head: earlier value of the property `head`. A value of another form gives False.
+            head: earlier value of the property `head`. For any other value, the result is False.
         """
         count = head.get("lines") if isinstance(head, dict) else None
         return type(count) is int and 0 <= count <= self.lines and self._hashes[count] == head.get("hash")

@@ -52,8 +52,8 @@ def extend_searches(
     The searches on a task are extended if some candidate's best configuration has the smallest or largest searched
     value of a setting. Every candidate then gets one more configuration: its best configuration so far, with a new
     value of this setting below the smallest or above the largest searched value. The new value continues the geometric
-    sequence of the last two values, rounded to three significant digits: after 0.01, 0.03, 0.1, the new value is 0.333.
-    Candidates with the same searched values therefore get the same new value.
+    sequence of the two smallest or the two largest searched values: after 0.01, 0.03, 0.1, the new value is 0.333. It
+    is rounded to three significant digits. Candidates with the same searched values get the same new value.
 
     Args:
         extend: maximum number of extensions, by name of the setting.

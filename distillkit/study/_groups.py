@@ -36,7 +36,7 @@ class Group:
         return str(have) if have == want else f"{have} of {want}"
 
     def values(self, column: str) -> list[Any]:
-        """Return the value of `column` in each run's summary, or in its last round; see `Record.last`."""
+        """Return each run's value of `column`, from its summary or, if the summary lacks it, from its last round."""
         return [r.last(column) for r in self.records]
 
 

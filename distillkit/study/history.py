@@ -1,4 +1,4 @@
-"""Metrics of run histories: last and best accuracy, rounds to a target, best mean over seeds."""
+"""Metrics of run histories: last and best accuracy, rounds to a target accuracy, best mean accuracy over seeds."""
 
 from __future__ import annotations
 

@@ -109,7 +109,8 @@ def named_task(
         root: folder of the data sets (see `load`), with the subfolders `CIFAR-10-C`, `retina_balanced`, `femnist`,
             `celeba`, `leaf-celeba` and `flair`. Default: the environment variable `DISTILLKIT_DATA`.
         clients, alpha: number of clients and concentration of the Dirichlet partition.
-        size: height and width of the images; default: the size in the papers, or in the data.
+        size: height and width of the images. Default: the task's own size if it has one, otherwise the size of the
+            images in the data.
         options: other fields of `Task`.
 
     Raises:

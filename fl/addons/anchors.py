@@ -182,8 +182,8 @@ class Anchors(AddOn):
     def extra_batches(self, local: Local) -> Iterator[Batch] | None:
         """Return an iterator that yields all anchors, the server's labeled images, as one batch in every step.
 
-        `loss` compares this batch with the client's batch. The result is None if `loss` adds no term, which is the
-        case in the rounds that the option `selected` lists, and if the option `weight` is 0.
+        `loss` compares this batch with the client's batch. The result is None in the rounds that the option `selected`
+        lists, and in all rounds if the option `weight` is 0. In these cases, `loss` adds no term.
         """
         if local.round in self.selected or not self.weight:
             return None

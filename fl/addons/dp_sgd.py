@@ -60,8 +60,7 @@ class DPSGD(AddOn):
     Deviations. The algorithm divides by the lot size; here the denominator is the public number rate * size, because
     the size of a drawn lot is private. The method's `epochs` mean expected passes: every client takes round(epochs /
     rate) steps, at least one. The method's `batch` is not used. Batches, noise, augmentation and dropout are drawn from
-    `client.secret` instead of the run's seed. With draws from the seed, adding one record would change the draws of all
-    later records.
+    `client.secret` instead of the run's seed.
 
     Args:
         sigma: noise multiplier, that is, the noise's standard deviation divided by `clip`. 0 means no noise and no

@@ -130,9 +130,9 @@ class FedGen(AddOn):
         schema[self.counts.key] = EntrySpec(torch.zeros(1, server.task.num_classes), minimum=0.0, maximum=1 + read)
 
     def before_training(self, local: Local) -> None:
-        """Set the client's count of the images of every class to one, and load the received generator of embeddings.
+        """Start the client's counts of images per class at one, and load the received generator of embeddings.
 
-        `after_step` adds the images of each batch to the counts. In the first round, there is no generator.
+        `after_step` adds the images of each batch to the counts. In the first round, no generator is received.
         """
         local.scratch(self)["counts"] = torch.ones_like(local.counts, dtype=torch.float32)
         if self.generator in local.message:

@@ -55,7 +55,7 @@ class FedNova(AddOn):
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """Add the client's effective number of steps |a_i|_1 (see `FedNova`) to the schema of the reply.
 
-        The reply contains one number for each tensor of the model.
+        The reply contains this number separately for each tensor of the model.
         """
         update = cast(Tensors, schema[FedAvg.update.key].value)
         schema[self.tau.key] = EntrySpec({n: torch.tensor(1.0) for n in update}, minimum=0.0)

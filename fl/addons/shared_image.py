@@ -30,18 +30,19 @@ class SharedImage(Shared):
     The server and all clients compute the same `count` crops of one image (section 3.1). In each round, the server's
     model selects `keep` of them (section 3.2). The server sends their indices, and clients reply with their logits on
     these crops. The server then trains its model of each architecture to match the softmax of the clients' weighted
-    mean logits. In rounds with "FedAvg initialization", clients also send their weights, and each model starts from the
-    average of the weights with its architecture. In all other rounds, it starts from its previous weights.
+    mean logits. In rounds with "FedAvg initialization", clients also send their weights, and the server's model of each
+    architecture starts from their average over the clients with this architecture. In all other rounds, it starts from
+    its previous weights.
     `fl.methods.SingleImage` sets the paper's options.
 
     Deviations. The server sends crop indices, as in the paper; the authors' code sends the crops, 61 MB per client and
-    round. Averages are weighted by the number of samples (in the authors' code by the number of batches). As in that
-    code, the first round has FedAvg initialization, and the norm of the trained model's logits is limited to 2.5. The
-    paper does not mention this limit. The last weights are kept, as in the paper; the authors' code keeps the best on
-    the clients' own validation images (`returns="best"` uses `server.data["validation"]`). If there are several
-    architectures, the model with the highest accuracy on `server.data["validation"]` selects the crops; without these
-    images, the first model selects them. (In the authors' code, it is the model with the highest accuracy on the test
-    set.)
+    round. Averages are weighted by the number of samples (in the authors' code by the number of batches). As in the
+    authors' code, the first round has FedAvg initialization, and the norm of the trained model's logits is limited to
+    2.5. The paper does not mention this limit. The server keeps the weights after its last training step, as in the
+    paper. The authors' code keeps the weights that are best on the clients' own validation images. `returns="best"`
+    keeps those that are best on `server.data["validation"]`. If there are several architectures, the model with the
+    highest accuracy on `server.data["validation"]` selects the crops; without these images, the first model selects
+    them. (In the authors' code, it is the model with the highest accuracy on the test set.)
 
     Args:
         image: the shared image, uint8 [C, H, W], or float in [0, 1], which is rounded to 8 bits; C is that of the

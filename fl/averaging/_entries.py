@@ -21,8 +21,8 @@ class Entries:
             over the clients, weighted by `samples`.
         buffers: values of the float buffers (batch-norm statistics) after the client's training.
         counters: values of the integer buffers after the client's training, such as the batch count of batch norm.
-        last: parameters and buffers after the client's last training, in its memory. It is kept for add-ons with
-            `needs_previous`.
+        last: parameters and buffers after the client's last training, in its memory. They are kept only if an add-on
+            reads them (`AddOn.needs_previous`).
         own: parameters and buffers that are never sent, in a client's memory.
         moments: state of the optimizer, in a client's memory, if `ClientOptimizer(state="client")` is used.
         tested: results of a client's test, as `LabelTask.sums` defines them, by name of the model.

@@ -143,9 +143,9 @@ class Step:
         return step._sum(step._objective(), [a for a in local.terms if a.data_access == "example"])
 
     def public_gradient(self) -> Tensors:
-        """Return the gradient, by parameter name, of the loss terms that read no private data (`data_access` "none").
+        """Return the gradient, by parameter name, of the loss terms of those add-ons whose `data_access` is "none".
 
-        Parameters on which these terms do not depend are missing.
+        These terms read no private data. Parameters on which these terms do not depend are missing from the result.
         """
         total = self._sum(torch.zeros(()), [a for a in self.local.terms if a.data_access == "none"])
         if not total.requires_grad:

@@ -80,7 +80,7 @@ class PayloadStore(Protocol):
         """Return the stored payload of the entry `key` that the client with index `client` received.
 
         Raises:
-            PayloadMissing: there is no such payload for this client, or it has another digest.
+            PayloadMissing: no payload is stored for this client and entry, or the stored payload has another digest.
         """
 
 
@@ -113,7 +113,7 @@ class PayloadCache:
         """Return the stored payload (value) of the message entry `key` that the client with index `client` received.
 
         Raises:
-            PayloadMissing: there is no such payload for this client, or it has another digest.
+            PayloadMissing: no payload is stored for this client and entry, or the stored payload has another digest.
         """
         if self._held.get((client, key)) != digest:
             raise PayloadMissing(client)

@@ -61,7 +61,7 @@ class ReplyCollector:
             verb: name of the exchange: "answer" for the query before round 1, "local" for training, or the name of an
                 additional exchange of the method.
             clients: indices of the clients.
-            stats: counts of the round, to which this method adds bytes, seconds and failures.
+            stats: counts of the round, to which the bytes, seconds and failures of this exchange are added.
             bundled: other exchange that is sent together with this one; None if this one is sent alone.
             after_local: whether the exchange comes after the round's "local" exchange.
 

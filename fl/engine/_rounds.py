@@ -117,7 +117,7 @@ class RoundRunner:
         Raises:
             NoUsableReply: there are fewer usable replies than `min_replies`; or weights have exploded, and `exploding`
                 is "stop".
-            BudgetExhausted: the values that would be released in this round exceed the privacy ledger's budget.
+            BudgetExhausted: the releases of this round would exceed the budget of the privacy ledger.
         """
         started, server, self.committed = time.perf_counter(), self.server, number - 1
         server.round, server.notes = number, server.notes if number == 1 else {}

@@ -228,7 +228,7 @@ class Store:
     def close(self, row: Mapping[str, Any]) -> None:
         """Write the last round's row to the history after its evaluation results were added.
 
-        The incomplete row, which the file `manifest.json` contained until now, is removed from it.
+        The incomplete row is removed from the file `manifest.json`.
 
         Args:
             row: the complete row.

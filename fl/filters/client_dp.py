@@ -211,8 +211,9 @@ class ClientDP(Filter):
     def out(self, client: Client, message: Message, reply: Message) -> Message:
         """Return a reply with only the entries in `clips`, scaled to at most their clip norms, and with a weight of 1.
 
-        The weight hides the number of images. With adaptive clip norms, the reply also has one bit for each of these
-        entries: 1/2 if the entry's norm before scaling was within the clip norm, and -1/2 otherwise.
+        With this weight, the reply does not reveal the client's number of images. With adaptive clip norms, the reply
+        also has one bit for each entry in `clips`: 1/2 if the entry's norm before scaling was within the clip norm, and
+        -1/2 otherwise.
         """
         norms = message[self.norms].tolist() if self.adaptive is not None else self.clips.values()
         sent, within = Message(), torch.full((len(self.clips),), 0.5, dtype=torch.float64)

@@ -264,9 +264,9 @@ def _require_bounds_kept(filters: tuple[Filter, ...]) -> None:
 
 
 def _require_sealed_last(filters: tuple[Filter, ...]) -> None:
-    """Refuse filters that cannot be combined with a filter that hides single replies (`Filter.sealed`).
+    """Refuse filters that cannot be combined with a sealed filter, which hides single replies (`Filter.sealed`).
 
-    These are filters after this filter, and filters that draw the clients of a round.
+    These are all filters after the sealed filter, and all filters that draw the clients of a round.
     """
     sealed = next((i for i, one in enumerate(filters) if one.sealed), None)
     if sealed is None:

@@ -104,7 +104,10 @@ class FedDM(Method):
         return (), {k: v for k, v in vars(self).items() if k not in ("factory", "networks")}
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Test the network on noise images, and refuse an augmentation that was created for another normalization."""
+        """Test the network on noise images, and check the augmentation.
+
+        An augmentation that was created for another normalization than that of the clients' images is refused.
+        """
         require_augmentation(self.augment, server.normalization)
         self.networks.check_run(server, features=True)
 

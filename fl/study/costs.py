@@ -208,7 +208,13 @@ def _mean_first(group: Group, target: float) -> int | None:
 
 
 def _until(rows: Sequence[Row], by: str, number: int) -> float:
-    """Return the total cost of the rounds 1 to `number`; see `spent` for the kind of cost, `by`."""
+    """Return the total cost of a run up to and including a round.
+
+    Args:
+        rows: rows of the run's history.
+        by: kind of cost; see `spent`.
+        number: index of the round.
+    """
     return next(cost for row, cost in zip(rows, spent(rows, by)) if row["round"] == number)
 
 

@@ -149,7 +149,12 @@ def load_cifar10c_domains(
 
 
 def _array(file: Path, count: int | None) -> NDArray[Any]:
-    """Memory-map and check one file: images uint8 [count, H, W, 3], or labels uint8 [N] if `count` is None."""
+    """Memory-map a file and check its contents: `count` images, uint8 [count, H, W, 3], or labels, uint8 [N].
+
+    Args:
+        file: path of the file.
+        count: required number of images; None for the file of labels.
+    """
     try:
         stored = np.load(file, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:

@@ -171,10 +171,9 @@ def _shifted(places: Iterable[tuple[tuple[float, float], int]]) -> dict[tuple[in
 
 
 def largest(every: Sequence[Sequence[Spend]], delta: float) -> Bound:
-    """Return the bound on epsilon of the client for which `compose` computes the largest epsilon.
+    """Return the largest of the clients' bounds on epsilon, as `compose` computes them from each client's releases.
 
-    `compose` does not run for every client: a client is skipped if a cheap upper bound on its epsilon is already below
-    another client's epsilon.
+    To save time, a client is skipped if a cheap upper bound on its epsilon is already below another client's bound.
 
     Args:
         every: releases of each client.

@@ -1,4 +1,4 @@
-"""Closed-form accounting for the Gaussian mechanism: delta and epsilon of one release, and sigma for a target."""
+"""Closed-form accounting for the Gaussian mechanism: delta and epsilon of a release, and sigma for a target epsilon."""
 
 from __future__ import annotations
 

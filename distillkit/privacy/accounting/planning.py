@@ -41,7 +41,7 @@ class NoisePlan:
         deviation itself.
 
         Args:
-            size: public number of records in the mean, > 0.
+            size: number of records in the mean, > 0. This number is assumed to be public.
 
         Raises:
             TypeError, ValueError: `size` has the wrong type or is out of range.
@@ -52,7 +52,7 @@ class NoisePlan:
         """Return the signal-to-noise ratio of one released mean: the norm of the mean divided by the norm of the noise.
 
         Args:
-            size: public number of records in the mean, > 0.
+            size: number of records in the mean, > 0. This number is assumed to be public.
             dim: number of dimensions of a record's vector.
             signal: norm of the mean, in units of the clip (the largest l2 norm of one record's vector); at most 1.
 

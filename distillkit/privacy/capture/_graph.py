@@ -33,8 +33,8 @@ class Violation:
     Args:
         operator: the operator.
         kind: class of the exception to raise.
-        why: part of the error message that follows the traced function's name. "{line}" in it is replaced by the line
-            of the user's code.
+        why: text of the error message after the name of the traced function. "{line}" in this text is replaced by the
+            line of the user's code.
     """
 
     operator: Any
@@ -270,7 +270,7 @@ _DRAWS: dict[str, Callable[[Node], Draw]] = {
 def draws_as_inputs(graph: GraphModule) -> list[Draw]:
     """Replace each random operator of a graph by an additional input, whose random values are drawn outside the graph.
 
-    Return one function per input, which draws its values.
+    Return one function per additional input, which draws the values of this input.
     """
     last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
     found = []

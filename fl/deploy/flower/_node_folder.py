@@ -71,7 +71,7 @@ class PayloadFolder:
         received.
 
         Raises:
-            PayloadMissing: there is no such payload for this client, or it has another digest.
+            PayloadMissing: no payload is stored for this client and entry, or the stored payload has another digest.
         """
         try:
             message, metadata = read_message(self._file(client, key))

@@ -1,4 +1,4 @@
-"""The server's registry of nodes: find new nodes, and check that they match the server and each other."""
+"""The server's registry of nodes, which finds new nodes and checks that they match the server and each other."""
 
 from __future__ import annotations
 
