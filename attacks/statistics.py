@@ -378,11 +378,11 @@ def ppv_interval(tpr: Rate | Estimate, fpr: Rate | Estimate, prior: float) -> Es
 
     For a given `prior`, the value depends only on the ratio of the two rates. The rates are counted on different
     records, so their errors are independent, and the squared errors of their logarithms are added. The lower end of the
-    result uses the error at the lower end of `tpr` and at the upper end of `fpr`; the upper end uses the errors at the
-    two opposite ends.
+    result is computed from the lower end of `tpr` and the upper end of `fpr`. The upper end of the result is computed
+    from the upper end of `tpr` and the lower end of `fpr`.
 
-    If the interval of a rate begins at 0, whose logarithm does not exist, a wider interval is returned. Its ends are
-    the predictive values for the lower end of `tpr` with the upper end of `fpr`, and for the opposite ends.
+    The logarithm does not exist if the lower end of a rate is 0. In this case, the ends of the result are the
+    predictive values of the same two pairs of ends, so the interval is wider.
 
     Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach" (Statistics in
     Medicine 2008).

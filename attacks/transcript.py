@@ -64,8 +64,8 @@ class TranscriptMessage:
         direction: direction of the message: "down" (from the server to the client) or "up".
         values: contents of the message: values by entry key, such as "FedAvg.update".
         exchange: name of the exchange to which the message belongs. In an exchange, the server sends a request to
-            clients, and they reply. "local" is the training. "answer" is a query before round 1, such as a request for
-            class counts, which only some methods have.
+            clients, and they reply. "local" is the training. "answer" is the query that some methods send before round
+            1, for example to ask for class counts.
     """
 
     round: int

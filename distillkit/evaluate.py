@@ -159,9 +159,9 @@ def evaluate(
             for each network; initial weights and order of batches are the same as for the set. If the set is a
             `TiledImages`, the random images are shrunk to the same tiles.
         against: corruptions and attacks, such as `[Corruption("gaussian_noise", 3), PGD(8 / 255)]` of
-            `distillkit.robustness`. Each network is also tested once for each entry, on test images that the entry has
-            changed. All networks are tested with the same noise. The test images must be pixels in [0, 1] after
-            removing their normalization.
+            `distillkit.robustness`. For each entry, every network is also tested on the changed test images. All
+            networks are tested with the same noise. The test images must be pixels in [0, 1] after removing their
+            normalization.
         generator: an int seed, or a CPU generator from which one seed is drawn.
         chunk: number of images per forward and backward pass; None for a default.
         progress: whether to show a progress bar, which counts epochs.

@@ -203,7 +203,7 @@ class Normalization:
         return images if self.zca is None else self.zca.encode(images)
 
     def decode(self, images: Tensor) -> Tensor:
-        """Convert normalized images back to pixels in [0, 1]. Learned images may leave this range and are not clamped.
+        """Convert normalized images back to pixels. The pixels of learned images may be outside [0, 1].
 
         Args:
             images: float [N, C, H, W] in the normalized space.

@@ -125,7 +125,7 @@ class Scores:
 
     @property
     def hlr(self) -> float:
-        """Hard-label recovery: loss in test accuracy from training on the set instead of on all real images.
+        """Hard-label recovery: test accuracy of training on all real images minus that of training on the set.
 
         Both trainings use hard labels. Lower is better.
         """
@@ -133,9 +133,9 @@ class Scores:
 
     @property
     def ior(self) -> float:
-        """Improvement over random: gain in test accuracy from training on the set instead of on random real images.
+        """Improvement over random: test accuracy of training on the set minus that of training on random real images.
 
-        There are as many random images as images in the set. Both trainings use the same protocol.
+        There are as many random images as images in the set. Both trainings use the same protocol. Higher is better.
         """
         return self.rows["set"].mean - self.rows["random"].mean
 
@@ -199,8 +199,8 @@ def scores(
     Use this function to compare sets whose protocols differ: the scores separate the contribution of the images from
     that of soft labels and augmentation. Six kinds of training are compared; `Scores.rows` lists them. The scores are
     LRS (see `label_robust_score`) and ARS (see `augmentation_robust_score`). A difference of seven points of accuracy
-    changes LRS by only about 0.03. Also compare its two parts: the hard-label recovery (HLR) and the improvement over
-    random images (IOR).
+    changes LRS by only about 0.03. Also compare the two parts of LRS: the hard-label recovery (HLR) and the improvement
+    over random images (IOR).
 
     Args:
         data: the set to score, a `LabeledImages` or anything that `sets.as_set` accepts.
@@ -209,11 +209,11 @@ def scores(
         real: the real training images, with class indices.
         protocol: the set's own training protocol. It must have an augmentation, because ARS compares training with and
             without augmentation. Trainings with hard labels use the same protocol without its teacher.
-        whole: protocol of the training on the whole real set. Default: `protocol` with hard labels, which takes long
-            if it has many epochs.
+        whole: protocol of the training on the whole real set, which takes long if the protocol has many epochs.
+            Default: `protocol` with hard labels.
         search: settings of the protocol to compare, such as `[{"lr": 0.01}, {"lr": 0.05}]`. For every kind of training,
-            one network is trained with each of them, and the settings with the best accuracy on held-out real images
-            are used.
+            one network is trained with each item of this list. The final trainings use the item with the best accuracy
+            on held-out real images.
         validation: share of each class of `real` that is held out during the search, in (0, 1). The final trainings use
             all real images. Note that the set may have been made from the held-out images.
         weight: weight of IOR in LRS, in [0, 1]; HLR has the remaining weight.

@@ -62,8 +62,8 @@ class Protocol:
             (RDED). "constant": `lr`.
         mix: `CutMix` or `Mixup`, applied to every batch; the labels of mixed images are averaged with the weights of
             the mix. None for no mixing.
-        relabel: `Relabel` or `StoredLabels`, to train with a teacher's labels of every augmented view in place of the
-            set's labels. Mixing is then an option of `Relabel`.
+        relabel: `Relabel` or `StoredLabels`, to train with a teacher's labels for every augmented image instead of the
+            set's labels. The option `mix` must then be None; `Relabel` has an option `mix` of its own.
     """
 
     epochs: PositiveInt = 1000

@@ -71,7 +71,9 @@ class Component(KeyedObject):
 
     @classmethod
     def usage_example(cls, part: str) -> str:
-        """Return code for error messages that builds a method with this component, such as `FedAvg(FedProx(0.1), ...)`.
+        """Return code that builds a method with this component. Error messages show it.
+
+        An example is `FedAvg(FedProx(0.1), ...)`.
 
         Args:
             part: code that builds the component, such as `FedProx(0.1)`.

@@ -206,7 +206,7 @@ class Method(KeyedObject, ABC):
     def send(self, server: Server, client: int) -> Message:
         """Return the message from the `server` to this `client`, which `answer`, `local` and `evaluate` receive.
 
-        The function must be pure: the engine may call it any number of times, for any client.
+        The engine may call this function any number of times, for any client, so it must not change any state.
         """
 
     @abstractmethod
@@ -278,7 +278,7 @@ class Method(KeyedObject, ABC):
     def send_exchange(self, server: Server, verb: str, client: int) -> Message:
         """Return the message from the `server` to a `client` in the exchange called `verb`.
 
-        The function must be pure: the engine may call it any number of times, for any client.
+        The engine may call this function any number of times, for any client, so it must not change any state.
         """
         return Message()
 

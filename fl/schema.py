@@ -48,10 +48,11 @@ class EntrySpec:
             differ from the example.
         same_rows_as: another entry of the same reply, which must have the same number of rows.
         max_per_class: maximum number of images of one class in a set.
-        minimum, maximum: range of every number; in an image set, of the pixels and the values in additional columns. By
-            default, the clients' weights for an average (see `Entry.by`) must be in [0, `MAX_WEIGHT`], and all other
-            floats in [-`MAX_MAGNITUDE`, `MAX_MAGNITUDE`]; integers that are not weights have no limits.
-        max_norm: maximum l2 norm of the vector of all numbers of the entry. If it is given, `MAX_MAGNITUDE` does not
+        minimum, maximum: smallest and largest allowed number. In an image set, they apply to the pixels and to the
+            values in additional columns. By default, the clients' weights for an average (see `Entry.by`) must be in
+            [0, `MAX_WEIGHT`]. All other floats must be in [-`MAX_MAGNITUDE`, `MAX_MAGNITUDE`], and other integers have
+            no limits.
+        max_norm: maximum l2 norm of the entry's numbers, taken as one vector. If it is given, `MAX_MAGNITUDE` does not
             apply.
         nonnegative: in a dict of tensors, the names of the tensors whose numbers must be >= 0, such as variances.
         optional: whether a reply without the entry is valid.

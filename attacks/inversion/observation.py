@@ -26,10 +26,12 @@ class ObservedMessage(Protocol):
     ordered: bool
 
     def replay(self, images: Tensor, labels: Tensor) -> Sequence[Tensor]:
-        """Return the message that these images would cause, differentiable with respect to `images`.
+        """Return the message that a client would compute from these images.
+
+        The message is differentiable with respect to `images`.
 
         Args:
-            images: candidate images, float [N, C, H, W], normalized as the client's images.
+            images: candidate images, float [N, C, H, W], with the client's normalization.
             labels: class indices of the images, int64 [N].
 
         Returns:

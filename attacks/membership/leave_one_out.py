@@ -113,11 +113,12 @@ def leave_one_out(
     The true-positive rate, the false-positive rate and the AUC have confidence intervals. These predict the result for
     one more run of the pipeline on another half of these records, attacked in the same way with other shadow models.
     The results of a target and of its complement are not independent. An interval is therefore computed from the spread
-    between the pairs of a target and its complement, with Student's t quantiles (the cluster-robust error). If a rate
-    is based on fewer than ten hits or fewer than ten misses, its interval is at least as wide as the Clopper-Pearson
-    interval of the counts over all targets. `docs/results/audit.md` reports the measured coverage. All intervals are
-    corrected for the number of attacks (`bonferroni`), so you may report the best attack. Each attack runs S^2/2 times
-    for S shadow models.
+    between the pairs of a target and its complement, with Student's t quantiles (the cluster-robust error). Let a
+    hit be a record that is called a member, and a miss a record that is not. If a rate is based on fewer than ten hits
+    or fewer than ten misses, its interval is at least as wide as the Clopper-Pearson interval of the counts over all
+    targets. `docs/results/audit.md` reports the measured coverage of the intervals. All intervals are corrected for the
+    number of attacks (`bonferroni`), so you may report the best attack. Each attack runs S^2/2 times for S shadow
+    models.
 
     Args:
         shadows: scores of one pipeline's shadow models: at least 8 models for LiRA, and 32 or more for useful

@@ -26,10 +26,10 @@ def halves(count: int, records: int, seed: int) -> Tensor:
     """Draw the training records of each shadow model: random halves and their complements, in pairs.
 
     Shadow model 2k is trained on a random half of the records, and shadow model 2k + 1 on the other half. Every record
-    is thus used by exactly half of the models. If one model is attacked as the target, remove its complement, too:
-    *every* record is then used by exactly half of the remaining models. If only the target were removed, its records
-    would be used by fewer of the remaining models than other records, which would reveal them. A pair depends only on
-    the seed and the pair's index, so more shadow models can be added later.
+    is thus used by exactly half of the models. If you attack one model as the target, remove both models of its pair:
+    *every* record is then used by exactly half of the remaining models. If you removed only the target, its training
+    records would be used by fewer of the remaining models than other records, which would reveal them. A pair depends
+    only on the seed and the pair's index, so more shadow models can be added later.
 
     Args:
         count: number of shadow models, even, at least 2.

@@ -94,7 +94,7 @@ def recovery_section(
         observed: the images that clients sent or that were published.
         members: private training records.
         non_members: records that were not used for training; None if the user passed none.
-        findings: findings of the report, to which the shares are added.
+        findings: findings of the report, to which the share of recovered records is added.
     """
     images, groups = torch.cat(observed.rounds), {"private records": members.selected}
     if non_members is not None:

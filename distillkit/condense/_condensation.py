@@ -102,14 +102,14 @@ class Condensation(PixelDescent):
         return self.images if self.tiles is None else self.tiles.decode(self.images)
 
     def choose_lr(self, compute: Callable[[], tuple[Tensor, Tensor]]) -> None:
-        """Choose the learning rate if it is None, so that a step along the gradient at noise images has a fixed size.
+        """Choose the learning rate if it is None, so that a step from noise images has a fixed size.
 
-        The size of a step is the root mean square of the changes of the pixels. The gradient is computed at noise
-        images. The initial images may be near an optimum, where the gradient is small, so the rate would be too large.
+        The size of a step is the root mean square of the changes of the pixels. Noise is used instead of the initial
+        images, which may be near an optimum. The gradient is small there, so the rate would be too large.
 
         Args:
-            compute: function that returns the loss and its gradient with respect to the synthetic images that
-                `self.synthetic()` returns.
+            compute: function that returns the loss and its gradient with respect to the images that `self.synthetic()`
+                returns. During the call, these are noise images.
 
         Raises:
             ValueError: the gradient is zero or not finite.
@@ -127,9 +127,9 @@ class Condensation(PixelDescent):
         self.lr = float(f"{_FIRST_CHANGE / statistics.fmean(self.real.normalization.std) / size:.3g}")
 
     def _adjoint(self, gradient: Tensor) -> Tensor:
-        """Convert the gradient of a loss with respect to the synthetic images to one with respect to `self.images`.
+        """Convert a gradient with respect to the synthetic images to the gradient with respect to `self.images`.
 
-        Both are the same, unless the synthetic images are decoded from the stored images `self.images` (`Tiles`).
+        The two gradients are equal, unless the synthetic images are decoded from `self.images` (see `Tiles`).
         """
         return gradient if self.tiles is None else self.tiles.adjoint(gradient)
 

@@ -84,9 +84,9 @@ def invert(
             `TiledImages`. With a `LatentDecoder`, the latents and weights of a generator network are optimized.
         normalization: normalization that the networks expect.
         batch: number of images, after decoding, that are optimized together. A smaller number needs less memory. The
-            default is 256 in two cases. First, the images of a batch share BatchNorm statistics, because `batch_norm`
-            is above 0 or a network normalizes by the statistics of the batch. Second, they share the generator network
-            of a `LatentDecoder`. Otherwise the default depends on the device, and does not affect the result.
+            default is 256 if the images of a batch share BatchNorm statistics or the generator network of a
+            `LatentDecoder`. They share BatchNorm statistics if `batch_norm` is above 0, or if a network normalizes by
+            the statistics of the batch. Otherwise the default depends on the device, and does not affect the result.
         generator: seed or random generator. It is used to draw the initial images from N(0, 1) in the normalized space
             or, with a `LatentDecoder`, the latents and the weights of the generator network.
         progress: whether to show a progress bar.

@@ -200,8 +200,8 @@ class NetworkBall(Configurable):
     def init_arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Return the constructor arguments that recreate this sampler.
 
-        Their first item, the network, is a copy with the parameters at the center of the ball, because draws overwrite
-        the parameters of the sampler's own network.
+        The first argument is a copy of the network, with the parameters at the center of the ball. The sampler's own
+        network cannot be used, because draws overwrite its parameters.
         """
         center = copy.deepcopy(self._copy)
         with torch.no_grad():

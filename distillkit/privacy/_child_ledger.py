@@ -87,7 +87,10 @@ class ChildLedger(Ledger):
 
     @property
     def charged(self) -> list[Line]:
-        """Ledger lines that this object recorded, in order, as JSON values. Lines of the run's ledger are left out."""
+        """Ledger lines that this child ledger recorded, in order, as JSON values.
+
+        The lines of the run's ledger with which the child ledger started are left out.
+        """
         return list(self._memory.lines)
 
 

@@ -167,7 +167,7 @@ class Ledger:
             head: earlier value of the property (number of lines and their hash), kept elsewhere.
 
         Raises:
-            ValueError: lines were changed or removed, or the file is another ledger.
+            ValueError: lines were changed or removed, or the file belongs to another ledger.
         """
         with self._synced():
             if not self._journal.chain.continues(head):

@@ -438,17 +438,17 @@ class LabeledImages:
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write the set to an `.npz` file or a folder of PNG pictures, which programs without distillkit can read.
 
-        An `.npz` file contains the whole set without loss. Its arrays have the names of the tensors in `parts`, and
-        `mean`, `std` and `class_names` are arrays, too. The images are normalized, so `images * std + mean` gives
+        An `.npz` file contains the whole set without loss. It has one array for each tensor that the method `parts`
+        returns, and arrays `mean`, `std` and `class_names`. The images are normalized, so `images * std + mean` gives
         pixels.
 
         A folder has one sub-folder per class. Their alphabetical order is the order of the classes, so torchvision's
         `ImageFolder` can read the folder. If the labels are rows, such as soft labels, the class of an image is read
         from `columns["class"]`. Without this column, it is the class of the largest entry of the row. `labels.csv`
-        contains the file and the label of each picture, including label rows. `set.json` contains the JSON values in
-        `parts`. Pixels are rounded to 8 bits, with an error of at most 1/510, and clipped to [0, 1]. The tensors in
-        `columns` are not written, nor is the ZCA whitening of a whitened set. A warning lists what is clipped or not
-        written.
+        contains the file and the label of each picture, including label rows. `set.json` contains the JSON values that
+        the method `parts` returns. Pixels are rounded to 8 bits, with an error of at most 1/510, and clipped to [0, 1].
+        The tensors in `columns` are not written, nor is the ZCA whitening of a whitened set. A warning lists what is
+        clipped or not written.
 
         Args:
             path: path of a file that ends in `.npz`, or of a folder, which must either be empty or not exist.

@@ -31,7 +31,7 @@ class Group:
 
     @property
     def seeds(self) -> str:
-        """Number of finished runs, such as "3"; if some runs are missing, also the planned number, such as "2 of 3"."""
+        """Number of finished runs in the group, as text: "3" if no run is missing, "2 of 3" if one is missing."""
         have, want = len(self.records), len(self.expected_seeds)
         return str(have) if have == want else f"{have} of {want}"
 

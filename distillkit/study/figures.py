@@ -104,7 +104,7 @@ def _label(group: Group) -> str:
 
 
 def _values(group: Group, column: str) -> list[Any]:
-    """Return the data from which `curves` draws a column for a group, the runs of one method on one task.
+    """Return the values of one column that `curves` plots for a group (the runs of one method on one task).
 
     If the runs have rounds, the result contains each run's history, as a list of rows, one per round. Runs without
     values in the column are left out. If no run has rounds, as for a condensation, the result contains the column's

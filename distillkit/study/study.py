@@ -146,11 +146,11 @@ class Study:
             seconds: wall time after which the call stops, as soon as the current round or condensation step is finished
                 and saved. At least one round or step is executed. `missing` of the returned records lists the
                 unfinished runs; the next call continues them. Default: no limit.
-            on_run: function that is called with the summary of each final run when the run ends. It is not called for
+            on_run: function that is called with the summary of each run when the run ends. It is not called for
                 tuning runs, nor for runs that were already finished.
 
         Returns:
-            The records of the final runs.
+            The records of all finished runs except tuning runs.
 
         Raises:
             distillkit.serialization.SerializationError: a task has no JSON form; or a candidate has none, and

@@ -124,7 +124,7 @@ class Shared(AddOn):
             schema.pop(entry.key, None)
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Add the logits of the client's trained model for the shared images to the reply.
+        """Add to the reply the logits that the client's trained model gives for the shared images.
 
         This is Algorithm 1, lines 9-10, of Soni et al. (2024).
 

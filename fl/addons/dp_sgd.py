@@ -118,13 +118,13 @@ class DPSGD(AddOn):
         refuse_mixing_objective(server, server.generator(self.key))
 
     def dry_run(self, local: Local) -> None:
-        """Capture the gradient computation of every training phase, and the augmentation, as fixed graphs.
+        """Capture the gradient computation of every training phase, and the augmentation, as fixed graphs of operators.
 
         This is done on noise images before round 1, to detect errors early.
 
         Raises:
             BatchStatistics, NotCapturable, NotSeparable, PrivacyError: the network, the objective, the augmentation or
-                an add-on's term cannot be captured as a fixed function of one record.
+                a loss term of an add-on cannot be captured as a fixed function of one record.
         """
         for phase in local.settings.phases:
             local.net.train()

@@ -42,9 +42,9 @@ class FedNova(AddOn):
     tau = Entry[Tensors]("mean", by=FedAvg.samples)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse momentum that is kept between rounds, because the effective number of steps covers only one round.
+        """Refuse momentum that is kept between rounds, because it contains gradients of earlier rounds.
 
-        This number, |a_i|_1 in `FedNova`, does not count gradients of earlier rounds.
+        The effective number of steps (|a_i|_1 in `FedNova`) only counts the gradients of one round.
         """
         if settings.optimizer.state == "client":
             raise ValueError(

@@ -71,7 +71,7 @@ class AddOn(Component):
 
     @classmethod
     def usage_example(cls, part: str) -> str:
-        """Return code that builds a `FedAvg` with this add-on, for error messages.
+        """Return code that builds a `FedAvg` with this add-on. Error messages show it.
 
         `part` is code that builds the add-on.
         """
@@ -164,8 +164,7 @@ class AddOn(Component):
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
         """Add entries to the `message` that the server sends to this `client` for a round, a query or a test.
 
-        Called on the server. The hook must be pure: it may be called any number of times, for any client, and changes
-        no state.
+        Called on the server any number of times, for any client. The hook must not change any state.
         """
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:

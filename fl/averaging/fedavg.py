@@ -361,7 +361,7 @@ class FedAvg(Entries, Method):
 
     @property
     def parts(self) -> tuple[KeyedObject, ...]:
-        """The method and its add-ons, whose classes declare the entries of messages."""
+        """The method and its add-ons: the objects whose classes declare message entries."""
         return (self, *self.addons)
 
     @property

@@ -73,14 +73,14 @@ class MemoryStore:
                 self._delete(client, other)
 
     def load(self, client: int, version: str, *, delete_others: bool = True) -> Message:
-        """Return a copy of a client's memory. Changes to the copy are lost unless you pass it to `stage`.
+        """Return a copy of a client's memory. To store changes to the copy, pass it to `stage`.
 
         Args:
             client: index of the client.
             version: name of the version to load, from the server's request; "" if the client has no memory yet.
             delete_others: whether to delete the other versions of the client's memory, which belong to failed rounds.
                 Use False for requests that only read the memory, such as an evaluation after the training of the same
-                round. The version of the last completed round must then be kept, in case this round fails.
+                round. If this round fails, the version of the last completed round is needed again.
 
         Raises:
             CheckpointError: the memory is lost or damaged.

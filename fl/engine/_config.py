@@ -31,7 +31,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Folder for a run's files, with options. Pass it as `out=` if the folder's path alone is not enough.
+    """Folder for a run's files, with options. Pass it as the argument `out` of `fl.simulate` in place of a path.
 
     Args:
         path: folder for config.json, history.jsonl and checkpoint/.

@@ -179,7 +179,9 @@ class Dispatcher:
         return cost
 
     def commit(self) -> None:
-        """Commit the changes of clients' memories and caches in this round, after its checkpoint is written.
+        """Commit the changes that this round made to the clients' memories and caches.
+
+        Call this after the checkpoint of the round is written.
 
         A client's memory holds the values that a method keeps on the client between rounds.
         """

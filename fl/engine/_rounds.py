@@ -36,7 +36,7 @@ class RoundRunner:
     """Runner of a run's rounds. It sends all requests to clients through its dispatcher.
 
     Args:
-        dispatcher: sender of the requests, with the method and the server as attributes.
+        dispatcher: sender of the requests. Its attributes `method` and `server` are the run's method and server.
         store: folder of the run; None if the run writes no files.
         test: the global test set; None if there is none.
         run_id: fingerprint of the run's options, which is stored in its checkpoints.

@@ -183,7 +183,7 @@ def require_whole_ledger(ledger: Ledger | None, row: dict[str, Any], metadata: M
     """Refuse to resume a private run if its privacy ledger lacks charges, or if lines of the ledger were changed.
 
     Args:
-        ledger: privacy ledger of the resumed run; None if the method is not private, which passes the check.
+        ledger: privacy ledger of the resumed run. None if the method is not private; nothing is then checked.
         row: row of the last completed round in the history.
         metadata: metadata of the run's checkpoint. The value "ledger" identifies the last line of the ledger at the
             time of the checkpoint.

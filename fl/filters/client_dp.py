@@ -280,9 +280,9 @@ def _like(tensors: Tensors, value: Value) -> Any:
 
 
 def _clipped(value: Value, most: float) -> tuple[Any, bool]:
-    """Return a value scaled, as one vector, to a norm of at most `most`, and whether it had such a norm before.
+    """Return a value, scaled down to norm `most` if its norm is larger, and whether the value is unchanged.
 
-    A value that is not finite is replaced by zeros.
+    The norm is that of all numbers of the value, taken as one vector. A value that is not finite is replaced by zeros.
     """
     vector = _group(value)
     norm = math.sqrt(sum(float(t.square().sum()) for t in vector.values()))

@@ -75,8 +75,8 @@ class Filter(Component):
     def check(self, method: Method) -> None:
         """Raise ValueError if the filter cannot be applied to a `method`.
 
-        The message must say what in the method prevents the use of the filter, and what to do instead. Called when
-        `Filtered(method, ...)` is built.
+        The error message must say what in the method prevents the use of the filter, and what to do instead. Called
+        when `Filtered(method, ...)` is built.
         """
 
     def start(self, server: Server, expected: Schema, entries: Mapping[str, Entry[Any]]) -> None:
@@ -91,7 +91,7 @@ class Filter(Component):
     def send(self, server: Server, client: int, message: Message) -> None:
         """Add entries of the filter to the `message` that the server sends to this `client`. Called on the `server`.
 
-        The hook must be pure: it may be called any number of times, for any client, and changes no state.
+        The hook may be called any number of times, for any client, so it must not change any state.
         """
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
@@ -108,7 +108,7 @@ class Filter(Component):
 
         `verb` is a name in this filter's attribute `before` or `after` (exchanges before or after the training).
 
-        Called on the `server`. The hook must be pure: it may be called any number of times, and changes no state.
+        Called on the `server` any number of times. The hook must not change any state.
         """
         return Message()
 
@@ -154,7 +154,7 @@ class Filter(Component):
         return reply
 
     def back(self, server: Server, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
-        """Change the aggregated replies, for example add noise or undo changes by the hook `out`.
+        """Change the aggregated replies, for example add noise, or undo the changes that `out` made on the clients.
 
         Called on the server, once per round.
 

@@ -1,4 +1,4 @@
-"""Measurement of how well a synthetic set, or the update of a round, matches the gradient of real images."""
+"""Comparison of the gradient of a synthetic set, or the update of a round, with the gradient of real images."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ class SetQuality(Filter):
     trained = Entry[Tensors]("first")
 
     def start(self, server: Server, expected: Schema, entries: Mapping[str, Entry[Any]]) -> None:
-        """Raise ValueError if the server has no images with the name that the option `on` states.
+        """Raise ValueError if the server has no image set with the name given by the option `on`.
 
-        If the option `judge` is positive and there is a synthetic set to measure, also train the judge, a network that
-        later predicts the labels of the synthetic images.
+        If the options `judge` and `entry` are set, also train the judge, a network that later predicts the labels of
+        the synthetic images.
         """
         if self.on not in server.data:
             raise ValueError(f"SetQuality needs real images on the server: server_data={{{self.on!r}: ...}}")

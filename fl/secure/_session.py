@@ -32,7 +32,7 @@ class ProtocolError(ValueError):
 
 @dataclass(frozen=True)
 class ClientSession:
-    """The five steps of one client in one secure sum; the module `fl.secure.sums` describes the protocol.
+    """Client's part of one secure sum, with a method for each of the five steps that `fl.secure.sums` describes.
 
     Attributes:
         keyring: folder of the client's secrets.

@@ -155,8 +155,9 @@ class CapturedFunction:
     def _row(self, shared: Sequence[Tensor], inputs: Sequence[Tensor], i: int) -> list[Tensor]:
         """Evaluate the function on record i alone. Each returned tensor has a first dimension of length 1.
 
-        If records are evaluated in batches, the batch consists of copies of record i, so that rounding errors are the
-        same as in the batch of all records. If the evaluation fails, the result consists of zeros.
+        If the function can be evaluated on batches, record i is copied to fill a batch with as many rows as `inputs`.
+        The rounding errors are then the same as for the batch of all records. If the evaluation fails, the result
+        consists of zeros.
         """
         try:
             if self.batched:

@@ -195,7 +195,7 @@ def user_line(error: BaseException | None = None) -> str:
 
 
 class Stateless(nn.Module):
-    """Module that calls a function of a network, and raises an error if the call stores tensors in the network.
+    """Module that calls a function which uses a network. If the call stores tensors in the network, an error is raised.
 
     Use it with `torch.func.functional_call`, so that the network has other parameters and buffers during the call.
 

@@ -22,7 +22,7 @@ _LAYERS = (
 
 
 def is_own_augmentation(augment: object) -> bool:
-    """Return whether an augmentation is None or an instance of `DSA` or `CropFlip`, and not of a subclass."""
+    """Return whether an augmentation is None, a `DSA` or a `CropFlip`. Instances of subclasses do not count."""
     return augment is None or type(augment) in (DSA, CropFlip)
 
 

@@ -253,8 +253,8 @@ class PublicEmbedders:
             8).
         augment: augmentation that can be drawn once for all images, such as `DSA()`.
         centers: number of smooth noise images whose mean embedding is the center; 0 for no center. You can also pass
-            public images [n, C, H, W], such as a set that was released before. The closer the center is to the mean
-            embedding of the private images, the better unit vectors separate the classes.
+            public images [n, C, H, W], such as a set that was released before. With `clip=None`, the vectors v(x)
+            separate the classes better if the center is close to the mean embedding of the private images.
         seed: public seed of networks, noise images and augmentations.
 
     Attributes:

@@ -171,11 +171,12 @@ def _serve(grid: Any, method: Method, config: FlowerConfig) -> Run:
 
 @options(FlowerConfig)
 def server_app(method: Method, config: FlowerConfig) -> Any:
-    """Create the Flower app of the server, which runs a method on the nodes of a `client_app`.
+    """Create the Flower app of the server, which runs the rounds of a method.
 
-    Enter this app in your project's pyproject.toml (`serverapp = "package.server_app:app"`). The results are written to
-    the folder `out`, one of the options. If the app fails, `flwr list --format json` shows Flower's run as failed, but
-    the exit status of `flwr run` does not report the failure.
+    `client_app` creates the app of the nodes. Enter the server's app in your project's pyproject.toml
+    (`serverapp = "package.server_app:app"`). The results are written to the folder `out`, one of the options.
+    If the app fails, `flwr list --format json` shows Flower's run as failed, but the exit status of `flwr run` does not
+    report the failure.
 
     Args:
         method: the method to run.

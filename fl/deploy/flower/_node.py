@@ -2,14 +2,14 @@
 
 In a deployment of Flower, every message starts a new process on the node, so all state is in the node's folder:
 
-    key                                        secret key of the node's fingerprints, which never leaves the node
+    key                                        secret key for the fingerprints below; it never leaves the node
     <data>/<run>/memory/<client>/<version>     values that the client keeps between rounds (`fl.engine._client_memory`)
     <data>/<run>/bodies/<client>/<entry>       latest value of a cached message entry
     <data>/<run>/committed                     marker file of a run that has completed at least one round
     ledgers/<name>.jsonl                       privacy ledger of one training set, for all runs (`_node_ledger`)
 
 <data> is a keyed fingerprint of the client's data. <run> is the run's name, which stays the same when a run is resumed.
-<name> is a keyed fingerprint of the training set.
+<version> is the name of one stored version of the values. <name> is a keyed fingerprint of the training set.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ def app_hash(folder: str | os.PathLike[str]) -> str:
 
 
 def policy_name(method: Method) -> str:
-    """Return the name with which a policy allows a method: its class with its add-ons, and the filters around it.
+    """Return the name of a method in a policy, made of the class names of the method, its add-ons and its filters.
 
     For example `FedAvg(DPSGD)`, or `Filtered(FedAvg(DPSGD), ClientDP)`.
     """

@@ -118,7 +118,7 @@ class ReleaseGuard:
         return result_parts(version, result, metadata=metadata)
 
     def _remove_unprotected(self, job: Job, result: ClientResult, ledger: NodeLedger) -> ClientResult:
-        """Return a copy of the result from which the error's details, the client's notes and its CPU time are removed.
+        """Return a copy of the result without the details of the error, the client's notes and the client's CPU time.
 
         The privacy guarantee does not cover these three values.
 

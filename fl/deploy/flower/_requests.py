@@ -33,8 +33,7 @@ class PendingRequest:
         resent: None for a first request. For a repeated request, number of bytes of the values that the first request
             omitted. The server had assumed that the client has these values in its cache.
         bytes_spared: for the first of two requests in a message, number of bytes that are saved because tensors that
-            both requests contain are sent only once. Cached entries do not count, because the second request contains
-            only their digests.
+            both requests contain are sent only once. Cached message entries are not counted.
     """
 
     job: Job
