@@ -54,13 +54,13 @@ def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[f
 
 
 def bonferroni(confidence: float, tried: int) -> float:
-    """Return the confidence of each of several intervals such that all of them hold together with `confidence`.
+    """Return the confidence level for one interval if `tried` intervals must all hold with probability `confidence`.
 
     Use it when you report the best of several attacks, which may be the best by chance. The result is
     1 - (1 - confidence) / tried. By Bonferroni's inequality, this is enough even if the attacks depend on each other.
 
     Args:
-        confidence: wanted confidence for all intervals together, in (0, 1).
+        confidence: smallest probability that all intervals hold, in (0, 1).
         tried: number of attacks that were tried, at least 1, including unreported ones.
 
     Raises:

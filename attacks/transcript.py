@@ -81,10 +81,10 @@ class TranscriptMessage:
 
 
 def read_transcript(folder: str | os.PathLike[str]) -> Iterator[TranscriptMessage]:
-    """Yield the messages of a recorded run, ordered by round, client and exchange, "down" before "up".
+    """Yield the messages of a recorded run, ordered by round, client and exchange.
 
-    An exchange is a request and its reply, such as those for the training. Within a round, messages are ordered by
-    client index, not by time of reply. Other files in the folder are ignored.
+    An exchange consists of a request to a client and the client's reply, for example for the training. The request is
+    yielded before the reply. Within a round, messages are ordered by client index, not by time of reply.
 
     Args:
         folder: path of the run's folder, made by `simulate(..., out=RunFolder(folder, transcript=True))`.

@@ -15,7 +15,7 @@ __all__ = ["OPTIMIZERS", "SGD", "AdamW", "OptimizerOptions"]
 
 
 class OptimizerOptions(Protocol):
-    """Options that the optimizers read from a training protocol."""
+    """Training options that the optimizers in this module need."""
 
     @property
     def momentum(self) -> float:

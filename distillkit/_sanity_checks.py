@@ -82,7 +82,7 @@ def check_labels(labels: Tensor) -> None:
 
 
 def check_class_sizes(name: str, wanted: int, counts: dict[int, int]) -> None:
-    """Warn about classes that have fewer images than requested, because their images are then repeated.
+    """Warn about classes that have fewer images than requested. The caller repeats the images of these classes.
 
     Args:
         name: name of the argument with the requested number, used in the warning.

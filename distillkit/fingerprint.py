@@ -59,11 +59,11 @@ def network_fingerprint(network: object, like: Tensor) -> dict[str, Any]:
     """Return a network's class and parameter count, and hashes of its tensor shapes and its outputs.
 
     A float64 copy in eval mode computes embeddings and outputs for two noise images. The results are rounded to six
-    digits and hashed. The fingerprint depends on every weight, width and activation, but not on threads or devices.
+    digits and hashed. The fingerprint depends on the architecture and the weights, but not on the number of threads or
+    the device.
 
     Args:
-        network: a network with or without a features/classifier split; it is not changed. For an object that is not an
-            `nn.Module`, only the class is returned.
+        network: the network; it is not changed. For an object that is not an `nn.Module`, only the class is returned.
         like: images [*, C, H, W] with the shape that the noise images should have.
     """
     found: dict[str, Any] = {"class": type(network).__name__}

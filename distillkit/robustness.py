@@ -25,9 +25,9 @@ _TOLERANCE = 0.01
 class Perturbation(ABC):
     """Base class of changes to test images, for `evaluate(..., against=[...])` and `accuracy(..., against=...)`.
 
-    Derive from this class to test another corruption or attack: implement `__call__`, and return a short name from
-    `__str__`, which becomes the name of a column in the table of accuracies. Two perturbations of one evaluation must
-    have different names.
+    Derive from this class to test another corruption or attack. Implement `__call__`, and let `__str__` return a short
+    name. The table of accuracies has a column with this name, so the perturbations of one evaluation must have
+    different names.
     """
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """Aggregation of a round's replies. Each entry of the replies has its own rule, such as the mean (see `Entry`).
 
-Replies are added as float64 numbers, sorted by client index. So the order in which they arrive has no effect on the
-result.
+Replies are added as float64 numbers, in the order of the client indices. The result therefore does not depend on the
+order in which the replies arrive.
 """
 
 from __future__ import annotations
@@ -94,9 +94,8 @@ def finalize(rule: str, over: float | None, total: Tensor, weight: Any, like: An
 class AggregatedReplies(Message):
     """Aggregated replies of a round, which `Method.receive` gets in place of the individual replies.
 
-    `replies[entry]` is the mean, sum or other aggregate of the values that the clients sent under that entry, and has
-    their type. `entry in replies` is true if any client sent the entry. The engine builds the object
-    (`Aggregator.result`).
+    `replies[entry]` is the mean, sum or other aggregate of the values that the clients sent under that entry.
+    `entry in replies` is true if any client sent the entry. The engine builds the object (`Aggregator.result`).
 
     Args:
         values: the aggregated values.

@@ -337,8 +337,8 @@ class Method(KeyedObject, ABC):
 
         The values of each entry of the replies are aggregated over the clients by the entry's rule (see `Entry`).
 
-        The engine calls this function once per round. If the method draws the clients itself, there may be no reply.
-        Otherwise, there are at least as many replies as the run's option `min_replies` requires.
+        The engine calls this function once per round, with at least as many replies as the run's option `min_replies`
+        requires. If the method overrides `draw`, there may be no reply.
 
         Raises:
             NoUsableReply: no update can be computed from the replies.

@@ -1,4 +1,4 @@
-"""Parts of the audits that use many runs: split the runs, list events, and bound the events' probabilities.
+"""Functions for audits that use many runs: split the runs, list events, and bound the events' probabilities.
 
 An audit runs a mechanism in two worlds: "inside" (with a certain record) and "outside" (without it). An attack gives
 each run one or several scores. An event says that a score lies on one side of a threshold.

@@ -111,7 +111,7 @@ class ClassMeans:
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
         """Return the labels of the records, int64 [count], from the known counts per class.
 
-        If the counts are unknown, there is one label for each class with a mean.
+        If the counts are unknown, one record is assumed for each class that has a mean in the message.
 
         Args:
             count: number of records.

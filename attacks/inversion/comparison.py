@@ -51,8 +51,8 @@ class MessageComparison:
 
     Attributes:
         rows: one result per message, in the order in which the messages were given.
-        guess: mean PSNR in decibels between each private image and the constant image that is closest to it. A mean of
-            `MessageResult.aligned` near this value shows that the attack found nothing.
+        guess: mean PSNR in decibels between each private image and the constant image that is closest to it. If the
+            mean of a message's `aligned` values is near this value, the attack found nothing.
     """
 
     rows: tuple[MessageResult, ...]

@@ -1,6 +1,6 @@
-"""Training process as a function of its training records, and membership scores of records under one trained model.
+"""`Pipeline`, a training process that can be repeated on other records, and membership scores of the trained models.
 
-To train shadow models, the process is repeated on other records.
+Attacks repeat the process to train shadow models.
 """
 
 from __future__ import annotations

@@ -23,13 +23,13 @@ _ROWS = 20
 
 @dataclass(frozen=True, eq=False)
 class ObservedData:
-    """Images, updates and counts of a run that an adversary observes.
+    """Images, updates and counts that an adversary of a run observes.
 
     Attributes:
         rounds: pixels of all images sent in each round, [M, C, H, W]; a published set counts as one round.
         sets: pairs of a client's index and a set that the client sent.
-        updates: triples of a client's index, the change of the last layer's bias in its update, and its number of
-            records (None if the client did not send this number).
+        updates: a triple for each update: the client's index, the change of the last layer's bias, and the client's
+            number of records (None if the client did not send this number).
         replies: number of training requests to which each client replied, by client index.
     """
 
@@ -40,7 +40,10 @@ class ObservedData:
 
     @staticmethod
     def from_run(run: RecordedRun) -> ObservedData:
-        """Collect what an adversary observes, from a run's transcript and published set. Missing parts are left out."""
+        """Return the data in a run's transcript and in its published set.
+
+        If the run has no transcript or no published set, only the other data are returned.
+        """
         rounds: dict[int, list[Tensor]] = {}
         sets, updates, replies = [], [], dict[int, int]()
         for message in run.messages():

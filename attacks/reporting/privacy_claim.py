@@ -1,4 +1,4 @@
-"""Section of a report on the run's differential-privacy claim: a check of the ledger, and an audit of the claim."""
+"""Report section on a run's claim of differential privacy: a check of the ledger, and an audit of the claim."""
 
 from __future__ import annotations
 

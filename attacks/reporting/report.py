@@ -92,12 +92,13 @@ def report(
             needed to distinguish a leak from mere similarity.
         network: network of the run's architecture, with any weights. It is needed to attack the last global model, and
             requires members and non-members with labels.
-        started_from: indices of the members from which images were initialized, int [S], if you know them. Rates are
-            then given separately for these members and for all other members.
+        started_from: indices of the members with which the run initialized its synthetic images, int [S], if you know
+            them. Rates are then given separately for these members and for all other members.
         invert: options of gradient inversion: the client whose update is inverted, its records, and a time limit. By
             default, the client with the fewest records in plain FedAvg is attacked for at most a minute. None omits the
             inversion.
-        audit: evidence from runs of the mechanism with and without one record, which may refute the claimed epsilon.
+        audit: scores of many runs of the mechanism with and without one record, or a comparison of noise; see `Audit`.
+            The report tests the claimed epsilon with them.
         baselines: other pipelines on the same records, by name, which are attacked in the same way for comparison:
             `{"model on raw data": Pipeline(...), "DP-SGD at equal accuracy": ...}`.
         shadows: number of shadow models per pipeline; even, at least 8. Use 32 for narrow intervals.

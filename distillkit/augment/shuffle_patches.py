@@ -67,7 +67,7 @@ class ShufflePatches:
         return images if self.augment is None else apply_augmentation(self.augment, images, generator, siamese=siamese)
 
     def _order(self, side: int, count: int, generator: torch.Generator) -> Tensor:
-        """Draw `count` random orders of the patches along a side of an image, which has `side` pixels.
+        """Draw `count` random orders of the patches along one side of an image. This side is `side` pixels long.
 
         Return the index of the pixel that moves to each position along the side, int64 [count, side].
         """

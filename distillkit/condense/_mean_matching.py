@@ -91,9 +91,9 @@ def distance_to_means(
     To write your own loop, call `embedding_means` on real images, call this function, and take an optimizer step with
     the gradient.
 
-    The distance is a sum over classes, so each class can have its own backward pass. The function divides the classes
-    into groups that fit into a chunk, which on a CPU is faster than a single pass and gives the same gradient. If batch
-    norm uses batch statistics, all classes are processed together.
+    The distance is a sum over classes. The function therefore divides the classes into groups that fit into a chunk,
+    and runs one forward and backward pass for each group. On a CPU, this is faster than a single pass, and the gradient
+    is the same. If batch norm uses batch statistics, all classes are processed together.
 
     Args:
         network: network with `features` and `classifier`. The function is faster if the parameters do not require

@@ -79,9 +79,8 @@ def call_identity(real: LabeledImages, networks: NetworkSampler) -> dict[str, An
     """Return fingerprints of the data and networks of a condensation. Resuming with other data or networks is
     refused.
 
-    The fingerprints are saved in the condenser's state. The fingerprint of the data uses no secret key, so anyone who
-    has the state can test whether a guess of the data is right. The synthetic images in the state reveal information
-    about the data anyway.
+    The fingerprints are saved in the condenser's state. The fingerprint of the data uses no secret key. Anyone who has
+    the state can therefore test guesses about the data.
 
     Args:
         real: the set to condense.

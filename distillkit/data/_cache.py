@@ -90,7 +90,7 @@ def cached_normalization(sums: Tensor, shape: Shape) -> Normalization:
 
 
 def files_key(files: Iterable[tuple[str, os.stat_result]]) -> str:
-    """Return a short hash of a list of files, which changes when a file is added, removed, renamed or written.
+    """Return a short hash of a list of files. The hash changes when a file is added, removed, renamed or written.
 
     Args:
         files: name and file status of each file, in order.

@@ -51,7 +51,8 @@ class Dataset:
         folder: folder below the data root that is passed to the functions `load` and `open`.
         open: function that opens the dataset as a `StoredSplit`, without loading all images; None for small datasets.
         can_download: whether the function `load` accepts `download=`.
-        sides: further side lengths of the images in pixels. Each defines another name, such as `pathmnist_64`.
+        sides: further available side lengths of the images, in pixels. The function `load` in this module accepts a
+            side length as a suffix of the dataset's name, for example `pathmnist_64`.
     """
 
     load: Callable[..., Split]

@@ -48,7 +48,7 @@ def stylegan_noise(
 
     Args:
         num_classes: number of classes K.
-        per_class: number of images per class. The code of VHL's authors does not show whether they use 200 or 5,000.
+        per_class: number of images per class.
         size: height and width, at least 4; see `StyleGAN2` for sizes that are not a power of two.
         channels: number of channels C of the images.
         latent: length of a latent vector. VHL uses 64, or 256 for 100 and 200 classes.

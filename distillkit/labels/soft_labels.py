@@ -40,8 +40,8 @@ def soft_labels(
         teacher: network that was trained on the same classes, with the same normalization.
         temperature: temperature T > 0 of the softmax.
         pool: labeled images on which the teacher's accuracy is checked first, preferably the real training images.
-            Default: the set `small` with its current labels. The result publishes the accuracy, so no pool is accepted
-            with a `guarantee`.
+            Default: the set `small` with its current labels. The accuracy is stored in the result's `info`. A
+            `guarantee` does not cover the accuracy on a pool, so pass only one of `pool` and `guarantee`.
         guarantee: guarantee of differential privacy that covers both the images and the teacher. Pass it if `small` was
             condensed with differential privacy: train the teacher with the same `privacy.Ledger` as the condensation,
             and pass `ledger.guarantee()`. Default: None, so the result has no guarantee.
@@ -49,8 +49,8 @@ def soft_labels(
     Returns:
         The set with soft labels, float [N, K]. Its columns `logits` [N, K] and `class` [N] contain the teacher's logits
         and the previous labels. `info["soft_labels"]` records the name of the teacher's Python class, and a fingerprint
-        of its weights. If `small` has a privacy guarantee, `info["epsilon"]` is the epsilon of `guarantee`. Without
-        `guarantee`, it is None, and `info["reason"]` states why.
+        of its weights. If `small` has a privacy guarantee, `info["epsilon"]` is the epsilon of `guarantee`. If
+        `guarantee` is None, `info["epsilon"]` is None, and `info["reason"]` states why.
 
     Raises:
         TypeError, ValueError: an argument is invalid, the teacher's accuracy on the pool is not clearly above chance,

@@ -57,7 +57,7 @@ class NotAccountable(PrivacyError):
 class NotCapturable(PrivacyError):
     """Error for a network, loss or augmentation that is not a fixed function of one record.
 
-    To evaluate it, user code would have to run on private records.
+    Such an object can only be evaluated by running the user's code on private records.
     """
 
 

@@ -45,10 +45,9 @@ def as_set(
             images are pixels in 0..255, which this function normalizes.
         labels: class indices [N] or label rows float [N, K], as a tensor, an array or a list. Pass them only if
             `images` is a tensor or array.
-        num_classes: number of classes, K. Default: the length of the dataset's attribute `classes`, which contains the
-            class names. The new set has the same class names. Without this attribute, the default is that of
-            `LabeledImages`. If `images` is a `LabeledImages` whose K was derived from its labels, the argument
-            `num_classes` replaces this K.
+        num_classes: number of classes, K. Default: the number of class names in the dataset's attribute `classes`.
+            The new set keeps these names. Without this attribute: the largest label + 1, or the width of the label
+            rows. If `images` is a `LabeledImages` whose K was derived from its labels, `num_classes` replaces this K.
         normalization: normalization that was applied to float images, or is applied to uint8 and PIL images. Default:
             none, so that the images are pixels in [0, 1].
         name: name of the argument in error messages.

@@ -21,7 +21,7 @@ def ledgers_of(out: Path, data: Any) -> tuple[list[Ledger], int]:
 
     Args:
         out: the study's folder.
-        data: JSON value that describes the images in the `config.json` of each run.
+        data: JSON description of the images. A run reads these images if its `config.json` has the same description.
     """
     ledgers, num_without_ledger = [], 0
     for path in sorted(out.rglob("config.json")):

@@ -129,8 +129,8 @@ class Records(list[Record]):
         """Return the records with a column `accuracy_late`, the mean accuracy of the last rounds.
 
         The accuracy of a single round is noisy, and the best round is chosen on the test set. A mean over a number of
-        rounds that was fixed before the run avoids both problems. The records of a study with `late_rounds` already
-        have this column.
+        rounds that was fixed before the run avoids both problems. If a study has the option `late_rounds`, its
+        records already have this column.
 
         Args:
             rounds: number of last rounds to average over; default: the second half of the rounds. Rounds without a test

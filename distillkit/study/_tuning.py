@@ -45,8 +45,8 @@ class TuningResult:
         like: name of the candidate whose chosen settings are used instead of a search; None for a candidate with its
             own search.
         rule: rule by which the configuration was chosen; None if nothing was chosen.
-        extended: number of configurations, at the end of the list, by which the search was extended (`extend` of
-            `Study`).
+        extended: number of configurations that the option `extend` of `Study` added to the search. They are the last
+            items of `configurations`.
     """
 
     task: str

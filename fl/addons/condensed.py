@@ -148,8 +148,9 @@ def condense_client(
         networks: sampler that draws the networks for distribution matching.
         generator: generator of all other random draws.
         purpose: name of the file in which the condensation's state is saved.
-        cached: whether to reuse the set of another run with equal data, networks, draws and options, if the runs share
-            a folder. The client's CPU seconds then include those that the other run spent on the set.
+        cached: whether to reuse a set that another run saved in a cache folder which both runs use. Data, networks,
+            draws and options must be equal. The client's CPU seconds then include the time that the other run spent on
+            the set.
         further: further options of `distillkit.condense.distribution_matching`.
     """
     names = ("ipc", "batch_real", "lr", "momentum", "augment")

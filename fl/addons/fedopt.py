@@ -51,7 +51,7 @@ class FedAvgM(AddOn):
         """Update the momentum v with `mean`, the clients' mean weight change, and return the server's change of the
         weights.
 
-        The option `rule` is the name of the formula for this change.
+        The formula for this change depends on the option `rule`; see the class.
         """
         known: Tensors = server.state.get(self.velocity, {})
         v = {n: self.momentum * known[n] + delta if n in known else delta for n, delta in mean.items()}

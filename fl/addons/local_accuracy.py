@@ -66,7 +66,10 @@ class LocalAccuracy(AddOn):
             )
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Test one client's trained model on the server's set `on`, and write the accuracy to `out`."""
+        """Test one client's trained model on the server's test set, and write the accuracy to `out`.
+
+        The option `on` is the name of the test set in `server_data`.
+        """
         if server.round % self.every or FedAvg.update not in reply:
             return
         predictor = server.trained(reply)

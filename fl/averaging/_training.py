@@ -54,8 +54,9 @@ def train(local: Local, addons: Sequence[AddOn], data: LabeledImages) -> None:
 def train_step(step: Step, addons: Sequence[AddOn], optimizer: torch.optim.Optimizer) -> None:
     """Take one optimizer step of local training, and call the add-ons' hooks for a step.
 
-    The gradient is computed (by `gradient` of an add-on that overrides it), changed by `correct_gradient` of each
-    add-on, and applied by the optimizer. Then `after_step` of each add-on is called.
+    First, the gradient is computed. If an add-on overrides the hook `gradient`, the hook computes it. Then the
+    hook `correct_gradient` of each add-on changes the gradient, and the optimizer applies it. Finally, the hook
+    `after_step` of each add-on is called.
 
     Args:
         step: batches of the step, and the parameters that it trains.

@@ -130,8 +130,8 @@ class Step:
     def example_loss(cls, local: Local, batch: Batch, trained: Mapping[str, nn.Parameter]) -> Tensor:
         """Run a new forward pass, and return the mean loss of the examples in a batch. `DPSGD` uses this loss.
 
-        The loss is `Local.weight` (a factor, usually 1) times the method's objective, plus the terms of the add-ons
-        whose `data_access` is "example".
+        The loss is `Local.weight` (a factor, usually 1) times the method's objective, plus the loss terms of some
+        add-ons: those with `AddOn.data_access` "example".
 
         Args:
             local: training to which the step belongs.

@@ -73,7 +73,7 @@ def respond(
             the client has images for the request.
 
     Raises:
-        BudgetExhausted: the values that the client would release exceed the privacy ledger's budget.
+        BudgetExhausted: the client's releases would exceed the privacy ledger's budget.
         LedgerWriteError: the ledger cannot be written. This error ends the run, because it concerns all clients.
         Interrupted: the run is being stopped.
     """

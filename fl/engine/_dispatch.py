@@ -87,7 +87,7 @@ class Dispatcher:
             no images; and the name of the version of its memory that the client stored, or "" if it stored none.
 
         Raises:
-            BudgetExhausted: the values that a client would release exceed the privacy ledger's budget.
+            BudgetExhausted: a client's releases would exceed the privacy ledger's budget.
             Interrupted: the run is being stopped.
         """
         header, build_request, sent = self._prepare(self.server, verb, store_memory)
@@ -221,10 +221,10 @@ class ClientRecord:
 
 
 class ClientCacheIndex:
-    """The server's `ClientRecord` of each client, which describes the values that the client has stored.
+    """Index of the values that each client has stored, with one `ClientRecord` for each client.
 
-    A client stores a memory (values that it keeps between rounds) and a cache (values of message entries). The record
-    contains the name of the memory's latest version, and digests of the values in the cache.
+    A client stores a memory (values that it keeps between rounds) and a cache (values of message entries). A record
+    contains the name of the memory's current version, and digests of the values in the cache.
 
     The changes of a round are pending until `commit` or `rollback`. The index keeps a record of every client that has
     ever been drawn, but a checkpoint stores only the records that changed in its round.
@@ -250,7 +250,8 @@ class ClientCacheIndex:
         Args:
             client: index of the client.
             request: the request; None if no request was built, which leaves the cached values unchanged.
-            memory: name of the version of its memory that the client stored; "" if it stored none.
+            memory: name of the version of its memory (values kept between rounds) that the client stored in reply to
+                the request; "" if it stored none.
         """
         before, digests = self.record(client), request.digests if request is not None else {}
         after = ClientRecord(memory or before.memory, {**before.payloads, **digests})

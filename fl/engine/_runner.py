@@ -147,13 +147,13 @@ def _server(config: RunConfig, deployment: Deployment) -> Server:
 
 
 def _resume(config: RunConfig, runner: RoundRunner, record: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Restore the server, and the server's records of the values that each client has stored, from a run's folder.
+    """Restore the state of the server and of the runner from a run's folder, and return the rows of the history.
 
     Args:
         config: the options of the resumed run.
-        runner: runner of the rounds, with the folder and the server. The function sets the server's state and the
-            runner's `open_row`: the last round's row of the history if the clients' evaluation results are still
-            missing, otherwise None.
+        runner: runner of the rounds, with the folder and the server. The function also sets its attribute `open_row`:
+            the last row of the history if the clients' evaluation results of this round are still missing, otherwise
+            None.
         record: contents that `config.json` would have with the current options.
 
     Returns:

@@ -179,10 +179,10 @@ class Transport(Protocol):
         Args:
             exchange: the main exchange, whose results are yielded.
             bundled: second exchange, which is sent together with the main exchange if this saves messages. Its results
-                are passed to its `on_result`, and are complete when the iterator ends.
+                are passed to its function `on_result`, all of them before the iterator ends.
 
         Raises:
-            BudgetExhausted: the values that a client would release exceed the privacy ledger's budget.
+            BudgetExhausted: a client's releases would exceed the privacy ledger's budget.
             Interrupted: the run is being stopped.
         """
 

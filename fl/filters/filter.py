@@ -95,7 +95,7 @@ class Filter(Component):
         """
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
-        """Change the schema of a reply to describe the reply after `out` of this filter. Called on the server.
+        """Change the schema of a reply in the same way as the method `out` changes the reply. Called on the server.
 
         Args:
             server: server of the run.

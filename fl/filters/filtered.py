@@ -192,7 +192,10 @@ class Filtered(Method):
         return reply
 
     def _seen(self, client: Client) -> Client:
-        """Return the `Client` object for the filters: if the method is private, a copy of `client` without images."""
+        """Return the `Client` object that is passed to the filters.
+
+        This is `client` itself or, if the method is private, a copy of `client` without images.
+        """
         return client.without_records() if self.method.private else client
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:

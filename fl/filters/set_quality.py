@@ -40,9 +40,10 @@ class SetQuality(Filter):
     * `update_real`: distance of the round's update from the gradient of the real images in `on`.
     * `sample_real`, `sample_update`: distance of a random sample of `on` from the other images in `on`, and from the
       update. The sample has as many images per class as the synthetic set, but at most half of the images of a class.
-    * `set_real`, `set_update` (only if `entry` is given): distance of the synthetic set from the images in `on` without
-      the sample, and from the update.
-    * `named` (only with a `judge`): share of the synthetic images whose label a network trained on `on` predicts.
+    * `set_real`, `set_update` (only if `entry` is given): distance of the synthetic set from the images in `on`
+      that are not in the sample, and from the update.
+    * `named` (only with a `judge`): share of the synthetic images for which the judge predicts the image's label. The
+      judge is a network that is trained on the images in `on`.
 
     The update is the old minus the new global weights. All gradients are computed at the weights at the start of the
     round. A distance is the mean of 1 - cosine similarity over the rows of the weight tensors: the `row_cosine` of

@@ -83,12 +83,13 @@ class SummedFedDM(PrivateFedDM):
     def shared_embedders(self, side: Server | Client, entries: Message, like: LabeledImages) -> PublicEmbedders:
         """Return the networks with which records are embedded in a round.
 
-        They are the same on the server and on all clients.
+        The networks are the same on the server and on all clients.
 
         Args:
             side: server or client that builds the networks.
-            entries: the server's state or the message to the client. Its entries are the weights and, if they exist,
-                the images whose mean embedding is subtracted from all embeddings.
+            entries: the server's state if `side` is the server, otherwise the message that the client received. It
+                contains the network weights and, in some rounds, images. The mean embedding of these images is
+                subtracted from all embeddings.
             like: set with the shape, dtype and normalization of the records. Its images are not read.
         """
         net = self.networks.on(side, entries[self.model])
@@ -160,7 +161,8 @@ class SummedFedDM(PrivateFedDM):
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
         """Fit one set of images to noised class means, and train the server's weights on this set.
 
-        The noised means are those of the embeddings of all clients' records, for each class and embedding network.
+        For each class and embedding network, there is one mean: the mean embedding of all clients' records of the
+        class.
 
         Raises:
             NoUsableReply: with `noise="shares"`, a reply is missing, so the sum over the clients lacks a part of the

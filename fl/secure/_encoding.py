@@ -38,7 +38,7 @@ class BoundExceeded(ValueError):
 
 @dataclass(frozen=True)
 class EntryLayout:
-    """Description of one entry of a reply, from which clients and server know its place in the encoded vector.
+    """Description of one entry of a reply, which clients need to encode the entry, and the server to decode it.
 
     Attributes:
         key: key of the entry.

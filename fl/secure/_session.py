@@ -55,7 +55,7 @@ class ClientSession:
             The bytes of the client's `KeyBundle`.
 
         Raises:
-            ProtocolError: the client's public key in the registry does not belong to the key in the keyring.
+            ProtocolError: the client's private signing key does not match its public key in the registry.
         """
         (agreement, agreement_public), (mask, mask_public) = _crypto.new_agreement_keys(), _crypto.new_agreement_keys()
         seed = secrets.token_bytes(KEY_BYTES)

@@ -269,11 +269,10 @@ class SecureSums(Filter):
     # Server side, in the order of a round.
 
     def send(self, server: Server, client: int, message: Message) -> None:
-        """Add the encrypted shares for this client, and the layout of the encoded reply, to a client's training
-        request.
+        """Add encrypted shares, and the layout of the encoded reply, to a client's training request.
 
         In the step "deal", every other client has split its secrets into shares, and encrypted one share of each secret
-        for this client.
+        for this client. These encrypted shares are added.
 
         Args:
             server: the server.

@@ -90,8 +90,7 @@ class SavedRun:
     def hash(self) -> str | None:
         """Hash of the run's results, with which repetitions are compared; see `outcome_hash`.
 
-        If the run has no federated rounds, because its candidate (method in a study) only makes a set, this is the hash
-        in the run's `summary.json`.
+        If the run has no federated rounds, this is the hash in the run's `summary.json`.
         """
         return hash_of(self.rows, self.state) if self.rows else (self.line or {}).get("hash")
 

@@ -182,9 +182,10 @@ def _part_names(path: Path, keys: Sequence[str]) -> dict[str, str]:
 def _class_names(
     path: Path, labels: Mapping[str, Tensor], classes: tuple[str, ...] | None
 ) -> tuple[tuple[str, ...], bool]:
-    """Return the class names, and whether the number of classes is known without looking at class indices.
+    """Return the class names, and a bool: False if their number was derived from class indices, otherwise True.
 
-    If `classes` is None, the names are "0", "1", and so on.
+    If `classes` is None, the names are "0", "1", and so on. Their number is the largest class index + 1, or the width
+    of the label rows.
     """
     if len({own.ndim for own in labels.values()}) > 1:
         raise ValueError(

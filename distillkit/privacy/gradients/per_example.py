@@ -87,7 +87,8 @@ class ExampleGradients:
 
         Args:
             examples: the arguments of the losses, for instance images and labels, with n rows each.
-            generator: secret generator for dropout and other random operators; required if the network has any.
+            generator: secret generator for dropout and other random operators; required if the network has such
+                operators.
         """
         return self.captured(self._state, *examples, generator=generator)
 

@@ -323,11 +323,8 @@ class GridTransport:
     def commit(self, versions: Mapping[int, str]) -> None:
         """Do nothing: the nodes need no message at the end of a round.
 
-        Each later request states which version of the client's memory (the values that it keeps between rounds) is
-        valid.
-
         Args:
-            versions: name of the committed version of the memory, by client index.
+            versions: not used.
         """
 
     def rollback(self) -> None:
@@ -348,12 +345,11 @@ class GridTransport:
         return {"run": self._run}
 
     def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Continue under the name of the resumed run, under which the nodes keep their files of the run.
+        """Read the run's name from the checkpoint. The nodes keep the files of the run under this name.
 
         Args:
             metadata: values from the checkpoint, as the method `metadata` returned them.
-            versions: name of the stored version of each client's memory (the values that the client keeps between
-                rounds). Not used, because every request contains the name of its client's version.
+            versions: not used.
         """
         self._run = metadata.get("run", self._run)
 

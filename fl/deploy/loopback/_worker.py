@@ -1,4 +1,4 @@
-"""Worker process of the loopback backend, which runs clients. When a run ends, the process is used for the next run.
+"""Worker process of the loopback backend. It runs clients. When a run ends, the process is used for the next run.
 
 The server sends frames to the process. A frame is a tuple whose first item is the kind of the frame, such as "job"; the
 other items are the contents. The process receives all its data in frames.
