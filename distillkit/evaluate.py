@@ -98,10 +98,10 @@ class Evaluation:
         return self.rows[0].mean
 
     def record(self) -> dict[str, Any]:
-        """Return the result as JSON values: the rows, the protocol, and the number of images in the evaluated set.
+        """Return the attributes of this result as JSON values.
 
-        Each row also contains the mean and the standard deviation of its accuracies over the networks. A teacher
-        network in the protocol is described by its Python class, fingerprint and path. The key
+        Each row (an element of `rows`) also contains the mean and the standard deviation of its accuracies over the
+        networks. A teacher network in the protocol is described by its Python class, fingerprint and path. The key
         "against" describes each perturbation of the test images by its name and options.
         """
         fields = {"name": describe_protocol(self.protocol), **self.protocol.record()}

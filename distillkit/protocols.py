@@ -1,4 +1,4 @@
-"""Training protocols with which papers on dataset distillation evaluate their sets, by name of the paper's method."""
+"""Training protocols of papers on dataset distillation: how they train the networks that evaluate a distilled set."""
 
 from __future__ import annotations
 

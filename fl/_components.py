@@ -169,7 +169,7 @@ def require_distinct(components: Sequence[Component], rule: str) -> None:
 
     Args:
         components: the add-ons or filters of a method.
-        rule: text of the rule that forbids the combination, for the error message.
+        rule: text of the rule that forbids two components of the same class, for the error message.
 
     Raises:
         ValueError: two components have the same Python class or the same `key`. The message names both.

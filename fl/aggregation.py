@@ -29,10 +29,10 @@ def _number(value: float, rule: str) -> Tensor:
 
 
 def _forms(entry: Entry[Any], value: Value) -> Iterator[tuple[str, object]]:
-    """Yield those properties of an entry's value that must be equal in the replies of all clients.
+    """Yield pairs (name, properties) for the properties of an entry's value that must be equal for all clients.
 
-    The properties are dtype and shape and, for image sets, normalization and number of classes. The result consists of
-    pairs of a tensor's name and its properties. The name is "" for a value that is not a dict of tensors.
+    The properties are dtype and shape and, for image sets, normalization and number of classes. The name is that of a
+    tensor in a dict of tensors; it is "" for other values.
     """
     first = 1 if entry.rule == "union" else 0
     if isinstance(value, Tensor):

@@ -22,11 +22,11 @@ class Batch:
 
     Attributes:
         images: float [B, C, H, W].
-        labels: labels of the images, in the form that the task needs. For a batch of an add-on with classes of its own,
+        labels: labels of the images, in the form that the task needs. If an add-on's batch has classes of its own, the
             labels may be indices of these classes, from 0.
         columns: additional values of each image, by name, one row per image.
         joint: for an add-on's batch, whether it is concatenated with the client's batch in the forward pass, so that
-            both share batch-norm statistics. If False, it has a forward pass of its own.
+            both share batch-norm statistics. If False, the add-on's batch has a forward pass of its own.
     """
 
     images: Tensor

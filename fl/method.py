@@ -268,9 +268,9 @@ class Method(KeyedObject, ABC):
     def exchanges(self) -> tuple[str, ...]:
         """Names of the exchanges (a request and its reply) with each drawn client in a round, in order.
 
-        Default: "local". To add an exchange, define a function with its name and the signature of `local`, which runs
-        on the client. On the server, `send_exchange`, `expect_exchange` and `receive_exchange` handle all additional
-        exchanges. A client takes part in an exchange if all its earlier replies in this round are usable
+        Default: "local". To add an exchange, define a function that runs on the client. It has the name of the exchange
+        and the signature of `local`. On the server, `send_exchange`, `expect_exchange` and `receive_exchange` handle
+        all additional exchanges. A client takes part in an exchange if all its earlier replies in this round are usable
         (`server.present`). Only `local` may change `client.memory`, the values that a client keeps between rounds.
         """
         return ("local",)
@@ -297,8 +297,8 @@ class Method(KeyedObject, ABC):
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
         """Update `server.state` with the replies of one exchange, before the next one begins.
 
-        If the method has several exchanges, the engine calls this function after each of them, including "local", the
-        exchange of the training. Afterwards, `receive` gets the replies of `local`.
+        The engine calls this function only if the method has several exchanges. It calls the function after each of
+        them, including the training ("local"). After the last exchange, `receive` gets the replies of `local`.
 
         Args:
             server: server whose state to update.

@@ -81,7 +81,7 @@ def split_runs(inside: Tensor, outside: Tensor, generator: int | torch.Generator
 
 
 def candidate_events(runs: SplitRuns) -> Iterator[tuple[list[Event], Tensor, int, Tensor, int]]:
-    """Yield the events from which an audit chooses, with their counts, one group at a time.
+    """Yield the events from which an audit chooses one, and the numbers of runs in which they occur, in groups.
 
     An event says that a score of a run lies on one side of a threshold. The events of a group differ only in their
     threshold. The two "worlds" are the runs with a record and the runs without it.

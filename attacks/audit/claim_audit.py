@@ -67,10 +67,10 @@ def audit_claim(
     two directions, and a claimed pair (epsilon, delta). On the other half, it tests that single inequality with exact
     bounds. Choosing and testing on the same runs would refute true claims.
 
-    Pass several scores per run if you do not know where a bug would show. For example, project the release on the
-    record's gradient, in total and for each class or layer. If noise is missing in a single class, the score of that
-    class shows it, but the total may not. Because the score is also chosen on the first half of the runs, more scores
-    cost time, but do not weaken the test.
+    Pass several scores per run if you do not know where a bug would show. For example, project the whole release on the
+    record's gradient, and also the part of each class or layer. If noise is missing in a single class, the score of
+    this class shows it, but the score of the whole release may not. Because the score is also chosen on the first half
+    of the runs, more scores cost time, but do not weaken the test.
 
     Pass many (epsilon, delta) pairs that the mechanism claims, for example the privacy profile delta(epsilon) of a
     Gaussian mechanism. A bug is often visible only at small epsilon and large delta, where a lower bound on epsilon at

@@ -98,9 +98,9 @@ class ReplayTest:
     """Result of `replay_release`. Prints as a sentence for a report.
 
     Attributes:
-        distances: distance of the release from the values that each function in the argument `replays` of
-            `replay_release` computed, by the function's name. The distance is the largest difference, divided by the
-            largest absolute value of the release.
+        distances: for each function in the argument `replays` of `replay_release`, by name, the distance between its
+            values and the release. The distance is the largest difference, divided by the largest absolute value of the
+            release.
         matches: names of the functions whose values equal the release up to `tolerance`.
         tolerance: largest relative difference that counts as equal.
     """

@@ -111,9 +111,9 @@ def canary_attack(
     Use it before you publish a set with a teacher's labels, or a student network that was trained with such labels.
     Soft labels can reveal records that no published image resembles. The function trains two teachers. Each is trained
     on one half of the records, in which some records (canaries) get random wrong labels. From each teacher, `publish`
-    makes the model that an attacker observes. Every canary is then tested on both observed models: on the one whose
-    teacher was trained on it, and on the other one as a control. Both teachers have the same number of wrong labels, so
-    a difference between the two rates comes from memorized labels.
+    makes the model that an attacker observes. Every canary is then tested on both observed models. The model whose
+    teacher was not trained on the canary is the control. Both teachers have the same number of wrong labels, so a
+    difference between the two rates comes from memorized labels.
 
     Args:
         records: real records with class indices, at least 2 * `canaries`.

@@ -229,13 +229,13 @@ def _threshold(falling: Tensor, fpr: float) -> float:
 
 
 def _units(inside: Tensor) -> Tensor:
-    """Assign shadow models to pairs that were trained on complementary records.
+    """Assign shadow models to pairs: each record was used to train exactly one of the two models of a pair.
 
     Args:
         inside: whether each shadow model was trained on each record, bool [S, N].
 
     Returns:
-        The index of each model's pair, int64 [S]. A model without a complement has an index of its own.
+        The index of each model's pair, int64 [S]. A model without a partner has an index of its own.
     """
     first: dict[bytes, int] = {}
     units = []

@@ -77,7 +77,8 @@ class _Fit:
         chosen: whether the score of shadow model s is used for record i, bool [S, n].
         shadows: scores of the shadow models, [S, n].
         variance: estimator of the variance; see `lira`.
-        preposition: "with" or "without" (the record), for error messages.
+        preposition: word for error messages: "with" if the chosen models were trained on the record, otherwise
+            "without".
 
     Attributes:
         mean, scale, freedom: location, scale and degrees of freedom of each record's distribution, [n].

@@ -76,7 +76,7 @@ def _two_nearest(candidates: Tensor, images: Tensor, masked: Tensor | None) -> T
     """Return each candidate's distances to its two nearest images, float64 [n, 2].
 
     The nearest images are found by inner products, which is fast but imprecise for small distances. Therefore the
-    distances to the three nearest images are computed again from differences.
+    distances to the three nearest images are computed again, as norms of differences.
 
     Args:
         candidates: flattened candidates, [n, D].

@@ -96,7 +96,8 @@ def _mean(shadows: Tensor, chosen: Tensor, preposition: str) -> Tensor:
         shadows: log-odds log(p / (1 - p)) of the probability p of each record's true class under S shadow models,
             [S, n]; see `stable_logit`.
         chosen: whether to use shadow model s for record i, bool [S, n].
-        preposition: "with" or "without" (the record), for error messages.
+        preposition: word for error messages: "with" if the chosen models were trained on the record, otherwise
+            "without".
     """
     count = chosen.sum(0)
     if not bool((count > 0).all()):

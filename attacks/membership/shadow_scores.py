@@ -155,7 +155,9 @@ class ShadowScores:
         )  # fmt: skip
 
     def targets(self, scorer: str) -> Iterator[tuple[Target, Tensor]]:
-        """Yield the inputs of an attack on each shadow model, to evaluate attacks.
+        """Yield the inputs of an attack on each shadow model in turn.
+
+        The training records of each shadow model are known, so you can evaluate the attack.
 
         Args:
             scorer: name of the scorer whose scores the attack uses.

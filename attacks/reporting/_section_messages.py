@@ -69,7 +69,7 @@ class ObservedData:
 def adversary_section(run: RecordedRun) -> Section:
     """Return the section that lists what each adversary, such as the server, sees of a run.
 
-    For each adversary, the section also names the files in the run's folder that contain these data.
+    For each adversary, the section also names the files in the run's folder that contain what the adversary sees.
 
     Args:
         run: the recorded run.

@@ -94,12 +94,12 @@ def shadow_parts(
 ) -> list[str | Table]:  # fmt: skip
     """Run attacks with shadow models, and return the report's text and table.
 
-    Each shadow model repeats the whole pipeline of the run on a part of its records. Every shadow model is attacked
-    once. The baselines are attacked in the same way for comparison.
+    Each shadow model is the result of the whole `pipeline` on a part of the records, and is attacked once. For
+    comparison, the shadow models of each baseline are attacked in the same way.
 
     Args:
         pipeline, count, workers, out, progress: arguments of `attacks.membership.run_shadows`.
-        baselines: other pipelines, by name. Their records are those of `pipeline`.
+        baselines: other pipelines with the same records as `pipeline`, by name.
         findings: findings of the report, to which the result for `pipeline` is added.
     """
     found = _shadowed(pipeline, count, workers, out / "shadows", progress)

@@ -40,7 +40,7 @@ class Leaks:
             this share is too small for the comparison.
         nearest: rates of the attack `attacks.membership.nearest` at about 1 % false positives. The threshold is chosen
             on half of the held-out records. The rates are counted on the other half, and on the training records from
-            which the set was made (`used` of `leaks`).
+            which the set was made (argument `used` of the function `leaks`).
         auc: area under the ROC curve of this attack.
     """
 

@@ -61,7 +61,7 @@ def record_scores(rounds: list[Tensor], candidates: Tensor) -> dict[str, Tensor]
 def random_baseline(rounds: list[Tensor], records: Tensor) -> list[Tensor]:
     """Draw random private records for each round, as many as images were sent in this round.
 
-    They are the baseline of a client that sends its records unprotected.
+    As a baseline, they stand for a client that sends its records unprotected.
 
     Args:
         rounds: pixels of the images sent in each round, [M, C, H, W].

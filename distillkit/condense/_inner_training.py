@@ -78,7 +78,8 @@ class TrainedNetwork:
     Attributes:
         network: copy of the sampled network.
         parameters: parameters of the copy.
-        norms: the batch norm layers of the copy that used batch statistics in the sampled network.
+        norms: batch norm layers of the copy. Layers that already used fixed running statistics in the sampled network
+            are left out.
     """
 
     def __init__(self, network: Network, chunk: int | None) -> None:

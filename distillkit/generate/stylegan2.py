@@ -161,9 +161,9 @@ def _draw(parameter: nn.Parameter, generator: torch.Generator) -> None:
 
 
 def _kernel(x: Tensor) -> Tensor:
-    """Return the 2D blur kernel made from [1, 3, 3, 1], as a tensor [C, 1, 4, 4].
+    """Return the 2D blur kernel made from [1, 3, 3, 1] for feature maps `x` [B, C, H, W], as a tensor [C, 1, 4, 4].
 
-    The kernel sums to 4, because upsampling inserts zeros in every second row and column."""
+    The kernel of each channel sums to 4, because upsampling inserts zeros in every second row and column."""
     line = x.new_tensor([1.0, 3.0, 3.0, 1.0]) / 4
     return torch.outer(line, line).expand(x.shape[1], 1, 4, 4)
 

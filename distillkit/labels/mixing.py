@@ -116,7 +116,7 @@ class Mixup:
 
 
 def _draw(images: Tensor, generator: torch.Generator, alpha: float, probability: float) -> tuple[float, Tensor]:
-    """Draw the share that each image keeps, and the partner of each image, int64 [N].
+    """Draw the share of a mixed image that comes from the original image, and the partner of each image, int64 [N].
 
     The share is 1 with probability 1 - `probability`; the batch is then not mixed.
     """

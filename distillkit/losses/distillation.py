@@ -97,8 +97,8 @@ def binary_distillation(
         TypeError, ValueError: for the same reasons as in `knowledge_distillation`.
 
     Source: Hinton et al. (2015), section 2, applied to the two classes of each label. No paper states this form.
-    FedCOG's code has a different form for multi-label tasks, which passes probabilities to a function that expects
-    log-probabilities.
+    FedCOG's code computes another loss for multi-label tasks, because it passes probabilities to a function that
+    expects log-probabilities.
     """
     require_same_shape(student_logits, teacher_logits, _PAIR, "N, K")
     temperature = check.real_number(temperature, "temperature", above=0)

@@ -384,8 +384,8 @@ class Ledger:
     def _client_ids(self) -> list[str]:
         """Return the ids of the clients that were charged, passed to `void`, or registered by id.
 
-        `ALL_CLIENTS` is left out. Clients that were registered only by their number are left out too: `register(100)`
-        registers the clients 0 to 99.
+        `ALL_CLIENTS` is left out. The clients 0 to n - 1 that a call `register(n)` registers are left out, too, unless
+        they were charged or passed to `void`.
         """
         owners = dict.fromkeys(map(str, (*self._totals, *self._reasons, *sorted(self._registered))))
         return [name for name in owners if name != ALL_CLIENTS]

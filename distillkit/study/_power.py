@@ -67,7 +67,7 @@ class PowerAnalysis:
 
     @property
     def std(self) -> float:
-        """Standard deviation of the pilot pairs' differences (candidate - baseline), with divisor n - 1 for n pairs."""
+        """Standard deviation of the differences (candidate - baseline) of n pilot pairs, with divisor n - 1."""
         return statistics.stdev(self.differences.values())
 
     @property

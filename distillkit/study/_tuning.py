@@ -140,11 +140,10 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[TuningResult], Map
 
 
 def equal_search_sizes(folder: str | os.PathLike[str]) -> dict[str, int]:
-    """Return the number of configurations that the study tried for each candidate, by task.
+    """Check that all candidates of a task have the same number of configurations, and return this number by task.
 
-    A comparison is fair only if this number is the same for all candidates, the compared methods. Otherwise an error is
-    raised. A candidate without a search has one configuration. Candidates that use the settings of another candidate
-    (`like`) are left out.
+    With different numbers, a comparison of the candidates would not be fair. A candidate without a search has one
+    configuration. Candidates that use the settings of another candidate (`like`) are left out.
 
     Args:
         folder: the study's folder, its `choice.json`, or a file written by `write_records`.

@@ -176,10 +176,10 @@ class Task:
         return _in_memory(split.train[_kept_rows(pool, keep, len(split.train))]), _in_memory(test)
 
     def _pool(self, split: Split, validation: bool) -> tuple[Tensor, LabeledImages, dict[str, LabeledImages]]:
-        """Return the images to distribute to clients, the test set, and the server's sets by name.
+        """Return indices of the images to distribute to clients, the test set, and the server's sets by name.
 
-        The first result contains indices into the training set, int64 [M]. In a tuning run (`validation`), the test set
-        is the validation set.
+        The indices, int64 [M], refer to the training set. In a tuning run (`validation`), the test set is the
+        validation set.
         """
         train, test, server = split.train, split.test, {}
         pool = torch.arange(len(train))

@@ -132,14 +132,13 @@ class Source(ABC):
 
 
 class Crops(Source):
-    """Crops of one image, as `distillkit.generate.Patches` makes them, in a thread-safe cache with 8 bits per pixel.
+    """Crops of one image, as `distillkit.generate.Patches` makes them, stored as uint8 in a thread-safe cache.
 
     A crop is made when it is first requested. It depends only on its index, not on the order of requests.
 
     Args:
         seed, count, options: options of `Patches`, except the image and the size.
-        size: side of a crop in pixels. None: the side of the images of the participant (server or client) that uses the
-            crops.
+        size: side of a crop in pixels. None: the server and each client use the side of their own images.
     """
 
     def __init__(self, seed: int, count: int, size: int | None, options: Mapping[str, Any]) -> None:

@@ -153,9 +153,9 @@ def starts_from_average(number: int, rate: float, warm_rounds: int) -> bool:
 def falling_steps(most: int, least: int, period: int, number: int) -> int:
     """Return the number of distillation steps in round `number` >= 1.
 
-    The number is `most` in round 1 and in every round that is a multiple of `period`. In between, it falls along half a
-    cosine to `least`. Fractions are truncated, as in the authors' code of "Federated Learning with a Single Shared
-    Image" (`cosine_annealing_round` in strategy/common.py, truncation in strategy/fed_df.py).
+    The number is `most` in round 1 and in every round whose index is a multiple of `period`. Between these rounds, it
+    falls along half a cosine to `least`. Fractions are truncated, as in the authors' code of "Federated Learning with a
+    Single Shared Image" (`cosine_annealing_round` in strategy/common.py, truncation in strategy/fed_df.py).
 
     Args:
         most, least: largest and smallest number of steps.

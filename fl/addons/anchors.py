@@ -117,7 +117,7 @@ class Anchors(AddOn):
             raise ValueError("Anchors needs optimizer='sgd', got 'adam', whose weight change is not a sum of gradients")
 
     def start(self, server: AveragingServer) -> None:
-        """Draw the pixels of the anchors, the server's labeled images, from noise, N(0, 1)."""
+        """Draw the pixels of the anchors (the server's labeled images) from N(0, 1)."""
         shape = (server.task.num_classes, server.shape[0])
         self._draw(server, torch.zeros(shape, dtype=server.dtype), torch.ones(shape, dtype=server.dtype))
 

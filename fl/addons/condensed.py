@@ -167,12 +167,14 @@ def condense_client(
 
 
 def _checkpoints(client: Client, purpose: str, cache: Path | None) -> dict[str, Any]:
-    """Return the options `callback` and `resume` of a condenser that saves its state in the client's scratch folder.
+    """Return the options `callback` and `resume` with which a condenser saves its state to a file and resumes from it.
+
+    The file is in the client's scratch folder.
 
     Args:
         client: client that condenses its data.
-        purpose: name of the file in the scratch folder, without its extension.
-        cache: path of the state after the last step, in a folder that several runs share, or None.
+        purpose: name of the file, without its extension.
+        cache: path of a file that several runs share, for the state after the last step; or None.
     """
     scratch, began, cpu = client.scratch, time.monotonic(), time.thread_time()
     if scratch is None:

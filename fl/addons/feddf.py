@@ -31,7 +31,8 @@ class FedDF(AddOn):
     client's model on these images and updates the mean of the logits. At the end of the round, one student per
     architecture is trained with Adam on the softmax of the mean logits (Eq. 3: KL(softmax(mean of logits) ||
     softmax(student))). Every client has the same weight in this mean, whatever its architecture. A student starts from
-    FedAvg's weighted average of the architecture, after the step of a server optimizer if there is one.
+    FedAvg's weights for its architecture: the weighted average of the clients' weights, after the step of a server
+    optimizer if there is one.
 
     In the paper, the student is scored every 100 steps on labeled validation images. The distillation takes at most
     10,000 steps, stops when the accuracy has not risen for 1,000 steps, and keeps the best weights. To do the same, use
@@ -58,14 +59,14 @@ class FedDF(AddOn):
         schedule: schedule of the learning rate: "cosine", with which it falls to 0 over `steps` steps along half a
             cosine, or "constant".
         gradient_norm: largest norm of a gradient; the authors' code uses 5. None: gradients are not clipped.
-        returns: weights that the distillation returns: the "last", or the "best" on the validation images. The weights
+        returns: which weights of the student are kept: the "last", or the "best" on the validation images. The weights
             are scored after step 1, after every 100th step and after the last step.
         patience: number of steps without a better validation accuracy after which the distillation stops; only with
             `returns="best"`. The paper uses 1,000.
         rate: share of rounds, in [0, 1], in which the student starts from the clients' average. These rounds are evenly
             spaced.
-        warm_rounds: number of first rounds that always start from the average; the code of the single-image paper uses
-            1.
+        warm_rounds: number of rounds at the start of the run in which the student always starts from the average; the
+            code of the single-image paper uses 1.
         clip: largest norm of the student's logits (`losses.clip_logit_norm`), or None.
     """
 

@@ -24,8 +24,9 @@ class VFA(AddOn):
     The server draws a mean mu_k ~ U[0, 1)^d for each of the K classes, where d is the length of the embeddings. Each
     client downloads the means once. In a step with B images, a client draws B // K + 1 random features from N(mu_k,
     std^2) for each class. Its loss gets an additional term: `weight` times the supervised contrastive loss (SupCon) of
-    the batch's features together with the random features. The paper gives no constants; the defaults are those of its
-    code (wizard1203/VHL: `align_feature_loss` in loss_fn/losses.py, the means in trainers/normal_trainer.py).
+    the batch's features together with the random features. The paper gives no constants. The defaults are those of its
+    code (wizard1203/VHL), which computes the loss in `align_feature_loss` of loss_fn/losses.py and the means in
+    trainers/normal_trainer.py.
 
     Args:
         weight: weight of the contrastive term, at least 0; 0 disables the add-on.

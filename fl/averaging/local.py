@@ -32,7 +32,7 @@ class Term(Protocol):
 
     @property
     def data_access(self) -> Literal["none", "example", "batch"]:
-        """Private data that the term reads: "none", one "example" at a time, or the whole "batch" (see `AddOn`)."""
+        """Use of private data by the term: "none", one "example" at a time, or a whole "batch" (see `AddOn`)."""
 
     def loss(self, step: Any) -> Tensor | None:
         """Return a scalar tensor to add to the loss of this `step`, or None to add nothing."""
@@ -48,7 +48,7 @@ class Local:
         settings: the method's options and its networks.
         client: client on which the training runs.
         message: message from the server.
-        terms: the active add-ons. `AddOn.loss` of each may return a term that is added to the loss of a step.
+        terms: the active add-ons, each of which may add a term to the loss of a step (`AddOn.loss`).
 
     Attributes:
         settings, client, message, terms: the arguments of the constructor.
@@ -58,7 +58,7 @@ class Local:
             training are kept only if the server uses the client's reply.
         architecture: the name of the client's architecture; "" if there is only one.
         received: all parameters and buffers at the start of the training, by name.
-        start: copy of the received values w of the parameters that are shared with the server, by name.
+        start: copy of the received values of the parameters that are shared with the server, by name.
         previous: parameters and buffers after this client's last training, by name; None in its first training, or if
             no add-on sets `needs_previous`.
         net: the network in training.

@@ -121,7 +121,7 @@ class PayloadCache:
 
 
 def job_parts(job: Job, metadata: Mapping[str, str] | None = None, *, include_cached: bool = False) -> Parts:
-    """Encode a request to a client (job) as tensors and strings.
+    """Encode a job, the complete request to one client, as tensors and strings.
 
     A message entry that the client has in its cache is encoded as its digest.
 

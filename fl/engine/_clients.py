@@ -77,8 +77,7 @@ def extend_classes(data: Either, classes: int, given: bool) -> Either:
         data: the set. It is returned unchanged if the user gave its number of classes, or if it already has at least
             `classes` classes.
         classes: number of classes of the returned set.
-        given: whether the user gave the number `classes`. If not, the number of the returned set still counts as
-            inferred.
+        given: whether the user gave the number `classes`. It becomes `classes_given` of the returned set.
     """
     if data.classes_given or data.num_classes >= classes:
         return data
@@ -173,7 +172,7 @@ class ClientRegistry:
 
     Attributes:
         all_loaded: whether all clients were read at the start, that is, `clients` is a list or tuple.
-        first: set of 0 images with the image shape, dtype and normalization of the first client's set.
+        first: set without images, with the image shape, dtype and normalization of the first client's set.
 
     Raises:
         TypeError: `clients` is not a sequence of sets.

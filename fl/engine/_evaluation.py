@@ -92,7 +92,7 @@ class ClientEvaluation:
 
     @classmethod
     def of_row(cls, dispatcher: Dispatcher, row: Mapping[str, Any], evaluate: str | Sequence[int]) -> ClientEvaluation:
-        """Return the evaluation for a row of the history that still lacks the clients' evaluation results.
+        """Return the evaluation of a round whose row of the history has no evaluation results yet.
 
         Args:
             dispatcher: sender of the requests.

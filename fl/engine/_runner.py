@@ -37,7 +37,7 @@ class Deployment:
     The clients may be on this machine or on other machines.
 
     Attributes:
-        first: set of 0 images with the image shape, dtype and normalization of the first client's set.
+        first: set without images, with the image shape, dtype and normalization of the first client's set.
         clients: number of clients.
         fingerprint: function that takes a secret key (or b"") and returns a fingerprint of the clients' images. It is
             called only if the run writes files.

@@ -64,7 +64,7 @@ class RequestHeader:
 
     @property
     def version(self) -> str:
-        """Name under which a client stores its memory (the values that it keeps between rounds) after this request.
+        """Name of the version of its memory (the values kept between rounds) that a client stores after this request.
 
         The name is composed of `round` and `attempt`. It also identifies the results of the exchange, that is, the
         clients' replies to requests with this header.

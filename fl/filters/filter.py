@@ -1,4 +1,4 @@
-"""Base class of filters, which change a method's replies on the client and the aggregated replies on the server."""
+"""Base class of filters, which change replies on the client and the aggregated replies on the server."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Filter"]
 
 
 class Filter(Component):
-    """Base class of filters, which change a method's replies on the client and the aggregated replies on the server.
+    """Base class of filters, which change replies on the client and the aggregated replies on the server.
 
-    Filters clip, add noise or compute secure sums; `Filtered(method, filter, ...)` applies them. Override only the
-    methods that you need.
+    Filters clip, add noise or compute secure sums; `Filtered(method, filter, ...)` applies them to a federated method.
+    Override only the functions that you need.
 
-    Like a method, a filter is immutable and exists on the server and on every client. For values that it adds to
-    messages or keeps on the server, it may declare `Entry` objects as class attributes. A run can be resumed only with
-    equal constructor arguments, so use a frozen dataclass.
+    Like a federated method, a filter is immutable and exists on the server and on every client. For values that it adds
+    to messages or keeps on the server, it may declare `Entry` objects as class attributes. A run can be resumed only
+    with equal constructor arguments, so use a frozen dataclass.
 
     Attributes:
         exact: whether every sum over clients is exactly the same as without this filter, because the changes by `out`

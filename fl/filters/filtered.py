@@ -232,7 +232,7 @@ class Filtered(Method):
         self.method.receive_answers(server, replies)
 
     def read_reply(self, server: Server, reply: Message) -> Message:
-        """Return only the additional entries that the method computes from one client's reply (`Method.read_reply`)."""
+        """Return the entries that the method's `read_reply` computes from a client's reply. Filters add none."""
         return self.method.read_reply(server, reply)
 
     def evaluate(self, client: Client, message: Message) -> Message:

@@ -63,9 +63,9 @@ class PrivateFedDM(FedDM):
             and is charged again.
         least: minimum noised number of records of a class for which images are sent; with 0, images of all classes are
             sent. Default: 3 `sigma_sizes`, or 0 if `sizes` is given.
-        warm: whether a client's fit starts from the images that it sent last, instead of noise. The mean embedding of
-            these images then replaces that of noise images as the center, which is subtracted from each embedding (see
-            `clip`). This separates the classes better.
+        warm: whether a client's fit starts from the images that it sent last, instead of noise. The center that is
+            subtracted from each embedding (see `clip`) is then the mean embedding of these images. This separates the
+            classes better.
         clip: largest norm of a record's embedding ("class_means") or gradient ("image_sgd"). None: the center, the mean
             embedding of noise images, is subtracted from each embedding, and the difference is scaled to norm 1;
             gradients are clipped to the median gradient norm of noise images.
@@ -74,8 +74,9 @@ class PrivateFedDM(FedDM):
             and 0.1 for "image_sgd".
         public_statistics: whether the normalization of the images comes from public data. If False, a normalization
             that was measured on the images is refused.
-        weights: weights of the images in the server's loss: equal ("synthetic"), or by the noised number of records of
-            the image's class at its client ("samples").
+        weights: weights of the images in the server's loss. "synthetic": all images have the same weight. "samples":
+            the weight is proportional to the noised number of records of the image's class at the client that sent the
+            image.
         options: other options of `FedDM`: `factory`, `ipc`, `rho`, `match`, `augment`, and the options of the server.
 
     Raises:
@@ -268,12 +269,13 @@ class PrivateFedDM(FedDM):
     def kept(self, counts: Tensor, clients: int = 1) -> Tensor:
         """Return whether images of each class are sent, bool [classes].
 
-        Images of a class are sent if the class has at least `least` records (an option of the class `PrivateFedDM`).
+        Images of a class are sent if the class has a minimum number of records, the option `least` of `PrivateFedDM`.
 
         Args:
             counts: noised or public number of records of each class, [classes].
             clients: number of clients whose noised numbers were summed to get `counts`. If `least` is None, the minimum
-                grows with the square root of `clients`, as the noise in `counts` does.
+                is 3 `sigma_sizes` times the square root of `clients`, because the noise in `counts` grows with this
+                root.
         """
         least = 3 * self.sigma_sizes * clients**0.5 if self.least is None else self.least
         return counts.clamp_min(0.0) >= least

@@ -132,7 +132,9 @@ class SummedFedDM(PrivateFedDM):
 
     @staticmethod
     def noised(client: Client, mechanism: str, sums: Tensor, sigma: float, sensitivity: float, share: float) -> Tensor:
-        """Add a client's share of the noise to its sums. First charge the ledger for a release with the whole noise.
+        """Charge a client's releases to the ledger, then add the client's share of the noise to its sums.
+
+        The charge is computed for the whole noise.
 
         Args:
             client: client that draws the noise and is charged.

@@ -30,7 +30,7 @@ _INT64_LIMIT = 2**63
 
 
 class BoundExceeded(ValueError):
-    """Error: an absolute value in a client's reply exceeds the public maximum of its entry, so no reply is sent.
+    """Error: an entry of a client's reply exceeds its public maximum in absolute value, so no reply is sent.
 
     The message names the entry. It does not contain the value, which is secret.
     """

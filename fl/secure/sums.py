@@ -364,7 +364,7 @@ class SecureSums(Filter):
         return invalid
 
     def _invalid_clients(self, server: Server, verb: str, replies: AggregatedReplies) -> dict[int, str]:
-        """Find clients whose keys or signature are invalid, so that other clients would refuse them.
+        """Find the clients whose public keys or signature are invalid.
 
         Args:
             server: the server.

@@ -157,11 +157,11 @@ def _grouped(spends: tuple[Spend, ...], most: int) -> tuple[Spend, ...]:
 
 
 def _shifted(places: Iterable[tuple[tuple[float, float], int]]) -> dict[tuple[int, int], int]:
-    """Round coordinates down to integers, and count the releases at each pair of rounded coordinates.
+    """Round pairs of coordinates down to integers, and count the releases at each rounded pair.
 
     Args:
-        places: for each kind of release, two coordinates (log sigma and -log rate, in steps of a grid) and the number
-            of releases.
+        places: for each kind of release, a pair of coordinates and the number of releases. The coordinates are log
+            sigma and -log rate, divided by the step of a grid.
     """
     cells: dict[tuple[int, int], int] = {}
     for (x, y), count in places:

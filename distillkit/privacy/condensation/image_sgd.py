@@ -140,12 +140,12 @@ def image_sgd(
     *whole* set. It clips each record's gradient with respect to the synthetic images of all classes. It sums the
     clipped gradients and adds noise to every pixel of every class, also of classes without records.
 
-    Paper: Xiong et al., "FedDM" (CVPR 2023), section 3.3, Eq. 8 and Eq. 16. Deviations. The guarantee needs all of
-    them. We draw records from the whole set. The paper draws 256 records *per class*, so a record of a class with 500
-    records takes part with probability one half. This is ten times the rate in the paper's accounting. We divide by the
-    expected number of records, and the paper by the number of records drawn. We release all classes, and the paper only
-    the classes that have records. We compute epsilon with an accountant. The paper's noise scale (Theorem 3.2) covers
-    only one round, and is sound only for a sample rate q < 1 / (16 sigma).
+    Paper: Xiong et al., "FedDM" (CVPR 2023), section 3.3, Eq. 8 and Eq. 16. The following deviations from the paper are
+    all needed for the guarantee. We draw records from the whole set. The paper draws 256 records *per class*, so a
+    record of a class with 500 records takes part with probability one half. This is ten times the rate in the paper's
+    accounting. We divide by the expected number of records, and the paper by the number of records drawn. We release
+    all classes, and the paper only the classes that have records. We compute epsilon with an accountant. The paper's
+    noise scale (Theorem 3.2) covers only one round, and is sound only for a sample rate q < 1 / (16 sigma).
 
     Args:
         images, labels, num_classes, ipc, init, ledger, generator, progress: see `condense_private`.
@@ -158,7 +158,8 @@ def image_sgd(
             matched (`match="embedding+logits"`, Eq. 8). The sampler may be `NetworkBall(network, rho)`, which
             draws networks at distance rho from `network`, if the weights of `network` are public or were released under
             this ledger.
-        loss: separable loss between a real example and the synthetic mean of its class; see `separable`.
+        loss: separable loss between the embedding of a real example and the mean embedding of the synthetic images of
+            the same class; see `separable`.
         clip: largest l2 norm of one record's gradient. Default: the median gradient norm on public smooth noise, which
             costs no privacy.
         rate: sample rate: the probability with which each record takes part in a step.

@@ -34,9 +34,9 @@ class PublicEmbedder:
     v(x) = (phi(x) - a) min(1, C / ||phi(x) - a||). Call an embedder with images
     [N, C, H, W]. `PublicEmbedders` creates the embedders of a release.
 
-    Pass private images only to `of_private` and `embed_private`, which run no user code on them: they use networks and
-    augmentations of this package, or graphs of operators that were traced ("captured") from the code for one image (see
-    `per_example_gradients`). All other methods are for public or synthetic images.
+    Pass private images only to `of_private` and `embed_private`, which run no user code on private images. They call
+    networks and augmentations of this package, or a graph of operators that was captured from your code for one image
+    (see `per_example_gradients`). All other methods are for public or synthetic images.
 
     Args:
         network: network that computes phi.

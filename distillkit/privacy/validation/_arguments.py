@@ -112,14 +112,14 @@ def refuse_measured_normalization(normalization: Normalization, component: str =
 def open_account(ledger: Ledger | Account | None, delta: float) -> Account:
     """Return the account that a call charges. If no ledger is given, create a ledger in memory.
 
-    The guarantee of a new ledger has the remark that the ledger covers this call alone.
+    A new ledger gets the remark that it covers this call alone.
 
     Args:
         ledger: ledger or account to charge, or None for a new ledger.
         delta: delta of the call, which must equal the delta of a given ledger.
 
     Raises:
-        ValueError: the two deltas differ.
+        ValueError: `delta` differs from the delta of the given ledger.
     """
     if ledger is None:
         ledger = Ledger(delta=delta)

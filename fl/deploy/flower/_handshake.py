@@ -81,7 +81,7 @@ class NodeInfo:
         untested: whether the node has no test images.
         version: version of distillkit on the node.
         clock: time of the node's clock when it replied, in seconds since 1970.
-        space: set of 0 images, with the shape and normalization of the node's images and the form of their labels
+        space: set without images, with the shape and normalization of the node's images and the form of their labels
             (class indices, or rows with one value per class).
         node: Flower's id of the node. It is not part of the reply's contents, because Flower supplies it.
     """

@@ -1,6 +1,6 @@
-"""Checks of the requests to a node and of its replies against the node owner's policy and the privacy ledger.
+"""Checks of the messages to and from a node, by the node owner's policy and the privacy ledger.
 
-A `ReleaseGuard` makes these checks for one message. Its methods are called in this order: `require_request` checks the
+A `ReleaseGuard` checks one request and its reply. Its methods are called in this order: `require_request` checks the
 request by the policy, `branch` returns the ledger that is charged before any noise is drawn, and `reply_parts` builds
 the reply without information that must not leave the node.
 """

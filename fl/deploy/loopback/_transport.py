@@ -275,7 +275,7 @@ class ProcessTransport:
         self._send(0, ("restore", dict(versions)))
 
     def _stop_all(self) -> None:
-        """Tell the clients that are running to stop, and wait for them. A process that does not stop is killed."""
+        """Stop all running clients, and wait for them. A process that does not stop is killed."""
         for index in list(self._slots) if self._asked else ():
             self._send(index, ("stop",))
         while self._asked:
