@@ -134,7 +134,7 @@ class AggregatedReplies(Message):
         """Return the weighted sum of the clients' values, in float64. It is not divided by the sum of the weights.
 
         Args:
-            entry: entry whose rule is `mean` or `sum`. For a dict of tensors, the result is a mapping, name -> tensor.
+            entry: entry whose rule is `mean` or `sum`. For a dict of tensors, the result is a dict with the same names.
 
         Raises:
             KeyError: no client sent the entry.

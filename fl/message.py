@@ -123,7 +123,7 @@ class Message:
     memory are messages, too. Values are shared, not copied: treat a message as read-only once it is sent.
 
     Args:
-        values: initial values, entry -> value.
+        values: initial values, by entry.
 
     Raises:
         TypeError, ValueError: a message cannot hold a value (see `check_value`). Setting a value later raises the same

@@ -169,7 +169,7 @@ class Method(KeyedObject, ABC):
         return [entry for part in self.parts for entry in declared_entries(part)]
 
     def architectures(self, classes: int) -> Mapping[str, nn.Module]:
-        """Return one network of each architecture for a task of `classes` classes: architecture name -> network.
+        """Return one network of each architecture, for a task of `classes` classes, by the name of the architecture.
 
         The engine records the structure of these networks, and a resumed run must have the same structure. The weights
         are not used. Default: the architectures of `self.networks`, if the method has this attribute.

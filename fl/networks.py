@@ -213,8 +213,8 @@ class Networks:
         """Select the tensors of one architecture, and return them under the network's own names.
 
         Args:
-            group: tensors of all architectures: "architecture/tensor" -> tensor; with one architecture, "tensor" ->
-                tensor.
+            group: tensors of all architectures, by name. The names are "architecture/tensor", or only "tensor" if there
+                is one architecture.
             name: name of the architecture; "" if there is only one.
         """
         if not name:

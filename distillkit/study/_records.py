@@ -100,8 +100,8 @@ class Records(list[Record]):
     Filtering with a list comprehension returns a plain list, which does not contain the unfinished runs. The sum of two
     `Records` contains the records of both studies.
 
-    A table that is made from a plain list infers which runs are unfinished: if one method has a run with some seed,
-    every other compared method should have a run with this seed on the same task.
+    A table that is made from a plain list assumes that all methods on a task have the same seeds. If a method lacks a
+    run with one of these seeds, the table counts this run as unfinished.
 
     Args:
         records: the finished runs.

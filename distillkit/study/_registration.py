@@ -123,7 +123,7 @@ class RegisteredDesign:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Seeds of the final runs."""
+        """Seeds of the runs that the study compares. Runs that tune a candidate have other seeds."""
         return tuple(self.study["seeds"])
 
     @property

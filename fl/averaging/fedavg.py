@@ -393,7 +393,7 @@ class FedAvg(Entries, Method):
         """Convert the options in an older record to the present options.
 
         Args:
-            options: options as the record holds them, name -> value. In older records, `weight_decay`, `lr_decay` and
+            options: options as the record holds them, by name. In older records, `weight_decay`, `lr_decay` and
                 `optimizer_state` are separate options; they are now fields of `ClientOptimizer`.
         """
         options = dict(options)

@@ -127,7 +127,7 @@ def job_parts(job: Job, metadata: Mapping[str, str] | None = None, *, include_ca
 
     Args:
         job: the job to encode.
-        metadata: additional strings to send with the job: a mapping, name -> string.
+        metadata: additional strings to send with the job, by name.
         include_cached: whether to encode the values of all entries, including those that the client has in its cache.
 
     Returns:

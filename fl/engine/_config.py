@@ -131,8 +131,8 @@ class SimulationConfig(RunConfig):
     """Options of `fl.simulate`: the options of any run, and the options for clients on this machine.
 
     Args:
-        backend: "threads" to run clients as threads of this process, or `fl.Loopback()` to run them in processes that
-            exchange only bytes with the server, which helps to debug a method of your own. If the `Loopback` injects
+        backend: "threads" to run clients as threads of this process, or `fl.Loopback()` to run them in other
+            processes, for example to debug a method of your own. If the `Loopback` injects
             faults, they affect the result.
         workers: number of clients that run in parallel, each with one intra-op thread.
         progress: whether to show a progress bar of the rounds, on a terminal or in a notebook.

@@ -185,7 +185,7 @@ class Filtered(Method):
         return schema
 
     def local(self, client: Client, message: Message) -> Message:
-        """Return the method's reply after each filter's `out` has changed it, in the order of the filters."""
+        """Return the method's reply, after each filter in turn has changed it with its method `out`."""
         reply = self.method.local(client, message)
         for one in self.filters:
             reply = one.out(self._seen(client), message, reply)
@@ -199,9 +199,10 @@ class Filtered(Method):
         return client.without_records() if self.method.private else client
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Pass the replies to the method after each filter's `back` has changed them, in reverse order of the filters.
+        """Pass the aggregated replies to the method, after the filters have changed them.
 
-        Afterwards, call each filter's `after_receive`.
+        The filters change the replies in reverse order, each with its method `back`. When the method has received the
+        replies, the method `after_receive` of each filter is called.
         """
         schema, before = self.method.expect(server, 0), list[Schema]()
         old = replace(server, state=server.state.copy())

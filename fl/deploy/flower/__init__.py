@@ -11,8 +11,8 @@ A message passes through these modules:
 2. `_messages`: the message is converted to Flower's records, and Flower's grid sends it to the node of the client.
 3. `_node`: `Node.handle_job` loads the client's data (`_client_loading`) and reads the request, with cached values
    from the node's folder (`_node_folder`).
-4. `_release_guard`: before anything is computed, `ReleaseGuard.require_request` checks the policy of the node's owner
-   (`_policy`).
+4. `_release_guard`: before anything is computed, `ReleaseGuard.require_request` checks the request against the policy
+   of the node's owner (`_policy`).
 5. The engine runs the client. Each private release is checked against the policy and the node's budget, and is written
    to the node's ledger (`NodeLedger` in `_node_ledger`), before its noise is drawn.
 6. `_release_guard`: `ReleaseGuard.reply_parts` adds the new ledger lines. If the policy limits epsilon, it withholds

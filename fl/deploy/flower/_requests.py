@@ -58,7 +58,7 @@ def pack_requests(
 
     Args:
         requests: one or two requests to the same client.
-        metadata: additional strings to send with each request: a mapping, name -> string.
+        metadata: additional strings to send with each request, by name.
         include_cached: whether to send the values of all message entries, including those that the client has in its
             cache.
 
