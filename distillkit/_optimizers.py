@@ -1,6 +1,6 @@
 """Optimizers of `distillkit.training`.
 
-They replace those of `torch.optim`, whose first use imports PyTorch's compiler and so costs time and memory.
+`torch.optim` is not used, because its first use imports PyTorch's compiler, which costs time and memory.
 """
 
 from __future__ import annotations

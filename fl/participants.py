@@ -80,7 +80,7 @@ class Server(Participant):
             fails.
         round: index of the round being prepared or run, from 1; 0 while the method starts.
         drawn: indices of the clients drawn in this round, in ascending order.
-        present: indices of the drawn clients without a missing or unusable reply in this round so far.
+        present: indices of the drawn clients that have sent a usable reply in every exchange of this round so far.
         notes: numbers and strings, by name, which are written to this round's row of the history. A method may add to
             them.
         device: device on which the server computes; the tensors of messages are already on it.

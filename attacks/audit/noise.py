@@ -1,6 +1,6 @@
 """Exact checks of a mechanism's noise: count the noise values that were drawn, and try to reproduce a release.
 
-If the released values can be computed a second time, their noise is known, so it protects nothing.
+If the released values can be computed a second time, their noise is known, so the noise protects nothing.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class RecordedRun:
     def starts_from_real(self) -> bool:
         """True if sent or published images were initialized from real images.
 
-        The answer comes from the run's config, and from the metadata of the set that it published, if there is one.
+        The answer comes from the run's config, and from the metadata of the published set, if there is one.
         """
         real = re.search(r"\binit='real'|\bReal\(", str(self.config.get("method", "")))
         info = self.published_set.info if self.published_set is not None else {}

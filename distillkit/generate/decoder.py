@@ -19,8 +19,8 @@ __all__ = ["LatentDecoder", "SmallDecoder"]
 class LatentDecoder:
     """Parametrization of images by latent vectors and a generator network, for `invert(..., parametrize=...)`.
 
-    Each batch of images gets a new generator, which is trained together with the latents. The pixels that it generates
-    are normalized before they are passed to the teacher and the student.
+    Each batch of images gets a new generator, which is trained together with the latents. The generated pixels are
+    normalized before they are passed to the teacher and the student.
 
     Args:
         factory: function that builds a generator, for example `lambda: SmallDecoder(shape)`. The generator maps latents

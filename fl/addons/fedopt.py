@@ -27,7 +27,7 @@ class FedAvgM(AddOn):
 
     Args:
         momentum: beta, the momentum, in [0, 1).
-        lr: eta, the server's step size, above 0. The default 1 gives the formula in the paper's text.
+        lr: eta, the server's step size, above 0. The paper's text has no step size, that is, lr = 1.
         rule: formula of the step. "heavy-ball" is the formula above, from the paper. "nesterov", from the paper's
             experiments, is w <- w + lr (Delta + beta v). "fedcog", from the baseline in FedCOG's code, divides the step
             lr v by 1 + beta from the second round on.

@@ -148,8 +148,8 @@ class Filtered(Method):
     def draw(self, server: Server) -> list[int]:
         """Return the clients of this round.
 
-        Call this only if `draws_clients` is true. The method or a filter then overrides `draw` and chooses the clients.
-        At most one of the method and its filters may override it.
+        Call this only if `draws_clients` is true. Then either the method or one of the filters overrides `draw`, and
+        chooses the clients.
         """
         return next(x for x in self._links if x.draws_clients).draw(server)
 
