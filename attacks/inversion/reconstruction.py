@@ -59,7 +59,7 @@ def invert_message(
     normalization: Normalization = IDENTITY,
     seed: int = 0,
 ) -> Reconstruction:
-    """Reconstruct the images behind a message, as a server or an eavesdropper on a client's messages could.
+    """Reconstruct the images from which a message was computed, as a server or an eavesdropper could.
 
     The attack searches for images whose message is close to the observed one. There are two methods:
 
@@ -78,7 +78,7 @@ def invert_message(
         message: observed message, which can recompute itself from candidate images: `Gradient`, `FedAvgUpdate`,
             `ClassMeans`, `ReplayableMessage`, or your own `ObservedMessage`.
         shape: (C, H, W) of an image.
-        count: number of images behind the message.
+        count: number of images from which the message was computed.
         labels: class indices int [count]; None infers them from the message (`message.read_labels`).
         method: name of the method, "geiping" or "dlg".
         steps: largest number of steps; None for the papers' 4,800 ("geiping") and 300 ("dlg", with up to 20 evaluations

@@ -188,7 +188,7 @@ def _recomputed(run: RecordedRun, claim: dict[str, Any], findings: Findings) -> 
 
 
 def _exact_numbers(run: RecordedRun, findings: Findings) -> list[str | Table]:
-    """Find values in the history that clients sent without added noise, so that epsilon does not cover them.
+    """Find values in the history that clients sent without added noise. Epsilon does not cover these values.
 
     Args:
         run: the recorded run.

@@ -44,7 +44,7 @@ def random_subset(
         labels: class indices int [N]; omit them if `images` is a set.
         ipc: number of images to select in each class.
         network: ignored; it is accepted because all coreset functions have the same arguments.
-        generator: an int seed, or a CPU generator, which is advanced.
+        generator: an int seed, or a CPU generator.
         parametrize: `sets.Tiles(f)`, for example with f = 2, or None. With `Tiles(f)`, `ipc * f ** 2` images of each
             class are selected, shrunk, and combined to `ipc` stored images (see `TiledImages`). Use it as the baseline
             of a condensation with the same parametrization.

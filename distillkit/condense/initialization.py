@@ -65,7 +65,7 @@ def images_from_statistics(
         stds: standard deviations, float [K, C].
         ipc: number of images per class.
         size: height and width (H, W) of the images.
-        generator: an int seed, or a CPU generator, which is advanced.
+        generator: an int seed, or a CPU generator.
     """
     check.matrix(means, "means")
     check.matrix(stds, "stds")

@@ -116,7 +116,7 @@ def _kind(network: object) -> str:
 
 
 def uses_batch_statistics(network: object) -> bool:
-    """Return whether a layer of the network normalizes with batch statistics, so that a batch must not be split.
+    """Return whether a layer of the network normalizes with batch statistics. If so, a batch must not be split.
 
     Args:
         network: network to check. Batch norm uses batch statistics if it is in training mode or has no running

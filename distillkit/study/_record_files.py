@@ -113,8 +113,8 @@ def write_records(records: RecordsLike, path: str | os.PathLike[str]) -> Path:
     choice of configurations. It contains no images, no weights, and no values of single clients.
 
     Args:
-        records: records of a study's finished runs, or the study's folder; for several studies `read_records(a) +
-            read_records(b)`.
+        records: records of a study's finished runs, or the study's folder. To write the records of several studies,
+            pass `read_records(a) + read_records(b)`.
         path: path of the file, usually `.jsonl`. The file has one line of JSON per run.
 
     Returns:

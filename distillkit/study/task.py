@@ -120,7 +120,7 @@ class Task:
     def load(self) -> Split:
         """Read the images: training and test set, and validation set if there is one.
 
-        The images of a `StoredSplit` stay in their file; its training, test and validation sets are `StoredImages`.
+        If the result is a `StoredSplit`, its images stay in their file.
         """
         split = self.data if isinstance(self.data, Split | StoredSplit) else self.data()
         return cast(Split, split)  # a `StoredSplit` supports all uses below

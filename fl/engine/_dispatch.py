@@ -199,7 +199,7 @@ class Dispatcher:
         client's cache.
 
         Args:
-            found: contents of the checkpoint; None if no round was completed, so that the run starts again.
+            found: contents of the checkpoint; None if no round was completed, and the run starts again.
         """
         for changes in found.changes if found is not None else ():
             self.cache_index.restore(changes)

@@ -36,7 +36,7 @@ def simulate(method: Method, clients: Sequence[Images | StoredImages | ClientDat
             `clients` is a list or tuple, all clients are checked before round 1. In any other sequence, a client is
             checked when it is drawn. A client without images gets no request, and is listed under `empty` in the
             history.
-        config: options of the run. Pass its fields as keyword arguments; see `SimulationConfig`.
+        config: options of the run, which you pass as keyword arguments. `SimulationConfig` lists them.
 
     Returns:
         The history, the server's state and the global models.

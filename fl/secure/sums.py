@@ -74,10 +74,10 @@ class SecureSums(Filter):
     absolute value, and W the public maximum of the weight.
 
     **Guarantee.** Suppose that a server, honest or malicious, colludes with up to 2 t - n - 1 of a round's n clients.
-    It learns the sum over at least t clients, and nothing else about the other clients' replies. **Not covered.** The
-    filter does not provide differential privacy: sums reveal something, and many sums reveal more. Clients may send any
-    values within the maxima. The server sees participation, durations, failures with their errors, and which clients
-    have no images. `docs/components/secure_sums.md` has the full list.
+    The server then learns the sum over at least t clients, and nothing else about the other clients' replies. **Not
+    covered.** The filter does not provide differential privacy: sums reveal something, and many sums reveal more.
+    Clients may send any values within the maxima. The server sees participation, durations, failures with their errors,
+    and which clients have no images. `docs/components/secure_sums.md` has the full list.
 
     Args:
         registry: public keys of all clients. Get it from the operator of the federation, not from the server.

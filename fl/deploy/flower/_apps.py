@@ -54,7 +54,7 @@ def client_app(method: Method, load_client: LoadClient, config: NodeOptions) -> 
             a folder of images, a `Split`, an `Allocation` (result of a task's `assign()`), or a table of flwr-datasets.
             docs/flower.md lists all forms. The function is called for every message, because in a deployment every
             message starts a new process.
-        config: options of the node. Pass its fields as keyword arguments; see `NodeOptions`.
+        config: options of the node, which you pass as keyword arguments. `NodeOptions` lists them.
 
     Returns:
         A `flwr.clientapp.ClientApp`.
@@ -93,7 +93,7 @@ def reply_to(message: Any, context: Any, method: Method, load_client: LoadClient
         context: Flower's context, the other argument with which Flower calls the app.
         method: the method of the server app; see `client_app`.
         load_client: function that loads the client's data; see `client_app`.
-        config: options of the node. Pass its fields as keyword arguments; see `NodeOptions`.
+        config: options of the node, which you pass as keyword arguments. `NodeOptions` lists them.
 
     Returns:
         The `flwr.app.Message` to return. A failure of the client becomes a reply with an error.
@@ -135,7 +135,7 @@ def serve(grid: Any, method: Method, config: FlowerConfig) -> Run:
     Args:
         grid: Flower's grid, an argument of the server app's main function.
         method: the method to run.
-        config: options of the run. Pass its fields as keyword arguments; see `FlowerConfig`.
+        config: options of the run, which you pass as keyword arguments. `FlowerConfig` lists them.
 
     Raises:
         IncompatibleNode: a node does not match the server; the message names the node and the difference.
@@ -180,7 +180,7 @@ def server_app(method: Method, config: FlowerConfig) -> Any:
 
     Args:
         method: the method to run.
-        config: options of the run. Pass its fields as keyword arguments; see `FlowerConfig`.
+        config: options of the run, which you pass as keyword arguments. `FlowerConfig` lists them.
 
     Returns:
         A `flwr.serverapp.ServerApp`.
