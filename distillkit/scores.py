@@ -281,7 +281,7 @@ def scores(
 
 
 def _split(real: LabeledImages, share: float, seed: int) -> tuple[LabeledImages, LabeledImages]:
-    """Split a set into two parts. The second part gets the fraction `share` of each class, but at least one image."""
+    """Split a set into two parts. The second part gets the fraction `share` of each class, at least one image."""
     first, second = [], []
     for c, rows in class_rows(real).items():
         if len(rows) < 2:

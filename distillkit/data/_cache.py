@@ -182,8 +182,9 @@ class CacheWriter:
         self._start = _start_of(self._pixels, count, shape)
 
     def _resumable(self) -> bool:
-        """Return whether an interrupted earlier write left the file of pixels, with a valid header, and the file of
-        hashes.
+        """Return whether an interrupted write can be resumed.
+
+        This requires that the file of hashes and the file of pixels exist, and that the latter has a valid header.
         """
         if not (self._pixels.exists() and self._rows.exists()):
             return False

@@ -554,7 +554,7 @@ class Ledger:
             setattr(self, name, value)
 
     def _adopt(self, options: Mapping[str, Any]) -> None:
-        """Use the options in the first line of the file for this ledger.
+        """Give this ledger the `options`, which were read from the first line of its file.
 
         Raises:
             PrivacyError: an option that was passed to the constructor differs; the message contains its name.

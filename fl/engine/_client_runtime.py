@@ -109,10 +109,7 @@ def respond(
 def _scratch(runtime: ClientRuntime, header: RequestHeader, number: int) -> Scratch | None:
     """Return the folder for the unfinished work of the client with index `number` in the round of the request.
 
-    The result is None if the request is not a request to train, or if the run has no folder.
-
-    It is also None for private methods, because the files in the folder would hold values without the noise that
-    protects them.
+    The result is None if the client is not asked to train, if the run has no folder, or if the method is private.
     """
     if runtime.scratch is None or runtime.method.private or header.verb != "local":
         return None
