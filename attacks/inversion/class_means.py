@@ -64,7 +64,9 @@ class ClassMeans:
     def of(
         embeddings: Sequence[Callable[[Tensor], Tensor]], images: Tensor, labels: Tensor, num_classes: int
     ) -> ClassMeans:
-        """Return the message that a client with these images sends, without noise, to test an attack or a defence.
+        """Return the message, without noise, that a client with these images sends.
+
+        Use it to test an attack or a defence.
 
         Args:
             embeddings: functions that map images to embeddings, as in the constructor.

@@ -86,7 +86,7 @@ def leaks(
     [0, 1]. The result is a lower bound: other attacks may find more, and labels from a teacher reveal more.
 
     Args:
-        small: the published set, with at least two different images. Decode a parametrized set first.
+        small: the published set, with at least two different images.
         train: the training records from which `small` was made. A `StoredImages` is read in parts.
         held_out: records from the same distribution that were not used to make the set; at least 200, so that a rate of
             1 % false positives can be measured.

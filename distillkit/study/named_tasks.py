@@ -101,8 +101,8 @@ def named_task(
     | femnist, celeba, leaf-celeba, flair | one client per person; ten of them take part in a round |
 
     The images of Tiny-ImageNet, CelebA and FLAIR stay on disk, in a cache of 1.4 GB, 4.3 GB and 5.3 GB at the default
-    sizes. The cache is written once, beside the data's folder or in the folder `DISTILLKIT_CACHE` (see
-    `data.open_folder`).
+    sizes. The cache is written once, to the folder in the environment variable `DISTILLKIT_CACHE` or, if it is not set,
+    beside the folder of the data.
 
     Args:
         name: name of the task, one of `TASK_NAMES`.

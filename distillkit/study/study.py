@@ -79,14 +79,15 @@ class Study:
             round, "late" for the mean accuracy over late rounds, or "own" for the mean accuracy of the clients, each on
             its own test set (see `Task.own_tests`). In a tie, the first configuration is chosen. A candidate may have
             its own rule. One round of one seed is noisy: prefer "late" with at least two `tune_seeds`.
-        late_rounds: number of last rounds in the column `accuracy_late` and in the rule "late"; default: the second
-            half of the rounds.
+        late_rounds: number of last rounds whose mean accuracy is the column `accuracy_late` and the criterion of the
+            rule "late". Default: the second half of the rounds.
         extend: settings whose search may be extended, with the maximum number of extensions: `{"lr": 2}`. If the best
             value of any candidate is the smallest or largest searched value, every candidate gets one more
             configuration: its best configuration, with a smaller or larger value of the setting. The new value
             continues the geometric sequence of the two values at this end of the range: after 0.01, 0.03, 0.1, it is
             0.333. All candidates must search these settings.
-        registered: path of a design that `register` wrote. `run` then refuses to run a study with another design.
+        registered: path of a design that the method `register` wrote. `run` then refuses to run a study with another
+            design.
 
     Attributes:
         out: path of the study's folder.

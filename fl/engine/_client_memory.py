@@ -115,7 +115,7 @@ class MemoryStore:
         If memories are files, one of the other versions is kept: the latest one from an earlier round.
 
         Args:
-            versions: name of the committed version by client index. The memories of other clients do not change.
+            versions: name of the version to commit, by client index. The memories of all other clients do not change.
         """
         for client, version in versions.items():
             self._keep(client, version)
@@ -131,8 +131,8 @@ class MemoryStore:
         """Delete the memories of an interrupted round when a run is resumed.
 
         Args:
-            versions: name of the committed version by client index. A client that is not in the mapping has no
-                memory, and all its versions are deleted.
+            versions: name of the committed version of each client's memory, by client index. The memory of a client
+                that is not in the mapping is deleted in all versions.
         """
         for client in self._clients():
             self._keep(client, versions.get(client, ""))

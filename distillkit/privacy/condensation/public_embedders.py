@@ -222,7 +222,7 @@ class PublicEmbedder:
     def bounded(self, vectors: Tensor) -> Tensor:
         """Return the embeddings `vectors`, float [N, F], centered and then scaled to a length of at most `clip`.
 
-        If `clip` is None, each is scaled to length 1.
+        If `clip` is None, every centered embedding is scaled to length 1.
         """
         if self.center is not None:
             vectors = vectors - self.center
