@@ -125,7 +125,7 @@ class Scores:
 
     @property
     def hlr(self) -> float:
-        """Hard-label recovery: test accuracy of training on all real images minus that of training on the set.
+        """Hard-label recovery: test accuracy after training on all real images, minus that after training on the set.
 
         Both trainings use hard labels. Lower is better.
         """
@@ -133,9 +133,9 @@ class Scores:
 
     @property
     def ior(self) -> float:
-        """Improvement over random: test accuracy of training on the set minus that of training on random real images.
+        """Improvement over random: test accuracy after training on the set, minus that after training on random images.
 
-        There are as many random images as images in the set. Both trainings use the same protocol. Higher is better.
+        There are as many random real images as images in the set. Both trainings use the same protocol.
         """
         return self.rows["set"].mean - self.rows["random"].mean
 

@@ -85,8 +85,8 @@ def max_lower_bound(runs: int, *, confidence: float = 0.95) -> float:
     lower bound is close to this maximum, it was limited by the number of runs, so use more runs.
 
     Args:
-        runs: number of runs with the record, and also of runs without it, at least 2. One half of them is used to
-            choose an event (a score beyond a threshold), and the other half to count how often the event occurs.
+        runs: number of runs with the record, which is also the number of runs without it; at least 2. Half of all runs
+            are used to choose an event (a score beyond a threshold), and the other runs to count how often it occurs.
         confidence: confidence of the bound, as in `epsilon_lower_bound`, in (0, 1).
 
     Raises:

@@ -26,10 +26,10 @@ class NoiseAudit:
     The audit compares the noise values that a run drew with those that its privacy ledger was charged for.
 
     Attributes:
-        lacking: number of noise values that were charged to the ledger but not drawn, by the standard deviation of the
-            noise.
-        uncharged: number of noise values that were drawn but not charged to the ledger, by the standard deviation of
-            the noise. Releases with this noise are missing from the ledger.
+        lacking: noise values that were charged to the ledger but not drawn: a mapping, standard deviation of the noise
+            -> number of values.
+        uncharged: noise values that were drawn but not charged to the ledger: a mapping, standard deviation of the
+            noise -> number of values. Releases with this noise are missing from the ledger.
     """
 
     lacking: dict[float, int]

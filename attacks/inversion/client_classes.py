@@ -18,13 +18,13 @@ _UNBOUNDED = torch.iinfo(torch.int64).max
 
 @dataclass(frozen=True, eq=False)
 class ClassBounds:
-    """Bounds on a client's number of records per class, which hold with certainty, as `class_bounds` returns them.
+    """Bounds on a client's number of records per class, as `class_bounds` returns them. The bounds certainly hold.
 
     The object prints as a statement on the classes that the client certainly has or lacks.
 
     Attributes:
         at_least: lower bound on the number of records of each class, int64 [K].
-        at_most: upper bound on the number of records of each class, int64 [K]; the largest int64 if there is none.
+        at_most: upper bound on the number of records of each class, int64 [K]; the largest int64 if there is no bound.
         grounds: descriptions of the messages that were used, with the assumptions about each.
     """
 

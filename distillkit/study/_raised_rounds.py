@@ -32,7 +32,7 @@ def _without_rounds(task: Mapping[str, Any]) -> dict[str, Any]:
 def reopen_runs(
     out: Path, design: StudyDesign, tasks: Collection[str], prepare: Callable[[RunSpec], PreparedRun]
 ) -> None:
-    """Declare the finished runs on some tasks unfinished, because the tasks' number of rounds is raised.
+    """Mark the finished runs on some tasks as unfinished, because the number of rounds of these tasks is raised.
 
     The runs then continue from their checkpoints. Their summaries are deleted, and so are the configurations that were
     chosen on these tasks. Runs to which the tasks' number of rounds does not apply stay finished: runs of candidates

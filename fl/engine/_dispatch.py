@@ -76,8 +76,7 @@ class Dispatcher:
         """Send a request to each client, and yield the results in the order of `clients`.
 
         Args:
-            verb: name of the method's function that the clients call: "answer", "local", "evaluate", or an additional
-                exchange of the method.
+            verb: name of the method's function that the clients call, such as "local" or "evaluate".
             clients: indices of the clients.
             store_memory: whether clients store changes to their memories (values kept between rounds) in this exchange.
             bundled: other exchange that is sent together with this one; None if this one is sent alone.

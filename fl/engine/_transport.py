@@ -45,8 +45,7 @@ class RequestHeader:
     In an exchange, the server sends one request to each of several clients, and gets their results.
 
     Attributes:
-        verb: name of the method's function that the clients call: "answer", "local", "evaluate", or the name of an
-            additional exchange, which is also the name of its function.
+        verb: name of the method's function that the clients call, such as "local" or "evaluate".
         round: index of the round, from 1; 0 before round 1.
         attempt: identifier of the exchange. It is new even if a round is repeated after the process was killed.
         seed: the run's seed, from which a client derives its generators.

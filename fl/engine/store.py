@@ -89,8 +89,8 @@ class Restored:
         round: index of the last completed round.
         state: the server's state after that round.
         metadata: values that the transport needs when the run is resumed; see `Transport.metadata`.
-        changes: for each round in order, the `ClientRecord`s that changed in this round: a mapping, client index ->
-            JSON value.
+        changes: one mapping for each round in which a `ClientRecord` changed, in order. It maps the client's index to
+            the new record, as a JSON value.
         rows: rows of the history for all completed rounds, except `open_row`.
         open_row: row of the last completed round if it still lacks the clients' evaluation results; otherwise None.
     """

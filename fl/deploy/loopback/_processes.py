@@ -132,7 +132,7 @@ def acquire(config: bytes) -> Process:
 
 
 def release(process: Process) -> None:
-    """End the run in a worker process, and return the process to the pool; kill it if it does not become idle."""
+    """End the run in a worker process, and return the process to the pool. Kill a process that does not become idle."""
     try:
         process.send("stop")
         process.send("close")
