@@ -30,8 +30,8 @@ class Reconstruction:
 
     Attributes:
         images: reconstructed images, float [count, C, H, W], pixels in [0, 1], from the restart with the smallest loss.
-        labels: labels of the images, int64 [count], as given by the user; or as inferred from the message, sorted by
-            class.
+        labels: labels of the images, int64 [count]. They are given by the user, or are inferred from the message and
+            then sorted by class.
         losses: smallest loss of each restart. The images are chosen by this loss, and not by comparison with the
             private images.
     """

@@ -56,8 +56,8 @@ class CanaryAttack:
     """Result of `canary_attack`, which tests whether wrong labels reach a model through its teacher.
 
     A canary is a record that got a random wrong label in the training set of one of two teachers. From each teacher, a
-    model is made, for example a student. Print the result to see `taught`, `control`, and the p-value of the test that
-    the labels do not leak.
+    model is made, for example a student. Print the result to see `taught`, `control`, and the p-value for the
+    hypothesis that the labels do not leak.
 
     Attributes:
         taught: share of the canaries whose wrong label is predicted by the model whose teacher was trained on them.

@@ -178,7 +178,7 @@ def _num_classes(run: RecordedRun, observed: ObservedData) -> int | None:
 def _plain_sgd(run: RecordedRun) -> bool:
     """Return whether clients trained by plain SGD on cross-entropy without add-ons.
 
-    Only then does the change of the output layer's bias reliably show, by its sign, which classes were present.
+    With such training, the sign of the change of the output layer's bias reliably shows which classes were present.
     """
     recipe = run.config.get("recipe")
     if not isinstance(recipe, dict) or set(recipe) != {"object", "with"} or recipe["object"] != "fl:FedAvg":

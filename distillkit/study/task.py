@@ -162,7 +162,9 @@ class Task:
     def pooled(
         self, split: Split, *, validation: bool = False, keep: Tensor | None = None
     ) -> tuple[LabeledImages, LabeledImages]:
-        """Return the training images of all clients as one set, and the test set, for methods without clients.
+        """Return the training images of all clients as one set, and the test set.
+
+        Use this function for methods without clients.
 
         Images that the task's option `own_tests` holds out for the clients' own test sets are not among the training
         images.

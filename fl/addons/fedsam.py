@@ -21,9 +21,8 @@ class FedSAM(AddOn):
 
     Clients look for flat minima: they minimize the largest loss near their weights instead of the loss at their
     weights. Each local gradient is computed at w + rho g / ||g||, where g is the gradient of the same batch at w, and
-    ||g|| is the norm over all trained parameters together. The loss includes the terms of all add-ons, which may
-    be computed on batches that the add-ons supply. Corrections such as SCAFFOLD's are applied to the resulting
-    gradient.
+    ||g|| is the norm over all trained parameters together. The loss includes the terms of all add-ons. Corrections such
+    as SCAFFOLD's are applied to the resulting gradient.
 
     Each step computes two gradients, with the same images and dropout masks. Batch-norm statistics are updated once, in
     the forward pass at w; plain implementations of SAM update them twice. The paper does not specify these details. If

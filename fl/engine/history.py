@@ -72,7 +72,8 @@ def with_tests(row: Row, found: Mapping[str, Any]) -> dict[str, Any]:
     If there is no global test set, `accuracy` becomes the mean accuracy of the clients.
 
     Args:
-        row: the round's row without these results. A column whose name is also in `found` gets the prefix "note_".
+        row: the round's row without these results. If the name of one of its columns is also in `found`, this column
+            gets the prefix "note_".
         found: the results by column name, from `ClientEvaluation.results`.
     """
     whole = {**{f"note_{k}" if k in found else k: v for k, v in row.items()}, **found}

@@ -66,9 +66,9 @@ class PrivateFedDM(FedDM):
         warm: whether a client's fit starts from the images that it sent last, instead of noise. The center that is
             subtracted from each embedding (see `clip`) is then the mean embedding of these images. This separates the
             classes better.
-        clip: largest norm of a record's embedding ("class_means") or gradient ("image_sgd"). None: the center, the mean
-            embedding of noise images, is subtracted from each embedding, and the difference is scaled to norm 1;
-            gradients are clipped to the median gradient norm of noise images.
+        clip: largest norm of a record's embedding ("class_means") or gradient ("image_sgd"). None with "class_means":
+            the mean embedding of noise images, the center, is subtracted from each embedding, and the difference is
+            scaled to norm 1. None with "image_sgd": gradients are clipped to the median gradient norm of noise images.
         rate: probability with which a record takes part in a step (only for "image_sgd").
         steps, lr, momentum: options of the optimization of the images. The default of `lr` is 200 for "class_means",
             and 0.1 for "image_sgd".
@@ -77,7 +77,8 @@ class PrivateFedDM(FedDM):
         weights: weights of the images in the server's loss. "synthetic": all images have the same weight. "samples":
             the weight is proportional to the noised number of records of the image's class at the client that sent the
             image.
-        options: other options of `FedDM`: `factory`, `ipc`, `rho`, `match`, `augment`, and the options of the server.
+        options: other options of `FedDM`: `factory`, `ipc`, `rho`, `match`, `augment`, and the options of the server's
+            training, such as `server_lr`.
 
     Raises:
         PrivacyError: the images start from real images, the network has batch statistics, the normalization was

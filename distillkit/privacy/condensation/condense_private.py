@@ -112,8 +112,8 @@ def condense_private(
 
     Returns:
         A set of K * ipc (stored) images, sorted by class. `info["epsilon"]`, which is saved with the set, is the
-        epsilon that the ledger guarantees after this call, for the client of the `Account` if `ledger` is one. It is
-        None if no guarantee holds; `info["reason"]` then gives the reason.
+        epsilon that the ledger guarantees after this call. If `ledger` is an `Account`, it is the epsilon of the
+        account's client. It is None if no guarantee holds; `info["reason"]` then gives the reason.
 
     Raises:
         PrivacyError: the guarantee cannot be given. The error is one of the subclasses BudgetExhausted,

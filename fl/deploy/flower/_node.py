@@ -69,7 +69,7 @@ class NodeOptions:
     Args:
         folder: path of the node's folder, which contains the node's secret key, the values that the client keeps
             between rounds, cached message entries, and the privacy ledger of the client's data. The folder must persist
-            between messages. Only lines of the ledger are ever sent to the server.
+            between messages. Of the files in this folder, only lines of the ledger are ever sent to the server.
         task: label task, which must be the server app's task; None: one class per image.
         device: device on which the client computes.
         policy: path of the file with the policy of the node's owner (see `read_policy`), which is read for every
