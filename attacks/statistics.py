@@ -376,13 +376,12 @@ def ppv(tpr: float, fpr: float, prior: float) -> float:
 def ppv_interval(tpr: Rate | Estimate, fpr: Rate | Estimate, prior: float) -> Estimate:
     """Return the positive predictive value and its interval, from two rates that have confidence intervals.
 
-    For a given `prior`, the value depends only on the ratio of the two rates. The rates are counted on different
-    records, so their errors are independent, and the squared errors of their logarithms are added. The lower end of the
-    result is computed from the lower end of `tpr` and the upper end of `fpr`. The upper end of the result is computed
-    from the upper end of `tpr` and the lower end of `fpr`.
+    For a given `prior`, the value depends only on the ratio of the two rates. The two rates are counted on different
+    records, so their errors are independent. The interval of the ratio is computed from the intervals of the rates by
+    the MOVER method, on a logarithmic scale.
 
-    The logarithm does not exist if the lower end of a rate is 0. In this case, the ends of the result are the
-    predictive values of the same two pairs of ends, so the interval is wider.
+    If the lower end of a rate is 0, its logarithm does not exist. The result then lies between the predictive value of
+    the lower end of `tpr` with the upper end of `fpr`, and that of the opposite ends. This interval is wider.
 
     Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach" (Statistics in
     Medicine 2008).

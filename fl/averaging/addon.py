@@ -50,8 +50,8 @@ class AddOn(Component):
             their values w_0 at the start of the round. It affects `local.effective_lrs`, which SCAFFOLD and FedNova
             use.
         data_access: how the add-on uses private data, in its loss terms or for the values that it sends. "none": it
-            reads no data, only trained weights. "example": its loss terms read data, but the term of one example does
-            not depend on any other example. "batch" (the default): no restriction. `DPSGD` accepts "none" and
+            uses no data, but may use trained weights. "example": its loss terms use data, but the term of one example
+            does not depend on any other example. "batch" (the default): no restriction. `DPSGD` accepts "none" and
             "example".
         single_label: whether the add-on needs a task in which each image has exactly one class. If True, multi-label
             tasks are refused.
