@@ -77,10 +77,10 @@ def class_bounds(
     """Derive from a client's messages which classes it certainly has, with bounds on the number of records per class.
 
     Nearly everything sent in federated learning or distillation reveals the client's classes. Pass all observed
-    messages of one client about the same records; their bounds are combined. Only certain conclusions are drawn; for
+    messages of one client about the same records; their bounds are combined. The bounds hold without error; for
     estimates of counts, use `class_counts`. If noise was added to the values of all classes (as with differential
-    privacy), the message allows no certain conclusion. Noise in the values of the present classes alone does not hide
-    which classes are present.
+    privacy), the message implies no such bounds. Noise in the values of the present classes alone does not hide which
+    classes are present.
 
     These messages allow conclusions:
 
@@ -91,8 +91,9 @@ def class_bounds(
       negative (after a ReLU), any negative value in the row shows that some label is k.
     - Change of the last layer's bias over any number of steps of SGD, with or without momentum. It is positive only for
       classes that were present. With adaptive optimizers, weight decay, a teacher or SCAFFOLD's correction, it may be
-      positive for absent classes. A teacher and SCAFFOLD's correction keep the sum over classes at 0, so they cannot be
-      detected: you must know that neither was used.
+      positive for absent classes. This function refuses a change that does not sum to 0 over the classes, and so
+      usually detects adaptive optimizers and weight decay. It cannot detect a teacher or SCAFFOLD's correction: you must know
+      that neither was used.
     - Rows by class, such as means, sums or prototypes. A row of zeros or NaN means that the class has no records.
     - Labels of a distilled set or of prototypes that were made for the present classes only.
 

@@ -35,11 +35,11 @@ class Head(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, embedding: Tensor) -> Tensor:
-        """Return the logits [N, K] of embeddings [N, d], with the classifier's own weights."""
+        """Return the logits [N, K] of embeddings [N, d] from the classifier of the network."""
         return split(self.model).classifier(embedding)
 
     def at(self, weights: Tensors, embedding: Tensor) -> Tensor:
-        """Return the logits [N, K] of embeddings [N, d], with `weights` instead of the classifier's own weights.
+        """Return the logits [N, K] of embeddings [N, d], from the classifier with `weights` in place of its parameters.
 
         Args:
             weights: parameters of the classifier, by their names in the network.
