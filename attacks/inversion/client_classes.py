@@ -92,8 +92,8 @@ def class_bounds(
     - Change of the last layer's bias over any number of steps of SGD, with or without momentum. It is positive only for
       classes that were present. With adaptive optimizers, weight decay, a teacher or SCAFFOLD's correction, it may be
       positive for absent classes. This function refuses a change that does not sum to 0 over the classes, and so
-      usually detects adaptive optimizers and weight decay. It cannot detect a teacher or SCAFFOLD's correction: you must know
-      that neither was used.
+      usually detects adaptive optimizers and weight decay. It cannot detect a teacher or SCAFFOLD's correction: you
+      must know that neither was used.
     - Rows by class, such as means, sums or prototypes. A row of zeros or NaN means that the class has no records.
     - Labels of a distilled set or of prototypes that were made for the present classes only.
 
