@@ -31,7 +31,7 @@ def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[f
 
     Use it for every counted rate in a report. For example, 3 hits in 10 trials are compatible with 7 to 65 %. The
     interval contains the true probability with at least the probability `confidence`. The number of trials must be
-    fixed beforehand. If a threshold was chosen on the reported scores, use `Roc.at` instead.
+    fixed beforehand. Use `Roc.at` instead for rates at a threshold that was chosen on the same scores.
 
     Paper: Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of the binomial"
     (Biometrika 1934), as quantiles of the beta distribution.

@@ -50,7 +50,7 @@ class Predictor:
     Attributes:
         network: network in eval mode, with the weights to test.
         outputs: number of outputs to use, counted from the first one. Set it if the network has more outputs than the
-            task has classes, because an add-on uses classes of its own. None: all outputs.
+            task has classes, because an add-on adds classes. None: all outputs.
     """
 
     network: nn.Module

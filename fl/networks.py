@@ -248,10 +248,9 @@ class Networks:
                 classifier.
 
         Raises:
-            ValueError: a network fails on such images, or does not return finite logits [2, outputs]; a client has no
-                architecture (if `assign` is a function, only the first thousand clients are looked up); or a tensor in
-                `initial` has a name that no network has, or another shape or dtype than in the network. The message
-                names the argument.
+            ValueError: a network fails on such images, or does not return finite logits [2, outputs]; `assign` gives a
+                client no architecture (if `assign` is a function, only the first thousand clients are checked); or a
+                tensor in `initial` has a name that no network has, or another shape or dtype than in the network.
         """
         like = torch.empty(0, *server.shape, dtype=server.dtype)
         for name, net in self.templates(server.task.num_classes).items():

@@ -27,14 +27,14 @@ class Interrupted(RuntimeError):
 
 @dataclass(frozen=True)
 class Scratch:
-    """Folder for the state of unfinished work, so that an interrupted run does not lose it.
+    """Folder for intermediate states of a long computation, so that an interrupted run can continue the computation.
 
-    When a resumed run repeats the interrupted round, the work continues from the files in the folder. The files are
-    deleted once the result of the round has been saved.
+    When a resumed run repeats the interrupted round, the computation continues from the files in the folder. The files
+    are deleted once the result of the round has been saved.
 
     Attributes:
         folder: path of the folder, which may not exist yet.
-        deadline: time (`time.time()`) after which work stops as soon as its state is saved; None: no limit.
+        deadline: time (`time.time()`) after which the computation stops as soon as its state is saved; None: no limit.
         cache: folder of results that runs with equal inputs share. It is not deleted. None: no results are shared.
     """
 

@@ -45,7 +45,7 @@ class MessageResult:
 
 @dataclass(frozen=True)
 class MessageComparison:
-    """Results of one attack on several messages. Prints as a Markdown table of means over the images.
+    """Results of one attack on several messages. They print as a Markdown table, with means over each message's images.
 
     The table gives the result for the best image in brackets.
 

@@ -241,14 +241,16 @@ def _read_labels(last: Tensor, classes: int, count: int, predictions: Tensor | N
         last: the gradient, [K] of a bias, or [K, D] of a weight with D inputs.
         classes: number of classes, K.
         count: number of images.
-        predictions: the network's predicted probabilities for M images, such as noise, [M, K]. Their mean estimates the
-            mean prediction for the client's images. None for a uniform prediction.
+        predictions: the network's predicted probabilities for M images, such as noise, [M, K]. Their mean replaces the
+            unknown mean prediction for the images whose labels are inferred. None: every class is predicted with the
+            probability 1 / K.
 
     Returns:
         The labels, int64 [count], sorted.
 
     Raises:
-        ValueError: the last parameter is a weight, and there are several images or only two classes.
+        ValueError: the last parameter is a weight, and there are several images or only two classes. Labels can then be
+            inferred only from the gradient of a bias.
     """
     if last.shape == (classes,):
         return torch.arange(classes, device=last.device).repeat_interleave(class_counts(last, count, predictions))

@@ -44,8 +44,8 @@ class Inversion:
             images are the client's records. The attack itself does not use them.
         build_message: function `build_message(down, up)` that takes the messages that the client received and sent in a
             round's training (`attacks.transcript.TranscriptMessage`), and returns an `ObservedMessage`. None: the
-            message is an update of plain FedAvg. The attack recomputes this update with the argument `network` of
-            `report` and the options in the run's `config.json`.
+            message is an update of plain FedAvg. The attack then uses the argument `network` of `report`, and the
+            training options in the run's `config.json`.
         client: index of the client whose message is inverted; None for the client with the fewest records.
         round: round of the message; None for the first round in which the client replied.
         max_records: largest number of records for which a message is inverted. If the client computed the message from
@@ -56,8 +56,8 @@ class Inversion:
             know the labels.
         total_variation: argument of `invert_message`; 0.01 suits small images such as digits, and 0.1, the default of
             that function, suits photographs.
-        seconds: time limit of the search, in seconds. The first steps give an estimate of the time of all steps. If the
-            estimate exceeds the limit, the search is skipped, and the report states the estimate.
+        seconds: time limit of the inversion, in seconds. The time of all steps is estimated from the first steps. If
+            the estimate exceeds the limit, the inversion is skipped, and the report states the estimate.
 
     Raises:
         TypeError, ValueError: an option has the wrong type or is out of range.

@@ -36,7 +36,7 @@ def allocate_evenly(
     Args:
         groups: image indices of each group, such as a class or a domain.
         owns: whether client i owns a part of group k, bool [clients, groups].
-        labels: class or domain of each image. The result is on the device of this tensor.
+        labels: class or domain of each image, for error messages. The result is on the device of this tensor.
         generator: seed or random generator.
         group_name: word for a group in error messages.
 

@@ -1,8 +1,9 @@
 """Table of named datasets, and the functions that load or open a dataset by name.
 
 To add a dataset of torchvision, add a row `_torchvision(...)` to `DATASETS`. The row's arguments are those of
-`load_torchvision`. Their defaults are right for torchvision's class `MNIST`; pass other values where another class
-needs them. To add any other dataset, write a reader module in `distillkit.data.readers`, and add a row.
+`load_torchvision`. Their defaults are right for torchvision's class `MNIST`; pass other values where another
+torchvision class needs them. To add any other dataset, write a reader module in `distillkit.data.readers`, and add a
+row.
 """
 
 from __future__ import annotations

@@ -135,9 +135,10 @@ def cnn_noise(
         TypeError, ValueError: an argument is invalid.
 
     Paper: VHL (ICML 2022), appendix C.3, and `train_generator_diversity` in the authors' code. The momentum of 0.9 in
-    their code has no effect, because the code creates a new optimizer for each step. Deviations: pixels are scaled, not
-    clamped, and the images are not compressed to JPEG files. The authors' code draws new latents in each SGD step. This
-    function instead samples 64 of the latents from which the images are generated.
+    their code has no effect, because the code creates a new optimizer for each step. Deviations: the authors' code
+    clamps pixels to [0, 1] and saves JPEG files. Here, pixels are scaled by default (see `clamp` in `stylegan_noise`),
+    and no JPEG compression is used. The authors' code draws new latents in each SGD step. This function instead samples
+    64 of the latents from which the images are generated.
     """
     decorrelation_steps = check.positive_int(decorrelation_steps, "decorrelation_steps", least=0)
     chunk = check.positive_int(chunk, "chunk")

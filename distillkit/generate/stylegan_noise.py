@@ -74,8 +74,9 @@ def stylegan_noise(
     Raises:
         TypeError, ValueError: an argument is invalid.
 
-    Paper: Tang et al., "Virtual homogeneity learning" (VHL, ICML 2022), appendix C.3. Deviations: pixels are scaled,
-    not clamped, and the images are not compressed to JPEG files.
+    Paper: Tang et al., "Virtual homogeneity learning" (VHL, ICML 2022), appendix C.3. Deviations: the authors' code
+    clamps pixels to [0, 1] and saves JPEG files. Here, pixels are scaled by default (see `clamp`), and no JPEG
+    compression is used.
     """
     noise_gain = check.real_number(noise_gain, "noise_gain", least=0.0)
     chunk = check.positive_int(chunk, "chunk")
@@ -126,8 +127,9 @@ def upsampled_gaussian(
     Raises:
         TypeError, ValueError: an argument is invalid.
 
-    Paper: VHL (ICML 2022), appendix C.3. Deviations: pixels are scaled, not clamped, and the images are not compressed
-    to JPEG files. The clamp in the authors' code removes the negative half of the noise.
+    Paper: VHL (ICML 2022), appendix C.3. Deviations: the authors' code clamps pixels to [0, 1], which removes the
+    negative half of the noise, and saves JPEG files. Here, pixels are scaled by default (see `clamp` in
+    `stylegan_noise`), and no JPEG compression is used.
     """
     device = check.device(device)
     for name, value in (("size", size), ("channels", channels), ("base", base)):

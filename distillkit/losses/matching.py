@@ -110,8 +110,8 @@ def rbf_mmd(
     Args:
         x: rows of the first sample, float [n, d].
         y: rows of the second sample, float [m, d].
-        bandwidth: bandwidth of the middle kernel, in units of squared distance. Default: the mean squared distance
-            between all pairs of different rows of x and y together. No gradient flows through this default.
+        bandwidth: bandwidth of the middle kernel, in units of squared distance. Default: the mean squared distance over
+            all pairs of two of the n + m rows of x and y. No gradient flows through this default.
         kernels: number of kernels.
         multiplier: ratio between the widths of successive kernels.
         unbiased: whether to use the U-statistic, which excludes pairs of a row with itself and may be negative, instead
@@ -124,9 +124,8 @@ def rbf_mmd(
         TypeError, ValueError: a tensor has a wrong dtype or shape, an option is out of range, or a sample has fewer
             than two rows and `unbiased` is True.
 
-    Paper: Gretton et al., "A Kernel Two-Sample Test" (JMLR 2012), Eq. 5 and 3. The defaults are those of FedLGD's code.
-    FedLGD's code stores all differences [n+m, n+m, d], while this function needs only a Gram matrix with (n+m)^2
-    entries.
+    Paper: Gretton et al., "A Kernel Two-Sample Test" (JMLR 2012), Eq. 5 and 3. The defaults are those of the authors'
+    code of FedLGD.
     """
     require_float(x, "x", "n, d")
     require_float(y, "y", "m, d")

@@ -210,8 +210,8 @@ class Ledger:
             events: events of the planned releases. They are on disk when the method returns.
 
         Raises:
-            BudgetExhausted: the budget does not allow the charge, and nothing was written. `.remaining` is the number
-                of releases of the first event that are still allowed.
+            BudgetExhausted: the budget does not allow the charge, and nothing was written. The error's attribute
+                `remaining` is the number of releases of the first event that the budget still allows.
             NotAccountable: the events and the earlier events do not all have the same neighboring relation.
             distillkit.locking.InUse: another process is in a `run_lock` block for this ledger.
         """

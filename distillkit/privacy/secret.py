@@ -22,17 +22,18 @@ class Secret:
     """Source of noise: the operating system's entropy, or a seed.
 
     Every random draw on which a privacy claim relies comes from a `Secret`: noise, the choice of records for a step,
-    and the masks of dropout layers. Without a seed, all noise and Poisson draws come from the operating system's
-    cryptographic generator (`secrets.token_bytes`), never from `torch.Generator`. A `torch.Generator` is a Mersenne
-    Twister, and an adversary who knows all records but one could compute the state of the generator from the noise.
-    With a seed, the draws are repeatable, and anyone who knows the seed knows the noise. The ledger then records that
-    no guarantee holds: use seeds for tests, not for releases.
+    and the masks of dropout layers. Without a seed, all these draws come from the operating system's cryptographic
+    generator (`secrets.token_bytes`), never from `torch.Generator`. A `torch.Generator` is a Mersenne Twister, and an
+    adversary who knows all records but one could compute the state of the generator from the noise. With a seed, the
+    draws are repeatable, and anyone who knows the seed knows the noise. The ledger then records that no guarantee
+    holds: use seeds for tests, not for releases.
 
-    Uniform draws have 53 random bits, so the actual sample rate differs by at most 2^-53 from the rate that is
-    accounted for. A Gaussian is the sum of four Box-Muller draws in float64, divided by two (Holohan and Braghin,
-    "Secure random sampling in differential privacy", 2021, section 5.1). Opacus' secure mode does the same. A single
-    draw has gaps in its last bits that can reveal the value to which the noise was added (Mironov, CCS 2012). Four
-    draws make that attack impractical; only a discrete mechanism rules it out.
+    Each record is chosen by comparing a uniform draw with the sample rate. The draw has 53 random bits, so the actual
+    rate differs by at most 2^-53 from the rate that is accounted for. A Gaussian is the sum of four Box-Muller draws in
+    float64, divided by two (Holohan and Braghin, "Secure random sampling in differential privacy", 2021, section 5.1).
+    Opacus' secure mode does the same. A single draw has gaps in its last bits that can reveal the value to which the
+    noise was added (Mironov, CCS 2012). Four draws make that attack impractical; only a discrete mechanism rules it
+    out.
 
     Args:
         seed: integer seed, or None for the operating system's entropy.

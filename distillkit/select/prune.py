@@ -53,8 +53,8 @@ def prune_by_confidence(
     Raises:
         TypeError, ValueError: an argument has the wrong type or is out of range; the message contains its name.
 
-    Deviation: the random strategy in the authors' code draws with replacement, so it drops only 59 % of the images at a
-    threshold of 90 %.
+    Deviation: for `strategy="random"`, the authors' code draws the images to drop with replacement, so it drops only 59
+    % of the images at a threshold of 90 %. Here, they are drawn without replacement.
     """
     check.one_of(strategy, "strategy", _STRATEGIES)
     check.one_of(measure, "measure", _MEASURES)

@@ -28,7 +28,7 @@ class EstimateRow:
     Attributes:
         task, method: names of the task and the candidate.
         runs: number of runs that are not finished yet, including tuning runs.
-        cost: cost of one run.
+        cost: expected duration of one run, and the size of its messages.
         memory: peak memory of the process during the trial run (a short part of one run), in bytes; None if unknown.
         like: name of another candidate, whose cost was copied; None if the cost was estimated from a trial run of this
             candidate. The cost is copied if a trial run would take more than the share `MAX_TRIAL_SHARE` of the

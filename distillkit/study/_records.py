@@ -128,9 +128,9 @@ class Records(list[Record]):
     def late(self, rounds: int | None = None) -> Records:
         """Return the records with a column `accuracy_late`, the mean accuracy of the last rounds.
 
-        The accuracy of a single round is noisy, and the best round is chosen on the test set. A mean over a number of
-        rounds that was fixed before the run avoids both problems. If a study has the option `late_rounds`, its
-        records already have this column.
+        The mean is less noisy than the accuracy of a single round. The accuracy of the best round is biased upwards,
+        because this round is chosen on the test set. Choose `rounds` before the run. If a study has the option
+        `late_rounds`, its records already have this column.
 
         Args:
             rounds: number of last rounds to average over; default: the second half of the rounds. Rounds without a test

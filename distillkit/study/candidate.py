@@ -123,8 +123,8 @@ class Candidate(ABC):
     Args:
         make: function that builds the object to run. It is called with `factory`, the task's network factory, and with
             the settings by name: `lambda factory, lr, mu: FedAvg(FedProx(mu), factory=factory, lr=lr)`. If it has an
-            argument `task`, it also receives the `Task`. It may be a lambda, because records contain the built object
-            instead of `make`.
+            argument `task`, it also receives the `Task`. It may be a lambda: the study's files describe the built
+            object instead of `make`.
         search: configurations to compare, each a mapping of settings; see `grid`. All searches in a study must have
             the same size.
         settings: settings that all configurations of this candidate share.

@@ -248,8 +248,8 @@ class Study:
             claim: the claim as a sentence: "VHL is more accurate than FedAvg on clusters of two classes".
             method, base: names of the candidate and the baseline. If smaller values of the compared quantity are
                 better, such as bytes, swap the two.
-            power: result of `power` for pilot runs. It contains the compared column of the records, the effect to find
-                and the significance level, which define the test.
+            power: result of `power` for pilot runs. It contains the name of the column to compare, the difference that
+                the test should find, and the significance level.
             task: name of the task; may be omitted if there is only one.
             earlier: records, folders or files of earlier studies, whose seeds must not be used again.
 

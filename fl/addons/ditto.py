@@ -19,8 +19,8 @@ __all__ = ["Ditto"]
 class Ditto(AddOn):
     """Fair and robust federated learning through personalization (Li et al., "Ditto", ICML 2021, Algorithm 1).
 
-    Every client gets a personal model, which is pulled towards the global model. After its part of the global training,
-    a drawn client takes steps on its personal model v_k, which is never sent:
+    Every client gets a personal model, which is pulled towards the global model. After training the global model, a
+    drawn client takes steps on its personal model v_k, which is never sent:
 
         v_k <- v_k - lr (grad F_k(v_k) + lam (v_k - w_t)),
 

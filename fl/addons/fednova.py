@@ -21,20 +21,22 @@ class FedNova(AddOn):
 
     The updates of clients with unequal numbers of steps are normalized before averaging.
 
-    The change of client i's weights is -lr (the learning rate) times a weighted sum of its gradients; a_i is the vector
-    of these weights, and |a_i|_1 its l1 norm. The client sends d_i, its change divided by |a_i|_1. The server adds
-    tau_eff sum_i p_i d_i to the model, with tau_eff = sum_i p_i |a_i|_1, where p_i is the client's weight in the mean.
-    So a client does not gain weight by taking more steps, and training converges to a stationary point of the true
-    objective. If |a_i|_1 is the same for all clients, FedNova equals FedAvg, up to rounding.
+    The change of client i's weights is -lr (the learning rate) times a weighted sum of its gradients. The coefficients
+    of this sum form the vector a_i with l1 norm |a_i|_1. The client sends d_i, its change divided by |a_i|_1. The
+    server adds tau_eff sum_i p_i d_i to the model, with tau_eff = sum_i p_i |a_i|_1, where p_i is the weight of client
+    i in the mean of FedAvg; these weights sum to 1. So a client does not gain influence by taking more steps, and
+    training converges to a stationary point of the true objective. If |a_i|_1 is the same for all clients, FedNova
+    equals FedAvg, up to rounding.
 
     |a_i|_1 is the distance by which the client's tau steps would move a weight under a constant gradient of 1, divided
     by lr. It is tau for SGD. With momentum rho, it is sum_k (1 - rho^(tau - k)) / (1 - rho); with a proximal term of
     weight mu, it is sum_k (1 - lr mu)^k. Both sums are over k = 0, ..., tau - 1.
 
-    Deviations. If the clients use both momentum and a proximal term, |a_i|_1 is computed for their combination; the
-    authors' code mixes two formulas. With a proximal term, the authors' code sets tau_eff to the mean number of steps.
-    A client sends |a_i|_1 for each tensor instead of once per model, because the training phases (option `phases` of
-    `FedAvg`) may train parts of the model for different numbers of steps. For Adam, |a_i|_1 is the number of steps.
+    Deviations. If the clients use both momentum and a proximal term, |a_i|_1 is computed exactly for their combination,
+    whereas the authors' code mixes the formulas for momentum and for a proximal term. With a proximal term, the
+    authors' code also sets tau_eff to the mean number of steps; here, tau_eff is as above. A client sends |a_i|_1 for
+    each tensor instead of once per model, because the training phases (option `phases` of `FedAvg`) may train parts of
+    the model for different numbers of steps. For Adam, |a_i|_1 is the number of steps.
     """
 
     key = "Nova"

@@ -22,8 +22,8 @@ class FedAvgM(AddOn):
 
     The server applies momentum over the rounds. From the mean Delta of the clients' changes in a round, it computes the
     momentum v <- beta v + Delta and the weights w <- w + lr v. With momentum 0, lr is a plain server step size (such as
-    SCAFFOLD's eta_g). With momentum 0 and lr 1, the add-on is disabled. Buffers have no momentum. If no client
-    in a round uses an architecture, the weights and v of this architecture stay unchanged.
+    SCAFFOLD's eta_g). With momentum 0 and lr 1, the add-on is disabled. Buffers have no momentum. With several
+    architectures, those that no client of a round uses keep their weights and v.
 
     Args:
         momentum: beta, the momentum, in [0, 1).
@@ -72,8 +72,8 @@ class ServerAdaptive(AddOn, ABC):
         m <- beta1 m + (1 - beta1) Delta,    v <- (see the subclass),    w <- w + lr m / (sqrt(v) + tau)
 
     A subclass defines the update of v (`second`). There is no bias correction. m starts at 0 and v at `initial`.
-    Buffers are set to their mean over the clients. If no client in a round uses an architecture, the weights, m and
-    v of this architecture stay unchanged.
+    Buffers are set to their mean over the clients. With several architectures, those that no client of a round uses
+    keep their weights, m and v.
 
     Args:
         lr: eta, the server's step size. A weight changes by about this much in a round. The paper tunes it over 10^-3

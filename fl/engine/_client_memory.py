@@ -78,9 +78,10 @@ class MemoryStore:
         Args:
             client: index of the client.
             version: name of the version to load, from the server's request; "" if the client has no memory yet.
-            delete_others: whether to delete the other versions of the client's memory, which belong to failed rounds.
-                Use False for requests that only read the memory, such as an evaluation after the training of the same
-                round. If this round fails, the version of the last completed round is needed again.
+            delete_others: whether to delete versions of the client's memory that are no longer needed, such as those of
+                failed rounds. Use False for requests that only read the memory, such as an evaluation after the
+                training of the same round. If this round fails, the version of the last completed round is needed
+                again.
 
         Raises:
             CheckpointError: the memory is lost or damaged.

@@ -63,7 +63,7 @@ class ReplyCollector:
             clients: indices of the clients.
             stats: counts of the round, to which the bytes, seconds and failures of this exchange are added.
             bundled: other exchange that is sent together with this one; None if this one is sent alone.
-            after_local: whether the exchange comes after the round's "local" exchange.
+            after_local: whether the exchange comes after the training of the round.
 
         Returns:
             The aggregator, to which all valid replies were added.
@@ -242,10 +242,10 @@ class RoundStats:
         """Record that a client failed. Such a client is left out of the rest of the round.
 
         Args:
-            verb: name of the exchange in which the client failed.
+            verb: name of the exchange in which the client failed: "local" for the training, or another name.
             client: index of the client.
             reason: reason of the failure, as text for the history.
-            after_local: whether the exchange comes after the round's "local" exchange.
+            after_local: whether the exchange comes after the training of the round.
         """
         if after_local:
             self.failed_after.setdefault(verb, {})[str(client)] = reason

@@ -209,8 +209,8 @@ class Transport(Protocol):
 
         Args:
             metadata: values from the checkpoint, as the method `metadata` returned them.
-            versions: by client index, the name of the committed version of the client's memory (the values that it
-                keeps between rounds). All other stored versions are deleted.
+            versions: by client index, the name of the version of the client's memory (the values that it keeps between
+                rounds) after the last completed round. All other stored versions are deleted.
         """
 
 

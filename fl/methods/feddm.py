@@ -224,7 +224,7 @@ class FedDM(Method):
 
         Args:
             server: server whose state holds the weights before this round.
-            union: images of all clients.
+            union: union of the clients' sets.
             weight: weight of each image, float [N] with mean 1.
 
         Raises:

@@ -52,8 +52,7 @@ class SingleImage(FedAvg):
     The class is a `FedAvg` with the add-on `SharedImage` and the paper's options for the clients: Adam with learning
     rate 0.01, and 40 epochs. Two defaults are taken from the authors' code: batches of 512 images, and the
     cross-entropy of logits whose norm is clipped first. For the paper's experiments with FedProx, pass the add-on
-    `FedProx(mu)`. Its proximal term differs from that of the authors' code. The paper draws 8 of 20 clients in each of
-    30 rounds.
+    `FedProx(mu)`. The paper draws 8 of 20 clients in each of 30 rounds.
 
     Args:
         image: the shared image, uint8 [C, H, W], or float in [0, 1].

@@ -275,7 +275,7 @@ def _entry_layout(entry: Entry[Any], spec: EntrySpec, bound: float | None, is_we
         entry: the method's declaration of the entry.
         spec: specification of the entry in the schema of a reply.
         bound: largest allowed absolute value from the user; None to use the maximum in the declaration or the schema.
-        is_weight: whether the entry contains the weights of another entry.
+        is_weight: whether the entry contains the weights with which another entry is averaged.
 
     Raises:
         PrivacyError: the entry is not aggregated by a sum or mean, or has no fixed shape.

@@ -168,7 +168,7 @@ class ClientSession:
         return _crypto.sign(self.keyring.signing_key(self.client), self._sum_digest(session, survivors))
 
     def disclose_shares(self, signatures: Mapping[int, bytes]) -> list[bytes]:
-        """Step 5 of a secure sum: check that enough clients signed the set of clients, and disclose shares of secrets.
+        """Step 5 of a secure sum: check the clients' signatures, and disclose shares of secrets.
 
         For each client in the sum, this client discloses its share of that client's mask seed. For each client that
         dropped out, it discloses its share of that client's mask key. It never discloses both shares for the same

@@ -55,8 +55,8 @@ def recover(shares: Mapping[int, int], *, prime: int = PRIME) -> int:
     """Return the secret: the value at 0 of the polynomial through the shares.
 
     Args:
-        shares: mapping from points to shares. The share of a point is the value of the polynomial there. There must be
-            at least as many correct shares as the threshold; more shares only take more time.
+        shares: mapping from points to shares. The share of a point is the value of the polynomial there. The secret was
+            split with a threshold t, and at least t correct shares are needed. More than t shares only take more time.
         prime: order of the field.
 
     Raises:

@@ -271,8 +271,8 @@ class SecureSums(Filter):
     def send(self, server: Server, client: int, message: Message) -> None:
         """Add encrypted shares, and the layout of the encoded reply, to a client's training request.
 
-        In the step "deal", every other client has split its secrets into shares, and encrypted one share of each secret
-        for this client. These encrypted shares are added.
+        In the earlier step "deal", every other client split the secrets behind its masks into shares, and encrypted one
+        share of each secret for this client. These encrypted shares are added to the request.
 
         Args:
             server: the server.

@@ -23,10 +23,10 @@ _REMARKS = "remarks"
 def outcome_hash(run: Run) -> str:
     """Return a hash of the server's last state and the whole history.
 
-    Two runs of the same method on the same task with the same seed have the same hash, for any number of workers, for
-    threads and `Loopback`, and after interruptions. The hash leaves out durations, and two columns of the history:
-    `bytes_resent` (bytes that were sent again after a loss) and `bytes_spared` (bytes of an evaluation request that
-    were not sent, because a training request in the same message has the same values).
+    Two runs of the same method on the same task with the same seed have the same hash, for any backend and any number
+    of workers, and even if a run was interrupted and resumed. The hash leaves out durations, and two columns of the
+    history: `bytes_resent` (bytes that were sent again after a loss) and `bytes_spared` (bytes of an evaluation request
+    that were not sent, because a training request in the same message has the same values).
 
     Two runs of a private method have different hashes, because their noise comes from the operating system.
 

@@ -179,8 +179,8 @@ def load(
 
     Args:
         folder: folder of the run, written by `simulate(..., out=folder)` or a study.
-        method: the method, if `config.json` cannot describe it (for example with a lambda as network). Its description
-            must be equal to the one in `config.json`.
+        method: the method, if `config.json` cannot describe it (for example because its network factory is a lambda).
+            Its description must be equal to the one in `config.json`.
         factory: network factory, for a folder written by an earlier version of this package that did not record the
             method. The history and the models are read, and the attribute `method` is None.
         names: your functions and classes that the run uses, by "module:name": `{"models:small": small}`.

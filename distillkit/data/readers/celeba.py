@@ -51,9 +51,9 @@ def load_celeba(
             `list_attr_celeba.txt` (40 attributes of each picture, 1 or -1), `identity_CelebA.txt` (the person in each
             picture) and `list_eval_partition.txt` (0 for training, 1 for validation, 2 for test).
         attributes: name of one attribute, or a list of names. One name gives two classes, without and with the
-            attribute; LEAF's task is `Smiling`. A list gives multi-label rows.
-        size: height and width in pixels. The default is LEAF's 84, at which all 202,599 faces take 17 GB as float32. At
-            32 they take 2.5 GB.
+            attribute. The federated benchmark LEAF uses `Smiling`. A list gives multi-label rows.
+        size: height and width in pixels. The default 84 is that of LEAF. All 202,599 faces take 17 GB as float32 at 84
+            pixels, and 2.5 GB at 32.
         channels: number of channels, 1 or 3; see `load_folder`.
         normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
         progress: whether to show a progress bar.

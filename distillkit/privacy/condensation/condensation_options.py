@@ -83,10 +83,10 @@ class Passes:
         first_share: share of the budget for the first pass, in [0, 0.5]. 0 skips the first pass, and the center of the
             second pass is then the mean embedding of smooth noise.
         first_num_networks, first_steps: number of networks and number of fitting steps of the first pass.
-        train: protocol with which the networks of every later pass are trained on the set of the previous pass
-            (`TrainedNetworks`); the argument `networks` of `condense_private` must then use a `RandomNetworks`. None:
-            all networks are untrained. Trained networks give far better embeddings if the noise is small, as it is with
-            thousands of records per class. If the noise is large, the networks learn the noise.
+        train: protocol with which the networks of every later pass are trained on the set of the previous pass (see
+            `TrainedNetworks`). The sampler in the argument `networks` of `condense_private` must then be a
+            `RandomNetworks`. None: all networks are untrained. Trained networks give far better embeddings if the noise
+            is small, as it is with thousands of records per class. If the noise is large, the networks learn the noise.
 
     Raises:
         TypeError, ValueError: a value has the wrong type or is out of range.

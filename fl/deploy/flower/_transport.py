@@ -48,8 +48,8 @@ class ConnectionOptions:
         connect_timeout: time in seconds within which all nodes must connect. If the method is private, the nodes
             must then report earlier privacy charges within another `connect_timeout` seconds.
         reply_timeout: time in seconds from the creation of a message to its reply, including the time in the node's
-            queue. After this time the client is stopped, and the history records an error. The clocks of server and
-            node must agree.
+            queue. A client that needs longer is stopped, and counts as failed. The clocks of server and node must
+            agree.
         max_concurrent: maximum number of clients that have a message without a reply at the same time.
         poll_interval: time in seconds between two polls for replies.
         max_message_bytes: size limit of a reply in bytes; a client with a larger reply fails. The limit does not
