@@ -1,7 +1,7 @@
 """Base classes of methods, add-ons and filters.
 
 They give each class a key that identifies it in the record of a run (the stored options from which the run can be
-resumed), and each object a text form for this record. Users who only run methods need nothing from this module.
+resumed), and describe each object by a text in this record. Users who only run methods need nothing from this module.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class Networks:
             seed: seed of the run.
 
         Returns:
-            Parameters and buffers, by the network's own names, on the CPU.
+            Parameters and buffers, by the names in the network's state dict, on the CPU.
         """
         net = self.draw(name, classes, derive(seed, 0, "server", f"init {name}"))
         given = self.unprefixed(self.initial or {}, name)
@@ -193,11 +193,11 @@ class Networks:
         return {n: t for name, tensors in groups for n, t in self.prefixed(tensors, name).items()}
 
     def on(self, side: Server | Client, weights: Tensors, name: str | None = None) -> nn.Module:
-        """Return a new network with the given weights and buffers on a participant's device; the caller may change it.
+        """Return a new network with the given weights and buffers on a participant's device.
 
         Args:
             side: participant (server or client) on whose device to put the network.
-            weights: parameters and buffers, under the network's own names.
+            weights: parameters and buffers, by the names in the network's state dict.
             name: name of the architecture. Default: the client's architecture, or the only architecture if the
                 participant is the server.
         """
@@ -210,7 +210,7 @@ class Networks:
 
     @staticmethod
     def unprefixed(group: Tensors, name: str) -> Tensors:
-        """Select the tensors of one architecture, and return them under the network's own names.
+        """Select the tensors of one architecture, and return them by the names in the network's state dict.
 
         Args:
             group: tensors of all architectures, by name. The names are "architecture/tensor", or only "tensor" if there
@@ -230,7 +230,7 @@ class Networks:
         the inverse of `unprefixed`.
 
         Args:
-            tensors: tensors of the architecture, under the network's own names.
+            tensors: tensors of the architecture, by the names in the network's state dict.
             name: name of the architecture; "" if there is only one.
         """
         return {f"{name}/{n}": t for n, t in tensors.items()} if name else tensors

@@ -86,7 +86,8 @@ class Server(Participant):
         device: device on which the server computes; the tensors of messages are already on it.
         stop: event that is set when the run is being stopped; `check_running` tests it.
         ledger: in a private run, the ledger that records the privacy cost of releases.
-        secret: in a private run, the source of random noise and of secret draws of clients.
+        secret: in a private run, the source of random noise. A method that draws a round's clients in secret
+            uses it, too.
         dtype: dtype of the clients' images.
     """
 

@@ -22,8 +22,8 @@ class LabelTask(Protocol):
 
     Federated methods use only this interface, so they work with any form of labels. `Classification` and `MultiLabel`
     implement this interface; pass them as `simulate(..., task=...)`. A task is immutable, and it is the same on the
-    server and on every client. K is the task's number of classes. A network has K' >= K outputs; the outputs after the
-    first K belong to additional classes of add-ons.
+    server and on every client. K is the task's number of classes. A network has K' >= K outputs. The outputs after the
+    first K belong to additional classes, with which some add-ons train the network.
 
     Attributes:
         single_label: whether each image has exactly one class and its label is the index of this class.
@@ -188,8 +188,9 @@ class Classification:
     def check_sums(self, sums: Tensor) -> None:
         """Raise ValueError if the counts in `sums`, a result of the method `sums`, contradict each other.
 
-        Summed over all classes, there must be as many true positives as correct predictions, as many false negatives as
-        wrong predictions, and at most as many false positives as false negatives.
+        Summed over all classes, there must be as many true positives as correct predictions, and as many false
+        negatives as wrong predictions. There must be at most as many false positives as false negatives: a wrong
+        prediction is a false positive of the predicted class, unless the prediction is an output after the first K.
         """
         count, correct, tp, fp, fn = _counts(sums)
         if tp != correct or fn != count - correct or fp > fn:

@@ -1,6 +1,6 @@
 """Functions for audits that use many runs: split the runs, list events, and bound the events' probabilities.
 
-An audit runs a mechanism in two worlds: "inside" (with a certain record) and "outside" (without it). An attack gives
+An audit runs a mechanism in two worlds: "inside" (with one chosen record) and "outside" (without it). An attack gives
 each run one or several scores. An event says that a score lies on one side of a threshold.
 """
 
@@ -31,7 +31,7 @@ SplitRuns = dict[str, Tensor]
 class Event:
     """The event that a score of a run lies on one side of a threshold.
 
-    An audit compares runs in two worlds: "inside" (with a certain record) and "outside" (without this record).
+    An audit compares runs in two worlds: "inside" (with one chosen record) and "outside" (without this record).
 
     Attributes:
         world: world in which the event seems more likely, "inside" or "outside".

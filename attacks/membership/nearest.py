@@ -75,8 +75,9 @@ def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, ow
 def _two_nearest(candidates: Tensor, images: Tensor, masked: Tensor | None) -> Tensor:
     """Return each candidate's distances to its two nearest images, float64 [n, 2].
 
-    The nearest images are found by inner products, which is fast but imprecise for small distances. Therefore the
-    distances to the three nearest images are computed again, as norms of differences.
+    Inner products are a fast way to find the nearest images, but they are imprecise for small distances and may
+    exchange similar images. Therefore three images are found, their distances are computed exactly as norms of
+    differences, and the two smallest distances are returned.
 
     Args:
         candidates: flattened candidates, [n, D].

@@ -140,7 +140,7 @@ def evaluate_scores(members: Tensor, non_members: Tensor, tried: int) -> tuple[f
 def is_significant(point: OperatingPoint) -> bool:
     """Return whether an attack is better than guessing, by its rates at one threshold.
 
-    This is the case if the interval of the true-positive rate lies above the interval of the false-positive rate.
+    This is the case if the confidence interval of the true-positive rate lies above that of the false-positive rate.
 
     Args:
         point: rates of the attack at one threshold.

@@ -38,7 +38,7 @@ class Audit:
     with the recorded noise (`noise`), or both.
 
     Args:
-        inside: scores of the runs with a certain record, [n] or [n, d], higher if the record seems present. Every run
+        inside: scores of the runs with one chosen record, [n] or [n, d], higher if the record seems present. Every run
             must draw new randomness. See `attacks.audit.audit_claim`.
         outside: scores of the runs without this record, [m] or [m, d].
         claim: (epsilon, delta) pairs that the mechanism claims, preferably many pairs of its privacy profile.

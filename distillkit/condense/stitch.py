@@ -49,10 +49,10 @@ def stitch(
 ) -> LabeledImages:
     """Select the crops of real images that a trained observer network recognizes best, and stitch them together (RDED).
 
-    From each of `pool` random images of a class, the function selects the random crop to which the observer gives the
-    largest probability of the true class. The best `ipc * factor**2` of these crops are combined into `ipc` images,
-    each a grid of `factor` x `factor` crops. **Every pixel of the result comes from a real image**, so publishing the
-    set publishes parts of training images.
+    The function makes `crops` random crops of each of `pool` random images of a class. For each image, it selects the
+    crop to which the observer gives the largest probability of the true class. The best `ipc * factor**2` of these
+    crops are combined into `ipc` images, each a grid of `factor` x `factor` crops. **Every pixel of the result comes
+    from a real image**, so publishing the set publishes parts of training images.
 
     With `factor=1`, each image of the result is one crop. With `factor=1` and `min_scale=1`, the function selects the
     `ipc` whole images of each class with the largest probability of the true class.
@@ -64,8 +64,8 @@ def stitch(
             used.
         ipc: number of images per class.
         factor: number of crops along each side of an image. Default: 1 for images whose shorter side is below 96
-            pixels, otherwise 2. A network that is trained on 32-pixel images, each of which is a grid of smaller crops,
-            does not recognize whole images. The authors also use 1 for CIFAR and Tiny-ImageNet.
+            pixels, otherwise 2. Small images are not divided, because a network that is trained on 32-pixel grids of
+            smaller crops does not recognize whole images. The authors also use 1 for CIFAR and Tiny-ImageNet.
         pool: number of images per class that are drawn at random, without replacement, and whose crops are scored. With
             None, all images are used.
         crops: number of random crops of each image in the pool.

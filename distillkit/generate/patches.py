@@ -64,8 +64,8 @@ class Patches(Configurable):
         TypeError, ValueError: an argument is invalid.
 
     Deviations: in the authors' code, threads share a random state, so no two runs give the same crops. Here each index
-    has its own generator. At the border of the rotated crop, pixels fade to black over one pixel instead of half a
-    pixel.
+    has its own generator. At the border of the rotated crop, the crop fades to black over one pixel here, and over half
+    a pixel in the authors' code.
     """
 
     def __init__(

@@ -86,8 +86,8 @@ def _best(key: tuple[str, str], scores: Search) -> int:
 def _beyond(outer: float, inner: float) -> float:
     """Return the value that follows `inner` and `outer` in a geometric sequence, `outer` ** 2 / `inner`.
 
-    The result is rounded to three significant digits, unless the rounded value would lie at `outer` or on the side of
-    `inner`.
+    The result is rounded to three significant digits, unless the rounded value would be equal to `outer` or
+    closer to `inner` than `outer` is.
     """
     exact = outer * (outer / inner)
     rounded = float(f"{exact:.3g}")

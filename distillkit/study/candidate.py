@@ -188,7 +188,7 @@ class Candidate(ABC):
             settings: settings of one configuration, in addition to the candidate's own settings.
 
         Raises:
-            TypeError: `make` does not accept a setting, or the candidate was read from a record and has no `make`.
+            TypeError: `make` does not accept a setting, or is None, as in a candidate read from a study's files.
         """
         if self.make is None:
             raise TypeError("a candidate read from a record has no make; the record holds what it built")

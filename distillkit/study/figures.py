@@ -104,9 +104,9 @@ def _label(group: Group) -> str:
 
 
 def _values(group: Group, column: str) -> list[Any]:
-    """Return the values of one column that `curves` plots for a group (the runs of one method on one task).
+    """Return the data from which `curves` plots one column for a group (the runs of one method on one task).
 
-    If the runs have rounds, the result contains each run's history, as a list of rows, one per round. Runs without
+    If the runs have rounds, the result contains the history of each run, a list of rows with all columns. Runs without
     values in the column are left out. If no run has rounds, as for a condensation, the result contains the column's
     final value for each run.
     """

@@ -284,9 +284,9 @@ def _kept_rows(rows: Tensor, keep: Tensor | None, count: int) -> Tensor:
     """Return the values of `rows` that are also in `keep`, or all values of `rows` if `keep` is None.
 
     Args:
-        rows: indices of records, int [n].
-        keep: indices of the records to keep, int [M].
-        count: number of records in the set.
+        rows: indices of training records, int [n].
+        keep: indices of the training records to keep, int [M].
+        count: number of all training records.
 
     Raises:
         TypeError, ValueError: `keep` does not contain indices in [0, count).

@@ -46,7 +46,8 @@ class FedCOG(AddOn):
     FedCOG; the authors' code divides 0 by 0 in this case. A client that takes part for the first time has no last
     model, so the disagreement of the two models is not part of the loss on the pixels; the authors' code uses a random
     network. The column "noted" of the history counts both cases, as "FedCOG.balanced" and "FedCOG.first". In a
-    multi-label task, each generated image has one class as its target, and the distillation is binary for each class.
+    multi-label task, each generated image has one class as its target, and KL is the mean of one binary KL divergence
+    per class.
 
     The variants of Table 5 are options: `steps=0` (row 1, Gaussian noise), `disagreement=0.0` (row 2) and
     `labels="hard"` (row 3: cross-entropy with the global model's predicted class, `hard_label` in the code).

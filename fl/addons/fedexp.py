@@ -35,10 +35,10 @@ class FedExP(AddOn):
     rounds. Training continues from the last weights. Each client also sends ||Delta_i||^2, so the server needs only
     sums over clients.
 
-    Deviations. After round 1, the weights of this round alone are tested, as in the authors' code, because the initial
-    weights are untrained. That code adds M epsilon where the paper and this class have epsilon, and reduces epsilon
-    together with the learning rate. Tests on the clients use the last weights, which the clients received, instead of
-    the mean.
+    Deviations. After round 1, the mean would include the untrained initial weights, so the new weights alone are
+    tested. The authors' code does the same. In the formula, that code has M epsilon in place of epsilon, and reduces
+    epsilon together with the learning rate; this class does neither. Clients test the last weights, which they receive,
+    instead of the mean.
 
     Args:
         epsilon: constant in the denominator, at least 0; larger values are closer to FedAvg. The paper tunes it (10^-3

@@ -26,8 +26,8 @@ class LocalAccuracy(AddOn):
     and the mean over the worst tenth of the clients. Use it "to examine the preservation of general knowledge during
     local training" (FedCOG, Ye et al., ICLR 2024, section 6.4, Fig. 2b). The server tests each model on
     `server_data={"test": ...}` when the client's reply arrives. The add-on does not change the training, and no
-    additional values are sent. With `SharedImage` or `SharedPool`, only rounds in which clients send weights have the
-    column.
+    additional values are sent. With `SharedImage` or `SharedPool`, clients may send weights in some rounds only; the
+    other rounds lack the column.
 
     Args:
         on: name of the set in `server_data`.

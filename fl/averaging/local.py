@@ -165,12 +165,12 @@ class Local:
         """Return tensors of this client's network under the names that they have in messages, "architecture/name".
 
         Args:
-            tensors: tensors, under the network's own names.
+            tensors: tensors, by the names in the network's state dict.
         """
         return self.settings.networks.prefixed(tensors, self.architecture)
 
     def unprefixed(self, group: Tensors) -> Tensors:
-        """Select the tensors of this client's architecture, and return them under the network's own names.
+        """Select the tensors of this client's architecture, and return them by the names in the network's state dict.
 
         Args:
             group: tensors from a message, under the names "architecture/name".
@@ -323,7 +323,7 @@ def received_state(settings: Settings, client: Client, message: Message) -> Tens
         message: message from the server.
 
     Returns:
-        Parameters and buffers, by the network's own names, on the client's device.
+        Parameters and buffers, by the names in the network's state dict, on the client's device.
     """
     networks, classes = settings.networks, client.task.num_classes
     name = networks.architecture(client.id)

@@ -39,11 +39,12 @@ class RunFolder:
             some methods send to clients before round 1 (`Method.answer`) is included. Evaluation results are not saved.
         notes: JSON values that are written to config.json under "notes", such as the source of the data. You may
             change them when you resume a run.
-        deadline: time, as from `time.time()`, after which the run ends with `fl.participants.Interrupted`. It first
-            finishes and saves the current round or, if a client is condensing its data, the current step of the
+        deadline: time, as from `time.time()`, after which the run ends with `fl.participants.Interrupted`. The run
+            first finishes and saves the current round or, if a client is condensing its data, the current step of the
             condensation. Continue with `resume=True`.
-        cache: folder of condensed sets that several runs share. If data, networks, seed and options are equal, a
-            client takes its first set from there (see `fl.addons.Condensed`). Private runs do not use it.
+        cache: folder of condensed sets that several runs share. If data, networks, seed and options are equal, a client
+            loads its first set from there instead of condensing it (see `fl.addons.Condensed`). Private runs do not use
+            the cache.
     """
 
     path: str | Path

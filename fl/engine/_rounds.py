@@ -100,7 +100,7 @@ class RoundRunner:
         self, number: int, participation: int, min_replies: int, evaluate: Any, *, exploding: str = "warn",
         defer: bool = False,
     ) -> None:  # fmt: skip
-        """Run one round, commit it, and pass its row of the history to `on_row`.
+        """Run one round, commit it, and pass its row of the history to the function `on_row`.
 
         A failed round does not change the server's state. If the previous round's row still lacks its evaluation
         results (`open_row`), its evaluation requests are sent together with this round's first requests.

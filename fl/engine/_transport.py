@@ -129,8 +129,8 @@ class ClientResult:
 class Exchange:
     """Requests of the same kind to several clients, for example to train or to evaluate.
 
-    Two exchanges may be sent together. The results of the main exchange are then yielded to the caller, and the results
-    of the bundled exchange are passed to its function `on_result`.
+    A main and a bundled exchange may be sent together. The results of the main exchange are then yielded to the caller,
+    and the results of the bundled exchange are passed to its function `on_result`.
 
     Attributes:
         header: part of the request that is the same for all clients.

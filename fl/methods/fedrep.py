@@ -20,10 +20,10 @@ class FedRep(FedAvg):
     first trains its head with the received phi fixed. Then it trains phi with this head fixed, and sends the change of
     phi. There is no global model, so `accuracy` in the history is the clients' mean accuracy on their own test images.
 
-    Deviations. For the update of the head (called GRD), the paper's linear analysis uses an optimal solution, and its
-    experiments use epochs of SGD, as this class does. All heads start from the same initial weights. The average is
-    uniform, as in Algorithm 1; the authors' code weights clients by samples (`weights="samples"`). Momentum starts at
-    zero in each of the two phases. A client that was never drawn is tested with its untrained head.
+    The head is trained with epochs of SGD, as in the paper's experiments; the paper's analysis of the linear case
+    assumes the optimal head. All clients are averaged with equal weights, as in Algorithm 1; the authors' code weights
+    clients by samples (`weights="samples"`). All heads start from the same initial weights. Momentum starts at zero in
+    the training of the head, and again in that of phi. A client that was never drawn is tested with its untrained head.
 
     Args:
         addons: additional add-ons, as in `FedAvg`.

@@ -81,9 +81,9 @@ class PrivateFedDM(FedDM):
             training, such as `server_lr`.
 
     Raises:
-        PrivacyError: the images start from real images, the network has batch statistics, the normalization was
-            measured on private data, or `clip` is infinite. The exception is a subclass of this error, and is raised
-            when the method is built or the run starts.
+        PrivacyError: the images start from real images, the network normalizes with batch statistics, the normalization
+            was measured on private data, or `clip` is infinite. The exception is a subclass of this error, and is
+            raised when the method is built or the run starts.
         ValueError, TypeError: an option has a wrong type or is out of range.
     """
 
@@ -165,7 +165,7 @@ class PrivateFedDM(FedDM):
 
         Raises:
             PrivacyError: the normalization was measured on the clients' images, the ledger's delta is too large for the
-                number of records, or the network has batch statistics.
+                number of records, or the network normalizes with batch statistics.
             ValueError: the task has several classes per image, or the option `sizes` (numbers of records per class)
                 does not have one number per class.
         """

@@ -69,15 +69,16 @@ class SecureSums(Filter):
 
     `Filtered(method, SecureSums(...))` wraps any method whose replies are aggregated by sums or weighted means. For
     each entry of the replies, such as a tensor, the server receives the sum of weight times value, and the sum of the
-    weights. A method with other aggregation rules is refused. The filter changes a sum only by the rounding to
-    integers: at most W B / 2^(bits + 1) for each client in the sum. Here B is the public maximum of the entry's
-    absolute value, and W the public maximum of the weight.
+    weights. A method with other aggregation rules is refused. Values are rounded, which changes a sum by at most W B /
+    2^(bits + 1) for each client in the sum. Here B is the public maximum of the entry's absolute value, and W the
+    public maximum of the weight.
 
     **Guarantee.** Suppose that a server, honest or malicious, colludes with up to 2 t - n - 1 of a round's n clients.
     The server then learns the sum over at least t clients, and nothing else about the other clients' replies. **Not
-    covered.** The filter does not provide differential privacy: sums reveal something, and many sums reveal more.
-    Clients may send any values within the maxima. The server sees participation, durations, failures with their errors,
-    and which clients have no images. `docs/components/secure_sums.md` has the full list.
+    covered.** The filter does not provide differential privacy: sums reveal something about the clients' data, and the
+    sums of many rounds reveal more. Clients may send any values within the maxima. The server sees participation,
+    durations, failures with their errors, and which clients have no images. `docs/components/secure_sums.md` has the
+    full list.
 
     Args:
         registry: public keys of all clients. Get it from the operator of the federation, not from the server.

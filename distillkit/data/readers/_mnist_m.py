@@ -30,8 +30,8 @@ def load_mnist_m(root: Path, **options: Any) -> Split:
         root: the data root. Its folder `MNIST-M`, `mnist_m` or `MNISTM` has one of three layouts. (1) The authors'
             release: the pictures `mnist_m_train/*.png`, the file `mnist_m_train_labels.txt` with a picture name and a
             label per line, and the same for `test`. (2) The files `mnist_m_train.pt` and `mnist_m_test.pt`, possibly in
-            a folder `processed`. Each contains a pair of images and labels, as code derived from torchvision's MNIST
-            class saves it. (3) The file `mnist_m.npz` in MedMNIST's layout.
+            a folder `processed`. Each contains a pair of tensors: the images, uint8 with four dimensions, and the
+            labels. (3) The file `mnist_m.npz` in MedMNIST's layout.
         options: the options `size`, `channels` and `normalization` of `load`.
 
     Raises:

@@ -55,7 +55,7 @@ class Violation:
 def find_violation(
     graph: GraphModule, names: Sequence[str], modules: Sequence[nn.Module], records: Sequence[Tensor] = ()
 ) -> Violation | None:
-    """Return the first operator of a graph that a captured function may not use, or None if every operator is allowed.
+    """Return the first operator in a graph that is not allowed in captured functions, or None if all are allowed.
 
     Args:
         graph: traced graph of a function of one record. Its first inputs are the shared tensors, which are the same for

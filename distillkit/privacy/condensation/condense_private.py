@@ -56,7 +56,7 @@ def condense_private(
     random networks. A public center is subtracted from the embedding, and the difference is scaled to norm 1, so one
     record changes one class sum by at most 1, and you need not tune a clip. Gaussian noise is added to the class sums,
     and images are fitted to the noised class means by distribution matching. The fit costs no further privacy.
-    Neighbors differ by one added or removed record.
+    Neighboring data sets differ by one added or removed record.
 
     The condensation has two or more `passes`. The first pass produces a rough set with a small share of the budget. The
     center of this pass is the mean embedding of smooth noise images. The second pass starts from the rough set and uses
@@ -89,8 +89,8 @@ def condense_private(
         ipc: number of images per class.
         networks: sampler of the networks that embed the images, or `EmbeddingNetworks`, which also sets the network
             output that is matched, the augmentation and the batch size.
-        num_networks: number of networks in each pass after the first, with one release per network; sigma grows with
-            the square root of this number.
+        num_networks: number of networks in each pass after the first, with one release per network. The standard
+            deviation of the noise grows with the square root of this number.
         clip: length to which centered embeddings are clipped. With None, all of them are scaled to length 1 instead.
             Epsilon does not cover a clip that was tuned on the private data: record the tuning with
             `Ledger.add_remark`.

@@ -42,9 +42,10 @@ class PendingRequest:
     bytes_spared: int = 0
 
     def retry(self) -> PendingRequest:
-        """Return a copy of this request, to send it again with the values that the client should have in its cache.
+        """Return a copy of this request, to send it again with all values, because the client's cache lacks some.
 
-        The attribute `resent` of the copy is the number of bytes of the values that were not sent the first time.
+        The first time, values that the client should have in its cache were omitted. The attribute `resent` of the copy
+        is the number of bytes of these values.
         """
         request = self.job.request
         missing = [size for key, size in payload_bytes(request.message).items() if key.split(":")[0] in request.cached]
