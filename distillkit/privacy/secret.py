@@ -31,9 +31,8 @@ class Secret:
     Each record is chosen by comparing a uniform draw with the sample rate. The draw has 53 random bits, so the actual
     rate differs by at most 2^-53 from the rate that is accounted for. A Gaussian is the sum of four Box-Muller draws in
     float64, divided by two (Holohan and Braghin, "Secure random sampling in differential privacy", 2021, section 5.1).
-    Opacus' secure mode does the same. A single draw has gaps in its last bits that can reveal the value to which the
-    noise was added (Mironov, CCS 2012). Four draws make that attack impractical; only a discrete mechanism rules it
-    out.
+    A single draw has gaps in its last bits that can reveal the value to which the noise was added (Mironov, CCS 2012).
+    Four draws make that attack impractical; only a discrete mechanism rules it out.
 
     Args:
         seed: integer seed, or None for the operating system's entropy.

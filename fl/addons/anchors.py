@@ -37,23 +37,25 @@ class Anchors(AddOn):
     cosine similarity of each row of a weight tensor (one row per output of a layer).
 
     In all other rounds, a client adds G to its own data (Eq. 3). Its loss has an additional term: `weight` times the
-    supervised contrastive loss over the batch together with all of G (Eqs. 2 and 4, line 20). G is sent only in these
-    rounds, and only if it has changed since it was last sent to the client.
+    supervised contrastive loss over the batch together with all of G (Eqs. 2 and 4, line 20). G is sent only in rounds
+    in which clients train on it, and only if it has changed since it was last sent to the client.
 
     `regulariser="mmd"` is the paper's alternative term (Fig. 3a), in the form of the authors' code (fedlgd_main.py,
     lines 83-85). It is `weight` times the squared MMD between the embeddings of the batch and of G under five Gaussian
     kernels (`losses.rbf_mmd`). It does not use labels, and gradients flow through both sets of embeddings.
 
-    Deviations. The contrastive term is a mean over images, as in the authors' code; Eq. 4 has a sum
-    (`reduction="sum"`), which needs a different weight. In the authors' code, clients also train on G in the selected
-    rounds, so G itself affects the gradient to which it is then fitted. `joined="always"` does the same.
+    Deviations. The contrastive term is a mean over images, as in the authors' code; Eq. 4 has a sum. `reduction="sum"`
+    computes the sum, for which `weight` must be chosen anew. In the authors' code, clients also train on G in the
+    selected rounds, so G itself affects the gradient to which it is then fitted. Here, they do so only with
+    `joined="always"`.
 
     The initial G is noise, as in the paper. In the authors' code, its pixels are drawn from normal distributions with
-    the mean and standard deviation of each class and channel, averaged over the clients. The client computes both from
-    sums over the pixels of the class. With `init="statistics"`, these sums are divided by the number of pixels of the
-    class; with `init="statistics-whole-set"`, by the number of all pixels of the client, as in the authors' code. With
-    these two options, each client is queried once, before round 1. It sends the 2C values of each class for C channels,
-    and states which classes it has. Images of classes that no client has start from noise.
+    the mean and standard deviation of each class and channel, averaged over the clients. Each client computes its means
+    and standard deviations from sums over the pixels of a class. With `init="statistics"`, these sums are divided by
+    the number of pixels of the class; with `init="statistics-whole-set"`, by the number of all pixels of the client, as
+    in the authors' code. With these two options, each client is queried once, before round 1. For each class, it sends
+    one mean and one standard deviation per channel, and states whether it has the class. Images of classes that no
+    client has start from noise.
 
     Args:
         ipc: number of images per class in G; the paper uses 10. 0 disables the add-on.

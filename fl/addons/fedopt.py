@@ -79,7 +79,8 @@ class ServerAdaptive(AddOn, ABC):
         lr: eta, the server's step size. A weight changes by about this much in a round. The paper tunes it over 10^-3
             ... 10 together with the clients' learning rate.
         beta1: decay of m, in [0, 1).
-        tau: degree of adaptivity, above 0; smaller values are more adaptive. The paper mostly uses 10^-3.
+        tau: constant in the denominator, above 0. Smaller values make the step more adaptive. The paper mostly uses
+            10^-3.
         initial: value of v before the first round, at least 0. None: tau^2, the smallest value that the paper allows.
             Some libraries use 0.
     """
