@@ -113,7 +113,8 @@ class Scores:
             "random, no augmentation" are like "set" and "random", but without augmentation.
         settings: selected settings of the protocol, by name of the training. The argument `search` of `scores` lists
             the settings that were compared.
-        weight: weight in LRS of the improvement over random images (IOR).
+        weight: weight in LRS of IOR, the improvement over random images. HLR, the hard-label recovery, has the weight
+            1 - `weight`.
         augmented_weight: weight in ARS of the difference "set" minus "random". The difference without augmentation has
             the weight 1 - `augmented_weight`.
     """

@@ -146,7 +146,7 @@ class AggregatedReplies(Message):
 
         Args:
             entry: entry to change.
-            value: new aggregated value. `weight` and `sum` still return the sums over the clients' replies.
+            value: new aggregated value. The methods `weight` and `sum` of the copy return the same values as before.
         """
         values = self.copy()
         values[entry] = value

@@ -226,8 +226,8 @@ class Networks:
     def prefixed(tensors: Tensors, name: str) -> Tensors:
         """Return the tensors of an architecture with names that start with its `name` and a slash.
 
-        One dict can then hold the tensors of all architectures. If there is only one, the names do not change. This is
-        the inverse of `unprefixed`.
+        One dict can then hold the tensors of all architectures. If there is only one architecture, the names do not
+        change. This function is the inverse of `unprefixed`.
 
         Args:
             tensors: tensors of the architecture, by the names in the network's state dict.

@@ -61,8 +61,9 @@ def split_runs(inside: Tensor, outside: Tensor, generator: int | torch.Generator
     """Split runs at random into two halves: one for choosing an event, and one for counting how often it occurs.
 
     Args:
-        inside: scores of the runs with the record: one score for each run, [n], or d scores for each run, [n, d].
-        outside: scores of the runs without the record, [m] or [m, d].
+        inside: scores of the runs whose data contain the audited record: one score for each run, [n], or d scores for
+            each run, [n, d].
+        outside: scores of the runs without this record, [m] or [m, d].
         generator: seed or generator that draws the split.
 
     Returns:

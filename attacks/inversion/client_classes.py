@@ -115,7 +115,7 @@ def class_bounds(
         size: number of the client's records, N, such as its weight in FedAvg; None if unknown.
 
     Returns:
-        The bounds, with the messages and assumptions they are based on.
+        The bounds, and the messages and assumptions on which they are based.
 
     Raises:
         TypeError, ValueError: no message was given; a tensor has another shape or is not finite; messages contradict

@@ -201,8 +201,7 @@ class DefendedMessage:
         return message
 
     def count_classes(self, images: Tensor) -> int:
-        """Return the number of classes K, after checking that the message can come from images with the shape of
-        `images`.
+        """Check that images of this shape can produce the message, and return the number of classes K.
 
         Args:
             images: noise images, with the shape of the images that the attack searches for, float [N, C, H, W].

@@ -111,22 +111,22 @@ def leave_one_out(
     shadow models' non-members are called members. Therefore neither the attack nor its threshold depends on the target.
 
     The true-positive rate, the false-positive rate and the AUC have confidence intervals. These predict the result for
-    one more run of the pipeline on another half of these records, attacked in the same way with other shadow models.
-    The results of a target and of its complement are not independent. An interval is therefore computed from the spread
-    between the pairs of a target and its complement, with Student's t quantiles (the cluster-robust error). Let a
-    hit be a record that is called a member, and a miss a record that is not. If a rate is based on fewer than ten hits
-    or fewer than ten misses, its interval is at least as wide as the Clopper-Pearson interval of the counts over all
+    one more target, which is trained on a new random half of the records and attacked with other shadow models. The
+    results of a target and of its complement are not independent. An interval is therefore computed from the spread
+    between the pairs of a target and its complement, with Student's t quantiles (the cluster-robust error). Let a hit
+    be a record that is called a member, and a miss a record that is not. If a rate is based on fewer than ten hits or
+    fewer than ten misses, its interval is at least as wide as the Clopper-Pearson interval of the counts over all
     targets. `docs/results/audit.md` reports the measured coverage of the intervals. All intervals are corrected for the
     number of attacks (`bonferroni`), so you may report the best attack. Each attack runs S^2/2 times for S shadow
     models.
 
     Args:
-        shadows: scores of one pipeline's shadow models: at least 8 models for LiRA, and 32 or more for useful
-            intervals.
+        shadows: scores of shadow models that were all trained in the same way: at least 8 models for LiRA, and 32 or
+            more for useful intervals.
         attacks: attacks by name, functions of a `Target`; `SHADOW_ATTACKS` by default. RMIA needs log-odds of the
             true class (`stable_logit`) as scores, also for records on which no model was trained
             (`ShadowScores.population`). By default it is used only if there are such scores and the scorer is "model".
-        scorer: name of the scorer whose scores the attacks use.
+        scorer: name, in `shadows.scores`, of the scores that the attacks use.
         fpr: false-positive rate for which thresholds are chosen, in (0, 1]; it must allow at least one false positive
             per target.
         confidence: probability that all intervals of a rate, or all intervals of the AUC, hold together, in (0, 1).

@@ -128,7 +128,8 @@ class StyleGAN2(nn.Module):
         """Generate images [B, C, size, size] with unbounded pixel values from latents.
 
         Args:
-            z: latents, float [B, latent]. Only their direction matters, because PixelNorm scales them.
+            z: latents, float [B, latent]. Only their direction matters, because PixelNorm scales them to a fixed
+                length.
             noise: one tensor [B, 1, side, side] for each side in the attribute `noise_sides`. It is added to the
                 feature maps before the activations.
             noise_gain: factor by which the noise is multiplied. In StyleGAN2, this factor is a learned parameter with

@@ -26,11 +26,11 @@ class _ReLU(nn.ReLU):
 class InstanceNorm(nn.GroupNorm):
     """Instance normalization, equivalent to a group norm with one channel per group.
 
-    On a CPU, PyTorch's group norm is slow for small maps in channels_last format. For these maps, if gradients are
-    disabled, this layer computes the formula with elementary operations, which is several times as fast.
+    On a CPU, PyTorch's group norm is slow for small feature maps in channels_last format. For these maps, if gradients
+    are disabled, this layer computes the formula with elementary operations, which is several times as fast.
 
     Args:
-        channels: number of channels of the maps [N, channels, H, W].
+        channels: number of channels of the feature maps [N, channels, H, W].
     """
 
     def __init__(self, channels: int) -> None:

@@ -66,9 +66,10 @@ class FedCOGCNN(ImageNetwork):
 class LeNet(ImageNetwork):
     """LeNet-5 (LeCun et al., 1998), with tanh and average pooling. 28x28 images are padded to 32x32.
 
-    Convolutions and linear layers have the same sizes as in `SimpleCNN`. With 10 classes, the network has 61,706
-    parameters for 1x28x28 and 1x32x32 images, and 62,006 for 3x32x32 images. As in most modern versions, the second
-    convolution uses all six channels of the first, pooling has no parameters, and the last layer is linear.
+    The 5x5 convolutions have 6 and 16 channels, and the hidden linear layers have 120 and 84 units. With 10 classes,
+    the network has 61,706 parameters for 1x28x28 and 1x32x32 images, and 62,006 for 3x32x32 images. As in most modern
+    versions, the second convolution uses all six channels of the first, pooling has no parameters, and the last layer
+    is linear.
 
     Args:
         shape: channels, height and width of the images, at least 16x16. The first convolution pads 28x28 images by 2;

@@ -102,7 +102,7 @@ def merge_child(ledger: Ledger, lines: Sequence[Line]) -> None:
 
     Args:
         ledger: the run's ledger.
-        lines: the ledger lines that the client's ledger recorded, `ChildLedger.charged`.
+        lines: the lines that the client's ledger recorded, its attribute `charged`.
     """
     with ledger._synced():
         new = [line for line in lines if not _is_recorded(ledger, line)]

@@ -47,9 +47,9 @@ class EstimateRow:
 class Estimate:
     """Estimated cost of the unfinished runs of a study. Print it to see a table.
 
-    The estimate extrapolates from two rounds, or some steps, of each candidate's first configuration. It is inaccurate
-    for a candidate whose later rounds or other configurations differ in cost. If a candidate had no trial run of its
-    own, its cost was copied from another candidate, which the table names.
+    The estimate extrapolates from a trial run of each candidate's first configuration, with two rounds or some steps.
+    It is inaccurate for a candidate whose later rounds or other configurations differ in cost. If a candidate had no
+    trial run, its cost was copied from another candidate, which the table names.
 
     Attributes:
         rows: one row per task and candidate.

@@ -108,7 +108,7 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[TuningResult], Map
 
     Raises:
         FileNotFoundError: the folder has no `choice.json`.
-        RecordError: the file is damaged, has another format, or its chosen configuration is not the best one.
+        RecordError: the file is damaged, has another format, or a chosen configuration does not have the best score.
     """
     path = as_path(folder)
     path = path / "choice.json" if path.is_dir() else path

@@ -148,7 +148,7 @@ class Study:
                 and saved. At least one round or step is executed. `missing` of the returned records lists the
                 unfinished runs; the next call continues them. Default: no limit.
             on_run: function that is called with the summary of each run when the run ends. It is not called for
-                tuning runs, nor for runs that were already finished.
+                tuning runs (which choose the configurations), nor for runs that were already finished.
 
         Returns:
             The records of all finished runs except tuning runs.

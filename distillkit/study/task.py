@@ -178,10 +178,15 @@ class Task:
         return _in_memory(split.train[_kept_rows(pool, keep, len(split.train))]), _in_memory(test)
 
     def _pool(self, split: Split, validation: bool) -> tuple[Tensor, LabeledImages, dict[str, LabeledImages]]:
-        """Return indices of the images to distribute to clients, the test set, and the server's sets by name.
+        """Select the images that are distributed to clients, the test set, and the server's sets.
 
-        The indices, int64 [M], refer to the training set. In a tuning run (`validation`), the test set is the
-        validation set.
+        Args:
+            split: training and test set of the task.
+            validation: whether this is a tuning run, which uses a validation set as test set.
+
+        Returns:
+            A triple: the indices in the training set of the images for clients, int64 [M]; the test set; and the sets
+            that only the server has, by name.
         """
         train, test, server = split.train, split.test, {}
         pool = torch.arange(len(train))

@@ -37,14 +37,14 @@ def unsound(addon: AddOn) -> str:
 
 
 def refuse_mixing_objective(server: AveragingServer, generator: torch.Generator) -> None:
-    """Test the objective on random noise, and refuse it if its value for a batch is not the mean over the examples.
+    """Refuse a training loss whose value for a batch is not the mean over the examples. It is tested on random logits.
 
     Args:
-        server: server of the run, with the task and the method's options.
-        generator: generator of the noise.
+        server: server of the run, with the task and the method's options, which determine the loss.
+        generator: generator of the logits and of noise images, whose labels are used.
 
     Raises:
-        NotSeparable: the objective of a batch differs from the mean over its examples.
+        NotSeparable: the loss of a batch differs from the mean over its examples.
     """
     data = noise_set(server.task, empty_set(server), generator)
     logits = torch.randn(len(data), server.outputs, generator=generator).to(data.images.device)

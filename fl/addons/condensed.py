@@ -143,14 +143,14 @@ def condense_client(
 
     Args:
         options: add-on or method with the attributes `ipc`, `batch_real`, `lr`, `momentum` and `augment`.
-        client: client that condenses its data. Its `check_running` is called in every step.
+        client: client that condenses its data. If its run is being stopped, the next step raises `Interrupted`.
         data: data to condense.
         networks: sampler that draws the networks for distribution matching.
         generator: generator of all other random draws.
         purpose: name of the file in which the condensation's state is saved.
         cached: whether to reuse a set that another run saved in a cache folder which both runs use. Data, networks,
-            draws and options must be equal. The client's CPU seconds then include the time that the other run spent on
-            the set.
+            draws and options must be equal. The CPU time that the other run spent on the set is added to
+            `client.seconds`.
         further: further options of `distillkit.condense.distribution_matching`.
     """
     names = ("ipc", "batch_real", "lr", "momentum", "augment")

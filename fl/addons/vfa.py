@@ -19,19 +19,22 @@ __all__ = ["VFA"]
 
 @dataclass(frozen=True)
 class VFA(AddOn):
-    """Virtual feature alignment, VHL's control experiment without images (Tang et al., ICML 2022, section 5.3).
+    """Virtual feature alignment (Tang et al., "Virtual homogeneity learning", VHL, ICML 2022, section 5.3).
+
+    In the paper, it is the control experiment for VHL: it aligns embeddings with random features, not with those of
+    noise images.
 
     The server draws a mean mu_k ~ U[0, 1)^d for each of the K classes, where d is the length of the embeddings. Each
     client downloads the means once. In a step with B images, a client draws B // K + 1 random features from N(mu_k,
     std^2) for each class. Its loss gets an additional term: `weight` times the supervised contrastive loss (SupCon) of
-    the batch's features together with the random features. The paper gives no constants. The defaults are those of its
-    code (wizard1203/VHL), which computes the loss in `align_feature_loss` of loss_fn/losses.py and the means in
+    the batch's embeddings together with the random features. The paper gives no constants. The defaults are those of
+    its code (wizard1203/VHL), which computes the loss in `align_feature_loss` of loss_fn/losses.py and the means in
     trainers/normal_trainer.py.
 
     Args:
         weight: weight of the contrastive term, at least 0; 0 disables the add-on.
-        std: standard deviation of the features around their means, at least 0.
-        per_class: number of features drawn per class in each step; default: B // K + 1.
+        std: standard deviation of the random features around their means, at least 0.
+        per_class: number of random features per class in each step; default: B // K + 1.
         temperature: temperature of the contrastive loss.
         empty: treatment of images without a positive partner in the contrastive loss: "drop", or "zero" as in the
             authors' code (see `distillkit.losses.supervised_contrastive`).

@@ -162,7 +162,9 @@ class AddOn(Component):
     # A round, in this order: the server sends,
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Add entries to the `message` that the server sends to this `client` for a round, a query or a test.
+        """Add entries to the `message` that the server sends to this `client`.
+
+        The message is for a round's training, for an evaluation, or for the query before round 1.
 
         Called on the server any number of times, for any client. The hook must not change any state.
         """

@@ -69,7 +69,7 @@ def _unusable(
         before: state before the round.
         models: global models with the new state, by name.
         peaks: largest absolute value of each float tensor of the new state, by the tensor's name.
-        growth: largest factor by which one of these values grew in the round. An earlier value below 1 counts as 1.
+        growth: largest factor by which a value in `peaks` grew in the round. Earlier values below 1 count as 1.
     """
     for name, peak in peaks.items():
         if not peak < float("inf"):

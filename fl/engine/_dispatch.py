@@ -1,4 +1,4 @@
-"""Sending of the server's requests, and the record of the values that each client has in its cache or memory.
+"""Sending of the server's requests, with an index of the values that each client has stored.
 
 An exchange is one request of the server to each of several clients, and their replies. A message consists of entries.
 An entry that the method declares as cached is sent to a client only if its value differs from the value that this
@@ -83,7 +83,7 @@ class Dispatcher:
 
         Yields:
             A triple for each client: the result; the request, or None if no request was built because the client has
-            no images; and the name of the version of its memory that the client stored, or "" if it stored none.
+            no images; and the name under which the client stored its changed memory, or "" if it stored none.
 
         Raises:
             BudgetExhausted: a client's releases would exceed the privacy ledger's budget.

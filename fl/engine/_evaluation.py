@@ -92,11 +92,11 @@ class ClientEvaluation:
 
     @classmethod
     def of_row(cls, dispatcher: Dispatcher, row: Mapping[str, Any], evaluate: str | Sequence[int]) -> ClientEvaluation:
-        """Return the evaluation of a round whose row of the history has no evaluation results yet.
+        """Return an object that evaluates a completed round that was not evaluated yet.
 
         Args:
             dispatcher: sender of the requests.
-            row: row of the last completed round, without evaluation results.
+            row: row of the last completed round in the history, without evaluation results.
             evaluate: clients to evaluate: "drawn" (those drawn in the round), "all", "none" or client indices.
         """
         return cls(dispatcher, replace(dispatcher.server, round=row["round"], drawn=row["drawn"]), evaluate, row)

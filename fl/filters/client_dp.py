@@ -76,7 +76,8 @@ class ClientDP(Filter):
             epsilon, use `distillkit.privacy.plan_noise(..., rate=q, count=rounds).sigma`. With 0, there is no privacy
             guarantee.
         rate: q in (0, 1], the probability with which a client takes part in a round.
-        clip: clip norm C of `FedAvg.update`; or a mapping from each entry of a reply to its clip norm.
+        clip: clip norm C of the entry `FedAvg.update`, the client's weight change; or a mapping from each entry of a
+            reply to its clip norm.
         adaptive: an `Adaptive(...)`, which adapts the clip norms from round to round, starting from `clip`. Clients
             then also send bits, which state whether the norm of an update is within the clip norm. The privacy loss
             that `sigma` allows covers the updates and the bits. None: the clip norms are constant.

@@ -162,8 +162,8 @@ class Filter(Component):
             server: server of the run.
             replies: aggregated replies: for each entry, the aggregate of the clients' values by the entry's rule (see
                 `Entry`). `back` of the filters that come later in `Filtered(method, ...)` has already changed them.
-            expected: schema of a reply before `out` of this filter changes it. The schema of client 0 is used as an
-                example.
+            expected: schema of a reply before `out` of this filter changes it. It is made for client 0, which stands
+                for all clients.
 
         Returns:
             The changed replies. The filter that comes before this one in `Filtered(method, ...)` gets them or, if there

@@ -125,7 +125,7 @@ class SetQuality(Filter):
         Args:
             server: server of the run, which holds the real images.
             made: synthetic set. The sample has as many images of each class as this set. None: the sample has
-                `per_class` images of each class.
+                `per_class` images of each class. In both cases, it has at most half of a class's real images.
         """
         data, classes = server.data[self.on], server.task.num_classes
         counts = torch.full((classes,), self.per_class) if made is None else made.labels.bincount(minlength=classes)

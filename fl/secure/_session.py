@@ -215,7 +215,7 @@ class ClientSession:
 
         Raises:
             ProtocolError: the set has fewer clients than the threshold; a client is not in `allowed`, or is repeated;
-                or this client itself is not in the set, unless `action` is "has signed".
+                or this client itself is not in the set. Only a set of signers ("has signed") may lack this client.
         """
         strange = sorted(set(clients) - set(allowed))
         if strange or len(set(clients)) < len(clients):

@@ -257,7 +257,9 @@ class SecureSums(Filter):
         return Message({self.signatures: _bytes([signature])})
 
     def disclose(self, client: Client, message: Message) -> Message:
-        """Step 5 of a secure sum, on a client: return shares with which the server removes the masks.
+        """Step 5 of a secure sum, on a client: return shares of the clients' secrets.
+
+        With these secrets, the server removes the masks from the sum.
 
         Args:
             client: the client.

@@ -149,7 +149,7 @@ def _of_task(
     backend: Backend | Literal["threads"] | None,
     options: dict[str, Any],
 ) -> bool:
-    """Repeat a run that belongs to a study. The study's task reads the images.
+    """Repeat a run that belongs to a study, by executing its task and candidate again.
 
     Args:
         known: the saved run.

@@ -170,7 +170,7 @@ def _has_open_shape(value: Any) -> bool:
 
 
 def without_writes(graph: GraphModule, inputs: Sequence[Tensor], function_name: str) -> GraphModule:
-    """Return an equivalent graph in which no operator writes to a tensor and all constants are copies.
+    """Return an equivalent graph without operators that write to a tensor. Its constants are copies of the originals.
 
     Operators that create uninitialized tensors, such as `torch.empty`, are replaced by operators that fill them with
     zeros.

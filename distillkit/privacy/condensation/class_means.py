@@ -151,7 +151,8 @@ def fit_to_means(
     """Fit synthetic images so that the class means of their embeddings match the released means, for every embedder.
 
     The fit is post-processing, which reads no private data. You can run and repeat it for any number of steps at no
-    privacy cost. The optimizer is SGD with momentum and a cosine schedule; step t uses embedder t mod G.
+    privacy cost. The optimizer is SGD with momentum and a cosine schedule; step t uses embedder t mod G of the G
+    embedders.
 
     Args:
         start: public initial images, float [K * ipc, C, H, W], `ipc` for each of the K classes, sorted by class.

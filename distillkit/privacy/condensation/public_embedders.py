@@ -29,10 +29,10 @@ __all__ = ["PublicEmbedder", "PublicEmbedders"]
 class PublicEmbedder:
     """Function v(x) that maps private and synthetic images alike to vectors of bounded length.
 
-    Because of the bound, adding noise to a sum of vectors makes the sum private. Let phi(x) be the embedding of
-    x, and let `a` be the public center. Then v(x) = (phi(x) - a) / ||phi(x) - a||. With a clip C,
-    v(x) = (phi(x) - a) min(1, C / ||phi(x) - a||). Call an embedder with images
-    [N, C, H, W]. `PublicEmbedders` creates the embedders of a release.
+    Because of the bound, adding noise to a sum of vectors makes the sum private. Let phi(x) be the embedding of x, and
+    let `a` be the public center. Then v(x) = (phi(x) - a) / ||phi(x) - a||. With a clip C,
+    v(x) = (phi(x) - a) min(1, C / ||phi(x) - a||). Call an embedder with images [N, C, H, W]. `PublicEmbedders` creates
+    several embedders, which are used together.
 
     Pass private images only to `of_private` and `embed_private`, which run no user code on private images. They call
     networks and augmentations of this package, or a graph of operators that was captured from your code for one image
@@ -44,8 +44,8 @@ class PublicEmbedder:
         clip: largest length C of a vector. With None, every vector is scaled to length 1.
         match: network output used as phi: `"embedding"`, or `"embedding+logits"` (both, concatenated).
         augment: augmentation, applied to all images with the same random parameters; None for no augmentation.
-        state: seed, and index of this embedder among the embedders of a release; the random parameters of the
-            augmentation are drawn from both.
+        state: seed, and index of this embedder in its `PublicEmbedders`. The random parameters of the augmentation are
+            derived from both.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class PublicEmbedder:
         """Return the vector-Jacobian product of the map from synthetic images to their mean embedding.
 
         The returned function maps n gradients with respect to the mean embedding, float [n, F], to gradients with
-        respect to the images, float [n, ipc, C, H, W]. The gradients may be private.
+        respect to the images, float [n, ipc, C, H, W]. The gradients may depend on private images.
 
         Args:
             images: synthetic images, float [ipc, C, H, W].

@@ -73,7 +73,7 @@ class NodeLedger:
         return ChildLedger(state, self._charge)
 
     def _charge(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Check new ledger lines against the policy and its budget, and write them to this ledger.
+        """Check new ledger lines against the node owner's policy and its budget, and write them to this ledger.
 
         This happens before any noise is drawn.
 

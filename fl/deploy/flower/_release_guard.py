@@ -1,8 +1,8 @@
 """Checks of the messages to and from a node, by the node owner's policy and the privacy ledger.
 
 A `ReleaseGuard` checks one request and its reply. Its methods are called in this order: `require_request` checks the
-request by the policy, `branch` returns the ledger that is charged before any noise is drawn, and `reply_parts` builds
-the reply without information that must not leave the node.
+request by the policy, `branch` returns the ledger that is charged for the request, and `reply_parts` builds the reply
+without information that must not leave the node.
 """
 
 from __future__ import annotations
