@@ -377,11 +377,12 @@ def ppv_interval(tpr: Rate | Estimate, fpr: Rate | Estimate, prior: float) -> Es
     """Return the positive predictive value and its interval, from two rates that have confidence intervals.
 
     For a given `prior`, the value depends only on the ratio of the two rates. The two rates are counted on different
-    records, so their errors are independent. The interval of the ratio is computed from the intervals of the rates by
-    the MOVER method, on a logarithmic scale.
+    records, so they are independent. The interval of the ratio is computed from the intervals of the rates by the MOVER
+    method, on a logarithmic scale.
 
-    If the lower end of a rate is 0, its logarithm does not exist. The result then lies between the predictive value of
-    the lower end of `tpr` with the upper end of `fpr`, and that of the opposite ends. This interval is wider.
+    If the interval of a rate starts at 0, this method cannot be used, because the logarithm of 0 does not exist. The
+    lower end of the result is then computed from the lower end of the interval of `tpr` and the upper end of that of
+    `fpr`. The upper end is computed from the other two ends. This interval is wider.
 
     Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach" (Statistics in
     Medicine 2008).

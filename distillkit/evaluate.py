@@ -101,8 +101,8 @@ class Evaluation:
         """Return the attributes of this result as JSON values.
 
         Each row (an element of `rows`) also contains the mean and the standard deviation of its accuracies over the
-        networks. A teacher network in the protocol is described by its Python class, fingerprint and path. The key
-        "against" describes each perturbation of the test images by its name and options.
+        networks. A teacher network in the protocol is described by its Python class, fingerprint and path. The
+        perturbations of the test images are under the key "against", each with its name and options.
         """
         fields = {"name": describe_protocol(self.protocol), **self.protocol.record()}
         rows = [

@@ -80,7 +80,7 @@ def generator_from_bytes(entropy: bytes) -> torch.Generator:
     would only produce zeros. The reference implementation of the Mersenne Twister (`init_by_array`) does the same.
 
     Args:
-        entropy: `STATE_BYTES` (2496) bytes, which are uniformly random or a hash.
+        entropy: `STATE_BYTES` (2496) bytes, uniformly random or the output of a hash function.
 
     Raises:
         ValueError: `entropy` has another number of bytes.

@@ -18,14 +18,16 @@ _UNBOUNDED = torch.iinfo(torch.int64).max
 
 @dataclass(frozen=True, eq=False)
 class ClassBounds:
-    """Bounds on a client's number of records per class, as `class_bounds` returns them. The bounds certainly hold.
+    """Bounds on a client's number of records per class, as `class_bounds` returns them.
 
-    The object prints as a statement on the classes that the client certainly has or lacks.
+    The bounds are not estimates: they hold without error. The object prints as a list of the classes that the client
+    certainly has and of those that it certainly lacks.
 
     Attributes:
         at_least: lower bound on the number of records of each class, int64 [K].
         at_most: upper bound on the number of records of each class, int64 [K]; the largest int64 if there is no bound.
-        grounds: descriptions of the messages that were used, with the assumptions about each.
+        grounds: descriptions of the messages from which the bounds follow, each with the assumptions that were made
+            about it.
     """
 
     at_least: Tensor

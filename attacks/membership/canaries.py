@@ -106,14 +106,15 @@ def canary_attack(
     generator: int | torch.Generator = 0,
     chunk: int | None = None,
 ) -> CanaryAttack:
-    """Measure how often a model predicts the random wrong labels in its teacher's training data.
+    """Measure how often a model predicts random wrong labels that were put into the training data of its teacher.
 
     Use it before you publish a set with a teacher's labels, or a student network that was trained with such labels.
-    Soft labels can reveal records that no published image resembles. The function trains two teachers. Each is trained
-    on one half of the records, in which some records (canaries) get random wrong labels. From each teacher, `publish`
-    makes the model that an attacker observes. Every canary is then tested on both observed models. The model whose
-    teacher was not trained on the canary is the control. Both teachers have the same number of wrong labels, so a
-    difference between the two rates comes from memorized labels.
+    Soft labels can reveal a record even if no published image resembles it. The function trains two teachers. Each is
+    trained on one half of the records, in which some records (canaries) get random wrong labels. From each teacher,
+    `publish` makes the model that an attacker observes. Every canary is then tested on both observed models. The model
+    whose teacher was not trained on the canary is the control. The two teachers have the same number of wrong labels.
+    If the control predicts the wrong labels less often than the other model, the difference therefore comes from
+    memorized labels.
 
     Args:
         records: real records with class indices, at least 2 * `canaries`.
@@ -126,8 +127,9 @@ def canary_attack(
         chunk: number of images per forward pass; by default, it depends on the device and on the size of an image.
 
     Returns:
-        The rates over all 2 * `canaries` canaries. Their confidence intervals cover the random choice of canaries, but
-        not the variation between trainings of the teachers, so repeat the attack with several seeds.
+        The share of predicted wrong labels, over all 2 * `canaries` canaries, for the control and for the other model.
+        Their confidence intervals cover the random choice of canaries, but not the variation between trainings of the
+        teachers, so repeat the attack with several seeds.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or the observed model returns neither logits nor class indices.

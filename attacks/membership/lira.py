@@ -29,8 +29,7 @@ def lira(
 
     * Offline: for every record, a distribution is fitted to the scores of the shadow models trained without it. The
       result is log(p / (1 - p)), where p is the probability that a model without the record has a score below the
-      target's. Members have higher scores, so only a high score of the target indicates membership. Several public
-      implementations use the two-sided density, which also treats unusually low scores as a sign of membership.
+      target's. Members have higher scores, so only a high score of the target indicates membership.
     * Online (Algorithm 1): a second distribution is fitted to the scores of the shadow models trained with the record.
       The result is the log density of the target's score with the record, minus the log density without it.
 

@@ -137,14 +137,16 @@ class ShadowScores:
     def target(self, number: int, scorer: str) -> Target:
         """Return the inputs of an attack on one of the shadow models.
 
-        The attack compares the scores of this model with the scores that `without(number)` returns.
+        The attack compares the scores of this model with those of all other models except its complement, the model
+        trained on exactly the other records.
 
         Args:
             number: index of the shadow model to attack.
             scorer: name of the scorer whose scores the attack uses.
 
         Raises:
-            TypeError, ValueError: there is no such shadow model or scorer, or no shadow model is left for the attack.
+            TypeError, ValueError: there is no such shadow model or scorer, or the other models cannot be used for the
+                attack (see `without`).
         """
         check.one_of(scorer, "scorer", tuple(self.scores))
         rest = self.without(number)

@@ -36,8 +36,8 @@ class ResizedCrop:
         min_scale: smallest area of a crop, as a fraction of the image's area. 1 keeps the whole image.
         flip: probability of the flip. Use 0 for digits.
 
-    Deviation from torchvision: pixels of the image next to the crop contribute to the interpolation at the crop's
-    border.
+    Deviation: torchvision interpolates between pixels of the crop only. Here, pixels next to the crop contribute to the
+    interpolation at its border.
     """
 
     min_scale: Fraction = 0.08

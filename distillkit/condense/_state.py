@@ -46,8 +46,8 @@ class Progress:
         images: current synthetic images [N, C, H, W]. The condenser changes this tensor, so clone it to keep it.
         state_tensors: the tensors that make up the condenser's state. The condenser changes them in place, so use
             `state()`, which copies them.
-        compute_arguments: function that returns the condenser's arguments as a tensor (see `pack_arguments`). It is
-            slow, because it also computes fingerprints (hashes) of the data and the networks.
+        compute_arguments: function that returns the condenser's arguments as JSON text in a byte tensor. It is slow,
+            because it also computes fingerprints (hashes) of the data and the networks.
     """
 
     step: int

@@ -190,7 +190,7 @@ def _colours(count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
 def _mask(
     digits: list[str], face: str, size: int, *, height: float, turn: float, shift: tuple[float, float], blur: float
 ) -> Tensor:
-    """Draw up to three digits, and return the fraction of each pixel that the stroke covers, float [size, size].
+    """Draw up to three digits, and return the fraction of each pixel that they cover, float [size, size].
 
     Args:
         digits: the left, middle and right digit as text. The left and right one may be empty.

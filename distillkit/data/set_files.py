@@ -122,7 +122,7 @@ def _checksum(data: LabeledImages) -> float:
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    """Return the metadata of a file with a condensed set. Such files are part of distillkit.
+    """Return the metadata of the file of a condensed set that is shipped with distillkit.
 
     The file contains either a set, or only indices of images in a dataset. In the second case, the metadata contain the
     name of the dataset as `dataset`.

@@ -76,9 +76,9 @@ def invert(
             defaults are those of FedCOG. DeepInversion also uses the terms whose default is 0. TV and the norm |x|_2
             are computed for each image, as in `losses`.
         first_bn_multiplier: factor by which the term of the first BatchNorm layer is multiplied.
-        divergence: the divergence D. "clamped" is the Jensen-Shannon divergence with clamped values, as in the code of
-            DeepInversion and FedCOG. "jensen_shannon" is the exact divergence. Its gradient does not vanish where the
-            networks disagree most (see `losses.clamped_disagreement`).
+        divergence: the divergence D. "clamped" is the form in the code of DeepInversion and FedCOG (see
+            `losses.clamped_disagreement`), whose gradient is zero where the networks disagree most. "jensen_shannon" is
+            the Jensen-Shannon divergence, whose gradient is not zero there.
         parametrize: parametrization of the images. Default: the pixels are optimized. With `sets.Tiles(2)`, one stored
             image per target is optimized. It is decoded to 4 images with this target, and the result is a
             `TiledImages`. With a `LatentDecoder`, the latents and weights of a generator network are optimized.
@@ -105,11 +105,11 @@ def invert(
     Papers: DeepInversion (Yin et al., "Dreaming to Distill", CVPR 2020), Eq. 2-4 and 8-9; FedCOG (Ye et al., ICLR
     2024), section 4.1, with `student` and the labels of `generate.complement_targets`.
 
-    Deviations: FedCOG's code returns the images of the last step, because it keeps a reference to the optimized images
-    instead of a copy of the best ones, and it pairs these images with logits of an earlier step. The code of both
-    papers computes norms and clamps over the batch. Here each image has its own loss, so the batch size changes images
-    only by rounding errors, unless the images of a batch share BatchNorm statistics or a generator network. FedCOG
-    passes the generator's pixels in [0, 1] to networks that expect normalized images; here the pixels are normalized
+    Deviations: FedCOG's code returns the images of the last step, together with logits of an earlier step; here, the
+    best images and their logits are returned. The code of both papers computes norms (as in TV) and the clamp of D over
+    the whole batch. Here each image has its own loss, so the batch size changes images only by rounding errors, unless
+    the images of a batch share BatchNorm statistics or a generator network. FedCOG passes the generator's pixels to
+    networks without normalization, although the networks expect normalized images; here the pixels are normalized
     first.
     """
     steps = check.positive_int(steps, "steps", least=0)

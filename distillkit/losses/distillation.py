@@ -43,8 +43,7 @@ def knowledge_distillation(
             range.
 
     Paper: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network" (2015), Section 2. The factor T^2
-    makes the scale of the gradient independent of T. Some implementations omit it, such as the code of "Federated
-    learning with a single shared image" (Soni et al., 2024).
+    makes the scale of the gradient independent of T.
     """
     require_same_shape(student_logits, teacher_logits, _PAIR, "N, K")
     temperature = check.real_number(temperature, "temperature", above=0)
@@ -96,9 +95,8 @@ def binary_distillation(
     Raises:
         TypeError, ValueError: for the same reasons as in `knowledge_distillation`.
 
-    Source: Hinton et al. (2015), section 2, applied to the two classes of each label. No paper states this form.
-    FedCOG's code computes another loss for multi-label tasks, because it passes probabilities to a function that
-    expects log-probabilities.
+    Source: the loss of Hinton et al. (2015), section 2, applied to each label, with the two classes "present" and
+    "absent". No paper states this loss.
     """
     require_same_shape(student_logits, teacher_logits, _PAIR, "N, K")
     temperature = check.real_number(temperature, "temperature", above=0)

@@ -57,7 +57,8 @@ def mean_embedding_distance(
         real: embeddings of real images, float [N, d], without gradients. You can also pass precomputed class means, as
             one row per class.
         synthetic: embeddings of synthetic images, float [M, d].
-        real_labels: class indices of the real images, int [N]. Omit both labels to treat all images as a single class.
+        real_labels: class indices of the real images, int [N]. Omit `real_labels` and `synthetic_labels` to treat all
+            images as a single class.
         synthetic_labels: class indices of the synthetic images, int [M].
         num_classes: number of classes, K. Default: the largest label + 1.
         reduction: "sum" over the classes, or "none" to return the distance of each class.
@@ -213,9 +214,8 @@ def gradient_distance(
         ValueError: the numbers or shapes of the tensors differ, "row_cosine" is used but all tensors are 1-D, or an
             option is out of range.
 
-    Paper: Zhao, Mopuri and Bilen, "Dataset Condensation with Gradient Matching" (ICLR 2021), Eq. 10. FedLGD's server
-    (Eq. 5) uses this distance with a target that is computed from the aggregated update. The names "mse" and "cos" and
-    their definitions follow the authors' code.
+    Paper: Zhao, Mopuri and Bilen, "Dataset Condensation with Gradient Matching" (ICLR 2021), Eq. 10. The names "mse"
+    and "cos" and their definitions follow the authors' code.
     """
     check.one_of(metric, "metric", ("row_cosine", "mse", "cos"))
     eps = check.real_number(eps, "eps", least=0)

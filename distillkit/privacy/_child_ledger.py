@@ -29,7 +29,7 @@ _OPTIONS = ("delta", "budget", "disjoint", "renyi_order", "relation")
 
 
 def child_state(ledger: Ledger, client: int | str) -> dict[str, Any]:
-    """Return an extract of the run's ledger, with which a `ChildLedger` for one client starts, as JSON values.
+    """Return an extract of the run's ledger as JSON values. A `ChildLedger` for one client starts from this extract.
 
     The extract contains the events charged to this client and the events charged to every client. If clients may share
     records, it contains all events. Events that differ only in their round and count are merged into one event.

@@ -227,7 +227,8 @@ class Journal:
         """Yield the lines of the file that have not been read yet.
 
         If the last line lacks a line break, because a crash interrupted its writing, the method appends a line break.
-        If this line is also not valid JSON, the method appends another line, which marks it as torn (incomplete).
+        If this line is not valid JSON, it is incomplete ("torn"). The method then also appends another line, which
+        marks it as torn.
         """
         assert self._path is not None
         with open(self._path, "rb") as file:

@@ -220,9 +220,9 @@ class LabeledImages:
         """Return a copy with some parts replaced.
 
         Args:
-            changes: constructor arguments by name. If you pass `num_classes`, the argument `classes_given` becomes
-                True. The class names are then kept only if the number of classes stays the same and you do not also
-                pass `labels`.
+            changes: constructor arguments by name. Passing `num_classes` sets `classes_given` (whether the number of
+                classes is known independently of the labels) to True. The class names are then kept only if the number
+                of classes stays the same and you do not also pass `labels`.
 
         Raises:
             TypeError, ValueError: an argument is unknown or invalid.
@@ -540,7 +540,7 @@ def require_consistent(
     Args:
         data: set to check.
         name: name of the argument in error messages.
-        num_classes: number of classes that the user passed, or None. If the set's own number was derived from its
+        num_classes: number of classes that the user passed, or None. If the set derived its number of classes from its
             labels, the result has `num_classes` instead.
         normalization: normalization that the user passed, or None.
 

@@ -106,10 +106,10 @@ class Shared(AddOn):
         server.state[self.index] = self._select(server)
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the source of the shared images (an image or a pool), and the indices of this round's images.
+        """Send the source of the shared images, and the indices of this round's images.
 
-        The source is the same in every round, so it is sent to each client only once. This is line 5 of Algorithm 1 of
-        Soni et al. (2024).
+        The source is a single image or a pool of images. It is the same in every round, so it is sent to each client
+        only once. See line 5 of Algorithm 1 of Soni et al. (2024).
         """
         message[self.picture], message[self.index] = self.pixels, server.state[self.index]
 

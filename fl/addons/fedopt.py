@@ -22,8 +22,8 @@ class FedAvgM(AddOn):
 
     The server applies momentum over the rounds. From the mean Delta of the clients' changes in a round, it computes the
     momentum v <- beta v + Delta and the weights w <- w + lr v. With momentum 0, lr is a plain server step size (such as
-    SCAFFOLD's eta_g). With momentum 0 and lr 1, the add-on is disabled. Buffers have no momentum. With several
-    architectures, those that no client of a round uses keep their weights and v.
+    SCAFFOLD's eta_g). With momentum 0 and lr 1, the add-on is disabled. Buffers are set to their mean over the clients.
+    With several architectures, those that no client of a round uses keep their weights and v.
 
     Args:
         momentum: beta, the momentum, in [0, 1).

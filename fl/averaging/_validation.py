@@ -134,7 +134,7 @@ def require_matches(patterns: Sequence[str], names: Sequence[str], option: str) 
         option: name of the option that holds the patterns, for the error message.
 
     Raises:
-        ValueError: a pattern matches no name. The message lists the first six names.
+        ValueError: a pattern matches no name. The message lists the names of the first six parameters.
     """
     for pattern in patterns:
         if not fnmatch.filter(names, pattern.removeprefix("!")):

@@ -28,7 +28,8 @@ class MemoryStore:
     If the last checkpoint of the server is damaged, the server returns to its previous checkpoint. If memories are
     files, the version that belongs to the previous checkpoint is therefore kept, too.
 
-    The name of a version starts with the number of its round, such as "7-3f-1".
+    The name of a version starts with the number of its round, for example 7 in "7-3f-1". The rest differs each time a
+    round is repeated.
 
     Args:
         folder: folder with one subfolder for each client; None keeps the memories in RAM.
@@ -97,7 +98,7 @@ class MemoryStore:
         return _map_tensors(self._ram[client][version], Tensor.clone)
 
     def stage(self, client: int, version: str, memory: Message) -> None:
-        """Store a new, pending version of a client's memory. The version that was loaded is kept.
+        """Store a new, pending version of a client's memory. Earlier versions are not deleted.
 
         Args:
             client: index of the client.

@@ -222,11 +222,12 @@ class ClientRecord:
 class ClientCacheIndex:
     """Index of the values that each client has stored, with one `ClientRecord` for each client.
 
-    A client stores a memory (values that it keeps between rounds) and a cache (values of message entries). A record
-    contains the name of the memory's current version, and digests of the values in the cache.
+    A client stores a memory (values that it keeps between rounds) and a cache (values that it has received, which the
+    server need not send again). A `ClientRecord` contains the name of the current version of the memory, and digests of
+    the values in the cache.
 
     The changes of a round are pending until `commit` or `rollback`. The index keeps a record of every client that has
-    ever been drawn, but a checkpoint stores only the records that changed in its round.
+    ever been drawn. The checkpoint of a round stores only the records that changed in this round.
     """
 
     def __init__(self) -> None:

@@ -269,7 +269,7 @@ def _group(value: Value) -> Tensors:
 
 
 def _like(tensors: Tensors, value: Value) -> Any:
-    """Convert a dict of float64 tensors, as returned by `_group`, to the type and dtypes of an entry's value.
+    """Convert a dict of float64 tensors to the type and dtypes of an entry's value. This reverses `_group`.
 
     Args:
         tensors: the dict. If `value` is a number or a single tensor, the dict has one tensor, called "".

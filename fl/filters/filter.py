@@ -84,7 +84,7 @@ class Filter(Component):
 
         Args:
             server: server of the run. Its state already holds the method's values.
-            expected: schema of client 0's reply before this filter changes it.
+            expected: schema of a reply before this filter changes it. The schema of client 0 is used as an example.
             entries: declared entries (`Entry`) of the messages and the state of the method and its filters, by key.
         """
 

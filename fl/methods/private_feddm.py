@@ -64,8 +64,8 @@ class PrivateFedDM(FedDM):
         least: minimum noised number of records of a class for which images are sent; with 0, images of all classes are
             sent. Default: 3 `sigma_sizes`, or 0 if `sizes` is given.
         warm: whether a client's fit starts from the images that it sent last, instead of noise. The center that is
-            subtracted from each embedding (see `clip`) is then the mean embedding of these images. This separates the
-            classes better.
+            subtracted from each embedding (see `clip`) is then the mean embedding of these images. Subtracting this
+            center separates the classes better.
         clip: largest norm of a record's embedding ("class_means") or gradient ("image_sgd"). None with "class_means":
             the mean embedding of noise images, the center, is subtracted from each embedding, and the difference is
             scaled to norm 1. None with "image_sgd": gradients are clipped to the median gradient norm of noise images.
@@ -81,9 +81,8 @@ class PrivateFedDM(FedDM):
             training, such as `server_lr`.
 
     Raises:
-        PrivacyError: the images start from real images, the network normalizes with batch statistics, the normalization
-            was measured on private data, or `clip` is infinite. The exception is a subclass of this error, and is
-            raised when the method is built or the run starts.
+        PrivacyError: the option `init` of `FedDM` is given and is not "noise", the network normalizes with batch
+            statistics, the normalization was measured on private data, or `clip` is infinite.
         ValueError, TypeError: an option has a wrong type or is out of range.
     """
 

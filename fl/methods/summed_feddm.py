@@ -47,8 +47,8 @@ class SummedFedDM(PrivateFedDM):
             depend on private data. Pass either this or `sigma_sizes`.
         sigma_sizes: standard deviation, in records, of the noise on the numbers of records per class. With "full", it
             applies to each client's numbers, which are released once. With "shares", it applies to the total, which is
-            released with new noise in every round. The same noise must not be used twice, because it would cancel in
-            the difference of two totals. For "shares", pass `spent=[(sigma_sizes, 1.0, rounds)]` to
+            released with new noise in every round. If the same noise were used twice, it would cancel in the difference
+            of two totals, and reveal exact numbers. For "shares", pass `spent=[(sigma_sizes, 1.0, rounds)]` to
             `privacy.plan_noise`: noise multiplier, sample rate (all records take part) and number of releases.
         options: other options of `PrivateFedDM`, except `mechanism`.
 

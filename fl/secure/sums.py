@@ -25,14 +25,15 @@ A round has five exchanges instead of one:
 
 The engine treats these steps like any other exchanges (`Filter.before`, `Filter.after`).
 
-The name of the client's last step and its secrets are stored in its keyring, and not in its memory (`Client.memory`).
-The server chooses which version of the memory a client uses, so it could otherwise make a client repeat a step. Keys
-come from the operating system's random generator, so the masks differ between runs. The results do not differ, because
-the masks cancel exactly.
+The name of the client's last step and its secrets are stored in its keyring (a folder on the client), and not in its
+memory (`Client.memory`). The server chooses which version of the memory a client uses, so it could otherwise make a
+client repeat a step. Keys come from the operating system's random generator, so the masks differ between runs. The
+results do not differ, because the masks cancel exactly.
 
-The protocol deviates from the paper in three points. Because a bundle contains the digest of the seed, a false share is
-detected, and cannot corrupt the model. The keys of boxes and masks also depend on the digest of all bundles, so clients
-that received different bundles from the server have no common keys. Boxes are opened before training, not at the end.
+The protocol deviates from the paper in three points. The digest of the seed is not part of the paper's protocol; with
+it, a false share is detected, and cannot corrupt the model. The keys of boxes and masks also depend on the digest of
+all bundles, which is not so in the paper. Clients that received different bundles from the server therefore have no
+common keys. Boxes are opened before training; in the paper, they are opened at the end.
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ class SavedRun:
     def task(self) -> Task:
         """Study task of the run, which loads and partitions the images. It is rebuilt from the run's config.
 
-        If the study was continued with more rounds, the task has as many rounds as the history.
+        If the study was continued with more rounds, the task's attribute `rounds` is the number of rounds in the
+        history.
 
         Raises:
             NotRepeatable: the run was not part of a study, so its images are unknown.

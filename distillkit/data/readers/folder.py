@@ -79,9 +79,9 @@ def open_folder(
     reuse the cache. If the first call is interrupted, the next one continues it. If a picture file has been added,
     removed, renamed or written since, a new cache replaces the old one.
 
-    The pictures, their order and the splits are the same as with `load_folder`. The pixels are equal for 8-bit pictures
-    that already have the requested size and channels. Other pixels differ by up to 1/510, because the cache rounds them
-    to bytes. The normalization is measured on the rounded pixels.
+    The pictures, their order and the splits are the same as with `load_folder`. The pixels are equal to those of
+    `load_folder` for 8-bit pictures that already have the requested size and channels. Other pixels differ by up to
+    1/510, because the cache rounds them to bytes. The normalization is measured on the rounded pixels.
 
     Args:
         path, size, channels, normalization, test_fraction, background, progress: as in `load_folder`.

@@ -14,7 +14,7 @@ def dp_accounting_installed() -> bool:
 
 
 def pld_epsilon(spends: Sequence[tuple[float, float, int]], delta: float) -> float:
-    """Compute a nearly exact upper bound on the total epsilon of several releases, with dp-accounting.
+    """Compute a nearly exact upper bound on the total epsilon of several releases, with the package dp-accounting.
 
     Neighbors differ by one added or removed record.
 

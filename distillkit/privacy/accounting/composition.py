@@ -296,7 +296,7 @@ def _prv(spends: tuple[Spend, ...], delta: float, by_rdp: float) -> float:
 
     Args:
         spends, delta: arguments of `compose`.
-        by_rdp: bound on epsilon by RDP, from which PRV's allowed numerical error is computed.
+        by_rdp: bound on epsilon by RDP, from which the numerical error that is permitted in PRV's computation follows.
     """
     from distillkit.privacy.accounting._prv import prv_epsilon
 

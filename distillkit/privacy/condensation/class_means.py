@@ -40,8 +40,8 @@ def class_sums(
         chunk: number of images per forward pass; the default depends on device and image size.
 
     Returns:
-        Sums of v(x), float64 [embedders, classes, F]. A record whose embedding overflows or
-        fails adds zero. No warning is given, because the failure is itself private information.
+        Sums of v(x), float64 [embedders, classes, F]. A record whose embedding is not finite, or cannot be computed,
+        adds zero. No warning is given, because it would reveal something about this record.
 
     Raises:
         BatchStatistics, NotCapturable: an embedder is not a fixed function of one image.

@@ -237,14 +237,14 @@ class PublicEmbedder:
 class PublicEmbedders:
     """Sequence of the public embedders of one release, each with its own network, center and augmentation parameters.
 
-    Each embedder maps an image x to a vector v(x) of bounded length, its centered embedding (see `PublicEmbedder`).
-    Pass the same object to `class_sums` and `fit_to_means`, and its property `sensitivity` to `release`. `embedders[k]`
-    depends only on k and the seed. Use an embedder only until you request the next one, because a sampler may reuse and
-    overwrite the network of the last embedder.
+    Each embedder maps an image x to a vector v(x) of bounded length: the embedding of x minus the center, scaled as
+    stated under `clip`. Pass the same object to `class_sums` and `fit_to_means`, and its property `sensitivity` to
+    `release`. `embedders[k]` depends only on k and the seed. Use an embedder only until you request the next one,
+    because a sampler may reuse and overwrite the network of the last embedder.
 
     Args:
-        networks: sampler of the networks, as in `distribution_matching`; it must not depend on the private data, except
-            through earlier releases.
+        networks: sampler of the networks, as in `distribution_matching`; it must not depend on the private data, but it
+            may depend on results that were released with noise before.
         num_networks: number of networks; each network gives one embedder.
         like: set with the shape, normalization, dtype and device of the images. Its own images are not used.
         clip: largest length of a vector v(x); None scales every vector to unit length, so that there is no clip to

@@ -18,14 +18,15 @@ __all__ = ["TrainedNetworks"]
 class TrainedNetworks(Configurable):
     """Sampler that trains a new network from scratch on a public set for every draw.
 
-    `condense_private` with `Passes(train=...)` uses this sampler for every release of class means after the first. You
-    can also pass it to `PublicEmbedders` as `networks`. The networks depend only on public data, so they may embed
-    private images. Embeddings by trained networks separate the classes better than embeddings by untrained networks.
+    With the option `passes=Passes(train=...)`, `condense_private` uses this sampler for every release of class means
+    after the first. You can also pass it to `PublicEmbedders` as `networks`. The networks depend only on public data,
+    so they may embed private images. Embeddings by trained networks separate the classes better than embeddings by
+    untrained networks.
 
     Papers: DM embeds with untrained networks (Zhao and Bilen, WACV 2023). IDM matches with networks that were trained
     on the synthetic images (Zhao et al., "Improved distribution matching for dataset condensation", CVPR 2023).
     Deviation: IDM keeps a queue of networks and continues to train them while the images change. Here each network is
-    trained once, because every private release needs a fixed embedding function.
+    trained once and then stays fixed.
 
     Args:
         factory: function without arguments that returns a network with the device and dtype of `data`. Its parameters

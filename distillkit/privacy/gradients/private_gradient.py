@@ -26,8 +26,9 @@ class PrivateGradient:
 
     A step returns (sum of clipped gradients + N(0, (sigma clip)^2)) / denominator, as in DP-SGD (Abadi et al., CCS
     2016, algorithm 1). You may call `add` several times per step, so that not all gradients of a batch need to be in
-    memory together. If you do not call `add` in a step, because the batch is empty, the result is pure noise. `take`
-    ends the step. This class charges no ledger: charge the steps yourself before the first `take`, with `Ledger.spend`.
+    memory together. `take` ends the step and returns the result. If a batch is empty, do not call `add`; the result
+    then consists of noise alone. This class charges no ledger: charge the steps yourself before the first `take`, with
+    `Ledger.spend`.
 
     Norms, clipping and sums are in float64, whatever the type of the parameters. In float32, one more record can change
     the rounding of all terms, and so change the sum by several times the clip. In float64, the rounding error of a sum

@@ -6,8 +6,9 @@ are in the module `_apps`. This package can be imported without Flower; the apps
 
 A message passes through these modules:
 
-1. `_transport` (server): `GridTransport.exchange` builds a client's request. `_requests` packs one or two requests to
-   the client into one message. The message states how many lines of the node's privacy ledger the server has seen.
+1. `_transport` (server): `GridTransport.exchange` builds a client's request. `_requests` packs it into a message,
+   sometimes together with an evaluation request to the same client. The message states how many lines of the node's
+   privacy ledger the server has seen.
 2. `_messages`: the message is converted to Flower's records, and Flower's grid sends it to the node of the client.
 3. `_node`: `Node.handle_job` loads the client's data (`_client_loading`) and reads the request, with cached values
    from the node's folder (`_node_folder`).

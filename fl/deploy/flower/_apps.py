@@ -25,7 +25,7 @@ class FlowerConfig(RunConfig):
     """Options of `serve` and `server_app`: the options of any run, and options for the connection to the nodes.
 
     Args:
-        clients: number of clients, which is Flower's number of partitions. None: the number in the nodes' configs
+        clients: number of clients. None: the number of partitions in the Flower configs of the nodes
             (`num-partitions`).
         connection: timeouts and limits of the connection to the nodes.
         defer_evaluation: whether evaluation requests (`evaluate`) are sent with the next round's messages, which saves
