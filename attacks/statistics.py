@@ -301,10 +301,10 @@ def _critical_counts(fpr: float, trials: int, error: float) -> tuple[int | None,
     """Return two critical numbers of false positives, for tests whether a true rate is at most or at least `fpr`.
 
     The true rate is the unknown false-positive rate of a threshold. Each test is right with probability at least 1 -
-    `error`. Consider a threshold with k false positives among n non-members. If the threshold is just above the next
-    smaller score, its true rate is stochastically at most a variable with distribution Beta(k + 1, n - k). If the
-    threshold equals the k-th largest score, its true rate is stochastically at least a variable with distribution
-    Beta(k, n - k + 1).
+    `error`. Consider a threshold with k false positives among n non-members. If the threshold is just above the
+    (k + 1)-th largest score of a non-member, its true rate is stochastically at most a variable with distribution
+    Beta(k + 1, n - k). If the threshold equals the k-th largest of these scores, its true rate is stochastically at
+    least a variable with distribution Beta(k, n - k + 1).
 
     Args:
         fpr: false-positive rate with which the true rate is compared.

@@ -171,8 +171,8 @@ def evaluate(
             protocol's teacher is not clearly better than chance on `real` (on `test` if `real` is not given).
         FloatingPointError: training diverged.
 
-    Deviations from the evaluation in DC, DSA and DM: the standard deviation of the accuracies over networks is the
-    sample standard deviation (n - 1), and random real images are sampled anew for each network.
+    Deviation: the tables of DC, DSA and DM give the population standard deviation of the accuracies over networks; here
+    the sample standard deviation (n - 1) is used.
     """
     num_networks = check.positive_int(num_networks, "num_networks")
     require_protocol(protocol)

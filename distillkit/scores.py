@@ -255,7 +255,7 @@ def scores(
                 network is trained with each item, and the item with the best accuracy on held-out images is used.
             train_set: set to train on; None for all real images.
             names: keys under which the results are stored. The first is for `train_set`. If there is a second key,
-                networks are also trained on random real images, and their result is stored under it.
+                networks are also trained on as many random real images, and their result is stored under it.
         """
 
         @functools.cache

@@ -29,7 +29,7 @@ class KeyedObject(Configurable):
         key: identifier of the class in records of runs. The keys of the entries (`Entry`) that the class declares start
             with it, random draws depend on it, and add-ons act in the order of their keys. Default: the name of the
             class; the key of a parent class is not inherited. If you rename a class, set `key = "OldName"`; existing
-            runs, checkpoints and transcripts then stay valid.
+            runs, checkpoints and transcripts (saved messages of a run) then stay valid.
         old_options: former names of renamed options, so that records of older runs can be read. A mapping from the
             present name of an option to its former name, or to a tuple of its former names, oldest first.
     """

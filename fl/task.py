@@ -69,7 +69,8 @@ class LabelTask(Protocol):
 
         Args:
             logits: float [N, K']. K' is the number of the network's outputs, at least the number of classes, K.
-            labels: labels of these images, in the task's form.
+            labels: labels of these images: class indices [N] for `Classification`, rows of 0 and 1 [N, K] for
+                `MultiLabel`.
 
         Returns:
             float64 [3 + 3K]: the number of predictions (one per image, or one per image and class if an image may have

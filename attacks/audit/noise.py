@@ -146,8 +146,8 @@ def replay_release(
         released: the published values, floats of any shape.
         replays: functions that compute the release again, by name: `{"with": lambda: run(records, seed), "without":
             lambda: run(others, seed)}`. Each is called once.
-        tolerance: largest difference that counts as rounding on another machine, > 0, relative to the largest absolute
-            value of the release. It must be well below the noise.
+        tolerance: largest difference that is treated as a rounding difference between machines, relative to the largest
+            absolute value of the release; > 0. It must be well below the noise.
 
     Raises:
         TypeError, ValueError: `replays` is empty; the release or the result of a function is not a finite

@@ -78,8 +78,9 @@ def compare_messages(
 ) -> MessageComparison:
     """Run the same attack on each message, and score the reconstructions against the private images.
 
-    The private images are used for scoring only: restarts are chosen by the attack's own loss, and labels are inferred
-    from the messages. A failed attack does not prove protection, so also try other methods, steps, restarts and priors.
+    The private images are used for scoring only: the best restart is chosen by the loss of the attack, and labels are
+    inferred from the messages. A failed attack does not prove protection, so also try other methods, steps, restarts
+    and priors.
 
     Args:
         messages: messages by name, each computed from as many images as `images` has: `{"none": sent, "clipped":

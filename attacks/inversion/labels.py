@@ -76,7 +76,7 @@ def class_counts(bias_gradient: Tensor, count: int, predictions: Tensor | None =
 
     Raises:
         TypeError, ValueError: a value is not finite, the shapes do not fit, or the predictions are not probabilities
-            (but logits, for example).
+            (for example, if they are logits).
 
     Paper: Geng et al., "Towards General Deep Leakage in Federated Learning" (2021), which also restores labels that
     occur several times in a batch. Deviation: we return the nearest counts with the right sum, instead of rounding each

@@ -23,8 +23,8 @@ def shadow_classifier(target: Tensor, inside: Tensor, shadows: Tensor, labels: T
 
     Paper: Shokri et al., "Membership inference attacks against machine learning models" (S&P 2017). Deviations: we use
     logistic regression (scikit-learn, on standardized outputs, with its default penalty) in place of a network; logits
-    or other scores in place of probabilities, which confident models round to 1; and shadow models on halves of the
-    same records.
+    or other scores in place of probabilities, which confident models round to 1; and shadow models trained on halves of
+    the target's candidate records in place of other records.
 
     Args:
         target: outputs of the target model, float [n] or [n, d]; for example logits (`model_scorer(network, None)`).

@@ -97,8 +97,8 @@ def report(
         invert: options of gradient inversion: the client whose update is inverted, its records, and a time limit. By
             default, the client with the fewest records in plain FedAvg is attacked for at most a minute. None omits the
             inversion.
-        audit: scores of many runs of the mechanism with and without one record, or a comparison of noise; see `Audit`.
-            The report tests the claimed epsilon with them.
+        audit: scores of many runs of the mechanism with and without one record, or a comparison of the drawn noise with
+            the recorded noise; see `Audit`. The report tests the claimed epsilon with them.
         baselines: other pipelines on the same records, by name, which are attacked in the same way for comparison:
             `{"model on raw data": Pipeline(...), "DP-SGD at equal accuracy": ...}`.
         shadows: number of shadow models per pipeline; even, at least 8. Use 32 for narrow intervals.

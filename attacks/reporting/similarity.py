@@ -39,7 +39,7 @@ def closest_images(images: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def record_scores(rounds: list[Tensor], candidates: Tensor) -> dict[str, Tensor]:
-    """Return the membership scores of candidate records, by two attacks that need only the sent images.
+    """Return the membership scores of candidate records, by two attacks that need only the images sent in a run.
 
     Args:
         rounds: pixels of the images sent in each round, [M, C, H, W].

@@ -65,8 +65,8 @@ class CropFlip:
         """Augment a batch of images.
 
         Args:
-            images: float [N, C, H, W] in the given `normalization`. H and W must be larger than `pad` and at least
-                `cutout`.
+            images: float [N, C, H, W], normalized by the attribute `normalization`. H and W must be larger than `pad`
+                and at least `cutout`.
             generator: int seed, or generator for all random draws. The draws depend on H, W and (if `siamese` is False)
                 N, but not on pixel values.
             siamese: whether to draw the crop, flip and cutout once for the whole batch, as in `DSA`.

@@ -31,7 +31,8 @@ class ShufflePatches:
         augment: augmentation that is applied to the shuffled images, or None. RDED uses `ResizedCrop(min_scale=1 /
             factor)`.
 
-    Deviation: if `factor` does not divide a side, the authors' code drops the last pixels.
+    Deviation: if `factor` does not divide a side, the code of RDED's authors drops the last pixels; here all pixels are
+    kept.
     """
 
     factor: PositiveInt = 2

@@ -84,7 +84,7 @@ def distribution_matching(
         match: `"embedding"`, or `"embedding+logits"` to add the squared distance of the mean logits (FedDM). You can
             also pass your own loss: a function of the embeddings of one class's real images [n, d] and synthetic images
             [m, d] that returns a scalar. The losses of all classes are added. With your own loss, each step samples
-            `batch_real` images of each class. To resume, pass a function with the same name.
+            `batch_real` images of each class. A call that resumes needs a function with the same name as before.
         init: initial images, see `initial_images`. A `LabeledImages` is optimized further, and determines the classes
             and their counts.
         parametrize: `sets.Tiles(f)`, for example with f = 2, or None to optimize pixels. With `Tiles(f)`, the result is
@@ -126,9 +126,10 @@ def distribution_matching(
     after the other. If all classes share a single pass, because of batch statistics or few images, the pass uses all
     threads.
 
-    Deviations: the code of DM's authors seeds its augmentation from the clock and runs `steps + 1` steps. In the code
-    of FedLGD and DM, averages over absent classes are NaN; here absent classes are left out. FedDM's paper also samples
-    a batch of the synthetic images; here all synthetic images are used.
+    Deviations: the code of DM's authors seeds its augmentation from the clock and runs `steps + 1` steps; here
+    `generator` determines all randomness, and `steps` steps are run. In the code of FedLGD and DM, averages over absent
+    classes are NaN; here absent classes are left out. FedDM's paper also samples a batch of the synthetic images; here
+    all synthetic images are used.
     """
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     networks = require_sampler(networks)

@@ -40,11 +40,12 @@ class CutMix:
     and the center of the box is uniform. The box is clipped at the border, so an image may keep more than the drawn
     share. A call returns the share that it actually keeps.
 
-    Paper: Yun et al., "CutMix" (ICCV 2019), section 3.1. As in the code of SRe2L, RDED and IDC, both sides of the box
-    are rounded down, and the box extends from `center - side // 2` to `center + side // 2`.
+    Paper: Yun et al., "CutMix" (ICCV 2019), section 3.1. As in the code of SRe2L, RDED and IDC, height and width of the
+    box are rounded down, and the box extends from `center - side // 2` to `center + side // 2`.
 
     Args:
-        alpha: parameter of the beta distribution. All published protocols use 1, the uniform distribution.
+        alpha: parameter of the beta distribution. With 1, the share is uniform in [0, 1]; all
+            `distillkit.protocols.PROTOCOLS` with CutMix use 1.
         probability: probability that a batch is mixed. IDC uses 0.5.
     """
 

@@ -28,8 +28,8 @@ class ConvNet(ImageNetwork):
     """ConvNet of DC (Zhao et al., ICLR 2021), which DM, DSA, FedDM and FedLGD also use for distillation.
 
     The network has `depth` blocks of 3x3 convolution, normalization, activation and 2x2 pooling, and one linear layer
-    on the flattened last map. With default options, 10 classes and 3x32x32 images, it has 320,010 parameters and a
-    2048-d embedding.
+    on the flattened last feature map. With default options, 10 classes and 3x32x32 images, it has 320,010 parameters
+    and a 2048-d embedding.
 
     Args:
         shape: channels, height and width of the images.
@@ -51,8 +51,8 @@ class ConvNet(ImageNetwork):
     norm="batch", because the images of a batch then influence each other, or if a layer of the first block has a
     forward hook.
 
-    With `norm="layer"`, this class learns one scale per channel. The corresponding option "layernorm" in DC's code
-    learns a scale for each value of a feature map.
+    With `norm="layer"`, this class learns one scale per channel. In DC's code, the option "layernorm" instead learns a
+    scale for each value of a feature map.
 
     Raises:
         ValueError: the images are too small for the depth, or an option is unknown.

@@ -70,7 +70,7 @@ class Chain:
         self._hashes.append(hashlib.sha256(self._hashes[-1].encode() + raw).hexdigest())
 
     def read(self, raw: bytes, line: dict[str, Any]) -> bool:
-        """Add a line that was read from the file to the chain, unless it contradicts the chain.
+        """Add a line that was read from the file to the hash chain, unless its field "after" is wrong or missing.
 
         Args:
             raw: bytes of the line without the line break.

@@ -26,7 +26,7 @@ def write_study(
 ) -> None:
     """Write `study.json`. If the file exists, first check that its tasks and candidates have not changed.
 
-    Only the number of rounds of a task may become larger.
+    One change of a task is allowed: its number of rounds may become larger.
 
     Args:
         out: the study's folder.

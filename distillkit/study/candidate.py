@@ -56,7 +56,7 @@ class Job:
         keep: indices of the training records to keep; None for all.
         partition_seed: seed of the partition into clients; None for `seed`. It differs from `seed` if the run repeats
             another run with a new seed but the same partition.
-        notes: information in `config.json` that is needed to repeat the run.
+        notes: JSON values to store in `config.json`, which are needed to repeat the run.
         workers: number of threads that run clients.
         device: the device to compute on.
         progress: whether to show progress bars.

@@ -92,8 +92,8 @@ class Condense(Candidate):
     times (`cpu_seconds_condense`, `cpu_seconds_test`), in seconds. The condensation times of an interrupted run are
     None. If the condenser charges a ledger, the summary also contains `epsilon`, `delta`, `relation` (the neighboring
     relation) and `noise` (the source of the noise, "seeded" or "operating system"). If there is no guarantee,
-    `epsilon_reason` gives the reason. If the guarantee has remarks, `epsilon_remarks` lists them. The small set is
-    saved in the run's folder, unless it consists of all real images.
+    `epsilon_reason` gives the reason. If the guarantee has limits (`Guarantee.remarks`), `epsilon_remarks` lists them.
+    The small set is saved in the run's folder, unless it consists of all real images.
 
     Args:
         make, search, settings, like: arguments of `Candidate`.

@@ -22,7 +22,7 @@ class FineTune(AddOn):
     discarded. The add-on does not change the global training.
 
     By default, all parameters are fine-tuned with the clients' optimizer, as in the paper. Fine-tuning uses the
-    client's own images, even if an add-on replaces the training set.
+    client's own images, even if another add-on replaces the images for the ordinary training.
 
     Args:
         epochs: number of passes over the local data.

@@ -26,13 +26,12 @@ class MOON(AddOn):
     are frozen and in eval mode.
 
     The embedding is the input of the last linear layer. The paper puts a two-layer projection head before this layer.
-    If you want this head, use a network that has one; FedCOG's version of MOON has none. In a client's first round, the
-    contrastive term is left out, because there is no previous model; the authors' code uses a randomly initialized
-    model instead.
+    If you want this head, use a network that has one. In a client's first round, the contrastive term is left out,
+    because there is no previous model; the authors' code uses a randomly initialized model instead.
 
     Args:
-        mu: weight of the contrastive term, at least 0; 0 disables the add-on. The paper tunes it over {0.1, 1, 5, 10};
-            FedCOG's comparison uses 0.01.
+        mu: weight of the contrastive term, at least 0; 0 disables the add-on. The paper tunes it over {0.1, 1, 5, 10}.
+            FedCOG's authors use 0.01 for MOON.
         temperature: temperature in Eq. 3, positive; the paper uses 0.5.
     """
 

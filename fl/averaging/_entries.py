@@ -25,7 +25,8 @@ class Entries:
             reads them (`AddOn.needs_previous`).
         own: parameters and buffers that are never sent, in a client's memory.
         moments: state of the optimizer, in a client's memory, if `ClientOptimizer(state="client")` is used.
-        tested: results of a client's test, as `LabelTask.sums` defines them, by name of the model.
+        tested: test results of a client's models, as returned by `LabelTask.sums`, under the names "global" and
+            "personal".
         key: prefix of the entries' keys.
         name_prefix: prefix of the entries' names (`Entry.name`), so that the name of `update` is "FedAvg.update".
     """

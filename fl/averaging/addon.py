@@ -200,7 +200,7 @@ class AddOn(Component):
         return None
 
     def extra_batches(self, local: Local) -> Iterator[Batch] | None:
-        """Return an endless iterator over the add-on's own batches, one per step, or None if it has no batches.
+        """Return an endless iterator over additional batches of the add-on, one per step, or None if it has none.
 
         Called once on the client, before the first step. `local.stream(self, images)` returns such an iterator over a
         set. In a step, `step.batch_of(self)` returns the batch, and `step.output(self)` the network's outputs for it.

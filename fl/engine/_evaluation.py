@@ -72,7 +72,8 @@ class ClientEvaluation:
     Attributes:
         server: the argument `server`.
         clients: indices of the clients to evaluate.
-        resent: number of bytes of cached message entries that were sent again, because clients had lost them.
+        resent: number of bytes of message entries that were sent again, because clients no longer had them in their
+            caches.
         over: whether the evaluation is complete.
     """
 

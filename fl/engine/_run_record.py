@@ -94,7 +94,7 @@ def read_config(out: Path) -> dict[str, Any]:
 
 
 def require_same(out: Path, record: Mapping[str, Any]) -> None:
-    """Refuse to resume a run that was started with different options. Only options listed in `FREE` may differ.
+    """Refuse to resume a run that was started with different options. Only options in `FREE` may differ.
 
     Args:
         out: folder of the run.

@@ -63,10 +63,10 @@ class RequestHeader:
 
     @property
     def version(self) -> str:
-        """Name of the version of its memory (the values kept between rounds) that a client stores after this request.
+        """Name of the memory version that a client stores after this request.
 
-        The name is composed of `round` and `attempt`. It also identifies the results of the exchange, that is, the
-        clients' replies to requests with this header.
+        A client's memory holds the values that it keeps between rounds. The name is composed of `round` and `attempt`.
+        It also identifies the results of the exchange, that is, the clients' replies to requests with this header.
         """
         return f"{self.round}-{self.attempt}"
 
@@ -109,7 +109,8 @@ class ClientResult:
         seconds: CPU seconds that the client took.
         notes: numbers that the client reports for the round's row of the history (`Client.notes`), by name.
         remembers: whether the client stored a memory (values that it keeps between rounds).
-        resent: number of bytes of cached entries that were sent again, because the client had lost them.
+        resent: number of bytes of message entries that were sent again, because the client no longer had them in its
+            cache.
         bytes_spared: number of bytes that were not sent twice, because two requests to the client were sent in one
             network message.
     """

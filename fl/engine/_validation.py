@@ -238,7 +238,7 @@ def require_public(method: Method, first: LabeledImages, task: LabelTask | None)
 
     Args:
         method: method to run. A method that is not private is never refused.
-        first: the first client's set.
+        first: the first client's set. The other clients' sets must have the same normalization and classes.
         task: option `task` of `simulate`. If it is given, the number of classes comes from the task.
 
     Raises:

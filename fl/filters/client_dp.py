@@ -39,7 +39,8 @@ class Adaptive:
         step: eta_C, the rate at which the clip norms change, above 0.
         sigma: sigma_b, the standard deviation of the noise on the sum of the bits. Default: the expected number of
             clients in a round, divided by 20, as in the paper. It must exceed sqrt(k) / 2 times `ClientDP.sigma`, where
-            k is the number of entries in `ClientDP.clip` (usually 1).
+            k is the number of entries in `ClientDP.clip` (usually 1). Otherwise the bits alone would use the privacy
+            loss that `ClientDP.sigma` allows.
     """
 
     quantile: Fraction = 0.5

@@ -172,7 +172,7 @@ class Filter(Component):
         return replies
 
     def after_receive(self, server: Server, before: Server, method: Method) -> None:
-        """Measure the result of the round, after the method has updated its state.
+        """Measure the result of the round, after the method has updated the server's state.
 
         Called on the server, once per round. Write measurements to `server.notes`; they become columns of the history.
         Do not change `server.state`.

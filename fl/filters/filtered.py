@@ -199,10 +199,10 @@ class Filtered(Method):
         return client.without_records() if self.method.private else client
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Pass the aggregated replies to the method, after the filters have changed them.
+        """Pass the aggregated replies to the federated method, after the filters have changed them.
 
-        The filters change the replies in reverse order, each with its method `back`. When the method has received the
-        replies, the method `after_receive` of each filter is called.
+        The filters change the replies in reverse order, each by its function `back`. After the federated method has
+        received the replies, each filter's function `after_receive` is called.
         """
         schema, before = self.method.expect(server, 0), list[Schema]()
         old = replace(server, state=server.state.copy())

@@ -33,9 +33,9 @@ class SetQuality(Filter):
 
     FedDM claims that the union of the clients' synthetic sets approximates real images. FedLGD claims that the server's
     synthetic images (anchors) approximate updates. Use the filter to check these claims, and to compare the synthetic
-    images with an equally large set of real images. The column of the history is `set_quality`, with the entries below.
-    The gradient of a set is that of the cross-entropy on the set, with respect to the weights. The distance of a set
-    from another set, or from the update, is computed between gradients:
+    images with an equally large set of real images. The results are in the column `set_quality` of the history, under
+    the names listed below. The gradient of a set is that of the cross-entropy on the set, with respect to the weights.
+    The distance of a set from another set, or from the update, is computed between gradients:
 
     * `update_real`: distance of the round's update from the gradient of the real images in `on`.
     * `sample_real`, `sample_update`: distance of a random sample of `on` from the other images in `on`, and from the
@@ -51,7 +51,7 @@ class SetQuality(Filter):
 
     The filter does not change the training, and no additional values are sent. Compare only methods that were measured
     with the same `on`. FedLGD's anchors are fitted to the update (Huang et al., TMLR 2024, Eq. 5), and FedDM's union to
-    the real images (Xiong et al., CVPR 2023, Eqs. 2-6). Neither paper reports such numbers.
+    the real images (Xiong et al., CVPR 2023, Eqs. 2-6). Neither paper reports these distances.
 
     Args:
         entry: entry of the server's state that holds the synthetic set after the round, such as `Anchors.anchors` or

@@ -37,15 +37,15 @@ class FedProto(Method):
     the squared distance of each embedding to the global prototype of its class. Then the client sends the mean
     embedding of each of its classes. The server averages them over the clients to get the new global prototypes. A
     class that no client sent keeps its prototype. The clients' networks may differ as long as their embeddings have the
-    same size. There is no global model, so `accuracy` in the history is the mean over the clients' own models.
+    same size. Networks of the same architecture start from the same initial weights. There is no global model, so
+    `accuracy` in the history is the mean over the clients' own models.
 
     Deviations. The paper's aggregation takes the mean weighted by image counts, and then divides this mean by the
     number of clients that have the class. That division would shrink the prototypes, so it is left out
     (`weights="samples"`). The authors' code takes the plain mean over the clients that have the class
     (`weights="uniform"`). The distance to the prototypes is computed for each image; the paper computes it for the
     class means of a batch (see `distillkit.losses.prototype_distance`). Prototypes are computed in eval mode after
-    training; the authors' code averages the embeddings seen during training. Networks of one architecture start from
-    the same initial weights.
+    training; the authors' code averages the embeddings seen during training.
 
     Args:
         factory: function that takes the number of classes and returns a network; or, for several architectures, a

@@ -134,13 +134,14 @@ class SummedFedDM(PrivateFedDM):
     def noised(client: Client, mechanism: str, sums: Tensor, sigma: float, sensitivity: float, share: float) -> Tensor:
         """Charge a client's releases to the ledger, then add the client's share of the noise to its sums.
 
-        The charge is computed for the whole noise.
+        The charge is computed from `sigma`, even if the client adds only a share of the noise.
 
         Args:
             client: client that draws the noise and is charged.
             mechanism: name of the mechanism in the ledger.
             sums: values to release, [releases, ...]. Each row is one release.
-            sigma: noise multiplier (standard deviation divided by sensitivity) of the whole noise.
+            sigma: noise multiplier (standard deviation divided by sensitivity) of the whole noise, that is, of all
+                shares together.
             sensitivity: maximum l2 norm by which one record changes a row.
             share: factor by which this client multiplies the standard deviation: 1, or 1 / sqrt(M) if M clients share
                 the noise.

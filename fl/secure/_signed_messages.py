@@ -58,7 +58,7 @@ class RoundContext:
 
     @staticmethod
     def sum_digest(transcript: bytes, partners: Sequence[int], survivors: Sequence[int]) -> bytes:
-        """Return the digest that a client signs to confirm which clients are in the sum, before the masks are removed.
+        """Return the digest that a client signs to confirm, before the masks are removed, which clients a sum contains.
 
         Args:
             transcript: digest of the participants and their keys, as the method `transcript` returns it.

@@ -402,12 +402,12 @@ class SecureSums(Filter):
         """Remove the masks from the sum, and decode the sum as the method's aggregated replies.
 
         Args:
-            server: the server, whose state contains the disclosed shares.
+            server: the server. Its state contains the shares of secrets that clients disclosed in this round.
             replies: aggregated replies with the sum of the masked vectors.
             expected: schema of one client's reply, as the method expects it.
 
         Raises:
-            NoUsableReply: a secret recovered from the disclosed shares does not match the key or digest that its client
+            NoUsableReply: a secret recovered from these shares does not match the key or digest that its client
                 announced.
         """
         state = server.state

@@ -72,8 +72,8 @@ def repeat(
         method: the method, if `config.json` cannot describe it; see `load`.
         clients, test, server_data: the images of a run that was made by `simulate` outside a study. Such a run does not
             record the source of its images.
-        backend: backend that runs the clients; see `simulate`. Default: the backend of the study's candidate, or
-            threads for a run outside a study.
+        backend: backend that runs the clients; see `simulate`. Default: for a run of a study, the backend of its
+            candidate; otherwise threads.
         workers: number of clients that run in parallel.
         device: device of clients and server; default: the device of the run. On another device, rounding may differ,
             and so may the hash of the results (`outcome_hash`).

@@ -160,8 +160,8 @@ def _shifted(places: Iterable[tuple[tuple[float, float], int]]) -> dict[tuple[in
     """Round pairs of coordinates down to integers, and count the releases at each rounded pair.
 
     Args:
-        places: for each kind of release, a pair of coordinates and the number of releases. The coordinates are log
-            sigma and -log rate, divided by the step of a grid.
+        places: for each kind of release, a pair of coordinates and the number of releases. The coordinates are
+            log(sigma) and -log(rate), divided by the step of a grid, where rate is the sampling rate.
     """
     cells: dict[tuple[int, int], int] = {}
     for (x, y), count in places:

@@ -54,7 +54,7 @@ def capture(
 
 
 class CapturedFunction:
-    """Fixed function of one record that can be evaluated on many records. `capture` creates objects of this class.
+    """Traced function of one record that can be evaluated on many records. `capture` creates objects of this class.
 
     Row i of a result depends only on record i and on the shared tensors, which are the same for all records. If an
     operator fails for a record, the record's rows are zero, because an error could reveal private values.

@@ -43,10 +43,11 @@ def image_gradients(
     """Compute the gradient of each real image's loss with respect to the synthetic images, in chunks.
 
     `image_sgd` clips these gradients; you can also use them in your own private optimizer. Let phi be the embedding and
-    mu_c the mean of phi over the synthetic images of class c. The loss of a real image x_i of class c is
-    l(phi(x_i), mu_c), where l is the argument `loss`. Its gradient is zero for the synthetic images of all other
-    classes. For those of class c, it is a vector-Jacobian product of the map from the images to mu_c. The synthetic
-    images are therefore embedded only once per class, and the real images are used only through their embeddings.
+    mu_c the mean of phi over the synthetic images of class c. The loss of a real image x_i of class c is l(phi(x_i),
+    mu_c), where l is the argument `loss`. Its gradient is zero for the synthetic images of all other classes. For those
+    of class c, it is a vector-Jacobian product: the gradient of l with respect to mu_c, times the Jacobian of mu_c with
+    respect to these images. The Jacobian does not depend on x_i, so the synthetic images are embedded only once per
+    class. Of the real images, only the embeddings are used.
 
     Args:
         images: synthetic images, float [K, ipc, C, H, W].

@@ -40,8 +40,9 @@ def require_mean_objective(loss: Callable[[Tensor, Tensor], Tensor], logits: Ten
 
     Args:
         loss: function of (logits [N, K], labels) that returns a scalar.
-        logits, labels: logits and labels on which the loss is tested. They must be public. At least two rows must
-            have the same class, so that the test also detects contrastive terms.
+        logits, labels: logits and labels on which the loss is tested. They must be public, because error messages
+            contain values computed from them. At least two rows must have the same class, so that the test also detects
+            contrastive terms.
 
     Raises:
         NotSeparable: the objective is not a scalar, or it differs from the mean over the examples, as it does with

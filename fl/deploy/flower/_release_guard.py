@@ -32,7 +32,7 @@ _RELEASING_VERBS = ("local", "answer")
 
 
 class ReleaseGuard:
-    """Checker of one request to a node and of the node's reply, by the node owner's policy and the privacy ledger.
+    """Check of a request to a node, and of the reply, against the node owner's policy and the privacy ledger.
 
     Args:
         method: the node's method.

@@ -76,10 +76,10 @@ class GridTransport:
     """Transport to clients on Flower's nodes; see `fl.engine._transport.Transport` for the interface.
 
     Before each exchange, and while it waits for replies, the server looks for new nodes. A node that was restarted is
-    recognized by its partition index. If it has not replied to its last request, the request is sent once more.
-    Requests of a private method are not repeated, because each attempt spends the budget. The nodes get no message when
-    a round is completed or has failed. Instead, every request states which version of the client's memory (values that
-    it keeps between rounds) is valid.
+    recognized by the `partition-id` in its configuration. If it has not replied to its last request, the request is
+    sent once more. Requests of a private method are not repeated, because each attempt uses privacy budget. The nodes
+    are not told whether a round succeeded. Therefore every request states which version of the client's memory (values
+    that it keeps between rounds) is valid.
 
     Args:
         connection: connection to the nodes.
