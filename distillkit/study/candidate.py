@@ -125,7 +125,7 @@ class Candidate(ABC):
             the settings by name: `lambda factory, lr, mu: FedAvg(FedProx(mu), factory=factory, lr=lr)`. If it has an
             argument `task`, it also receives the `Task`. It may be a lambda: the study's files describe the built
             object instead of `make`.
-        search: configurations to compare, each a mapping of settings; see `grid`. All candidates of a study must have
+        search: configurations to compare, each a mapping of settings; see `grid`. All searches in a study must have
             the same number of configurations.
         settings: settings that all configurations of this candidate share.
         like: name of another candidate whose chosen settings this candidate uses instead of a search. Use it for a
