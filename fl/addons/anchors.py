@@ -127,7 +127,7 @@ class Anchors(AddOn):
         """Add statistics of the client's images to `reply`, the client's answer to the server's query before round 1.
 
         For each class, these are the mean and standard deviation of the pixels of each channel, and a number that
-        states whether the client has the class.
+        is 1 if the client has images of the class, otherwise 0.
         """
         stats = class_statistics(local.client.data, whole_set=self.init == "statistics-whole-set")
         reply[self.statistics] = torch.cat(stats, 1)
@@ -137,7 +137,7 @@ class Anchors(AddOn):
         """Add two entries to `schema`, which describes a client's answer to the server's query before round 1.
 
         The first is a row for each class, with the mean and standard deviation of the pixels of each channel. The
-        second is a number in [0, 1] for each class, which states whether the client has the class.
+        second is a number for each class, which is 1 if the client has images of the class, otherwise 0.
         """
         blank = torch.zeros(server.task.num_classes, 2 * server.shape[0], dtype=server.dtype)
         schema[self.statistics.key] = EntrySpec(blank)

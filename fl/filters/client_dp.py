@@ -155,7 +155,7 @@ class ClientDP(Filter):
         require_sums(method, self.clips)
 
     def start(self, server: Server, expected: Schema, entries: Mapping[str, Entry[Any]]) -> None:
-        """Check the replies' schema and the ledger's delta. With adaptive clip norms, store their initial values.
+        """Check the replies' schema and the delta of the run's ledger. Store the initial values of adaptive clip norms.
 
         Raises:
             PrivacyError: a reply contains an entry that is not clipped or has no fixed shape.

@@ -103,7 +103,7 @@ def condense_private(
             which are shrunk to tiles.
         steps: number of fitting steps in each pass after the first.
         lr, momentum: learning rate and momentum of all fits (SGD, cosine schedule); the default learning rate suits
-            unit vectors.
+            embeddings of length 1.
         ledger: ledger to charge; or an `Account`, which combines a ledger with the client, the round and the source of
             the noise. Default: a new ledger, whose epsilon covers this call alone; pass the same ledger to all calls
             on the same records.
