@@ -146,11 +146,11 @@ class OperatingPoint:
     def ppv(self, prior: float) -> Estimate:
         """Return the positive predictive value, that is, the share of members among the records called members.
 
-        The value depends on the share of members among the candidates, `prior`; see `attacks.ppv`. The interval of the
-        result is wide if there are few false positives, as for the strongest attacks.
+        The value depends on `prior`, the share of members among all records that an attacker examines; see
+        `attacks.ppv`. The interval of the result is wide if there are few false positives.
 
         Args:
-            prior: share of the candidates that are members, in (0, 1).
+            prior: share of these records that are members, in (0, 1).
 
         Raises:
             TypeError, ValueError: the prior is out of range, or no record is called a member at this threshold.

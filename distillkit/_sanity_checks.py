@@ -11,7 +11,7 @@ __all__ = ["check_class_sizes", "check_images", "check_labels"]
 
 
 def check_images(images: Tensor, normalization: Normalization | None) -> None:
-    """Raise an error or a warning for images that do not match their stated layout or normalization.
+    """Raise an error or a warning for images that look like [N, H, W, C], or that do not fit the stated normalization.
 
     Args:
         images: [N, C, H, W].

@@ -36,8 +36,8 @@ class BadReply(ValueError):
 class EntrySpec:
     """Specification of one entry of a reply. `Method.expect` returns a mapping from entry keys to specifications.
 
-    Every reply is compared with its schema before it is used, so a client cannot send anything that the server does not
-    expect. Values that are not finite are always refused.
+    Every reply is compared with this mapping, its schema, before it is used, so a client cannot send anything that the
+    server does not expect. Values that are not finite are always refused.
 
     Attributes:
         value: an example value. A tensor must have the shape and dtype of the example, and a dict of tensors also the

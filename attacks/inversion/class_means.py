@@ -21,7 +21,7 @@ class ClassMeans:
 
     Args:
         embeddings: functions that map images, float [N, C, H, W], to embeddings, float [N, F], such as
-            `network.features` or a public map. If the client changed each embedding, for example by clipping, the
+            `network.features` or a public function. If the client changed each embedding, for example by clipping, the
             functions must do the same.
         means: mean embeddings, float [K, F] for each embedding function, with one row per class. A row of zeros or NaN
             means that the class has no records. If the client sent sums, divide them by the number of records per
@@ -64,7 +64,7 @@ class ClassMeans:
     def of(
         embeddings: Sequence[Callable[[Tensor], Tensor]], images: Tensor, labels: Tensor, num_classes: int
     ) -> ClassMeans:
-        """Return the message, without noise, that a client with these images sends.
+        """Return the message of a client with these images: the mean embedding of each class, without noise.
 
         Use it to test an attack or a defence.
 

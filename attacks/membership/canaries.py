@@ -78,10 +78,11 @@ class CanaryAttack:
     def p_value(self) -> float:
         """P-value of McNemar's exact one-sided test, whose null hypothesis is that the labels do not leak.
 
-        The test uses only canaries whose wrong label is predicted by exactly one of the two observed models. There are
-        `only_taught + only_control` such canaries. Under the null hypothesis, each of them is equally likely to belong
-        to `only_taught` or `only_control`. The p-value is the probability that `only_taught` is then at least as large
-        as observed.
+        For each canary, two models are compared: one whose teacher was trained on the canary's wrong label, and one
+        whose teacher was not. The test uses only canaries whose wrong label is predicted by exactly one of the two.
+        `only_taught` counts those where this is the first model, and `only_control` the others. Under the null
+        hypothesis, both cases are equally likely. The p-value is the probability that `only_taught` is then at least as
+        large as observed.
         """
         from scipy.stats import binom
 

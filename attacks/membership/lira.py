@@ -127,9 +127,10 @@ class _Fit:
         return torch.where(f.isinf(), gaussian, student) - self.scale.log()
 
     def log_odds(self, target: Tensor) -> Tensor:
-        """Return log(p / (1 - p)) for each record, where p is the record's fitted CDF at the target's score.
+        """Return the log odds log(p / (1 - p)) of each record.
 
-        The result is accurate even if p is very close to 0 or 1.
+        Here, p is the CDF of the record's score distribution at the record's score under the target model. The result
+        is accurate even if p is very close to 0 or 1.
 
         Args:
             target: scores of the target model, [n].

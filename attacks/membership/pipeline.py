@@ -107,8 +107,8 @@ def score_run(pipeline: Pipeline, inside: Tensor, seed: int) -> RunScores:
         seed: seed that is passed to `fit`.
 
     Raises:
-        TypeError, ValueError: `fit` returned no scorers, or scores are not finite or have another shape. Errors of
-            `fit` are raised unchanged.
+        TypeError, ValueError: `fit` returned no scorers (functions that score records), or scores are not finite or
+            have another shape. Errors of `fit` are raised unchanged.
     """
     start = time.perf_counter()
     scorers = pipeline.fit(inside.nonzero().flatten(), seed)

@@ -94,12 +94,12 @@ def estimate_cost(
             saved there and `run_shadows` does not train it again.
 
     Returns:
-        The estimated `Cost` of the missing shadow models. If none is missing, no model is trained, and `Cost.each` is
-        the time that the training of the first shadow model took.
+        The estimated `Cost` of the shadow models that are not in `out` yet. If `out` contains all of them, no model is
+        trained, and `Cost.each` is the time that the training of the first one took.
 
     Raises:
         TypeError, ValueError: an argument is out of range; the shadow models in `out` were made with other settings; or
-            `fit` returns no scorers, or scores that are not finite.
+            `fit` returns no scorers (functions that score records), or a scorer returns scores that are not finite.
         InUse: another process uses `out`.
     """
     workers = check.positive_int(workers, "workers")

@@ -50,7 +50,7 @@ def nearest_section(observed: ObservedData, members: Records | None, non_members
     """Return the section that shows sent images and, below each, the most similar member and non-member.
 
     Args:
-        observed: the sent images.
+        observed: images that the run sent or published.
         members: private training records; if None, only the sent images are shown.
         non_members: records that were not used for training; if None, they are not shown.
     """

@@ -147,13 +147,13 @@ def shadow_parts(
 def _shadowed(
     pipeline: Pipeline, count: int, workers: int, out: Path, progress: bool
 ) -> dict[tuple[str, str], AttackResult]:
-    """Train shadow models by repeating a `Pipeline`, and evaluate all attacks on the scores of each of its scorers.
+    """Train shadow models by repeating a `Pipeline`, and evaluate all attacks on the membership scores.
 
     Args:
         pipeline, count, workers, out, progress: arguments of `attacks.membership.run_shadows`.
 
     Returns:
-        The result of each attack, by the pair of scorer name and attack name.
+        The result of each attack, by a pair: name of the scoring function, name of the attack.
     """
     made = run_shadows(pipeline, count, out=out, workers=workers, progress=progress)
     wanted = min(1.0, max(0.01, (1 + 1e-9) / (len(pipeline.images) // 2)))

@@ -147,7 +147,7 @@ def _recomputed(run: RecordedRun, claim: dict[str, Any], findings: Findings) -> 
         findings: findings of the report, to which contradictions are added.
 
     Returns:
-        Texts for the report.
+        Texts and tables for the report.
     """
     with tempfile.TemporaryDirectory() as folder:
         for path in run.path.glob("ledger.jsonl*"):

@@ -37,7 +37,8 @@ class PixelDescent:
         callback: function that is called with a `Progress` after each step.
 
     Attributes:
-        loss: loss of the last step, also in a resumed descent; None before the first step.
+        loss: loss of the last step; None before the first step. After resuming a state, it is the loss of the last step
+            before the state was saved.
     """
 
     loss: float | None = None

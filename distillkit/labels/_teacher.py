@@ -63,7 +63,7 @@ def try_teacher(teacher: nn.Module, pool: LabeledImages | StoredImages, name: st
 
     The teacher classifies at most 2,000 images, which are evenly spaced in the set. Its number of correct predictions
     is compared with random guessing in a one-sided binomial test. If the p-value is above 1 per cent, the teacher is
-    refused, or a warning is given if there are fewer than 50 images.
+    refused; if there are fewer than 50 images, it is accepted with a warning instead.
 
     Args:
         teacher: the network.

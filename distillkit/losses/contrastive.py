@@ -120,10 +120,11 @@ class SupervisedContrastive(nn.Module):
         other_embeddings: Tensor | None = None,
         other_labels: Tensor | None = None,
     ) -> Tensor:
-        """Compute the loss of a batch, optionally with a second source of embeddings; see `supervised_contrastive`.
+        """Return the supervised contrastive loss of a batch; see `supervised_contrastive`.
 
         Args:
-            embeddings, other_embeddings: embeddings, float [N, d] and float [M, d].
+            embeddings, other_embeddings: embeddings of the batch, float [N, d], and optionally of other images, such as
+                synthetic ones, float [M, d].
             labels, other_labels: class indices int [N] and [M].
         """
         return supervised_contrastive(

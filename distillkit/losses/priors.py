@@ -126,8 +126,7 @@ class BatchNormPrior:
         TypeError: `network` is not an `nn.Module`.
         ValueError: the network has no BatchNorm layer with running statistics, or `first_multiplier` is negative.
 
-    Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), Eq. 4. The authors' code does not remove its hooks from the
-    network.
+    Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), Eq. 4.
     """
 
     def __init__(self, network: nn.Module, *, first_multiplier: float = 1.0) -> None:

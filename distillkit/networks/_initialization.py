@@ -127,8 +127,9 @@ def initialize(network: nn.Module, generator: int | torch.Generator, redraw: Red
     biases, N(0, 1) for embeddings, Xavier for attention, and constants for norms (running statistics are reset) and
     PReLU. With a seed s, a network of this package gets the same values as if it is constructed after
     `torch.manual_seed(s)`. The constructors of torchvision's networks draw from other distributions; use `KeepInit` to
-    keep their values. Any other module with its own parameters is initialized by its method `initialize(generator)` or,
-    without this method, by `reset_parameters()`. Buffers other than running statistics are unchanged.
+    keep their values. Any other module that has parameters outside its submodules is initialized by its method
+    `initialize(generator)` or, without this method, by `reset_parameters()`. Buffers other than running statistics are
+    unchanged.
 
     Args:
         network: any `nn.Module`.

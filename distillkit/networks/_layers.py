@@ -57,8 +57,9 @@ def _small_and_channels_last(maps: Tensor) -> bool:
 class AveragePool(nn.AvgPool2d):
     """2x2 average pooling that is faster than `nn.AvgPool2d` on a CPU, because it uses a matrix product.
 
-    The matrix has the entries 0 and 1/4. The results agree with `nn.AvgPool2d` for finite values. If a map contains an
-    infinite value, a whole row of averages becomes NaN, while `nn.AvgPool2d` returns a single infinite average.
+    The matrix has the entries 0 and 1/4. The results agree with `nn.AvgPool2d` for finite values. If a feature map
+    contains an infinite value, a whole row of averages becomes NaN, while `nn.AvgPool2d` returns a single infinite
+    average.
     """
 
     def __init__(self) -> None:

@@ -64,7 +64,7 @@ class CifarResNet(ImageNetwork):
 
     Two details follow the code (models/cifar_resnet.py) of Soni et al., "Federated learning with a single shared image"
     (CVPR 2024 workshops). The shortcuts between stages are 1x1 convolutions followed by a normalization layer, while
-    those of He et al. have no parameters, so their ResNet-20 has 269,722. Convolutions are initialized from
+    those of He et al. have no parameters, so their ResNet-20 has 269,722 parameters. Convolutions are initialized from
     N(0, 2 / fan_out).
 
     Args:

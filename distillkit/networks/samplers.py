@@ -48,8 +48,8 @@ class RandomNetworks(Configurable):
 
     One network is created, and every draw reinitializes it in place with `networks.initialize`. The network is in eval
     mode, except that batch norm uses batch statistics, because an untrained network has no useful running statistics.
-    The authors' code uses training mode for all layers, which differs only in dropout. In training mode, dropout would
-    draw from the global random state.
+    The authors' code uses training mode for all layers. This makes a difference only for dropout, which would draw from
+    the global random state.
 
     Paper: Zhao and Bilen, "Dataset condensation with distribution matching" (WACV 2023).
 

@@ -119,7 +119,7 @@ def mmd_table(
     """Draw tables of the squared RBF MMD between all pairs of clients, before and optionally after distillation.
 
     Args:
-        before: mapping from client names to embeddings, float [N_i, d]. Clients are drawn in this order.
+        before: mapping from client names to embeddings, float [N_i, d]. The tables list the clients in this order.
         after: mapping from the same client names to embeddings of the distilled sets, computed by the same network; or
             None.
         unbiased: whether to use the unbiased estimate; see `pairwise_mmd`.

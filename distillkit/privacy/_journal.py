@@ -30,8 +30,8 @@ class Chain:
     """Hash chain over the lines of a file.
 
     The field "after" of every line contains the hash of all lines before it. If a line is edited, moved, inserted or
-    removed, the hash in the next line therefore no longer matches. Files of earlier versions begin with lines that lack
-    the field. Once a line has it, all later lines must have it.
+    removed, the hash in the next line therefore no longer matches. Files of earlier versions of distillkit begin with
+    lines that lack the field. Once a line has it, all later lines must have it.
 
     Attributes:
         unchained: number of lines that lack the field.

@@ -1,7 +1,8 @@
 """Inputs that each private entry point assumes to be public. Epsilon covers only the records, not these inputs.
 
-An entry point is a function such as `condense_private` that charges a ledger. The ledger records the assumptions of
-every entry point that charged it. `Guarantee.assumptions` lists them, so that readers of epsilon can check them.
+An entry point is a function such as `condense_private` that charges a privacy ledger. The ledger records the
+assumptions of every entry point that charged it. `Guarantee.assumptions` lists them, so that readers of epsilon can
+check them.
 """
 
 from __future__ import annotations

@@ -301,8 +301,8 @@ class Ledger:
         """List all releases charged to a client's records, as (sigma, rate, count) tuples for `compose`.
 
         Args:
-            client: id of the client. Events that are charged to every client (`ALL_CLIENTS`) are included. None: the
-                events of all clients.
+            client: id of the client. Releases that are charged to every client (`ALL_CLIENTS`) are included. None: the
+                releases of all clients.
         """
         with self._synced():
             return self._spends(None if client is None else client_id(client))

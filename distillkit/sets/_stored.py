@@ -95,8 +95,8 @@ class StoredImages(FileBacked):
     without reading them.
 
     Args:
-        file: file of the pictures.
-        rows: for each picture of the set, its index in the file, int64 [N].
+        file: file that contains the images.
+        rows: for each image of the set, its index in the file, int64 [N].
         labels: class indices int64 [N], or label rows float [N, K].
         num_classes: number of classes, K.
         normalization: normalization that `read` applies to pixels.
@@ -107,7 +107,7 @@ class StoredImages(FileBacked):
 
     Raises:
         TypeError, ValueError: labels, columns and rows have different lengths, or the normalization has another number
-            of channels than the pictures.
+            of channels than the images.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ class StudyDesign:
     """Tasks, candidates and seeds of a study.
 
     Attributes:
-        tasks, candidates: tasks and candidates by name.
+        tasks, candidates: tasks, and candidates (methods to compare), by name.
         seeds: seeds of the final runs.
         tune_seeds: seeds of the tuning runs.
         tune_on: the task on which the configurations (settings of a candidate that tuning tries) are compared; None to

@@ -142,8 +142,8 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[TuningResult], Map
 def equal_search_sizes(folder: str | os.PathLike[str]) -> dict[str, int]:
     """Check that all candidates of a task have the same number of configurations, and return this number by task.
 
-    With different numbers, a comparison of the candidates would not be fair. A candidate without a search has one
-    configuration. Candidates that use the settings of another candidate (`like`) are left out.
+    With different numbers, a comparison of the candidates would not be fair. A candidate whose settings are not tuned
+    has one configuration. Candidates that use the chosen settings of another candidate (option `like`) are left out.
 
     Args:
         folder: the study's folder, its `choice.json`, or a file written by `write_records`.

@@ -53,10 +53,10 @@ class Study:
     """Comparison of candidates on tasks with several seeds, with all records in one folder.
 
     `run` executes all runs that are not finished, so call it again after any interruption. First, tuning runs compare
-    each candidate's configurations on validation data of the task, with seeds that are not used in any table. All
-    candidates have the same number of configurations. The best configuration according to `rule` is recorded in
-    `choice.json`. Each candidate then runs with its best configuration, once per task and seed, and is tested on the
-    test set. All tables are made from the folder, so you can also make them later.
+    each candidate's configurations (values of its settings) on validation data of the task, with seeds that are not
+    used in any table. All candidates have the same number of configurations. The best configuration according to `rule`
+    is recorded in `choice.json`. Each candidate then runs with its best configuration, once per task and seed, and is
+    tested on the test set. All tables are made from the folder, so you can also make them later.
 
         study = Study("runs/hospitals", task, {"FedAvg": Federated(FedAvg, search=grid(lr=[0.03, 0.1]))})
         study.run()
@@ -77,8 +77,9 @@ class Study:
             up privacy budget. Default: configurations are compared on each task separately.
         rule: criterion for the best configuration, averaged over `tune_seeds`: "last" for the accuracy after the last
             round, "late" for the mean accuracy over late rounds, or "own" for the mean accuracy of the clients, each on
-            its own test set (see `Task.own_tests`). In a tie, the first configuration is chosen. A candidate may have
-            its own rule. One round of one seed is noisy: prefer "late" with at least two `tune_seeds`.
+            its own test set (see `Task.own_tests`). In a tie, the first configuration is chosen. The option `rule` of a
+            candidate takes precedence. The accuracy after one round with one seed is noisy: prefer "late" with at least
+            two `tune_seeds`.
         late_rounds: number of last rounds whose mean accuracy is the column `accuracy_late` and the criterion of the
             rule "late". Default: the second half of the rounds.
         extend: settings whose search may be extended, with the maximum number of extensions: `{"lr": 2}`. If the best

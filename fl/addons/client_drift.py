@@ -44,7 +44,7 @@ class ClientDrift(AddOn):
 
     Args:
         on: name of the images in `server_data` from which the features are computed. None: only updates are compared.
-            In a measurement, the server runs the model of every drawn client on all these images.
+            For each reply in a measured round, the server runs the client's trained model on all these images.
         every: number of rounds between two measurements.
     """
 

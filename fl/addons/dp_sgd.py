@@ -52,7 +52,8 @@ class DPSGD(AddOn):
     Before a client is charged, its process captures the gradient computation of one record as a fixed graph, once for
     each phase (see `privacy.per_example_gradients`). Only these graphs run on records, not the Python code of the
     network, the objective, the augmentation or another add-on. Other add-ons receive no records: the arguments `local`
-    and `step` of their hooks hold an empty set. A record whose gradient fails or is not finite counts as zero.
+    and `step` of their hooks hold an empty set. If the gradient of a record cannot be computed or is not finite, zero
+    is used instead.
 
     To choose sigma for a given epsilon, use `privacy.plan_noise(epsilon, delta, rate=rate, count=count).sigma`, where
     `count` is the number of steps in a round times the number of rounds.

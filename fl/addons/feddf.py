@@ -28,11 +28,11 @@ class FedDF(AddOn):
     The server fuses models by distilling the clients' ensemble on unlabeled images of its own.
 
     Pass the unlabeled images as `server_data={"proxy": ...}`. When a client's reply arrives, the server runs the
-    client's model on these images and updates the mean of the logits. At the end of the round, one student per
-    architecture is trained with Adam on the softmax of the mean logits (Eq. 3: KL(softmax(mean of logits) ||
-    softmax(student))). Every client has the same weight in this mean, whatever its architecture. A student starts from
-    FedAvg's weights for its architecture: the weighted average of the clients' weights, after the step of a server
-    optimizer if there is one.
+    client's model on these images and updates the mean of the logits. The model is in eval mode, with the batch-norm
+    statistics that the client sent. At the end of the round, one student per architecture is trained with Adam on the
+    softmax of the mean logits (Eq. 3: KL(softmax(mean of logits) || softmax(student))). Every client has the same
+    weight in this mean, whatever its architecture. A student starts from FedAvg's weights for its architecture: the
+    weighted average of the clients' weights, after the step of a server optimizer if there is one.
 
     In the paper, the student is scored every 100 steps on labeled validation images. The distillation takes at most
     10,000 steps, stops when the accuracy has not risen for 1,000 steps, and keeps the best weights. To do the same, use
@@ -41,8 +41,8 @@ class FedDF(AddOn):
     along a cosine, and gradients are clipped, as in the authors' code (epfml/federated-learning-public-code:
     `NoiseKTSolver` in FedDF-code/pcode/aggregation/noise_knowledge_transfer.py).
 
-    Deviations: the student is also scored after step 1 and the last step. Teachers run in eval mode with the batch-norm
-    statistics that their clients sent; the student runs in train mode.
+    Deviation: the paper scores the student every 100 steps; here, it is also scored after step 1 and after the last
+    step.
 
     In "Federated Learning with a Single Shared Image" (Soni, Saeed and Asano, 2024) FedDF is the baseline. There, the
     student starts from the average only in a share of the rounds ("FedAvg initialization"), and otherwise from the

@@ -52,9 +52,10 @@ class FedGen(AddOn):
     users/userpFedGen.py). The paper has the cross-entropy of the mean logits in the first formula and no KL in the
     second.
 
-    Deviations from the code. Noise is Gaussian, as in the paper; in the code it is uniform. For classes for which G has
-    not been trained, images have no KL term, and y is never drawn. The adversarial student term, whose weight is 0 in
-    all settings of the code, is left out. The code stops the regularization after 20 local epochs; here it goes on.
+    Deviations from the code. Noise is Gaussian, as in the paper; in the code it is uniform. Here, the clients' two
+    terms leave out the classes for which G has not been trained. The code has a further term in the generator's loss,
+    whose weight is 0 in all its settings; here, there is no such term. The code adds the clients' two terms only in the
+    first 20 local epochs; here, they are added in all epochs.
 
     Args:
         alpha, beta: weights of the two terms on the clients, at least 0; the code uses 10 for both (1 on EMNIST).

@@ -232,7 +232,8 @@ class AddOn(Component):
 
         Args:
             local: the client's training. `local.delta` is the change of the shared parameters in this training.
-            update: the update that the client sends, by parameter name. It is `local.delta` after `scale_update`.
+            update: the update that the client sends, by parameter name. It is `local.delta`, unless an add-on changed
+                it by the hook `scale_update`.
             reply: reply to extend with the entries that `expect` describes.
         """
 

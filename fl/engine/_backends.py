@@ -176,7 +176,7 @@ class ThreadTransport:
 
         Args:
             metadata: not used.
-            versions: by client index, the name of the committed version of the client's memory.
+            versions: by client index, the name of the version of the client's memory after the last completed round.
         """
         self.runtime.memories.restore(versions)
 

@@ -130,11 +130,11 @@ class MemoryStore:
         self._pending.clear()
 
     def restore(self, versions: Mapping[int, str]) -> None:
-        """Delete the memories of an interrupted round when a run is resumed.
+        """Delete memories (values kept between rounds) that clients stored in an interrupted round of a resumed run.
 
         Args:
-            versions: name of the committed version of each client's memory, by client index. The memory of a client
-                that is not in the mapping is deleted in all versions.
+            versions: name of the version of each client's memory after the last completed round, by client index. If a
+                client is not in the mapping, all versions of its memory are deleted.
         """
         for client in self._clients():
             self._keep(client, versions.get(client, ""))

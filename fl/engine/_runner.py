@@ -152,8 +152,8 @@ def _resume(config: RunConfig, runner: RoundRunner, record: dict[str, Any]) -> l
     Args:
         config: the options of the resumed run.
         runner: runner of the rounds, with the folder and the server. The function also sets its attribute `open_row`:
-            the last row of the history if the clients' evaluation results of this round are still missing, otherwise
-            None.
+            the last row of the history if the clients' evaluation results of the row's round are still missing,
+            otherwise None.
         record: contents that `config.json` would have with the current options.
 
     Returns:

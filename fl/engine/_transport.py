@@ -173,8 +173,8 @@ class Transport(Protocol):
     def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
         """Send a request to each client of `exchange`, and yield the results in the order of its clients.
 
-        Further clients are started only when the caller consumes results. A client's charges are written to the privacy
-        ledger before its result is yielded.
+        Clients are started only while the caller consumes results. Before a result is yielded, the client's charges are
+        written to the privacy ledger.
 
         Args:
             exchange: the main exchange, whose results are yielded.

@@ -189,7 +189,7 @@ class SecureSums(Filter):
             schema: schema of the method's reply, which is changed in place.
 
         Raises:
-            ValueError: the schema does not match the layout that was set at the start of the run.
+            ValueError: the schema does not match the layout of replies that was set at the start of the run.
         """
         layout = ReplyLayout.from_json(server.state[self.layout])
         if not layout.matches(schema):

@@ -18,7 +18,7 @@ def load_digits(root: None = None, **options: Any) -> Split:
 
     Args:
         root: ignored; the digits need no files.
-        options: the options `size`, `channels` and `normalization` of `load`.
+        options: the options `size`, `channels` and `normalization` of `distillkit.data.load`.
     """
     from sklearn import datasets
 

@@ -60,7 +60,7 @@ def load_medmnist(root: Path, *, name: str, side: int | None = None, **options: 
         root: the folder that contains `pathmnist.npz` and the files of the other datasets.
         name: the dataset, for example "pathmnist".
         side: 64, 128 or 224 for the larger images (`pathmnist_64.npz`); None for images of 28 pixels.
-        options: the options `size`, `channels` and `normalization` of `load`.
+        options: the options `size`, `channels` and `normalization` of `distillkit.data.load`.
 
     Raises:
         FileNotFoundError: the file does not exist. The message says where to get it.

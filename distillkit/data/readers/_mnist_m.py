@@ -32,7 +32,7 @@ def load_mnist_m(root: Path, **options: Any) -> Split:
             label per line, and the same for `test`. (2) The files `mnist_m_train.pt` and `mnist_m_test.pt`, possibly in
             a folder `processed`. Each contains a pair of tensors: the images, uint8 with four dimensions, and the
             labels. (3) The file `mnist_m.npz` in MedMNIST's layout.
-        options: the options `size`, `channels` and `normalization` of `load`.
+        options: the options `size`, `channels` and `normalization` of `distillkit.data.load`.
 
     Raises:
         FileNotFoundError: files are missing. The message lists them.

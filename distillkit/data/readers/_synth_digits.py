@@ -24,7 +24,7 @@ def load_synth_digits(root: Path, **options: Any) -> Split:
         root: the data root. Its folder `SynthDigits` contains `synth_train_32x32.mat` and `synth_test_32x32.mat`. As in
             SVHN, each file has the images `X`, uint8 [32, 32, 3, N], and the labels `y`, [N, 1], in which the digit 0
             may be labeled 10.
-        options: the options `size`, `channels` and `normalization` of `load`.
+        options: the options `size`, `channels` and `normalization` of `distillkit.data.load`.
 
     Raises:
         FileNotFoundError: files are missing.

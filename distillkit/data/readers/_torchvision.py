@@ -63,8 +63,8 @@ def load_torchvision(
             test split.
         labels: name of the torchvision class's attribute that contains the labels.
         classes: the class names; None reads them from the files.
-        download: whether to download missing files, as in `load`.
-        options: the options `size`, `channels` and `normalization` of `load`.
+        download: whether to download missing files.
+        options: the options `size`, `channels` and `normalization` of `distillkit.data.load`.
 
     Raises:
         FileNotFoundError, ValueError: for the same reasons as in `load`.

@@ -49,10 +49,10 @@ def prv_epsilon(
 class _Loss:
     """Distribution of the privacy loss of one step of the Poisson-subsampled Gaussian mechanism.
 
-    Let q be the sample rate. Without the record, the step's output x has the density N of a normal distribution with
-    mean 0 and standard deviation sigma. With the record, its density is M = (1 - q) N + q N', where N' is the same
-    normal density with mean 1. The privacy loss is the logarithm of the ratio of these two densities at x. The ratio
-    M/N at x is
+    Let q be the sample rate. Two datasets are compared, which differ in one record. Without this record, the step's
+    output x has the density N of a normal distribution with mean 0 and standard deviation sigma. With it, the density
+    of x is M = (1 - q) N + q N', where N' is the same normal density with mean 1. The privacy loss is the logarithm of
+    the ratio of these two densities at x. The ratio M/N at x is
 
         1 - q + q exp((2x - 1) / (2 sigma^2)).
 

@@ -134,7 +134,7 @@ def per_example_gradients(
     without values). The result is a fixed graph of tensor operators. Private examples only ever pass through this
     graph, one by one or batched by `vmap`: no code of the network or the loss runs on them. Row i of the result is
     therefore a function of example i and the network's state alone. All other values that the code reads (attributes,
-    closures, counters) are fixed at the time of capture. Parameters of *other* networks become constants.
+    closures, counters) are fixed when the code is traced. Parameters of *other* networks become constants.
 
     Dropout and other random operators draw independently for every example, from the generator that you pass to the
     returned function: `gradients(images, labels, generator=generator)`.

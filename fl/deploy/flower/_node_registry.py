@@ -140,9 +140,9 @@ class NodeRegistry:
             info: description of the node.
 
         Raises:
-            IncompatibleNode: the node has another method, task or version than the server; its number of partitions or
-                its class names differ from those of another node; or its data or its key differ from those of the node
-                that had the same partition before.
+            IncompatibleNode: the node has another method, task or version of distillkit than the server; its number of
+                partitions or its class names differ from those of another node; or the fingerprint of its data differs
+                from that of the node that had the same partition before.
         """
         name = f"node {info.node} (partition {info.partition})"
         for field, expected in self._expected.items():

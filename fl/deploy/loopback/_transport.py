@@ -270,7 +270,7 @@ class ProcessTransport:
 
         Args:
             metadata: not used.
-            versions: by client index, the name of the committed version of the client's memory.
+            versions: by client index, the name of the version of the client's memory after the last completed round.
         """
         self._send(0, ("restore", dict(versions)))
 

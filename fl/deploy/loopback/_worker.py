@@ -76,8 +76,9 @@ class _WorkerRun:
     """State of one run in this worker process: the method, and the data and stored values of its clients.
 
     The stored values are the clients' memories (values that they keep between rounds) and the cached values of message
-    entries. A frame is a tuple from the server that starts with a kind. The methods `data`, `forget` and `job` handle
-    frames of the kinds "data", "forget" and "job", and `commit` handles frames of the kind "settle".
+    entries. A frame is a tuple that the server sends. Its first element is the frame's kind. The methods `data`,
+    `forget` and `job` handle frames of the kinds "data", "forget" and "job", and `commit` handles frames of the kind
+    "settle".
     """
 
     def __init__(self, config: WorkerConfig, stop: threading.Event) -> None:
