@@ -352,13 +352,13 @@ def ppv(tpr: float, fpr: float, prior: float) -> float:
     """Return the positive predictive value: the probability that a record called a member is a member.
 
     The value is prior * tpr / (prior * tpr + (1 - prior) * fpr). Suppose that `tpr` is 0.1 and `fpr` is 0.01. If half
-    of the candidates are members, the attack is right about ten in eleven of the records that it calls members. If one
-    candidate in a hundred is a member, the attack is right about only one in eleven of these records.
+    of the attacked records are members, the attack is right about ten in eleven of the records that it calls members.
+    If one attacked record in a hundred is a member, the attack is right about only one in eleven of these records.
 
     Args:
         tpr: true-positive rate of the attack, in [0, 1].
         fpr: false-positive rate of the attack, in [0, 1].
-        prior: share of the candidates that are members, in (0, 1).
+        prior: share of the attacked records that are members, in (0, 1).
 
     Raises:
         TypeError, ValueError: an argument has the wrong type or is out of range; or both rates are 0, so that no record
@@ -390,7 +390,7 @@ def ppv_interval(tpr: Rate | Estimate, fpr: Rate | Estimate, prior: float) -> Es
     Args:
         tpr: true-positive rate of the attack.
         fpr: false-positive rate of the attack, counted on other records than `tpr`.
-        prior: share of the candidates that are members, in (0, 1).
+        prior: share of the attacked records that are members, in (0, 1).
 
     Raises:
         TypeError, ValueError: the prior is out of range, or both rates are 0.

@@ -120,10 +120,10 @@ class Corruption(Perturbation):
         severity: severity from 1 to 5; 0 leaves the images unchanged.
 
     Paper: Hendrycks and Dietterich, "Benchmarking neural network robustness to common corruptions and perturbations"
-    (ICLR 2019). The amounts are those of the authors' code for CIFAR-10-C. Deviations: the
-    authors publish images that are rounded to 8 bits; here the results are not rounded, and noise is drawn in each
-    call. Accuracies are therefore close to those on CIFAR-10-C, but not equal. `load_cifar10c` reads the published
-    images.
+    (ICLR 2019). The amounts are those of the authors' code for CIFAR-10-C. Deviations: the published images of
+    CIFAR-10-C are rounded to 8 bits; the results of this class are not. The random noise differs from that in the
+    published images. Accuracies are therefore close to those on CIFAR-10-C, but not equal. `load_cifar10c` reads the
+    published images.
     """
 
     kind: CorruptionKind

@@ -140,8 +140,9 @@ class Client(Participant):
             release.
         secret: in a private run, the source of random noise.
         scratch: folder for the state of unfinished work; None if the run has no folder, or is private.
-        seconds: CPU seconds that were spent earlier on saved work, which the client now uses or continues. An
-            interrupted run may have done this work. The column `client_seconds` of the history includes them.
+        seconds: CPU seconds that went into saved work before this request, for example into a condensation that was
+            interrupted. Set if the client loads the saved work in this request, instead of doing the work again. The
+            column `client_seconds` of the history includes these seconds.
     """
 
     id: int

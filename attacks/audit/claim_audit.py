@@ -23,7 +23,8 @@ class ClaimTest:
         refuted: whether the claim is refuted. A true claim is refuted with probability at most 1 - `confidence`.
         epsilon, delta: the claimed pair that was tested.
         event: description of the event that was counted, such as `"inside scores at least 1.3"`, where "inside" means
-            the runs with the record. If each run has several scores, the description includes the score's index.
+            the runs of the mechanism on data with the record. If each run has several scores, the description includes
+            the score's index.
         likely: lower bound on the event's probability in the group of runs (with or without the record) in which the
             event is more likely.
         unlikely: upper bound on the event's probability in the other group of runs. The claim implies
@@ -67,14 +68,14 @@ def audit_claim(
     two directions, and a claimed pair (epsilon, delta). On the other half, it tests that single inequality with exact
     bounds. Choosing and testing on the same runs would refute true claims.
 
-    Pass several scores per run if you do not know where a bug would show. For example, project the whole release on the
-    record's gradient, and also the part of each class or layer. If noise is missing in a single class, the score of
-    this class shows it, but the score of the whole release may not. Because the score is also chosen on the first half
-    of the runs, more scores cost time, but do not weaken the test.
+    Pass several scores per run if you do not know where a bug would show. For example, compute the scalar product of
+    the release and the record's gradient, once over all coordinates, and once over those of each class or layer. If
+    noise is missing in a single class, the score of this class shows it, but the score over all coordinates may not.
+    Because the score is also chosen on the first half of the runs, more scores cost time, but do not weaken the test.
 
     Pass many (epsilon, delta) pairs that the mechanism claims, for example the privacy profile delta(epsilon) of a
-    Gaussian mechanism. A bug is often visible only at small epsilon and large delta, where a lower bound on epsilon at
-    delta 1e-5 (`epsilon_lower_bound`) misses it.
+    Gaussian mechanism. Many bugs are visible only at small epsilon and large delta. A lower bound on epsilon at delta
+    1e-5 (`epsilon_lower_bound`) misses such bugs.
 
     Args:
         inside, outside: scores of the runs with and without the record: one per run, [n] and [m], or d per run, [n, d]

@@ -29,7 +29,7 @@ class MessageResult:
         name: name of the message.
         psnr: PSNR in decibels between each private image and the reconstruction that is matched to it.
         aligned: PSNR in decibels after the reconstruction's brightness and contrast were fitted to the private image
-            (see `attacks.align`), because norm layers hide both.
+            (see `attacks.align`). Networks with instance or batch norm hide brightness and contrast from the attack.
         labels: share of the private labels that were recovered, in [0, 1]. Only the number of images per class counts,
             and not the order of the labels.
         loss: loss of the attack for the returned images. This is the only result that an attacker can compute without

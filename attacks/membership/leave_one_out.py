@@ -51,8 +51,8 @@ class AttackResult:
 
     `leave_one_out` returns one such result for each attack. Every shadow model is the target once.
 
-    Each mean has a confidence interval for the result of one more run of the pipeline on the *same* candidate records;
-    see `leave_one_out`.
+    Each mean has a confidence interval for the expected result on a new target, which is trained on another half of the
+    *same* records, and attacked with other shadow models; see `leave_one_out`.
 
     Attributes:
         auc: mean area under the targets' ROC curves.
@@ -75,10 +75,11 @@ class AttackResult:
     def ppv(self, prior: float) -> Estimate:
         """Return the positive predictive value, that is, the share of members among the records called members.
 
-        The value depends on the share of members among the candidates, `prior`; see `attacks.ppv`.
+        The value depends on `prior`, the share of members among all records that an attacker examines; see
+        `attacks.ppv`.
 
         Args:
-            prior: share of the candidates that are members, in (0, 1).
+            prior: share of these records that are members, in (0, 1).
 
         Raises:
             TypeError, ValueError: the prior is out of range, or no record was called a member.
@@ -110,14 +111,14 @@ def leave_one_out(
     shadow models is attacked like the target. The threshold is the loosest one at which at most a share `fpr` of the
     shadow models' non-members are called members. Therefore neither the attack nor its threshold depends on the target.
 
-    The true-positive rate, the false-positive rate and the AUC have confidence intervals. These predict the result for
-    one more target, which is trained on a new random half of the records and attacked with other shadow models. The
-    results of a target and of its complement are not independent. An interval is therefore computed from the spread
-    between the pairs of a target and its complement, with Student's t quantiles (the cluster-robust error). Let a hit
-    be a record that is called a member, and a miss a record that is not. If a rate is based on fewer than ten hits or
-    fewer than ten misses, its interval is at least as wide as the Clopper-Pearson interval of the counts over all
-    targets. `docs/results/audit.md` reports the measured coverage of the intervals. All intervals are corrected for the
-    number of attacks (`bonferroni`), so you may report the best attack. Each attack runs S^2/2 times for S shadow
+    The true-positive rate, the false-positive rate and the AUC have confidence intervals for the expected result on a
+    new target, which is trained on another half of the same records, and attacked in the same way with other shadow
+    models. The results of a target and of its complement are not independent. An interval is therefore computed from
+    the spread between the pairs of a target and its complement, with Student's t quantiles (the cluster-robust error).
+    Let a hit be a record that is called a member, and a miss a record that is not. If a rate is based on fewer than ten
+    hits or fewer than ten misses, its interval is at least as wide as the Clopper-Pearson interval of the counts over
+    all targets. `docs/results/audit.md` reports the measured coverage of the intervals. All intervals are corrected for
+    the number of attacks (`bonferroni`), so you may report the best attack. Each attack runs S^2/2 times for S shadow
     models.
 
     Args:

@@ -87,8 +87,8 @@ def recovery_section(
 ) -> Section:
     """Return the section on how many private records resemble an image that was sent or published.
 
-    For comparison, the section gives the same results for non-members, and for a baseline in which the sent images are
-    random private records.
+    For comparison, the section also counts the non-members that resemble a sent image, and the private records that
+    resemble an image of a baseline, which sends random private records.
 
     Args:
         observed: the images that clients sent or that were published.

@@ -83,16 +83,17 @@ def leaks(
     """Measure what the images of a set reveal of the records that the set was made from.
 
     Call it on every set before you publish it. The measurement needs no model, because it compares pixels, clamped to
-    [0, 1]. The result is a lower bound: other attacks may find more, and labels from a teacher reveal more.
+    [0, 1]. The result is a lower bound: other attacks may find more, and labels, which are not examined, may also
+    reveal records.
 
     Args:
         small: the published set, with at least two different images.
         train: the training records from which `small` was made. A `StoredImages` is read in parts.
         held_out: records from the same distribution that were not used to make the set; at least 200, so that a rate of
             1 % false positives can be measured.
-        used: indices of the records in `train` that the set was really made from, int [k], such as the selected records
-            of a coreset. Only these records then count as members when the membership attack `nearest` is evaluated.
-            Default: all records.
+        used: indices of the records in `train` that the set was made from, int [k], if not all were used: for a
+            coreset, the selected records. Only these records then count as members when the membership attack `nearest`
+            is evaluated. Default: all records.
         device: device on which the images are compared. Default: the device of `small`.
 
     Raises:

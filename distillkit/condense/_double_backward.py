@@ -109,8 +109,8 @@ def convolve(
 
     Use it if your loss is a function of the parameter gradients, and you need the gradient of this loss with respect to
     `images`. The function calls PyTorch's own convolution in three cases: under autocast, if `padding` is a string, and
-    if the weight or the bias is not a leaf tensor. A tensor that is not a leaf may depend on the images, and its second
-    derivative is then needed.
+    if the weight or the bias is not a leaf tensor. A weight or bias that is not a leaf may depend on the images, and
+    the second derivative with respect to it is then needed.
 
     Args:
         images: the leaf tensor of images that are optimized. If `input` is this tensor, the first backward pass does

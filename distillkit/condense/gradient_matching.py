@@ -113,9 +113,9 @@ def gradient_matching(
 
     Deviations from the authors' code: Random draws derive from the seed, not from the clock. Default numbers of
     matching steps and of training epochs exist for every `ipc` (see `loops_for`), not only for the published values.
-    Exactly `iterations` iterations are run, not one more. Before a matching step, the running statistics of batch norm
-    are set to those of a batch of all classes. In the authors' code, the running statistics keep nine tenths of their
-    initial values (mean 0, variance 1).
+    Exactly `iterations` iterations are run; the authors' code runs one more. Before a matching step, the running
+    statistics of batch norm are set to those of a batch of all classes. In the authors' code, the running statistics
+    keep nine tenths of their initial values (mean 0, variance 1).
     """
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     networks = require_sampler(networks)

@@ -39,9 +39,8 @@ def supervised_contrastive(
             FedLGD's global anchors. They are anchors too, as in both papers. Even if they are detached, their loss has
             a gradient with respect to `embeddings`.
         other_labels: class indices of the second source, int [M], with the same meaning as in `labels`, so that
-            embeddings of class k from both sources attract each other. In VHL, the classifier has separate outputs for
-            the classes of the virtual data. In this loss, however, virtual class k has the same label k as the real
-            class.
+            embeddings of class k from both sources attract each other. For VHL, virtual class k must
+            therefore have the label k, although VHL's classifier has separate outputs for the virtual classes.
         temperature: temperature t > 0.
         detach_other: whether to stop gradients to `other_embeddings`, as VHL does. FedLGD's code does not stop them.
         empty: treatment of anchors without positives. "drop" excludes them from the mean. "zero" counts their loss as 0
@@ -56,9 +55,9 @@ def supervised_contrastive(
         TypeError, ValueError: a tensor has a wrong dtype or shape, only one of `other_embeddings` and `other_labels` is
             given, or an option is out of range.
 
-    Paper: Khosla et al., "Supervised Contrastive Learning" (NeurIPS 2020), Eq. 2 (L_out). Deviations: the loss is not
-    multiplied by the reference code's ratio of temperature to base temperature. For an anchor without positives, the
-    reference code returns NaN.
+    Paper: Khosla et al., "Supervised Contrastive Learning" (NeurIPS 2020), Eq. 2 (L_out). Deviations: the authors' code
+    multiplies the loss by the ratio of the temperature to a base temperature; this function does not. If an anchor has
+    no positives, the authors' code returns NaN; this function uses the option `empty`.
     """
     check.boolean(detach_other, "detach_other")
     require_float(embeddings, "embeddings", "N, d")

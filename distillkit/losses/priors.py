@@ -36,8 +36,8 @@ def total_variation(images: Tensor, *, order: Literal[1, 2] = 1, reduction: Redu
         TypeError, ValueError: `images` is not a float tensor [N, C, H, W], or an option is unknown.
 
     Paper: Mahendran and Vedaldi, "Understanding Deep Image Representations by Inverting Them" (CVPR 2015), section 3.
-    Here, the differences to the right neighbors and those to the lower neighbors are summed separately. For the prior
-    of DeepInversion, use `deepinversion_variation`.
+    Deviation: for `order=1`, the paper's formula sums the L2 norm of the two differences of each pixel (isotropic).
+    This function sums their absolute values. For the prior of DeepInversion, use `deepinversion_variation`.
     """
     require_float(images, "images", _IMAGES)
     check.one_of(order, "order", (1, 2))

@@ -29,8 +29,6 @@ def tsne(
 ) -> Figure:
     """Draw the embeddings of several clients in a t-SNE map, with one marker per client and one color per class.
 
-    FedLGD's figure 1 is an example.
-
     Args:
         embeddings: mapping from client names to embeddings, float [N_i, d], with at least 5 rows in total.
         labels: mapping from the same client names to class indices, int [N_i].

@@ -140,7 +140,7 @@ def mirrored_count(ledger: Ledger, source: str) -> int:
 
 
 def mirror_lines(ledger: Ledger, source: str, client: int | str, lines: Sequence[tuple[int, Line]]) -> None:
-    """Copy lines from another ledger that protects the same client's data into `ledger`.
+    """Copy lines, such as charges, from another ledger that protects the same client's data into `ledger`.
 
     Lines that were copied by an earlier call are skipped. Lines are copied even if they exceed the budget, because the
     privacy has already been spent. If the neighboring relation of a line differs from that of `ledger`, no guarantee

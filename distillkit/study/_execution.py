@@ -72,9 +72,9 @@ class PreparedRun:
 
         Args:
             out: the study's folder.
-            options: fields of the `Job` that the candidate gets: `device`, `workers`, `progress`, `keep`,
-                `partition_seed` and `deadline`. Two further options are `commit`, the commit of the code, and `shared`,
-                a folder of files that are linked into the run's folder instead of being written again.
+            options: `device`, `workers`, `progress`, `keep`, `partition_seed` and `deadline`, as in `Job`. Two further
+                options are `commit`, the commit of the code, and `shared`, a folder with tensors and sets of the task.
+                The run's folder gets links to its files instead of copies.
 
         Raises:
             OutOfTime: the run was stopped at its deadline. Its state is saved, and the next call resumes it.

@@ -38,9 +38,9 @@ def ledgers_of(out: Path, data: Any) -> tuple[list[Ledger], int]:
 def total_guarantee(ledgers: Sequence[Ledger], num_without_ledger: int = 0) -> Guarantee:
     """Return the guarantee for one record over all runs, from the `ledgers` of the runs.
 
-    For each combination of sigma and sample rate, a run counts with the largest number of releases of any of its
-    clients. The guarantee therefore holds even if the record belongs to different clients in different runs. Delta is
-    the largest of the ledgers' deltas.
+    The record may belong to different clients in different runs. For each run and each combination of sigma and sample
+    rate, the number of releases is therefore taken from the client that has the most of them. Delta is the largest of
+    the ledgers' deltas.
 
     Args:
         ledgers: ledgers of the runs; at least one.

@@ -25,7 +25,8 @@ _MOST_SEEDS = 10**6
 class PowerAnalysis:
     """Number of seeds that a paired t-test needs to find an effect of a given size, computed from pilot runs.
 
-    The standard deviation of a few pilot pairs is uncertain. The number of seeds is therefore computed from the upper
+    Pilot runs are earlier runs of both candidates; two runs with the same seed are a pilot pair. The standard deviation
+    of the differences within a few pilot pairs is uncertain. The number of seeds is therefore computed from the upper
     80 % confidence limit of the standard deviation (Browne, Statistics in Medicine 1995). For n pilot pairs, the limit
     is std * sqrt((n - 1) / q), where q is the 20 % quantile of the chi-square distribution with n - 1 degrees of
     freedom. Differences are assumed to be normally distributed.

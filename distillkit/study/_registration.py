@@ -215,7 +215,7 @@ def read_design(path: str | os.PathLike[str]) -> RegisteredDesign:
     Raises:
         FileNotFoundError: there is no such file.
         RecordError: the file is damaged or was changed by hand; or another version of the library wrote it, with
-            another format or another rule for the verdict on the claim.
+            another format or another rule for the verdict (see `RegisteredDesign.evaluate`).
     """
     where = as_path(path, "path")
     if not where.is_file():

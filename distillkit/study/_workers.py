@@ -36,8 +36,7 @@ def run_all(
 
     Raises:
         WorkerKilled: the process of a run was killed; all other runs are finished.
-        OutOfTime: the deadline in `options` has passed before all runs were finished. At least one round, or one
-            condensation step, was executed.
+        OutOfTime: the deadline in `options` has passed before all runs were finished.
     """
     if processes == 1:
         for index, spec in enumerate(specs):

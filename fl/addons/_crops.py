@@ -137,7 +137,8 @@ class Crops(Source):
     A crop is made when it is first requested. It depends only on its index, not on the order of requests.
 
     Args:
-        seed, count, options: options of `Patches`, except the image and the size.
+        seed, count: seed and number of the crops, as in `Patches`.
+        options: further options of `Patches`.
         size: side of a crop in pixels. None: the server and each client use the side of their own images.
     """
 

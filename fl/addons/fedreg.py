@@ -43,8 +43,9 @@ class FedReg(AddOn):
     These operations and their order are those of the authors' code (Zoesgithub/FedReg: `step_func` in
     FedUtils/fed/fedreg.py, `FSGM` in FedUtils/models/utils.py). That code gives all clients the same weight in the
     average, as `FedAvg(weights="uniform")` does. The generated images are made once per round, in batches. The steps
-    use these batches one after the other, so a step's generated images do not come from the images of its own batch. As
-    in the code, images are not clamped to the range of pixels (the code computes a clamped tensor, but never uses it).
+    use these batches one after the other. A step's pseudo and perturbed images are therefore in general not made from
+    the real images on which the step trains. As in the code, images are not clamped to the range of pixels (the code
+    computes a clamped tensor, but never uses it).
 
     Deviations. The optional privacy mask of the code is not implemented. The code computes every gradient on a copy of
     the network, so the network's batch-norm statistics never change; here, part 1 of a step updates them as in FedAvg.

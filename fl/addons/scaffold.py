@@ -31,9 +31,10 @@ class SCAFFOLD(AddOn):
     Deviations. K eta_l is replaced by `local.effective_lrs`, the distance by which a constant gradient of 1 would move
     a weight. For plain SGD, this is K eta_l. With momentum, K eta_l would make the variates too large (about 6 times
     for K = 20 and momentum 0.9). A variate c that is zero is not sent, so the server sends no more than FedAvg in round
-    1. The sum of changes is unweighted, as in the paper. Use SCAFFOLD with `weights="uniform"`. With sample weights,
-    the corrected steps still converge to a point at which the unweighted mean of the clients' gradients is zero. The
-    server's step size eta_g (line 16; 1 in the paper's experiments) is `FedAvgM(0.0, lr=eta_g)`.
+    1. The sum of changes is unweighted, as in the paper. Use SCAFFOLD with `FedAvg(weights="uniform")`. If clients are
+    weighted by their number of images instead, the corrected steps still converge to a point at which the unweighted
+    mean of the clients' gradients is zero. SCAFFOLD has no option for the server's step size eta_g (line 16; 1 in the
+    paper's experiments). To set it, add `FedAvgM(0.0, lr=eta_g)`.
 
     Raises:
         ValueError: the clients use Adam, whose steps are not proportional to gradients, or there is more than one

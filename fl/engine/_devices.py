@@ -19,7 +19,7 @@ def placed(value: T, device: torch.device) -> T:
     """Move a message, set, tensor, or dictionary of tensors to a device, and return it.
 
     A value that is already on the device is returned without copying, so it remains the same object. A value of any
-    other type is returned unchanged, and is refused by a later check.
+    other type is returned unchanged.
     """
     if isinstance(value, Message):
         moved = {key: placed(item, device) for key, item in value.items()}

@@ -89,7 +89,7 @@ def require_shapes(schema: Schema, clips: Mapping[Entry[Any], float]) -> None:
     """Raise PrivacyError unless noise can be added to everything in a reply.
 
     Every entry in `clips` must be in the schema and have a fixed shape. The only other values that a reply may have are
-    the weights of these entries, each a single number.
+    the client's weights in the averages of these entries, each a single number.
 
     Args:
         schema: schema of a reply.

@@ -199,7 +199,7 @@ class ClientDP(Filter):
             message[self.norms] = server.state[self.norms]
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
-        """Change the schema so that the weight of every reply is exactly 1.
+        """Change the schema so that it requires every client's weight in an average to be exactly 1.
 
         With adaptive clip norms, every reply must also contain one number for each clipped entry: 1/2 if the entry's
         norm was within the clip norm, and -1/2 otherwise.

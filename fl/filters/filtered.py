@@ -116,7 +116,7 @@ class Filtered(Method):
         return self._owner(verb).expect_exchange(server, verb, client)
 
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
-        """Pass the replies of an exchange to the filter or method that declares it.
+        """Pass the replies of an exchange to the filter or method that declares the exchange.
 
         The replies of the exchange "local" are passed to the method and to all filters.
 

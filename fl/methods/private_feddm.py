@@ -346,8 +346,8 @@ class PrivateFedDM(FedDM):
         """Return the weight of each image in the server's loss, float [N] with mean 1, for the N images that the
         clients sent.
 
-        All weights are equal with `weights="synthetic"`. With `weights="samples"`, they are proportional to the weights
-        that the clients sent.
+        All weights are equal with `weights="synthetic"`. With `weights="samples"`, they are proportional to the image
+        weights in the replies.
         """
         if self.weights == "synthetic":
             return super().weigh(replies)

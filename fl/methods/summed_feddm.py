@@ -98,8 +98,8 @@ class SummedFedDM(PrivateFedDM):
     def send(self, server: Server, client: int) -> Message:
         """Return a message with the weights, the number of clients that share the noise, and possibly images.
 
-        Clients add noise to their sums of embeddings. With `noise="shares"`, all drawn clients share the noise. With
-        `noise="full"`, each client adds the whole noise, so the number in the message is 1.
+        Clients add noise to their sums of embeddings. With `noise="shares"`, all clients that take part in the round
+        share the noise. With `noise="full"`, each client adds the whole noise, so the number in the message is 1.
 
         The images are those that the server fitted in an earlier round. The message has them only with the option
         `warm`. Clients subtract the mean embedding of these images from the embeddings of their records.

@@ -147,8 +147,8 @@ class ReplyLayout:
     def unit(self, entry: EntryLayout) -> float:
         """Return the value that is encoded as the integer 1: W B / 2^bits, or 1 for an entry of integers.
 
-        Here B is the largest allowed value of the entry, W the largest allowed weight (1 without weights), and `bits`
-        the precision of the layout.
+        Here B is the largest allowed value of the entry. W is the largest allowed weight of a client in the weighted
+        mean of the entry, or 1 if the entry has no weights. `bits` is the precision of the layout.
 
         Args:
             entry: layout of the entry, an item of `entries`.
@@ -188,7 +188,7 @@ class ReplyLayout:
             reply: message with all or some of the layout's entries.
 
         Raises:
-            BoundExceeded: an absolute value exceeds the public maximum that the layout contains for its entry, or a
+            BoundExceeded: an absolute value in an entry exceeds the entry's public maximum (see `EntryLayout`), or a
                 value is NaN.
             ValueError: an entry of the reply is unknown, or has another shape or dtype than in the layout.
         """

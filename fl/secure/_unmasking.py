@@ -40,15 +40,16 @@ class Unmasking:
     def unmask(self, total: Tensor) -> None:
         """Remove all masks from the sum, in place.
 
-        The masks to remove are each survivor's own mask, and the pairwise masks between survivors and clients that
-        dropped out. The pairwise masks between survivors cancel in the sum.
+        Survivors are the clients whose vectors are in the sum; the other clients dropped out. Each vector has a private
+        mask, and a pairwise mask for each other client. The pairwise masks between survivors cancel in the sum. The
+        other masks are generated from the secrets that the disclosed shares give, and are removed.
 
         Args:
             total: sum of the survivors' masked vectors, int64 [length], on the CPU.
 
         Raises:
-            NoUsableReply: a secret recovered from the shares does not match the key or digest that its client
-                announced.
+            NoUsableReply: a client's secret, recovered from its shares, does not match the key or digest that the
+                client announced.
         """
         senders = sorted(self.shares)
         weights = _shamir.lagrange_coefficients([client + 1 for client in senders])

@@ -50,11 +50,10 @@ def spent(rows: Sequence[Row], by: str) -> list[float]:
 def to_target(records: RecordsLike, *, accuracy: float) -> Table:
     """Return the cost of each candidate until it reaches a target test accuracy: rounds, bytes and seconds.
 
-    The table gives two measures of the number of rounds (called "ROUND" in VHL's tables). The first measure is the
-    round in which a run first reaches the target, as mean and standard deviation over seeds. It is given only if all
-    runs reached the target, because a mean without the slow runs would be too low. The second measure is the first
-    round in which the mean accuracy over seeds reaches the target, among the rounds that were evaluated in the runs of
-    all seeds.
+    The table gives two measures of the number of rounds. The first measure is the round in which a run first reaches
+    the target, as mean and standard deviation over seeds. It is given only if all runs reached the target, because a
+    mean without the slow runs would be too low. The second measure is the first round in which the mean accuracy over
+    seeds reaches the target, among the rounds that were evaluated in the runs of all seeds.
 
     Args:
         records: records of the study's runs, or the study's folder.

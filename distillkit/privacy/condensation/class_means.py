@@ -67,9 +67,9 @@ def release(sums: Tensor, *, sigma: float, sensitivity: float, ledger: Ledger | 
     you like. Adding noise to the same sums again is another release and is charged again: k noised copies of the same
     sums protect only as much as one copy with noise multiplier sigma / sqrt(k).
 
-    There are G embedders. For each one, a record adds a vector of length at most `sensitivity` to the sum of one class.
-    The call is therefore a sequence of G Gaussian releases with sample rate 1 (no subsampling), and the accounting of
-    their composition is exact.
+    The sums were computed with G embedders, functions that map an image to a vector. With each embedder, a record adds
+    a vector of length at most `sensitivity` to the sum of one class. The call is therefore charged as G Gaussian
+    releases with sample rate 1 (no subsampling).
 
     Args:
         sums: class sums from `class_sums`, float64 [G, K, F], for G embedders, K classes and vectors of length F.

@@ -150,8 +150,8 @@ def image_sgd(
 
     Args:
         images, labels, num_classes, ipc, init, ledger, generator, progress: see `condense_private`.
-        size: public number of records, not the private `len(images)`. It scales the mean gradient, and delta is
-            compared with it.
+        size: public number of records, not the private `len(images)`. It scales the mean gradient. A delta
+            of 1 / size or more is refused.
         epsilon: target for all steps of this call, from which sigma is computed. Give either `epsilon` or `sigma`.
         sigma: noise standard deviation / clip; 0 adds no noise, and the ledger then records that no guarantee holds.
         delta: target delta, below 1 / size, and equal to the delta of a given ledger.
