@@ -75,10 +75,10 @@ def psnr(images: Tensor, references: Tensor) -> Tensor:
 def ssim(images: Tensor, references: Tensor, *, window: int = 11) -> Tensor:
     """Return the structural similarity (SSIM) of each pair of images (Wang et al., 2004).
 
-    The value is a mean over positions and channels. SSIM compares means, contrasts and patterns in small windows. It
-    may therefore be high for an image with wrong brightness, for which `psnr` is low. Equal images give exactly 1. The
-    values are computed by kornia with the paper's constants: a Gaussian window with sigma 1.5, K1 = 0.01, K2 = 0.03,
-    data range 1, and only positions where the window lies inside the image.
+    The value is a mean over positions and channels. SSIM compares means, contrasts and patterns in small windows. If
+    only the brightness of an image is wrong, SSIM may still be high, while `psnr` is low. Equal images give exactly 1.
+    The values are computed by kornia with the paper's constants: a Gaussian window with sigma 1.5, K1 = 0.01, K2 =
+    0.03, data range 1, and only positions where the window lies inside the image.
 
     Args:
         images: float [N, C, H, W] in [0, 1].

@@ -25,10 +25,10 @@ def epsilon_lower_bound(
     """Return a lower bound on epsilon at `delta`, from fresh runs with a record (`inside`) and without it (`outside`).
 
     Report the lower bound next to a claimed epsilon, which is an upper bound: the true value lies between them. The
-    bound follows from how often an event (a score on one side of a threshold) occurs in both groups of runs. The event
-    is chosen on one half of the runs, and the bound is computed on the other half. It therefore exceeds the true value
-    with probability at most 1 - confidence. Report `max_lower_bound`, too: it is the largest result that this number of
-    runs allows for any mechanism. To test a claim, use `audit_claim`, which is far more sensitive.
+    bound follows from how often an event (a score on one side of a threshold) occurs with and without the record. The
+    event is chosen on one half of the runs, and the bound is computed on the other half. It therefore exceeds the true
+    value with probability at most 1 - confidence. Report `max_lower_bound`, too: it is the largest result that this
+    number of runs allows for any mechanism. To test a claim, use `audit_claim`, which is far more sensitive.
 
     Args:
         inside: scores of the n runs with the record: one score for each run, [n], or d different scores, such as one

@@ -57,8 +57,8 @@ def bar(total: int, description: str, *, unit: str = "step", progress: bool = Tr
     """Show a progress bar during a `with` block around a long loop.
 
     The bar appears after two seconds, on a terminal or in a notebook, and disappears at the end. If calls are nested,
-    only the outermost bar is shown. No bar is shown in other threads, in worker processes, and if the output goes to a
-    file.
+    only the outermost bar is shown. No bar is shown outside the main thread, in worker processes, and if the output
+    goes to a file.
 
     Args:
         total: number of units.

@@ -47,8 +47,8 @@ class StoredLabels:
     A view is an augmented image, which may be mixed with another image of its batch. Pass this object as `relabel=` to
     the `Protocol` for which it was computed. In an epoch whose labels are stored, training uses these labels. In any
     other epoch, it uses the views and labels of an epoch that is drawn at random from the stored ones. The views are
-    not stored: they are recomputed from `seed`, the epoch and the batch number. The draw depends only on `seed` and the
-    epoch. Therefore all networks are trained on the same views.
+    not stored: they are recomputed from `seed`, the epoch and the batch number. The drawn epoch depends only on `seed`
+    and the current epoch. Therefore all networks are trained on the same views.
 
     Attributes:
         logits: the teacher's logits in half precision, [E, N, k], for E epochs, N images and the k largest logits of

@@ -32,8 +32,7 @@ class SharedImage(Shared):
     these crops. The server then trains its model of each architecture to match the softmax of the clients' weighted
     mean logits. In rounds with "FedAvg initialization", clients also send their weights, and the server's model of each
     architecture starts from their average over the clients with this architecture. In all other rounds, it starts from
-    its previous weights.
-    `fl.methods.SingleImage` sets the paper's options.
+    its previous weights. `fl.methods.SingleImage` sets the paper's options.
 
     Deviations. The server sends crop indices, as in the paper; the authors' code sends the crops, 61 MB per client and
     round. Averages are weighted by the number of samples (in the authors' code by the number of batches). As in the
@@ -58,7 +57,7 @@ class SharedImage(Shared):
             of 512 in all others.
         least_steps: smallest number of steps in a round. Rounds with FedAvg initialization have `steps` steps. In the
             rounds that follow, the number falls along half a cosine, and is `least_steps` in the last round before the
-            next FedAvg initialization. None: `steps` in every round. Table 4 uses 250.
+            next FedAvg initialization. None: `steps` in every round. In Table 4, `least_steps` is 250.
         clip: largest norm of the logits of the trained models (`losses.clip_logit_norm`); None: no limit.
         returns: weights that the training on the server returns: the "last", or the "best" on
             `server.data["validation"]`.
@@ -106,7 +105,7 @@ class SharedPool(Shared):
             of the clients' images.
         keep: number of images to select for a round.
         rate, warm_rounds, steps, batch, lr, least_steps, clip, returns, selection: options with the same meaning as in
-            `SharedImage`. In Table 6, `rate` is 1, 0.5 and 0.2.
+            `SharedImage`. In Table 6, `rate` has the values 1, 0.5 and 0.2.
 
     Raises:
         TypeError, ValueError: `pool` is neither a `LabeledImages` nor a uint8 tensor of images, or an option is out of

@@ -200,8 +200,8 @@ class FedAvg(Entries, Method):
         """Add the weighted mean of the clients' changes to the global weights.
 
         The new weights are w + sum_k n_k (w_k - w) / sum_k n_k, where client k has the trained weights w_k and the
-        sample count n_k. Add-ons may replace the mean (`aggregate`), the step (`server_step`) or the new weights
-        (`refine`).
+        sample count n_k. Add-ons may replace the mean (`aggregate`), the change of the global weights (`server_step`)
+        or the new weights (`refine`).
 
         Float buffers are replaced by their mean over clients, integer buffers by their maximum. If no reply holds an
         update, the weights do not change.

@@ -59,7 +59,8 @@ class ClientDP(Filter):
     update, as one vector, to a norm of at most C. The server sums the updates, adds N(0, (sigma C)^2) to every value of
     the sum, and divides by q N, where N is the number of clients. It does not divide by the number of replies, which is
     private. If a reply has several clipped entries with clip norms C_e, then C is sqrt(sum C_e^2). The same noise is
-    added in rounds without clients, and in rounds with lost, failed or NaN replies.
+    added in rounds without clients, and in rounds with lost, failed or NaN replies. Without a seed for private draws,
+    the noise comes from the operating system's random number generator.
 
     **Guarantee.** The models of all rounds, and everything derived from them, are differentially private with the
     ledger's epsilon and delta with respect to adding or removing one client with all of its data. The server and the
@@ -69,8 +70,7 @@ class ClientDP(Filter):
 
     Deviations. Every client has the same weight, and `FedAvg(weights="uniform")` is required; the paper's weight of
     client k is min(n_k / n, 1), where n_k is its number of examples and n a constant. Of the paper's variants, this
-    class implements flat clipping (one clip norm for the whole update) and the estimator with a fixed denominator. The
-    noise comes from the operating system's random number generator.
+    class implements flat clipping (one clip norm for the whole update) and the estimator with a fixed denominator, q N.
 
     Args:
         sigma: noise multiplier, that is, the noise's standard deviation divided by C, at least 0. To reach a target
