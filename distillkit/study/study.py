@@ -337,8 +337,9 @@ class Study:
     def _tune(self, *arguments: Any) -> dict[tuple[str, str], Mapping[str, Any]]:
         """Execute the tuning runs, and return the chosen settings by task and candidate.
 
-        A candidate's best value of a setting may be the smallest or largest searched value. If the study's option
-        `extend` contains this setting, all candidates then get one more configuration, with a new value of the setting.
+        The study's option `extend` names settings whose search may be extended. If a candidate's best value of such a
+        setting is the smallest or largest searched value, all candidates get one more configuration. It has a new value
+        of the setting.
 
         Args:
             arguments: further arguments that are passed to `_execute`: `processes`, `options`, `seconds` and

@@ -45,8 +45,8 @@ class Condensed(AddOn):
     Clients train on a small set that was condensed from their data, in place of the data. When a client is drawn for
     the first time, it condenses its data by distribution matching under random networks. In the `selected` rounds, the
     client refines this set by distribution matching under the received global network ("iterative distribution
-    matching", Eq. 1). With `refine_steps=0`, sets are never refined, as in the paper's baselines. A set has no images
-    of classes that its client does not have.
+    matching", Eq. 1). With `refine_steps=0`, sets are never refined. A set has no images of classes that its client
+    does not have.
 
     Deviations. As in the authors' code, no set is refined in round 1, because the network is untrained. In the authors'
     code, all clients condense their data before the first round; here, a client does so when it is first drawn, which

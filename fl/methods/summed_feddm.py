@@ -36,8 +36,8 @@ class SummedFedDM(PrivateFedDM):
     With `noise="full"`, every client adds the whole noise, and epsilon holds even against the server. With
     `noise="shares"`, each of M drawn clients adds noise with the standard deviation divided by sqrt(M), so the total
     has the noise that a single trusted party would add to the pooled records. Epsilon then holds only with a secure sum
-    (`fl.SecureSums`) and if all replies arrive. A round in which a reply is missing cannot be used. The ledger gets a
-    remark that epsilon holds only with a secure sum.
+    (`fl.SecureSums`), which a remark in the ledger states, and only if all replies arrive. With "shares", a round in
+    which a reply is missing cannot be used.
 
     Args:
         sigma: noise multiplier (standard deviation divided by sensitivity) of each client's own sums ("full"), or of
