@@ -211,8 +211,6 @@ class DefendedMessage:
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
         """Infer the labels of the images, int64 [count], from the message that is sent after all defences.
 
-        The labels are inferred by the method `read_labels` of the constructor's argument `message`.
-
         Args:
             count: number of images from which the message was computed.
             noise: random images, float [M, C, H, W], on which the attacker may evaluate the network.

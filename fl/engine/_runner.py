@@ -154,7 +154,7 @@ def _resume(config: RunConfig, runner: RoundRunner, record: dict[str, Any]) -> l
         runner: runner of the rounds, with the folder and the server. The function also sets its attribute `open_row`:
             the last row of the history if the clients' evaluation results of the row's round are still missing,
             otherwise None.
-        record: contents that `config.json` would have with the current options.
+        record: contents of `config.json` for the current options, which are compared with the folder's `config.json`.
 
     Returns:
         The rows of the history, or None if no round was completed.
