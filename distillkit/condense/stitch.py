@@ -92,8 +92,9 @@ def stitch(
     (RDED, CVPR 2024), section 4. As in the authors' code, the observer sees each crop in the middle of an image of
     zeros in the normalized space; the crop is not enlarged.
 
-    Deviations: crops have the aspect ratio of the image, while those of the authors' code are square. Crops are not
-    compressed as JPEG. A class with too few images repeats its best crops; the authors' code fails.
+    Deviations: crops have the aspect ratio of the image, while those of the authors' code are square. The authors' code
+    saves the images as JPEG; here they are not compressed. A class with too few images repeats its best crops; the
+    authors' code fails.
     """
     real = _opened(images, labels, num_classes, normalization, progress)
     ipc = check.positive_int(ipc, "ipc")

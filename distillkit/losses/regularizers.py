@@ -107,9 +107,9 @@ def prototype_distance(
 
     Paper: Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients" (AAAI 2022), L_R.
     Deviations: the paper computes the distance between the class means of the batch and the prototypes. This function
-    computes it for each sample, like the authors' code. The authors' code averages the squares over the d dimensions,
-    so the weight of the term must be d times as large in that code for the same effect. The code also counts samples
-    without a global prototype as 0 in the mean.
+    computes it for each sample, like the authors' code. The authors' code averages the squared differences over the d
+    dimensions; here they are summed. For the same effect, the weight of the term must therefore be d times as large in
+    that code. That code also counts samples without a global prototype as 0 in the mean; here they are excluded.
     """
     require_float(embeddings, "embeddings", "N, d")
     require_float(prototypes, "prototypes", "K, d")

@@ -43,8 +43,8 @@ class RobustMean(AddOn):
 
     Deviations. The papers combine gradients; here, the server combines the clients' changes after their local steps.
     The papers' guarantees are for clients with similar data. If classes are distributed unevenly, honest changes
-    differ, and the removed changes may come from the only clients that have a class. Multi-Krum averages at most n - f
-    changes; the paper allows n.
+    differ, and the removed changes may come from the only clients that have a class. Here, Multi-Krum averages at most
+    n - f changes; the paper allows up to n.
 
     Args:
         attackers: f, the largest number of false replies in a round, at least 0. The rule "median" uses it only to
