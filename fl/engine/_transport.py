@@ -63,10 +63,10 @@ class RequestHeader:
 
     @property
     def version(self) -> str:
-        """Name of the memory version that a client stores after this request.
+        """Name under which a client stores its memory after this request.
 
-        A client's memory holds the values that it keeps between rounds. The name is composed of `round` and `attempt`.
-        It also identifies the results of the exchange, that is, the clients' replies to requests with this header.
+        A client's memory holds the values that it keeps between rounds. The name consists of `round` and `attempt`. It
+        also identifies the clients' replies to requests with this header.
         """
         return f"{self.round}-{self.attempt}"
 
