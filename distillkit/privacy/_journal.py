@@ -53,7 +53,7 @@ class Chain:
         return {"lines": self.lines, "hash": self._hashes[-1]}
 
     def continues(self, head: Any) -> bool:
-        """Return whether this chain contains all lines of the chain from which `head` was read, as its first lines.
+        """Return whether this chain starts with all lines of the chain from which `head` was read.
 
         Args:
             head: earlier value of the property `head`. For any other value, the result is False.
