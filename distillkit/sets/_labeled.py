@@ -180,8 +180,8 @@ class LabeledImages:
         Args:
             dataset: a `Dataset` of pairs, or a `DataLoader` whose dataset is read.
             num_classes: number of classes, K. Default: the number of class names in the dataset's attribute `classes`.
-                The new set keeps these names. Without this attribute: the largest label + 1, or the length of a label if
-                the labels are vectors.
+                The new set keeps these names. Without this attribute: the largest label + 1, or the length of a label
+                if labels are vectors.
             normalization: normalization that the dataset's transform applies after `ToTensor`. Default: none, so that
                 the images are pixels in [0, 1]. If the dataset returns uint8 or PIL images, this function normalizes
                 them.
