@@ -19,10 +19,9 @@ __all__ = ["VFA"]
 
 @dataclass(frozen=True)
 class VFA(AddOn):
-    """Virtual feature alignment (Tang et al., "Virtual homogeneity learning", VHL, ICML 2022, section 5.3).
+    """Virtual feature alignment, the control experiment for VHL in its paper (Tang et al., ICML 2022, section 5.3).
 
-    In the paper, it is the control experiment for VHL: it aligns embeddings with random features, not with those of
-    noise images.
+    VFA aligns the embeddings of all clients with random features, where VHL uses the embeddings of noise images.
 
     The server draws a mean mu_k ~ U[0, 1)^d for each of the K classes, where d is the length of the embeddings. Each
     client downloads the means once. In a step with B images, a client draws B // K + 1 random features from N(mu_k,
