@@ -11,7 +11,7 @@ __all__ = ["ASSUMPTIONS", "PUBLIC_INPUTS"]
 
 PUBLIC_INPUTS = {
     "classes": "the number of classes K, and which classes they are",
-    "space": "shape, normalisation and number type of the images",
+    "space": "shape, normalization and number type of the images",
     "size": "the number of records, which is used in denominators and compared with delta",
     "budget": "epsilon or sigma, delta, sample rates, numbers of steps and rounds",
     "clip": "the clipping norms of contributions",
