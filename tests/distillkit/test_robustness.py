@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any, cast, get_args
 
@@ -171,6 +172,88 @@ def test_noise_has_the_stated_deviation() -> None:
     x = torch.full((40, 1, 32, 32), 0.5, dtype=torch.float64)
     assert float((corrupt("gaussian_noise", 3, x) - x).std()) == pytest.approx(0.08, rel=0.02)
     assert float((corrupt("shot_noise", 3, x) - x).var()) == pytest.approx(0.5 / 100, rel=0.03)
+
+
+def test_contrast_is_reduced_around_the_mean_of_each_channel_and_image() -> None:
+    x = pixels(3, 3, 6)[:, :, :4] * torch.tensor([1.0, 0.2, 0.6]).view(1, 3, 1, 1).double()
+    for severity, factor in enumerate((0.75, 0.5, 0.4, 0.3, 0.15), 1):
+        wanted = torch.stack([torch.stack([c.mean() + factor * (c - c.mean()) for c in image]) for image in x])
+        assert torch.allclose(corrupt("contrast", severity, x), wanted)
+
+
+@pytest.mark.parametrize(("height", "width"), [(33, 33), (41, 96), (96, 41), (20, 70), (64, 64)])
+def test_blur_of_one_bright_pixel_has_the_stated_width(height: int, width: int) -> None:
+    """The variance of the kernel, sampled at whole pixels, is sigma squared; sides up to 32 count as 32."""
+    x = torch.zeros(1, 2, height, width, dtype=torch.float64)
+    x[0, 1, height // 2, width // 2] = 1
+    for severity, sigma in enumerate((0.4, 0.6, 0.7, 0.8, 1.0), 1):
+        found = corrupt("gaussian_blur", severity, x)
+        sigma *= max(1, min(height, width) / 32)
+        assert float(found[0, 0].abs().max()) == 0
+        for line, middle in ((found[0, 1].sum(1), height // 2), (found[0, 1].sum(0), width // 2)):
+            place = torch.arange(len(line)) - middle
+            weights = (-(place**2) / (2 * sigma**2)).double().exp()
+            assert torch.allclose(line, weights / weights.sum(), atol=2e-4)
+
+
+@pytest.mark.parametrize(("height", "width"), [(7, 20), (20, 7), (13, 13)])
+def test_pixelate_averages_blocks_of_oblong_images(height: int, width: int) -> None:
+    x = pixels(2, 3, 20)[:, :, :height, :width]
+    for severity, share in enumerate((0.95, 0.9, 0.85, 0.75, 0.65), 1):
+        found = corrupt("pixelate", severity, x)
+        rows, columns = ([int((i + 0.5) * int(size * share) / size) for i in range(size)] for size in (height, width))
+        for i in (0, height // 2, height - 1):
+            for j in (0, width // 2, width - 1):
+                block = [
+                    (a, b)
+                    for a in range(height)
+                    for b in range(width)
+                    if (rows[a], columns[b]) == (rows[i], columns[j])
+                ]
+                wanted = torch.stack([x[:, :, a, b] for a, b in block]).mean(0)
+                assert torch.allclose(found[:, :, i, j], wanted)
+
+
+def test_noise_differs_between_images_channels_and_pixels_at_every_severity() -> None:
+    x = torch.full((3, 2, 24, 36), 0.5, dtype=torch.float64)
+    for severity, (std, photons) in enumerate(zip((0.04, 0.06, 0.08, 0.09, 0.1), (500, 250, 100, 75, 50)), 1):
+        noise = corrupt("gaussian_noise", severity, x) - x
+        shot = corrupt("shot_noise", severity, x)
+        assert torch.allclose((photons * shot).round(), photons * shot, atol=1e-9)
+        for drawn, deviation in ((noise, std), (shot - x, math.sqrt(0.5 / photons))):
+            assert float(drawn.std()) == pytest.approx(deviation, rel=0.05)
+            assert abs(float(drawn.mean())) < 4 * deviation / math.sqrt(drawn.numel())
+            apart = drawn.flatten(0, 1).flatten(1)
+            assert float((torch.corrcoef(apart) - torch.eye(6)).abs().max()) < 0.15
+            assert abs(float((drawn[..., 1:] * drawn[..., :-1]).mean())) < 0.1 * deviation**2
+
+
+class Indifferent(nn.Module):
+    """Network whose logits do not change with the images, so that attacks make no steps."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.zeros(len(images), 2, dtype=images.dtype) + 0 * images.flatten(1).sum(1, keepdim=True)
+
+
+def test_pgd_starts_uniformly_in_the_ball() -> None:
+    x, epsilon = torch.full((4, 3, 16, 24), 0.5, dtype=torch.float64), 0.2
+    start = (apply(PGD(epsilon, steps=1), x, Indifferent(), torch.zeros(4).long()) - x) / epsilon
+    assert float(start.abs().max()) <= 1
+    shares = torch.histc(start, 4, -1, 1) / start.numel()
+    assert torch.allclose(shares, torch.full((4,), 0.25).double(), atol=0.03)
+    assert float((torch.corrcoef(start.flatten(1)) - torch.eye(4)).abs().max()) < 0.15
+    clean = apply(PGD(epsilon, random_start=False), x, Indifferent(), torch.zeros(4).long())
+    assert torch.equal(clean, x)
+
+
+@pytest.mark.parametrize(("steps", "size"), [(1, None), (4, None), (7, 0.01)])
+def test_pgd_takes_steps_of_the_stated_length(steps: int, size: float | None) -> None:
+    """Distances from the clean image are those of the steps, up to the radius of the ball."""
+    x, labels, network, epsilon = torch.full((2, 3, 8, 8), 0.5).double(), torch.tensor([0, 1]), linear(), 0.1
+    one = PGD(epsilon, steps=steps, step_size=size, random_start=False)
+    length = 2.5 * epsilon / steps if size is None else size
+    moved = (apply(one, x, network, labels) - x).abs()
+    assert torch.allclose(moved, torch.full_like(moved, min(epsilon, steps * length)), atol=1e-12)
 
 
 @pytest.mark.parametrize("norm", [IDENTITY, RGB, Normalization((0.5,), (0.2,)), "zca"], ids=str)

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from distillkit.augment import DSA
+from distillkit.evaluate import Evaluation, Row
+from distillkit.labels import Relabel
 from distillkit.rng import derive
-from distillkit.scores import Scores, augmentation_robust_score, label_robust_score, scores
+from distillkit.scores import Scores, _split, augmentation_robust_score, label_robust_score, scores
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol
 
@@ -76,18 +78,102 @@ def measure(data: LabeledImages, **options: Any) -> Scores:
     return scores(data, TEST, network, **given)
 
 
-def test_components_and_scores_agree_and_equal_seeds_give_equal_results() -> None:
-    found, again = measure(REAL[:20]), measure(REAL[:20])
-    assert found.record() == again.record()
-    rows = {name: row.mean for name, row in found.rows.items()}
-    assert found.hlr == rows["real, hard"] - rows["set, hard"]
-    assert found.ior == rows["set"] - rows["random"]
-    alpha = (found.ior - found.hlr) / 2
-    assert found.lrs == pytest.approx((math.exp(alpha) - math.exp(-1)) / (math.e - math.exp(-1)))
-    beta = (found.ior + rows["set, no augmentation"] - rows["random, no augmentation"]) / 2
-    assert found.ars == pytest.approx((math.exp(beta) - math.exp(-1)) / (math.e - math.exp(-1)))
+ACCURACIES = {
+    "real, hard": 0.9, "set, hard": 0.5, "set": 0.7, "random": 0.4, "set, no augmentation": 0.65,
+    "random, no augmentation": 0.3,
+}  # fmt: skip
+
+
+def rescaled(x: float) -> float:
+    return (math.exp(x) - math.exp(-1)) / (math.e - math.exp(-1))
+
+
+@pytest.mark.parametrize(("weight", "augmented"), [(0.2, 0.9), (1.0, 0.0), (0.0, 1.0)])
+def test_each_score_has_its_own_weight_and_its_own_accuracies(weight: float, augmented: float) -> None:
+    rows = {name: Row("set", "net", (x - 0.1, x + 0.1), 1.0) for name, x in ACCURACIES.items()}
+    found = Scores(rows, {name: {} for name in rows}, weight, augmented)
+    assert (found.hlr, found.ior) == (pytest.approx(0.4), pytest.approx(0.3))
+    lrs, ars = rescaled(weight * 0.3 - (1 - weight) * 0.4), rescaled(augmented * 0.3 + (1 - augmented) * 0.35)
+    assert (found.lrs, found.ars) == (pytest.approx(lrs), pytest.approx(ars))
+    record = found.record()
+    assert [record[name] for name in ("hlr", "ior", "lrs", "ars")] == [found.hlr, found.ior, found.lrs, found.ars]
+    assert record["rows"]["random"] == {"accuracies": list(rows["random"].accuracies), "labels": "hard"}
+    shown = str(found).splitlines()
+    assert shown[2].split() == ["set,", "hard", "hard", "50.0", "±", "14.1", "2", "–"]
+    assert shown[-2:] == [f"HLR 40.0 points, IOR +30.0 points, LRS {lrs:.3f}", f"ARS {ars:.3f}"]
+
+
+def test_each_training_gets_its_data_protocol_and_best_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The evaluations that `scores` requests; each kind of training has another best setting."""
+    real = some(41, 0)  # class 0 has 21 images and class 1 has 20
+    soft = replace(PROTOCOL, relabel=Relabel(network()))
+    whole, data = replace(PROTOCOL, epochs=9), real[:10].replace(labels=torch.eye(2)[real.labels[:10]] * 0.8 + 0.1)
+    asked: list[tuple[Any, ...]] = []
+
+    def fake(images: LabeledImages, test: LabeledImages, factory: Any, **options: Any) -> Evaluation:
+        own, other, protocol = len(images), options["real"], options["protocol"]
+        asked.append((own, images.labels.ndim, len(test), None if other is None else len(other), protocol,
+                      options["num_networks"], options["generator"].initial_seed()))  # fmt: skip
+        best = {(True, True): 2, (True, False): 1, (False, True): 0, (False, False): 2}
+        key = (protocol.augment is not None, protocol.relabel is not None)
+        lrs = [0.1, 0.2, 0.3]
+        good = 0.9 if lrs.index(protocol.lr) == best[key] else 0.2
+        against = 0.9 if lrs.index(protocol.lr) == (best[key] + 1) % 3 else 0.2
+        rows = [Row("set", "net", (good,), 1.0), Row("random real", "net", (against,), 1.0)]
+        return Evaluation(tuple(rows[: 1 if other is None else 2]), protocol, own)
+
+    monkeypatch.setattr("distillkit.scores.evaluate", fake)
+    search = [{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3}]
+    found = scores(
+        data, TEST, network, real=real, protocol=soft, whole=whole, search=search, validation=0.3, num_networks=4,
+        weight=0.2, augmented_weight=0.7, progress=False,
+    )  # fmt: skip
+    chosen = {name: dict(one)["lr"] for name, one in found.settings.items()}
+    assert chosen == {
+        "real, hard": 0.2, "set, hard": 0.2, "set": 0.3, "random": 0.1,
+        "set, no augmentation": 0.1, "random, no augmentation": 0.2,
+    }  # fmt: skip
+    assert all(row.mean == 0.9 for row in found.rows.values())
+    assert (found.weight, found.augmented_weight) == (0.2, 0.7)
+    searches, finals = [a for a in asked if a[5] == 1], [a for a in asked if a[5] == 4]
+    assert len(searches) == 4 * 3
+    held = round(0.3 * 21) + round(0.3 * 20)  # of each class
+    assert {a[2] for a in searches} == {held}
+    assert {a[2] for a in finals} == {len(TEST)}
+    assert {(a[0], a[3]) for a in searches} == {(41 - held, None), (10, None), (10, 41 - held)}
+    assert {(a[0], a[3]) for a in finals} == {(41, None), (10, None), (10, 41)}
+    assert len({a[6] for a in searches}) == len({a[6] for a in finals}) == 1
+    assert searches[0][6] != finals[0][6]
+    for rows, labels, _, other, protocol, *_ in asked:
+        if rows != 10:
+            assert (protocol.epochs, protocol.relabel) == (9, None)
+        elif other is None:
+            assert (labels, protocol.epochs, protocol.relabel, protocol.augment) == (1, 4, None, PROTOCOL.augment)
+        else:
+            assert (labels, protocol.epochs, protocol.relabel is soft.relabel) == (2, 4, True)
+    assert {a[4].augment for a in asked if a[3] is not None} == {PROTOCOL.augment, None}
+
+
+def test_equal_seeds_give_equal_results() -> None:
+    found = measure(REAL[:20])
+    assert found.record() == measure(REAL[:20]).record()
+    assert found.record() != measure(REAL[:20], generator=1).record()
     assert found.rows["set, hard"].accuracies != found.rows["set, no augmentation"].accuracies
-    assert f"LRS {found.lrs:.3f}" in str(found)
+
+
+def test_held_out_images_are_a_share_of_each_class_and_no_training_image() -> None:
+    images = torch.arange(23.0).view(-1, 1, 1, 1).expand(-1, 1, 2, 2) / 2
+    real = LabeledImages(images, torch.tensor([0] * 2 + [1] * 7 + [2] * 14), num_classes=3)
+    for share, counts in ((0.3, [1, 2, 4]), (0.01, [1, 1, 1]), (0.99, [1, 6, 13]), (0.5, [1, 4, 7])):
+        first, second = _split(real, share, 5)
+        assert second.counts().tolist() == counts
+        both = 2 * torch.cat([first.images, second.images])[:, 0, 0, 0]
+        assert both.sort().values.tolist() == list(range(23))
+    orders = [(2 * _split(real, 0.5, seed)[1].images[:, 0, 0, 0]).tolist() for seed in range(30)]
+    assert len(set(map(tuple, orders))) > 25  # and not the same places in every class:
+    assert any(
+        {int(x) - 2 for x in order if 2 <= x < 9} != {int(x) - 9 for x in order if 9 <= x < 16} for order in orders
+    )
 
 
 def test_random_images_gain_nothing_over_random_images() -> None:
