@@ -72,6 +72,32 @@ def test_rate_moves_pixels_of_noise_by_a_fixed_amount(normalization: Normalizati
     assert made.info["lr"] == pytest.approx(_FIRST_CHANGE / normalization.std[0] / size, rel=0.005)
 
 
+@pytest.mark.parametrize("tiles", [None, Tiles(2)], ids=str)
+def test_rate_counts_all_channels_and_stored_pixels(tiles: Tiles | None) -> None:
+    """Colour with unequal deviations, oblong images and tiles, through autograd."""
+    images = torch.randn(12, 3, 4, 6, generator=derive(1), dtype=torch.float64)
+    normalization = Normalization((0.5, 0.4, 0.3), (0.1, 0.2, 0.6))
+    real = LabeledImages(images, torch.arange(12) % 2, num_classes=2, normalization=normalization)
+    net = build(lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 5), nn.Tanh(), nn.Linear(5, 2)), 0).double()
+    options: dict[str, Any] = {
+        "ipc": 2,
+        "init": "noise",
+        "steps": 1,
+        "generator": 4,
+        "progress": False,
+        "parametrize": tiles,
+    }
+    made = distribution_matching(real, networks=FixedNetwork(net), lr=None, **options)
+    seed = int(torch.randint(2**62, (), generator=as_generator(4)))
+    noise = torch.randn(4, 3, 4, 6, generator=derive(seed, "lr"), dtype=torch.float64).requires_grad_()
+    features = split(net).features
+    own = features(noise if tiles is None else tiles.decode(noise)).view(2, -1, 5).mean(1)
+    loss = sum((features(images[real.labels == c]).mean(0) - own[c]).square().sum() for c in range(2))
+    assert isinstance(loss, Tensor)
+    size = float(torch.autograd.grad(loss, noise)[0].square().mean().sqrt())
+    assert made.info["lr"] == pytest.approx(_FIRST_CHANGE / 0.3 / size, rel=0.005)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_rate_is_in_the_info_and_gives_the_same_bits_when_passed(kind: str) -> None:
     made = KINDS[kind]()

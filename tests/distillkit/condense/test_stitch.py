@@ -167,3 +167,58 @@ def test_crops_lie_in_the_image_and_are_large_enough(h: int, w: int, min_scale: 
     assert int((left + width).max()) <= w
     assert float(height.min()) >= min_scale**0.5 * h - 0.5
     assert float(width.min()) >= max(1, min_scale**0.5 * w - 0.5)
+
+
+def test_areas_are_uniform_and_crops_lie_anywhere_in_oblong_images() -> None:
+    boxes = _boxes(2000, 3, 0.25, (40, 100), derive(3)).double().flatten(0, 1)
+    top, left, height, width = boxes.unbind(1)
+    area = height * width / 4000
+    assert float(area.mean()) == pytest.approx(0.625, abs=0.01)
+    assert float(area.std()) == pytest.approx(0.75 / 12**0.5, abs=0.01)
+    assert torch.allclose(width / height, torch.tensor(2.5).double(), atol=0.15)
+    for place, free in ((top, 40 - height), (left, 100 - width)):
+        room = free > 8
+        share = place[room] / free[room]
+        assert float(share.mean()) == pytest.approx(0.5, abs=0.02)
+        assert (float(share.min()), float(share.max())) == (0, 1)
+    both = (height < 30) & (width < 80)
+    places = torch.stack([top / (40 - height), left / (100 - width)])[:, both]
+    assert abs(float(torch.corrcoef(places)[0, 1])) < 0.05
+    assert len(boxes.unique(dim=0)) > 3000
+
+
+def test_classes_have_their_own_pools_and_crops() -> None:
+    images = torch.rand(40, 1, 12, 12, generator=derive(0))
+    data = LabeledImages(torch.cat([images, images]), torch.arange(2).repeat_interleave(40), num_classes=2)
+
+    class Right(nn.Module):
+        """Observer that knows the class of whole images only by their order, so that all crops score alike."""
+
+        def forward(self, crops: Tensor) -> Tensor:
+            return torch.zeros(len(crops), 2)
+
+    with pytest.warns(UserWarning, match="too few"):
+        made = stitch(data, observer=Right(), ipc=4, pool=10, generator=1)
+    assert made.info["confidence"] == pytest.approx(0.5)
+    assert made.info["pool"] == 10
+    own, other = (x.flatten(1) for x in made.images.split(4))
+    assert not torch.equal(own, other)
+
+
+@pytest.mark.parametrize(("side", "framed"), [((6, 6), (1, 1)), ((7, 9), (2, 2)), ((5, 8), (1, 2))])
+def test_observer_sees_crops_in_the_middle_of_zeros(side: tuple[int, int], framed: tuple[int, int]) -> None:
+    seen = []
+
+    class Watching(nn.Module):
+        def forward(self, crops: Tensor) -> Tensor:
+            seen.append(crops)
+            return torch.stack([crops.flatten(1).sum(1), torch.zeros(len(crops))], 1)
+
+    data = LabeledImages(torch.ones(6, 1, *side), torch.zeros(6, dtype=torch.int64), num_classes=2)
+    with pytest.warns(UserWarning, match="factor=2"):
+        stitch(data, observer=Watching(), ipc=1, factor=2, crops=2)
+    crop = seen[-1][0, 0]
+    wanted = torch.zeros(side)
+    h, w = side[0] // 2, side[1] // 2
+    wanted[framed[0] : framed[0] + h, framed[1] : framed[1] + w] = 1
+    assert torch.equal(crop, wanted)

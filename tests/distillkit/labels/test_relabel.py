@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from distillkit import LabeledImages
 from distillkit.augment import DSA, CropFlip
 from distillkit.evaluate import evaluate
 from distillkit.labels import CutMix, Mixup, Relabel, StoredLabels, stored_soft_labels
@@ -120,6 +121,36 @@ def test_rows_of_views_sum_to_one_and_keep_the_largest() -> None:
             assert torch.allclose(rows.sum(1), torch.ones(len(rows)))
             assert torch.equal(rows.argmax(1), teacher(x).argmax(1))
             assert ((rows > 0).sum(1) == top_k).all()
+
+
+class Near(nn.Module):
+    """Teacher whose logits fall with the distance of a class from the class in the first pixel."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+
+    def forward(self, images: Tensor) -> Tensor:
+        return -((images[:, 0, 0, :1] * self.classes - torch.arange(self.classes) + 0.2).abs())
+
+
+@pytest.mark.parametrize(("classes", "size"), [(256, 1), (257, 4), (300, 4)])
+def test_stored_classes_are_exact_however_many_classes_there_are(tmp_path: Path, classes: int, size: int) -> None:
+    labels = torch.arange(classes - 21, classes)
+    images = (labels / classes).view(-1, 1, 1, 1).expand(-1, 1, 8, 8).clone()
+    data = LabeledImages(images, labels, num_classes=classes)
+    online = protocol(Relabel(Near(classes), top_k=3), augment=None, epochs=1)
+    stored = stored_soft_labels(data, online, progress=False)
+    assert stored.classes is not None
+    assert stored.classes.element_size() == size
+    assert stored.bytes == 21 * 3 * (2 + size)
+    wanted = Near(classes)(images).topk(3).indices
+    assert torch.equal(stored.classes[0].long(), wanted)
+    stored.save(tmp_path / "labels.safetensors")
+    views = StoredLabels.load(tmp_path / "labels.safetensors").batches(images, online.view_options, 0, 0)
+    for x, rows in views:
+        assert rows.shape[1] == classes
+        assert torch.equal(rows.argmax(1), (x[:, 0, 0, 0] * classes).round().long())
 
 
 def test_pruned_labels_replay_kept_epochs_and_draw_the_others() -> None:

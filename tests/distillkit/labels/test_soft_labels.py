@@ -98,6 +98,41 @@ def test_teacher_is_accepted_exactly_if_guessing_is_worse_with_probability_99_pe
         try_teacher(Guess(least - 1), pool(count), "pool")
 
 
+class Watched(Guess):
+    """Teacher that notes its mode and the indices of the images that it sees."""
+
+    def __init__(self, right: int) -> None:
+        super().__init__(right)
+        self.seen: list[int] = []
+        self.modes: set[bool] = set()
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.seen += images[:, 0, 0, 0].long().tolist()
+        self.modes.add(self.training)
+        return super().forward(images)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_accuracy_of_a_teacher_that_errs_is_recorded_and_its_mode_kept(training: bool) -> None:
+    teacher = Watched(45).train(training)
+    for pool_, share in ((None, 0.75), (pool(50), 0.9)):
+        soft = soft_labels(pool(60), teacher, pool=pool_)
+        assert soft.info["soft_labels"]["teacher_accuracy"] == share
+        right, own = torch.arange(60) < 45, soft.columns["class"]
+        assert torch.equal(soft.labels.argmax(1), torch.where(right, own, (own + 1) % CLASSES))
+    assert teacher.training is training
+    assert teacher.modes == {False}
+
+
+@pytest.mark.parametrize(("count", "stride"), [(1999, 1), (2000, 1), (2001, 2), (4000, 2), (4001, 3)])
+def test_teacher_is_tried_on_evenly_spaced_images(count: int, stride: int) -> None:
+    teacher = Watched(count)
+    try_teacher(teacher, pool(count), "pool")
+    assert sorted({*teacher.seen} - {1}) == [
+        i for i in range(0, count, stride) if i != 1
+    ]  # 1: images of the shape check
+
+
 def test_wrong_class_order_is_named_as_the_cause() -> None:
     with pytest.raises(ValueError, match=r"another order: .* right on 60 images \(class 0 is its 1, 1 is its 2"):
         soft_labels(pool(60), Guess(0))
