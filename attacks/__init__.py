@@ -6,11 +6,15 @@ The attacks are in `attacks.membership` and `attacks.inversion`, and the audits 
 `attacks.audit`.
 """
 
+from typing import TYPE_CHECKING
+
 from attacks.matching import align, match
 from attacks.metrics import MissingWeights, lpips, psnr, ssim
-from attacks.reporting import Leaks, Report, leaks, report
 from attacks.statistics import Estimate, OperatingPoint, Rate, Roc, at_threshold, bonferroni, clopper_pearson, ppv, roc
 from distillkit._utils.lazy_loading import lazy_submodules
+
+if TYPE_CHECKING:
+    from attacks.reporting import Leaks, Report, leaks, report
 
 __all__ = [
     "Estimate", "Leaks", "MissingWeights", "OperatingPoint", "Rate", "Report", "Roc", "align", "at_threshold",
@@ -20,4 +24,5 @@ __getattr__, __dir__ = lazy_submodules(
     __name__,
     ("audit", "inversion", "matching", "membership", "metrics", "reporting", "statistics", "transcript"),
     __all__,
+    dict.fromkeys(("Leaks", "Report", "leaks", "report"), "attacks.reporting"),
 )

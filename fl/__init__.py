@@ -4,8 +4,9 @@ This package exports everything needed to run a method and to write an add-on, a
 are in `fl.addons`, their methods in `fl.methods`.
 """
 
+from typing import TYPE_CHECKING
+
 from distillkit._utils.lazy_loading import lazy_submodules
-from fl.addons.fedopt import ServerAdaptive
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging import (
     AddOn,
@@ -19,16 +20,19 @@ from fl.averaging import (
     require_full_models,
 )
 from fl.batches import Batch, Phase, shuffled_indices
-from fl.deploy.loopback import Loopback
 from fl.engine import CheckpointError, ClientData, Run, RunFolder, history, simulate
 from fl.filters import Adaptive, ClientDP, Filter, Filtered
 from fl.message import Entry, Message, Tensors
 from fl.method import Method, NoUsableReply, Predictor, evaluation_spec
-from fl.methods import FedDM, Real
 from fl.networks import Factory, Networks
 from fl.participants import Client, Server
-from fl.secure import Keyring, Registry, SecureSums
 from fl.task import Classification, LabelTask, MultiLabel
+
+if TYPE_CHECKING:
+    from fl.addons.fedopt import ServerAdaptive
+    from fl.deploy.loopback import Loopback
+    from fl.methods import FedDM, Real
+    from fl.secure import Keyring, Registry, SecureSums
 
 __all__ = [
     "Adaptive", "AddOn", "AggregatedReplies", "AveragingServer", "Batch", "CheckpointError", "Classification",
@@ -38,4 +42,11 @@ __all__ = [
     "Server", "ServerAdaptive", "Settings", "Step", "Tensors", "evaluation_spec", "history", "require_full_models",
     "shuffled_indices", "simulate",
 ]  # fmt: skip
-__getattr__, __dir__ = lazy_submodules(__name__, ("addons", "deploy", "filters", "methods", "secure", "study"), __all__)
+__getattr__, __dir__ = lazy_submodules(
+    __name__,
+    ("addons", "deploy", "filters", "methods", "secure", "study"),
+    __all__,
+    {"ServerAdaptive": "fl.addons.fedopt", "Loopback": "fl.deploy.loopback"}
+    | dict.fromkeys(("FedDM", "Real"), "fl.methods")
+    | dict.fromkeys(("Keyring", "Registry", "SecureSums"), "fl.secure"),
+)

@@ -1,26 +1,32 @@
-"""Lazy loading of subpackages, which are imported at their first use."""
+"""Lazy loading of subpackages, and of names from them, which are imported at their first use."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection
-from types import ModuleType
+import sys
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 __all__ = ["lazy_submodules"]
 
 
 def lazy_submodules(
-    package: str, submodules: Collection[str], names: Collection[str]
-) -> tuple[Callable[[str], ModuleType], Callable[[], list[str]]]:
+    package: str, submodules: Collection[str], names: Collection[str], sources: Mapping[str, str] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the functions `__getattr__` and `__dir__` for a package whose submodules are imported on access (PEP 562).
 
     Args:
         package: name of the package.
         submodules: names of the package's public submodules.
         names: public names of the package that are not submodules. `__dir__` lists them, too.
+        sources: those of `names` that are imported on access, with the modules that they are imported from.
     """
 
-    def load(name: str) -> ModuleType:
+    def load(name: str) -> Any:
+        if name in (sources or {}):
+            value = getattr(importlib.import_module((sources or {})[name]), name)
+            setattr(sys.modules[package], name, value)
+            return value
         if name not in submodules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return importlib.import_module(f"{package}.{name}")

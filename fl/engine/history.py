@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from distillkit.study._records import Row
-from distillkit.study.history import SeedMean, accuracy_best, accuracy_last, best_seed_mean, rounds_to
+from distillkit._utils.lazy_loading import lazy_submodules
 from fl.task import LabelTask
+
+if TYPE_CHECKING:
+    from distillkit.study.history import Row, SeedMean, accuracy_best, accuracy_last, best_seed_mean, rounds_to
 
 __all__ = [
     "SeedMean", "accuracy_best", "accuracy_last", "best_seed_mean", "global_metrics", "masked", "rounds_to",
     "summary", "table", "with_tests",
 ]  # fmt: skip
+__getattr__, __dir__ = lazy_submodules(
+    __name__,
+    (),
+    __all__,
+    dict.fromkeys(
+        ("SeedMean", "accuracy_best", "accuracy_last", "best_seed_mean", "rounds_to"), "distillkit.study.history"
+    ),
+)
 
 
 def global_metrics(sums: Mapping[str, Tensor], task: LabelTask) -> dict[str, Any]:
@@ -108,6 +118,8 @@ def summary(rows: Sequence[Row], **names: Any) -> dict[str, Any]:
         rows: rows of the run's history.
         names: values that identify the run, which are added to the summary: run, method, task, split, seed.
     """
+    from distillkit.study.history import accuracy_best, accuracy_last
+
     last = rows[-1] if rows else {}
     return {
         **names,

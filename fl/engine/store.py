@@ -15,8 +15,6 @@ from typing import Any
 
 from distillkit._utils import files
 from distillkit.locking import locked
-from distillkit.study._record_files import read_rows
-from distillkit.study._records import RecordError
 from fl._codec import decode, encode
 from fl.message import Message
 
@@ -75,6 +73,9 @@ def read_history(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
         CheckpointError: a line is damaged, or the rounds are not consecutive (for example because two processes
             wrote the file).
     """
+    from distillkit.study._record_files import read_rows
+    from distillkit.study._records import RecordError
+
     try:
         return read_rows(path, torn=torn)
     except RecordError as error:

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -38,8 +37,6 @@ _LOCK = threading.RLock()
 _OWN_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
 _FUSED = ("mkldnn", "scaled_dot_product")
 """Operators that vmap cannot batch. PyTorch has equivalents that it can batch."""
-
-_DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
 
 
 def trace(
@@ -117,12 +114,14 @@ def _trace(
             graph = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)(*shared, *examples)
     except PrivacyError:
         raise
-    except _DATA_DEPENDENT as error:
-        raise NotCapturable(
-            f"{function_name} chooses by the values of an example or of a random draw{user_line(error)}, so it is not "
-            "a fixed function of one record; write the choice with torch.where, and keep shapes fixed"
-        ) from None
     except Exception as error:
+        from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # imports sympy
+
+        if isinstance(error, GuardOnDataDependentSymNode | DataDependentOutputException | DynamicOutputShapeException):
+            raise NotCapturable(
+                f"{function_name} chooses by the values of an example or of a random draw{user_line(error)}, so it is "
+                "not a fixed function of one record; write the choice with torch.where, and keep shapes fixed"
+            ) from None
         raise NotCapturable(
             f"{function_name} cannot be captured as a function of one example{user_line(error)}: "
             f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
