@@ -19,6 +19,7 @@ from distillkit.data._dirichlet import dirichlet, dirichlet_capped, dirichlet_pr
 from distillkit.rng import as_generator
 
 __all__ = [
+    "apply",
     "by_domain",
     "cap_size",
     "class_clusters",
@@ -192,6 +193,72 @@ def by_domain(domains: Tensor, clients: int | None = None, *, generator: Seed = 
     # Each domain is allocated separately: a table [clients, domains] would be large for many users.
     shares = [allocate_evenly([group], owners, domains, rng, "domain") for group in groups]
     return [own[turn] for turn in range(each) for own in shares]
+
+
+def apply(labels: Tensor, partition: Sequence[Tensor], other: Tensor, *, generator: Seed = 0) -> list[Tensor]:
+    """Apply a partition to another set, such as the test set, so that every client has the same mix of classes in both.
+
+    Each client gets as many images as the other set allows if the clients of a class share its images in proportion to
+    their images in the first set. For example, if a client has a tenth of class 3 and a fifth of class 7, it gets a
+    tenth of the other set's class 3 and a fifth of its class 7. If one class is rarer in the other set than in the
+    first, the clients with this class get fewer images of their other classes, too. The numbers are rounded up or down
+    to integers, and images that would change the mix of a client belong to no client.
+
+    For a partition by domains or users, pass the domains or users of the images instead of their labels.
+
+    Args:
+        labels: class indices of the first set, int [N].
+        partition: one index tensor per client for the first set, as the functions of this module return.
+        other: class indices of the other set, int [M].
+        generator: seed or random generator for the random choice of the images.
+
+    Returns:
+        One sorted index tensor per client for the other set. Clients without images in the first set get none.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid, or the other set has no images of a class that a client has.
+    """
+    labels = check.class_labels(labels, None, None).cpu()
+    other = check.class_labels(other, None, None, "other")
+    parts, device, other = as_index_tensors(partition, len(labels)), other.device, other.cpu()
+    owner = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(part) for part in parts]))
+    classes, of_image = labels[torch.cat(parts).cpu()].unique(return_inverse=True)
+    if not len(classes):
+        return [torch.zeros(0, dtype=torch.long, device=device) for _ in parts]
+    # Pairs of a class and a client, and their numbers of images. A table [clients, classes] is large for many users.
+    pairs, counts = torch.stack([of_image, owner], 1).unique(dim=0, return_counts=True)
+    k, client = pairs.unbind(1)
+    place = torch.searchsorted(classes, other).clamp(max=len(classes) - 1)
+    known = (classes[place] == other).nonzero()[:, 0]
+    total, left = torch.bincount(of_image), torch.bincount(place[known], minlength=len(classes))
+    if not int(left.min()):
+        raise ValueError(
+            f"other has no image of class {int(classes[left.argmin()])}, so the clients' mixes of classes cannot be "
+            "kept; pass a set with all classes of the partition"
+        )
+    share = (left.double() / total)[k]
+    smallest = torch.full((len(parts),), torch.inf, dtype=torch.float64).scatter_reduce_(0, client, share, "amin")
+    rarest = torch.zeros(len(parts), dtype=torch.long)
+    rarest[client[share == smallest[client]]] = k[share == smallest[client]]
+    above, below = left[rarest], total[rarest]
+    exact = counts * above[client]
+    quota, rest = exact // below[client], exact % below[client] / below[client]
+    short = torch.bincount(owner, minlength=len(parts)) * above // below
+    short.index_add_(0, client, -quota)
+    left.index_add_(0, k, -quota)
+    for pair in rest.argsort(descending=True, stable=True).tolist():
+        if rest[pair] and short[client[pair]] and left[k[pair]]:
+            quota[pair] += 1
+            short[client[pair]] -= 1
+            left[k[pair]] -= 1
+    sizes = [torch.cat([own, spare[None]]) for own, spare in zip(quota.split(torch.bincount(k).tolist()), left)]
+    rng, pieces = as_generator(generator), list[Tensor]()
+    for images, own in zip(known[place[known].argsort(stable=True)].split([int(n.sum()) for n in sizes]), sizes):
+        pieces += images[torch.randperm(len(images), generator=rng)].split(own.tolist())[:-1]
+    assigned: list[list[Tensor]] = [[known[:0]] for _ in parts]
+    for to, piece in zip(client.tolist(), pieces):
+        assigned[to].append(piece)
+    return [torch.cat(own).sort().values.to(device) for own in assigned]
 
 
 def cap_size(

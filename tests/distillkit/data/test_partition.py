@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -364,6 +365,46 @@ def test_cap_size_draws_the_kept_images() -> None:
         partition.cap_size(labels, [torch.arange(40), torch.tensor([40])], 5)
     with pytest.raises(ValueError, match="at least one client"):
         partition.cap_size(labels, [], 5)
+
+
+@pytest.mark.parametrize("name", ALL)
+@given(seed=st.integers(0, 10**6), each=st.integers(20, 40))
+def test_applied_to_another_set_a_partition_keeps_every_clients_mix(name: str, seed: int, each: int) -> None:
+    labels, rng = 3 * balanced(4, each, seed) + 2, derive(seed, "other")
+    other = 3 * torch.multinomial(torch.tensor([4.0, 0, 1, 2, 8]), 600, replacement=True, generator=rng) + 2
+    other = torch.cat([other[other != 5], torch.tensor([5, 1, 5, 5, 5, 5, 5])])
+    parts = ALL[name](labels, 8, generator=seed)
+    made = partition.apply(labels, parts, other, generator=seed)
+    assert all(part.dtype == torch.int64 and torch.equal(part, part.unique()) for part in made)
+    assert len(torch.cat(made)) == len(torch.cat(made).unique())
+    before, after = partition.summary(labels, parts, 15), partition.summary(other, made, 15)
+    for own, found in zip(before.tolist(), after.tolist(), strict=True):
+        scale = min(Fraction(int((other == k).sum()), sum(b[k] for b in before.tolist())) for k in range(15) if own[k])
+        assert all(abs(n - m * scale) < 1 for n, m in zip(found, own, strict=True))
+        spread = abs(torch.tensor(found) / max(1, sum(found)) - torch.tensor(own) / sum(own)).sum() / 2
+        assert spread <= sum(n > 0 for n in own) / max(1, sum(found))
+    taken = labels[torch.cat(parts)]
+    assert torch.equal(partition.summary(taken, partition.apply(labels, parts, taken), 15), before)
+    twice = torch.cat([taken, taken])
+    assert torch.equal(partition.summary(twice, partition.apply(labels, parts, twice), 15), 2 * before)
+    again = partition.apply(labels, parts, other, generator=seed + 1)
+    assert torch.equal(partition.summary(other, again, 15), after)
+    assert not all(torch.equal(a, b) for a, b in zip(made, again))
+
+
+def test_a_partition_by_users_gives_users_all_their_other_images() -> None:
+    users, other = torch.tensor([7, 7, 7, 2, 9, 9]), torch.tensor([9, 2, 2, 7, 2, 4])
+    made = partition.apply(users, [*partition.by_domain(users), torch.tensor([], dtype=torch.long)], other)
+    assert [part.tolist() for part in made] == [[1, 2, 4], [3], [0], []]
+    begun, many = time.perf_counter(), torch.arange(20_000) % 5000
+    assert sum(map(len, partition.apply(many, partition.by_domain(many), many))) == 20_000
+    assert time.perf_counter() - begun < 10
+    with pytest.raises(ValueError, match="other has no image of class 2, .* pass a set with all classes"):
+        partition.apply(users, partition.by_domain(users), other[other != 2])
+    with pytest.raises(ValueError, match="was it made for another set"):
+        partition.apply(users[:3], partition.by_domain(users), other)
+    with pytest.raises(TypeError, match="other must be"):
+        partition.apply(users, partition.by_domain(users), torch.rand(6, 2))
 
 
 def test_summary_counts() -> None:
