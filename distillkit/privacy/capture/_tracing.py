@@ -223,8 +223,14 @@ class Stateless(nn.Module):
             state: parameters and buffers, in the order in which the method `state` returns them.
             examples: arguments of the function.
         """
-        values = {f"network.{n}": t for n, t in zip(self.names(), state)}
-        return torch.func.functional_call(self, values, examples)
+        new = dict(zip(map(id, self.state()), state))
+        values = {  # every place of a shared tensor, but each module once: a layer may have several names
+            f"network.{prefix}{'.' if prefix else ''}{name}": new[id(value)]
+            for prefix, module in self.network.named_modules()
+            for name, value in (*module._parameters.items(), *module._buffers.items())
+            if value is not None
+        }
+        return torch.func.functional_call(self, values, examples, tie_weights=False)
 
     def forward(self, *examples: Tensor) -> Any:
         """Call the wrapped function, and return its result.

@@ -207,3 +207,22 @@ def test_accuracy_improves_under_noise() -> None:
     assert (model(images).argmax(1) == labels).float().mean() > 0.9
     assert ledger.epsilon() is not None
     assert math.isfinite(ledger.epsilon() or math.nan)
+
+
+@pytest.mark.parametrize("shared", ["layer", "weight"])
+def test_layer_or_weight_that_is_used_twice(shared: str) -> None:
+    first = nn.Linear(4, 4).double()
+    second = first if shared == "layer" else nn.Linear(4, 4).double()
+    second.weight = first.weight
+    model = nn.Sequential(nn.Flatten(), first, nn.Tanh(), second)
+    images, labels = torch.randn(3, 4, generator=derive(0), dtype=torch.float64), torch.arange(3)
+
+    def losses(images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(model(images), labels, reduction="none")
+
+    rows = per_example_gradients(model, losses, (images, labels))(images, labels)
+    assert all(type(p) is nn.Parameter for p in model.parameters())
+    for i in range(3):
+        alone = torch.autograd.grad(losses(images[i : i + 1], labels[i : i + 1]).sum(), list(model.parameters()))
+        for ours, theirs in zip(rows, alone, strict=True):
+            torch.testing.assert_close(ours[i], theirs)
