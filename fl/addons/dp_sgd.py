@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 
 from distillkit._utils import check
 from distillkit._utils.options import NonNegative, PositiveInt, Rate
@@ -17,6 +18,7 @@ from distillkit.privacy import ExampleGradients, PrivateGradient, per_example_gr
 from distillkit.privacy.accounting._ranges import check_sigma
 from distillkit.privacy.capture._augmentation import captured_augmentation
 from distillkit.privacy.capture._captured_function import CapturedFunction
+from distillkit.privacy.gradients.opacus_gradients import GRADIENTS, OpacusGradients, clipped_gradients, note_opacus
 from distillkit.privacy.validation._arguments import refuse_half_precision, refuse_large_delta
 from distillkit.sets import LabeledImages
 from fl.addons._per_example import refuse_mixing_objective, unsound
@@ -69,6 +71,9 @@ class DPSGD(AddOn):
         rate: probability with which a record takes part in a step.
         size: number of records that is assumed for every client. It must not depend on private data.
         clip: largest l2 norm of one record's gradient. It may be infinite only if sigma is 0.
+        gradients: how clipped gradients are computed: `"captured"`, or by Opacus' `"opacus"` or `"opacus-ghost"`, which
+            run the network on batches; see `privacy.train_private`. With Opacus, the objective is evaluated on the
+            logits of one record after another, and add-ons may have no loss terms on records.
         chunk: largest number of records whose gradients are in memory at the same time. The default depends on the
             device, the network and rate * size.
     """
@@ -78,6 +83,7 @@ class DPSGD(AddOn):
     rate: Rate
     size: PositiveInt
     clip: float = 1.0
+    gradients: str = "captured"
     chunk: PositiveInt | None = None
     data_access = "none"
     private = True
@@ -86,6 +92,7 @@ class DPSGD(AddOn):
         super().__post_init__()
         if check_sigma(self.sigma) == 0:
             warn("DPSGD(sigma=0) adds no noise: nothing is guaranteed, and the history's epsilon is None")
+        check.one_of(self.gradients, "gradients", GRADIENTS)
         if self.sigma or not (isinstance(self.clip, float) and self.clip == math.inf):
             check.real_number(self.clip, "clip", above=0.0)
 
@@ -94,6 +101,11 @@ class DPSGD(AddOn):
         for addon in addons:
             if why := unsound(addon):
                 raise ValueError(f"DPSGD cannot be combined with {addon.name}, which {why}; leave it out")
+            if self.gradients != "captured" and addon.data_access == "example":
+                raise ValueError(
+                    f"DPSGD(gradients={self.gradients!r}) trains on the objective alone, but {addon.name} reads "
+                    "private examples (data_access = 'example'); use gradients='captured', or leave the add-on out"
+                )
         if settings.weights != "uniform":
             raise ValueError(
                 "DPSGD needs weights='uniform': the number of a client's records is private, got 'samples'"
@@ -116,6 +128,7 @@ class DPSGD(AddOn):
         if server.ledger is not None:
             refuse_large_delta(self.size, server.ledger.delta)
             server.ledger.assume("DPSGD")
+            note_opacus(server.ledger, self.gradients)
         refuse_mixing_objective(server, server.generator(self.key))
 
     def dry_run(self, local: Local) -> None:
@@ -133,10 +146,19 @@ class DPSGD(AddOn):
         if local.settings.augment is not None:
             captured_augmentation(local.settings.augment, local.data.images)
 
-    def _gradients(self, local: Local, like: LabeledImages, phase: Phase) -> ExampleGradients:
+    def _gradients(self, local: Local, like: LabeledImages, phase: Phase) -> ExampleGradients | OpacusGradients:
         refuse_half_precision(like.images, "a client's set")
         moved, names = local.trained_parameters(phase), sorted(like.columns)
         tensors = [like.images, like.labels, *(like.columns[n] for n in names)]
+
+        if self.gradients != "captured":
+            objective = local.settings.objective_of(local.task)
+
+            def of_rows(net: nn.Module, images: torch.Tensor, labels: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+                rows = [objective(logits[None], label[None]) for logits, label in zip(net(images), labels)]
+                return local.weight * torch.stack(rows)
+
+            return clipped_gradients(self.gradients, local.net, of_rows, tensors, trained=moved)
 
         def losses(images: torch.Tensor, labels: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:
             batch = Batch(images, labels, dict(zip(names, columns)))
@@ -175,7 +197,7 @@ class DPSGD(AddOn):
                 batch = batch_at(data, rows)
                 images = batch.images if augment is None else augment(batch.images, draws)
                 columns = [batch.columns[n] for n in sorted(batch.columns)]
-                private.add(gradients(images, batch.labels, *columns, generator=draws))
+                gradients.add_to(private, images, batch.labels, *columns, generator=draws)
             local.scratch(self)["noised"] = private.take()
             yield batch_at(data, torch.zeros(0, dtype=torch.int64))
 

@@ -83,11 +83,18 @@ def secret_of(seed: int, number: int, client: int) -> Secret:
 
 @pytest.mark.golden("DPSGD", source="Abadi et al., CCS 2016, Algorithm 1")
 @pytest.mark.parametrize(
-    ("clip", "sigma", "momentum", "mu"), [(0.3, 0.7, 0.0, 0.0), (50.0, 0.01, 0.9, 0.0), (0.6, 0.7, 0.9, 0.5)]
+    ("clip", "sigma", "momentum", "mu", "gradients"),
+    [
+        (0.3, 0.7, 0.0, 0.0, "captured"),
+        (50.0, 0.01, 0.9, 0.0, "captured"),
+        (0.6, 0.7, 0.9, 0.5, "captured"),
+        (0.6, 0.7, 0.9, 0.5, "opacus"),
+        (0.6, 0.7, 0.9, 0.5, "opacus-ghost"),
+    ],
 )
-def test_rounds_follow_algorithm_1(clip: float, sigma: float, momentum: float, mu: float) -> None:
+def test_rounds_follow_algorithm_1(clip: float, sigma: float, momentum: float, mu: float, gradients: str) -> None:
     rate, size, lr, rounds, epochs = 0.4, 5, 0.1, 3, 2
-    dp = DPSGD(sigma=sigma, clip=clip, rate=rate, size=size, chunk=2)
+    dp = DPSGD(sigma=sigma, clip=clip, rate=rate, size=size, chunk=2, gradients=gradients)
     start = {"classifier.weight": torch.tensor(linear.START, dtype=torch.float32)}
     method = FedAvg(
         dp, FedProx(mu), factory=Linear, objective=linear.squares, initial=start, lr=lr, momentum=momentum,

@@ -13,7 +13,8 @@ from distillkit._utils import check
 from distillkit._utils.eval_mode import preserve_modes
 from distillkit._utils.progress import bar
 from distillkit.privacy.accounting.planning import resolve_sigma
-from distillkit.privacy.gradients.per_example import keeps_statistics, per_example_gradients
+from distillkit.privacy.gradients.opacus_gradients import clipped_gradients, note_opacus
+from distillkit.privacy.gradients.per_example import keeps_statistics
 from distillkit.privacy.gradients.private_gradient import PrivateGradient
 from distillkit.privacy.ledger import Account, Ledger
 from distillkit.privacy.validation._arguments import (
@@ -71,6 +72,7 @@ def train_private(
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
     loss: RowLoss | None = None,
     ledger: Ledger | Account | None = None,
+    gradients: str = "captured",
     chunk: int | None = None,
     progress: bool = True,
 ) -> Ledger:
@@ -112,6 +114,9 @@ def train_private(
             Training evaluates it on one row. Default: cross-entropy.
         ledger: ledger to charge; or an `Account`, which combines a ledger with the client, the round and the source of
             batches and noise. Default: a new ledger in memory.
+        gradients: how clipped gradients are computed. `"captured"` as above, for every network. `"opacus"` runs the
+            network on batches, with the hooks of Opacus' `GradSampleModule`; `"opacus-ghost"` uses its ghost clipping,
+            which is fastest for large linear layers. The guarantee then assumes more; see `OPACUS_REMARKS`.
         chunk: maximum number of records whose gradients are in memory at once; the default depends on device, network
             and rate * size.
         progress: whether to show a progress bar on a terminal.
@@ -142,25 +147,26 @@ def train_private(
     row_loss = loss if loss is not None else _cross_entropy
     parameters = [p for p in network.parameters() if p.requires_grad]
 
-    def losses(inputs: Tensor, targets: Tensor) -> Tensor:
-        return row_loss(network(inputs), targets)
+    def losses(net: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        return row_loss(net(inputs), targets)
 
     with preserve_modes(network):
         network.train()
         if loss is not None:
             _check_loss(loss, real)
-        gradients = per_example_gradients(network, losses, (real.images, real.labels))
-    chunk = gradients.chunk_size(rate * size, chunk)
+        source = clipped_gradients(gradients, network, losses, (real.images, real.labels))
+    chunk = source.chunk_size(rate * size, chunk)
     update = torch.optim.SGD(parameters, lr=lr) if optimizer is None else optimizer(parameters)
     private = PrivateGradient(parameters, sigma=sigma, clip=clip, denominator=rate * size, secret=secret)
     account.ledger.assume("train_private")
+    note_opacus(account.ledger, gradients)
     account.spend("dp_sgd", sigma, rate=rate, count=steps)
     draws = secret.generator()
     with bar(steps, "private training", progress=progress) as shown:
         for _ in range(steps):
             for rows in secret.poisson(len(real), rate).to(real.images.device).split(chunk):
                 images, targets = real.images.index_select(0, rows), real.labels.index_select(0, rows)
-                private.add(gradients(images, targets, generator=draws))
+                source.add_to(private, images, targets, generator=draws)
             for parameter, gradient in zip(parameters, private.take()):
                 parameter.grad = gradient
             update.step()

@@ -12,6 +12,7 @@ from distillkit._utils import check
 from distillkit.privacy.capture._captured_function import CapturedFunction, capture
 from distillkit.privacy.capture._tracing import Stateless
 from distillkit.privacy.errors import BatchStatistics, NotSeparable, PrivacyError
+from distillkit.privacy.gradients.private_gradient import PrivateGradient
 from distillkit.privacy.validation._arguments import refuse_half_precision
 
 __all__ = ["ExampleGradients", "per_example_gradients", "require_per_example"]
@@ -92,6 +93,15 @@ class ExampleGradients:
         """
         return self.captured(self._state, *examples, generator=generator)
 
+    def add_to(self, private: PrivateGradient, *examples: Tensor, generator: torch.Generator | None = None) -> None:
+        """Clip the gradients of n examples and add them to the sum of a step.
+
+        Args:
+            private: accumulator of the step.
+            examples, generator: arguments of a call of this object.
+        """
+        private.add(self(*examples, generator=generator))
+
     def chunk_size(self, expected: float, chunk: int | None = None) -> int:
         """Return the number of examples to pass to one call of this object, so that memory suffices.
 
@@ -102,15 +112,29 @@ class ExampleGradients:
                 records.
             chunk: upper bound; None for a default that depends on the device and the network.
         """
-        likely = max(1, math.ceil(expected + 3 * math.sqrt(expected)))
-        if chunk is None:
-            whole, largest = max(1, self.captured.activations), max(1, self.captured.largest)
-            if next(iter(self.trained.values())).device.type == "cpu":
-                fitting = min(32, max(8, _CACHE // largest), _MEMORY_CPU // whole)
-            else:
-                fitting = _MEMORY_ACCELERATOR // whole
-            chunk = 1 << (max(1, fitting).bit_length() - 1)
-        return min(check.positive_int(chunk, "chunk"), likely)
+        device = next(iter(self.trained.values())).device
+        return chunk_for(self.captured.activations, self.captured.largest, device, expected, chunk)
+
+
+def chunk_for(values: int, largest: int, device: torch.device, expected: float, chunk: int | None) -> int:
+    """Return the number of records whose gradients are computed together.
+
+    Args:
+        values: number of values that are computed for one record.
+        largest: number of values in the largest tensor of one record.
+        device: device of the computation.
+        expected: expected number of records in a step.
+        chunk: upper bound; None for a default.
+    """
+    likely = max(1, math.ceil(expected + 3 * math.sqrt(expected)))
+    if chunk is None:
+        whole, largest = max(1, values), max(1, largest)
+        if device.type == "cpu":
+            fitting = min(32, max(8, _CACHE // largest), _MEMORY_CPU // whole)
+        else:
+            fitting = _MEMORY_ACCELERATOR // whole
+        chunk = 1 << (max(1, fitting).bit_length() - 1)
+    return min(check.positive_int(chunk, "chunk"), likely)
 
 
 def per_example_gradients(

@@ -85,10 +85,30 @@ class PrivateGradient:
         finite = torch.isfinite(norm)
         if not bool(finite.all()):
             flat = [torch.where(finite[:, None], g, 0.0) for g in flat]
-        factor = torch.where(finite, (self._clip * _MARGIN / norm).clamp(max=1.0), 0.0)
+        factor = self.factors(norm)
         for total, rows in zip(self._sums, flat, strict=True):
             for place, block in _in_blocks(rows):
                 total.view(-1)[place] += factor @ block
+
+    def factors(self, norms: Tensor, *, precision: float = 0.0) -> Tensor:
+        """Return the factors that clip gradients of the given norms: 0 where a norm is not finite.
+
+        Args:
+            norms: l2 norms of n gradients over all parameters, float64 [n].
+            precision: relative error of the norms; the factors are smaller by four times this number.
+        """
+        factors = (self._clip * (_MARGIN - 4 * precision) / norms).clamp(max=1.0)
+        return torch.where(torch.isfinite(norms), factors, 0.0)
+
+    @torch.no_grad()
+    def add_clipped(self, sums: Sequence[Tensor]) -> None:
+        """Add sums of gradients that are clipped already, with `factors`, to the step's sum.
+
+        Args:
+            sums: one tensor per parameter, with the parameter's shape, in the order of `parameters`.
+        """
+        for total, part in zip(self._sums, sums, strict=True):
+            total += part
 
     @torch.no_grad()
     def take(self) -> list[Tensor]:

@@ -1,0 +1,399 @@
+"""Clipped gradients of a batch by Opacus' hooks: per-sample gradients, or sums by ghost clipping."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from distillkit._utils import check
+from distillkit._utils.eval_mode import preserve_modes
+from distillkit.privacy.errors import BatchStatistics, NotCapturable, NotSeparable, PrivacyError
+from distillkit.privacy.gradients.per_example import (
+    ExampleGradients,
+    chunk_for,
+    per_example_gradients,
+    require_per_example,
+)
+from distillkit.privacy.gradients.private_gradient import PrivateGradient
+from distillkit.privacy.ledger import Ledger
+from distillkit.privacy.validation._arguments import refuse_half_precision
+from distillkit.rng import derive
+
+__all__ = ["GRADIENTS", "OpacusGradients", "clipped_gradients", "note_opacus"]
+
+GRADIENTS = ("captured", "opacus", "opacus-ghost")
+"""Ways to compute clipped gradients: by a captured graph of one record, or by Opacus on batches."""
+
+_REMARK = (
+    "gradients={!r} ran the network and its loss on batches: epsilon assumes that no layer and no line of their code "
+    "mixes records or keeps values of a record"
+)
+_GHOST_REMARK = ", and does not cover rounding in norms and sums, which have the precision of the parameters"
+
+BatchLosses = Callable[..., Tensor]
+"""`losses(network, images, labels, ...)` returns the loss of each of n examples, float [n]."""
+
+_RECORDS = 3
+"""Number of noise records on which Opacus' gradients are compared with those of autograd."""
+
+_TURN = threading.RLock()
+"""Lock of the global random state, from which layers such as dropout draw."""
+
+
+class OpacusGradients:
+    """Source of clipped gradients that runs the network on whole batches, with Opacus' hooks on its layers.
+
+    The hooks are on a copy of the network that shares its parameters, so the network itself is not changed. Before use,
+    Opacus' gradients are compared with those of autograd, one record after another, on three records of noise. This
+    shows most layers that mix records, but not all: that no layer does is an assumption of the guarantee. The code of
+    network and loss sees private batches. If it fails for a batch, its records are evaluated one by one; a record for
+    which it fails counts as zero.
+
+    With ghost clipping, Opacus computes the norms of the gradients without the gradients of linear and embedding
+    layers, and a second backward pass the sum of the clipped gradients. Norms and sums then have the precision of the
+    parameters. Records whose norm is not finite are clipped one by one in float64.
+
+    Papers: Opacus, Yousefpour et al. (2021); ghost clipping: Li et al., "Large language models can be strong
+    differentially private learners" (ICLR 2022), section 4.
+
+    Args:
+        network: network in the modes in which it is trained; batch norm must be frozen and in eval mode.
+        losses: function of (network, images, labels, ...) that returns n losses, one per record.
+        like: sample arguments of `losses` after the network, of which only shapes, dtypes and device are used.
+        trained: parameters to train, by their names in the network.
+        ghost: whether to use ghost clipping.
+
+    Raises:
+        BatchStatistics, NotCapturable, NotSeparable, PrivacyError: the network or the loss is refused; the message
+            names the layer and a remedy.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        losses: BatchLosses,
+        like: Sequence[Tensor],
+        *,
+        trained: Mapping[str, nn.Parameter],
+        ghost: bool,
+    ) -> None:
+        from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+
+        self._name, self._losses, self._trained = type(network).__name__, losses, dict(trained)
+        self._twin = _shared_copy(network, self._trained, self._name)
+        own = dict(self._twin.named_parameters())
+        self._own = [own[name] for name in self._trained]
+        self._device = self._own[0].device
+        _refuse_unsupported(self._twin, self._name)
+        wrapper = GradSampleModuleFastGradientClipping if ghost else GradSampleModule
+        try:
+            self._hooks = wrapper(self._twin, loss_reduction="sum")
+        except NotImplementedError as error:
+            raise NotCapturable(f"Opacus has no per-sample gradients for {self._name}: {error}. {_REMEDY}") from None
+        self._ghost, self._draws, self._activations = ghost, False, 1
+        self._compare(network, like)
+
+    def chunk_size(self, expected: float, chunk: int | None = None) -> int:
+        """Return the number of records for one call of `add_to`; see `ExampleGradients.chunk_size`."""
+        rows = 0 if self._ghost else sum(p.numel() for p in self._own)
+        return chunk_for(self._activations + rows, 0, self._device, expected, chunk)
+
+    def add_to(self, private: PrivateGradient, *examples: Tensor, generator: torch.Generator | None = None) -> None:
+        """Add the clipped gradients of n records to the sum of a step; see `ExampleGradients.add_to`."""
+        count = len(examples[0])
+        if not count:
+            return
+        for own, parameter in zip(self._own, self._trained.values()):
+            own.data = parameter.data  # an optimizer may have given the parameter a new tensor
+        with self._random_state(generator), self._plainly():
+            try:
+                self._add(private, examples)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:  # the error depends on private values, so it may not be shown
+                for i in range(count):
+                    with suppress(Exception):
+                        self._add(private, [e[i : i + 1] for e in examples])
+        self._clear()
+
+    def _add(self, private: PrivateGradient, examples: Sequence[Tensor]) -> None:
+        if not self._ghost:
+            private.add(self._rows(examples))
+            return
+        losses = self._forward(examples)
+        losses.sum().backward(retain_graph=True)
+        norms = self._norms(len(losses))
+        finite = torch.isfinite(norms)
+        if not bool(finite.all()):
+            for i in (~finite).nonzero().flatten().tolist():
+                with suppress(Exception):
+                    private.add([g[None] for g in self._alone(self._twin, self._own, [e[i : i + 1] for e in examples])])
+            if bool(finite.any()):
+                self._add(private, [e[finite] for e in examples])
+            return
+        self._hooks.disable_hooks()
+        try:
+            for own in self._own:
+                own.grad = None
+            weights = private.factors(norms, precision=torch.finfo(losses.dtype).eps)
+            (weights.to(losses.dtype) * losses).sum().backward()
+        finally:
+            self._hooks.enable_hooks()
+        private.add_clipped([torch.zeros_like(own) if own.grad is None else own.grad for own in self._own])
+
+    def _forward(self, examples: Sequence[Tensor]) -> Tensor:
+        """Return the losses of the records; Opacus' hooks keep the inputs of the layers."""
+        self._clear()
+        losses = self._losses(self._twin, *examples)
+        if not isinstance(losses, Tensor) or losses.shape != examples[0].shape[:1]:
+            got = f"shape {list(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+            raise NotSeparable(f"the loss must give one value for each example [n], got {got}")
+        return losses
+
+    def _rows(self, examples: Sequence[Tensor]) -> list[Tensor]:
+        self._forward(examples).sum().backward()
+        found: list[Tensor | None] = [getattr(own, "grad_sample", None) for own in self._own]
+        return [p.new_zeros(len(examples[0]), *p.shape) if g is None else g for p, g in zip(self._own, found)]
+
+    def _norms(self, count: int) -> Tensor:
+        """Return the norms of the records' gradients, float64 [count], after a backward pass.
+
+        A parameter for which Opacus gives no norm, although it has a gradient, makes all norms infinite.
+        """
+        rows = []
+        for own in self._own:
+            missing = 0.0 if own.grad is None else torch.inf
+            norm = getattr(own, "_norm_sample", None)
+            rows.append(torch.full((count,), missing).to(own) if norm is None else norm.flatten())
+        return torch.stack([row.double() for row in rows]).norm(dim=0)
+
+    def _alone(self, network: nn.Module, parameters: Sequence[Tensor], one: Sequence[Tensor]) -> list[Tensor]:
+        """Return the gradient of one record by autograd."""
+        self._hooks.disable_hooks()
+        try:
+            loss = self._losses(network, *one).sum()
+            found: Sequence[Tensor | None] = [None] * len(parameters)
+            if loss.requires_grad:
+                found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        finally:
+            self._hooks.enable_hooks()
+        return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found)]
+
+    def _clear(self) -> None:
+        """Remove what Opacus' hooks stored in the copy of the network."""
+        for module in self._twin.modules():
+            for name in ("activations", "max_batch_len"):
+                vars(module).pop(name, None)
+        for own in self._own:
+            own.grad = own.grad_sample = None  # type: ignore[attr-defined]
+            own._forward_counter = 0  # type: ignore[attr-defined]
+            for name in ("_current_grad_sample", "_norm_sample"):
+                vars(own).pop(name, None)
+
+    @contextmanager
+    def _random_state(self, generator: torch.Generator | None) -> Iterator[None]:
+        """Draw random numbers of the network, such as dropout, from `generator` during a `with` block."""
+        if not self._draws:
+            yield
+            return
+        if generator is None:
+            raise ValueError(f"{self._name} draws random numbers: pass generator=secret.generator()")
+        with _TURN, self._forked():
+            torch.set_rng_state(generator.get_state())
+            if self._device.type == "cuda":
+                torch.cuda.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+            try:
+                yield
+            finally:
+                generator.set_state(torch.get_rng_state())
+
+    @contextmanager
+    def _plainly(self) -> Iterator[None]:
+        """Compute gradients in full precision, without PyTorch's warning about hooks on the first layer."""
+        with torch.autocast(self._device.type, enabled=False), torch.enable_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Full backward hook is firing")
+            yield
+
+    def _forked(self) -> AbstractContextManager[None]:
+        devices = [self._device] if self._device.type == "cuda" else []
+        return torch.random.fork_rng(devices=devices)
+
+    def _compare(self, network: nn.Module, like: Sequence[Tensor]) -> None:
+        """Refuse a network or loss for which Opacus' gradients differ from those of single records, on noise."""
+        generator = derive(0, "capture")
+        drawn = [torch.randn(_RECORDS, *e.shape[1:], generator=generator) for e in like]
+        noise = [d.to(e) if e.is_floating_point() else torch.zeros_like(d).to(e) for d, e in zip(drawn, like)]
+        parameters = list(self._trained.values())
+        buffers = {name: b.detach().clone() for name, b in network.named_buffers()}
+
+        def wanted() -> list[Tensor]:
+            rows = [self._alone(network, parameters, [e[i : i + 1] for e in noise]) for i in range(_RECORDS)]
+            return [torch.stack(column) for column in zip(*rows)]
+
+        with preserve_modes(network), preserve_modes(self._twin), _TURN, self._forked(), self._plainly():
+            try:
+                state = self._rng_state()
+                rows = wanted()
+                self._draws = not torch.equal(state, self._rng_state())
+                if self._draws:  # compare without dropout: layers with parameters must stay in training mode
+                    for module in (*network.modules(), *self._twin.modules()):
+                        if not any(p.requires_grad for p in module.parameters(recurse=False)):
+                            module.training = False
+                    rows = wanted()
+                with _Watch(self._name) as watch:
+                    self._forward(noise)
+                self._activations = max(1, watch.values // _RECORDS)
+                self._refuse_different(rows, noise)
+            except PrivacyError:
+                raise
+            except Exception as error:
+                why = f"{type(error).__name__}: {str(error).partition('. ')[0]}"
+                raise NotCapturable(
+                    f"Opacus' hooks fail on {self._name} or its loss, on {_RECORDS} records of noise ({why}). {_REMEDY}"
+                ) from error
+            finally:
+                self._clear()
+        changed = [n for n, b in network.named_buffers() if n not in buffers or not torch.equal(b, buffers[n])]
+        with torch.no_grad():
+            for name, buffer in network.named_buffers():
+                if name in buffers:
+                    buffer.copy_(buffers[name])
+        if changed:
+            raise BatchStatistics(
+                f"{self._name} writes to the buffer {changed[0]} during a forward pass, so it keeps values computed "
+                "from private records; remove the buffer, or write to it outside of training"
+            )
+
+    def _refuse_different(self, rows: Sequence[Tensor], noise: Sequence[Tensor]) -> None:
+        norms = torch.stack([r.flatten(1).double().norm(dim=1) for r in rows]).norm(dim=0)
+        names = list(self._trained)
+        if self._ghost:
+            self._forward(noise).sum().backward()
+            found = self._norms(_RECORDS)
+            if not bool(torch.isfinite(found).all()) and bool(torch.isfinite(norms).all()):
+                known = [p.grad is None or hasattr(p, "_norm_sample") for p in self._own]
+                name = names[known.index(False)] if not all(known) else names[0]
+                raise NotCapturable(f"Opacus' ghost clipping gives no norm for the parameter {name}. {_REMEDY}")
+            sums = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._own]
+            ours, wanted = [*sums, found], [*(r.sum(0) for r in rows), norms]
+        else:
+            ours, wanted = self._rows(noise), list(rows)
+        for name, a, b in zip([*names, ""], ours, wanted):
+            if not bool((a.double() - b.double()).norm() <= 1e-3 * norms.norm()):
+                raise BatchStatistics(
+                    f"{self._name}: the gradients of {_RECORDS} noise records in a batch differ from those of single "
+                    f"records{f' (parameter {name})' if name else ''}. A layer or the loss mixes the records of a "
+                    f"batch, uses parameters of another layer, or draws random numbers outside of dropout. {_REMEDY}"
+                )
+
+    def _rng_state(self) -> Tensor:
+        state = torch.get_rng_state()
+        if self._device.type != "cuda":
+            return state
+        return torch.cat([state, torch.cuda.get_rng_state(self._device)])
+
+
+class _Watch(TorchDispatchMode):
+    """Mode that counts the values that operators return, and refuses half precision.
+
+    Attributes:
+        values: number of values so far.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name, self.values = name, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            if isinstance(value, Tensor) and value.is_floating_point():
+                refuse_half_precision(value, f"a value that {self._name} or its loss computes")
+                self.values += value.numel()
+        return result
+
+
+def clipped_gradients(
+    kind: str,
+    network: nn.Module,
+    losses: BatchLosses,
+    like: Sequence[Tensor],
+    *,
+    trained: Mapping[str, nn.Parameter] | None = None,
+) -> ExampleGradients | OpacusGradients:
+    """Return a source of clipped gradients, whose method `add_to` adds those of n records to a `PrivateGradient`.
+
+    Args:
+        kind: one of `GRADIENTS`.
+        network, losses, like: arguments of `OpacusGradients`.
+        trained: parameters to train, by their names in the network. Default: all that require a gradient.
+    """
+    check.one_of(kind, "gradients", GRADIENTS)
+    if kind == "captured":
+        return per_example_gradients(network, partial(losses, network), like, trained=trained)
+    require_per_example(network)
+    chosen = {n: p for n, p in network.named_parameters() if p.requires_grad} if trained is None else trained
+    return OpacusGradients(network, losses, like, trained=chosen, ghost=kind == "opacus-ghost")
+
+
+def note_opacus(ledger: Ledger, kind: str) -> None:
+    """Record in the ledger what a guarantee assumes if Opacus computes the gradients."""
+    if kind != "captured":
+        ledger.add_remark(_REMARK.format(kind) + (_GHOST_REMARK if kind == "opacus-ghost" else ""))
+
+
+_REMEDY = "Use gradients='captured', or change the layer"
+
+
+def _shared_copy(network: nn.Module, trained: Mapping[str, nn.Parameter], name: str) -> nn.Module:
+    """Return a copy of the network that shares its parameters' memory. Only the parameters `trained` need gradients."""
+    chosen = {id(p) for p in trained.values()}
+    memo: dict[int, object] = {
+        id(p): nn.Parameter(p.detach(), requires_grad=id(p) in chosen) for p in network.parameters()
+    }
+    try:
+        twin = copy.deepcopy(network, memo)
+    except Exception as error:
+        raise NotCapturable(f"{name} cannot be copied for Opacus: {str(error).splitlines()[0]}. {_REMEDY}") from error
+    twin.training = True  # Opacus' validator and hooks demand the flag of the network and of the trained layers
+    for module in twin.modules():
+        if any(p.requires_grad for p in module.parameters(recurse=False)):
+            module.training = True
+        if vars(module).get("inplace"):  # hooks do not work on outputs that are changed in place
+            vars(module)["inplace"] = False
+    return twin
+
+
+def _refuse_unsupported(twin: nn.Module, name: str) -> None:
+    """Raise Opacus' refusals, with the names of the layers.
+
+    Raises:
+        NotCapturable: Opacus' `ModuleValidator` refuses a layer.
+    """
+    from opacus.validators import ModuleValidator
+
+    errors = ModuleValidator.validate(twin)
+    if not errors:
+        return
+    found = [
+        f"{path or name} ({type(module).__name__})"
+        for path, module in twin.named_modules()
+        if any(p.requires_grad for p in module.parameters(recurse=False))
+        and type(module) in ModuleValidator.VALIDATORS
+        and ModuleValidator.VALIDATORS[type(module)](module)
+    ]
+    why = str(errors[0]).split(". ")[0]
+    raise NotCapturable(
+        f"Opacus does not support {', '.join(found) or name}: {why}. Freeze these layers, replace them in a copy by "
+        "opacus.validators.ModuleValidator.fix(network), or use gradients='captured'"
+    )

@@ -1,0 +1,260 @@
+"""Opacus as the engine of DP-SGD: equal to captured gradients, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from distillkit.networks import build
+from distillkit.privacy import (
+    Account,
+    BatchStatistics,
+    Ledger,
+    NotCapturable,
+    PrivacyError,
+    PrivateGradient,
+    Secret,
+    train_private,
+)
+from distillkit.privacy.gradients.opacus_gradients import clipped_gradients
+from distillkit.rng import derive
+from distillkit.sets import LabeledImages
+
+OPACUS = ["opacus", "opacus-ghost"]
+
+
+class Scaled(nn.Module):
+    """Layer with a parameter of its own, for which Opacus has no special rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(1, 3, 6))
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Keep the scale."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class Rows(nn.Module):
+    """Network that applies a linear layer to each row of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm, self.out = nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.norm(self.embed(x[:, 0]))).mean(1))
+
+
+def flat(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(20, 6), *layers, nn.Linear(6, 3))
+
+
+def convolutions() -> nn.Module:
+    first = [nn.Conv2d(1, 4, 2, bias=False), nn.GroupNorm(2, 4), nn.ReLU(inplace=True)]
+    return nn.Sequential(*first, nn.Conv2d(4, 4, 2, groups=2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(80, 3))
+
+
+def frozen() -> nn.Module:
+    network = flat(nn.Tanh())
+    network[1].requires_grad_(False)  # type: ignore[index]
+    return network
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: flat(nn.ReLU(inplace=True)),
+    "convolutions": convolutions,
+    "rows": Rows,
+    "own": lambda: flat(Scaled()),
+    "frozen": frozen,
+    "dropout off": lambda: flat(nn.Dropout(0.0)),
+}
+
+
+def losses(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(network(images), labels, reduction="none")
+
+
+def summed(kind: str, network: nn.Module, images: Tensor, labels: Tensor, *, clip: float) -> Tensor:
+    """Return the clipped sum over three batches, one of them empty, as one vector."""
+    source = clipped_gradients(kind, network, losses, (images, labels))
+    parameters = [p for p in network.parameters() if p.requires_grad]
+    private = PrivateGradient(parameters, sigma=0.0, clip=clip, denominator=1.0, secret=Secret())
+    for part in (slice(0, 3), slice(3, 3), slice(3, 9)):
+        source.add_to(private, images[part], labels[part], generator=derive(0))
+    return torch.cat([g.flatten() for g in private.take()])
+
+
+def gradient_norms(network: nn.Module, images: Tensor, labels: Tensor) -> list[float]:
+    """Return the norms of the records' gradients, ascending, without those that are NaN."""
+    parameters = [p for p in network.parameters() if p.requires_grad]
+    rows = [torch.autograd.grad(losses(network, x[None], y[None]).sum(), parameters) for x, y in zip(images, labels)]
+    norms = [float(torch.cat([g.double().flatten() for g in row]).norm()) for row in rows]
+    return sorted(norm for norm in norms if not math.isnan(norm))
+
+
+@pytest.mark.parametrize("kind", OPACUS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_sums_equal_those_of_captured_gradients(kind: str, name: str) -> None:
+    network = build(lambda: NETWORKS[name]().double(), 0).train()
+    images = torch.randn(9, 1, 5, 4, generator=derive(1), dtype=torch.float64)
+    images *= torch.logspace(-1, 1, 9).view(-1, 1, 1, 1)
+    images[5] = torch.nan
+    labels, before = torch.arange(9) % 3, copy.deepcopy(network.state_dict())
+    norms = gradient_norms(network, images, labels)
+    clip = norms[4]
+    assert norms[0] < 0.99 * clip
+    assert clip < 0.99 * norms[-1]
+    wanted = summed("captured", network, images, labels, clip=clip)
+    found = summed(kind, network, images, labels, clip=clip)
+    assert float(wanted.norm()) > 0.1
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+    assert all(not vars(p) for p in network.parameters())
+    assert not any(m._forward_hooks or m._backward_hooks or hasattr(m, "activations") for m in network.modules())
+    assert all(m.inplace for m in network.modules() if isinstance(m, nn.ReLU))
+
+
+@pytest.mark.parametrize("kind", OPACUS)
+def test_a_gradient_beyond_float32_squares_is_clipped_not_dropped(kind: str) -> None:
+    network = build(lambda: flat(), 0)
+    images, labels = torch.ones(9, 1, 5, 4), torch.arange(9) % 3
+    images[4] *= 1e25
+    assert gradient_norms(network, images, labels)[-1] > 1e24
+    wanted = summed("captured", network, images, labels, clip=1.0)
+    torch.testing.assert_close(summed(kind, network, images, labels, clip=1.0), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", OPACUS)
+def test_a_record_for_which_the_code_fails_counts_as_zero(kind: str) -> None:
+    network = build(lambda: flat().double(), 0)
+    images, labels = torch.randn(9, 1, 5, 4, generator=derive(1), dtype=torch.float64), torch.arange(9) % 3
+    source = clipped_gradients(kind, network, losses, (images, labels))
+
+    def taken(labels: Tensor, kept: Tensor) -> Tensor:
+        private = PrivateGradient(
+            list(network.parameters()), sigma=0.0, clip=0.5, denominator=1.0, secret=Secret()
+        )  # fmt: skip
+        source.add_to(private, images[kept], labels[kept])
+        return torch.cat([g.flatten() for g in private.take()])
+
+    others = torch.tensor([0, 1, 2, 3, 5, 6, 7, 8])
+    wrong = labels.clone()
+    wrong[4] = 99
+    torch.testing.assert_close(taken(wrong, torch.arange(9)), taken(labels, others))
+
+
+@pytest.mark.parametrize("kind", OPACUS)
+def test_training_equals_captured_training_and_says_what_it_assumes(kind: str, toy_set: LabeledImages) -> None:
+    def trained(gradients: str) -> tuple[nn.Module, Ledger]:
+        network = build(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double(), 0).eval()
+        ledger = train_private(
+            network, toy_set, size=12, sigma=0.5, clip=0.3, rate=0.4, steps=8, gradients=gradients, progress=False,
+            chunk=3, ledger=Account(Ledger(), secret=5), optimizer=lambda p: torch.optim.Adam(p, lr=0.1),
+        )  # fmt: skip
+        assert not network.training
+        return network, ledger
+
+    (wanted, plain), (found, ledger) = trained("captured"), trained(kind)
+    for a, b in zip(found.parameters(), wanted.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    assert ledger.guarantee().nominal == plain.guarantee().nominal
+    (remark,) = set(ledger.guarantee().remarks) - set(plain.guarantee().remarks)
+    assert "mixes records" in remark
+    assert ("rounding" in remark) == (kind == "opacus-ghost")
+
+
+@pytest.mark.parametrize("kind", OPACUS)
+def test_dropout_draws_from_the_secret_only(kind: str, toy_set: LabeledImages, global_rng_untouched: None) -> None:
+    def trained(secret: int) -> Tensor:
+        network = build(lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 3)).double(), 0)
+        train_private(
+            network, toy_set, size=12, sigma=0.0, clip=math.inf, rate=1.0, steps=3, gradients=kind, progress=False,
+            ledger=Account(Ledger(), secret=secret),
+        )  # fmt: skip
+        return torch.cat([p.detach().flatten() for p in network.parameters()])
+
+    assert torch.equal(trained(1), trained(1))
+    assert not torch.equal(trained(1), trained(2))
+
+
+class Mixing(nn.Module):
+    """Layer that subtracts the mean of the batch, in training mode only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0) if self.training else x
+
+
+class Counting(nn.Module):
+    """Layer that keeps a mean of the records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean += x.detach().mean(0)
+        return x
+
+
+class Borrowed(nn.Module):
+    """Network that uses a layer's parameter without the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(20, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x.flatten(1), self.layer.weight)
+
+
+class Half(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.half().float()
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.out = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.rnn(x[:, 0])[0][:, -1])
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], type[PrivacyError], str]] = {
+    "batch norm": (lambda: flat(nn.BatchNorm1d(6)), BatchStatistics, r"layers 2 of .*without_batch_norm"),
+    "mixing": (lambda: flat(Mixing()), BatchStatistics, "mixes the records"),
+    "counting": (lambda: flat(Counting()), BatchStatistics, r"writes to the buffer 2\.mean"),
+    "borrowed": (Borrowed, PrivacyError, r"layer\.weight"),
+    "half": (lambda: flat(Half()), PrivacyError, "float16"),
+    "recurrent": (Recurrent, NotCapturable, r"rnn \(LSTM\).*ModuleValidator\.fix"),
+}
+
+
+@pytest.mark.parametrize("kind", OPACUS)
+@pytest.mark.parametrize("name", REFUSED)
+def test_networks_that_opacus_cannot_train_are_refused_before_the_charge(kind: str, name: str) -> None:
+    factory, error, why = REFUSED[name]
+    network, ledger = build(factory, 0), Ledger()
+    before: dict[str, Any] = copy.deepcopy(network.state_dict())
+    images, labels = torch.zeros(4, 1, 5, 4), torch.tensor([0, 1, 2, 0])
+    with pytest.raises(error, match=why):
+        train_private(network, images, labels, size=4, sigma=1.0, gradients=kind, ledger=ledger, progress=False)
+    assert ledger.events == ()
+    assert ledger.guarantee().remarks == ()
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+
+
+def test_an_unknown_way_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"gradients must be one of .*opacus-ghost"):
+        train_private(flat(), torch.zeros(4, 1, 5, 4), torch.zeros(4).long(), size=4, sigma=1.0, gradients="ghost")
