@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distillkit._optimizers import OPTIMIZERS
+from distillkit._utils.batches import batch_indices, require_batch_statistics, uses_batch_statistics
 from distillkit._utils.eval_mode import eval_mode
 from distillkit._utils.options import Decay, NonNegative, Positive, PositiveInt, check_options
 from distillkit._utils.progress import bar
@@ -22,7 +23,7 @@ from distillkit.labels._views import Mixing, ViewOptions, mixed_batches, require
 from distillkit.labels.relabel import Relabel
 from distillkit.labels.stored_labels import StoredLabels
 from distillkit.networks._dropout import seeded_dropout
-from distillkit.networks._validation import check_network, require_network, uses_batch_statistics
+from distillkit.networks._validation import check_network, require_network
 from distillkit.rng import as_generator
 from distillkit.robustness import Perturbation, pixels_in_range, require_perturbations
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
@@ -43,6 +44,8 @@ class Protocol:
 
     The defaults are those of DC, DSA and DM (Zhao et al., 2021 to 2023): SGD with momentum and weight decay on the mean
     cross-entropy of shuffled batches, of which the last one may be smaller. The network after the last step is tested.
+    A last batch of one image is merged into the batch before it if the network has batch norm, or if every image is
+    mixed or relabelled.
     `distillkit.protocols.PROTOCOLS` contains the protocols of other papers.
 
     Attributes:
@@ -200,8 +203,9 @@ def train(
     generator = as_generator(generator)
     check_network(require_network(network), images, classes=data.num_classes)
     network.train()
-    size = protocol.batch if uses_batch_statistics(network) else chunk_size(images, chunk)
-    batches = _batches(protocol, images, labels, data.num_classes, generator)
+    whole = uses_batch_statistics(network)
+    require_batch_statistics(network, images, min(protocol.batch, len(images)))
+    batches = _batches(protocol, whole, images, labels, data.num_classes, generator)
     temperature, scale = 1.0, 1.0
     if protocol.relabel is not None:
         temperature = protocol.relabel.temperature
@@ -218,6 +222,7 @@ def train(
             total = images.new_zeros(())
             for x, y in batches(epoch):
                 network.zero_grad()
+                size = len(x) if whole else chunk_size(images, chunk)
                 for part, target in zip(x.split(size), y.split(size), strict=True):
                     logits = network(part) if temperature == 1 else network(part) / temperature
                     loss = F.cross_entropy(logits, target, reduction="sum") * scale / len(x)
@@ -257,12 +262,12 @@ def _probabilities(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _batches(
-    protocol: Protocol, images: Tensor, labels: Tensor, classes: int, generator: torch.Generator
+    protocol: Protocol, merge_single: bool, images: Tensor, labels: Tensor, classes: int, generator: torch.Generator
 ) -> Callable[[int], Iterator[tuple[Tensor, Tensor]]]:
     """Return a function that takes the index of an epoch and yields the epoch's batches, each with its labels."""
     options, relabel = protocol.view_options, protocol.relabel
     if relabel is None and protocol.mix is None:
-        return lambda epoch: _plain_batches(images, labels, options, generator)
+        return lambda epoch: _plain_batches(merge_single, images, labels, options, generator)
     seed = int(torch.randint(2**62, (), generator=generator))
     if relabel is not None:
         relabel.require(images, classes, options)
@@ -272,10 +277,10 @@ def _batches(
 
 
 def _plain_batches(
-    images: Tensor, labels: Tensor, options: ViewOptions, generator: torch.Generator
+    merge_single: bool, images: Tensor, labels: Tensor, options: ViewOptions, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
     order = torch.randperm(len(images), generator=generator).to(images.device)
-    for index in order.split(options.batch):
+    for index in batch_indices(order, options.batch, merge_single=merge_single):
         x, y = images.index_select(0, index), labels.index_select(0, index)
         if options.augment is not None:
             x = apply_augmentation(options.augment, x, generator, siamese=False)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit._utils.batches import batch_indices
 from distillkit._utils.options import PositiveInt, check_options
 from distillkit.sets import LabeledImages
 
@@ -78,8 +79,9 @@ class Phase:
 
 
 def shuffled_indices(
-    count: int, batch: int, generator: torch.Generator, epochs: int, steps: int | None
-) -> Iterator[Tensor]:
+    count: int, batch: int, generator: torch.Generator, epochs: int, steps: int | None,
+    merge_single: bool = False,
+) -> Iterator[Tensor]:  # fmt: skip
     """Yield the image indices of one batch after another, with a new random order for each pass over the set.
 
     Args:
@@ -88,9 +90,11 @@ def shuffled_indices(
         generator: source of a new random order for each pass.
         epochs: number of passes. It is used only if `steps` is None.
         steps: exact number of batches, in as many passes as needed; the last pass may be incomplete.
+        merge_single: whether a last batch of one image is merged into the batch before it. Set it for a network with
+            batch norm, which cannot normalize single values.
 
     Yields:
-        Indices, int64 [batch or fewer].
+        Indices, int64 [batch or fewer; batch + 1 if the last batch was merged].
 
     Raises:
         TypeError, ValueError: a number is out of range, or `generator` is not a generator; raised when the first batch
@@ -99,13 +103,14 @@ def shuffled_indices(
     check.positive_int(count, "count", least=0)
     check.positive_int(batch, "batch")
     check.positive_int(epochs, "epochs", least=0)
+    check.boolean(merge_single, "merge_single")
     if steps is not None:
         check.positive_int(steps, "steps", least=0)
     if not isinstance(generator, torch.Generator):
         raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
     done = 0
     while done < epochs if steps is None else True:
-        for index in torch.randperm(count, generator=generator).split(batch):
+        for index in batch_indices(torch.randperm(count, generator=generator), batch, merge_single=merge_single):
             if steps is not None:
                 if steps == 0:
                     return

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from attacks.inversion._inputs import check_update, compute_logits, copy_state
 from attacks.inversion.labels import class_counts, infer_label
 from distillkit._utils import check
+from distillkit._utils.batches import batch_indices, uses_batch_statistics
 
 __all__ = ["FedAvgUpdate", "Gradient"]
 
@@ -96,7 +97,9 @@ class FedAvgUpdate:
             `network.parameters()`.
         lr: the client's learning rate, > 0. A server knows it if it sets the rate itself.
         epochs: number of epochs over the images.
-        batch: number of images per step; the last batch of an epoch may be smaller. None for all images.
+        batch: number of images per step; the last batch of an epoch may be smaller. None for all images. As in
+            `fl.FedAvg`, a last batch of one image is merged into the batch before it if the network uses batch
+            statistics.
         momentum, weight_decay: options of SGD, as in PyTorch.
         order: indices of the images in each batch of the whole training, if the order is known; one int tensor per
             step. It replaces `epochs` and `batch`.
@@ -220,7 +223,8 @@ class FedAvgUpdate:
 
     def _steps(self, count: int) -> list[Tensor]:
         if self.order is None:
-            return list(torch.arange(count).split(self.batch or count)) * self.epochs
+            merges = uses_batch_statistics(self.network)
+            return batch_indices(torch.arange(count), self.batch or count, merge_single=merges) * self.epochs
         if (most := max(int(rows.max()) for rows in self.order)) >= count:
             raise ValueError(f"order must point into the {count} images, got the index {most}")
         return list(self.order)

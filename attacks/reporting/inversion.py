@@ -22,6 +22,7 @@ from attacks.reporting._section_images import Records
 from attacks.reporting.similarity import PSNR_LEVELS
 from attacks.transcript import TranscriptMessage
 from distillkit._utils import check
+from distillkit._utils.batches import batch_indices, uses_batch_statistics
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.rng import derive
 
@@ -193,7 +194,7 @@ def fedavg_update(
     model.load_state_dict(weights)
     options = run.settings
     batch = min(int(options["batch"]), count)
-    passes = torch.arange(count).split(batch)
+    passes = batch_indices(torch.arange(count), batch, merge_single=uses_batch_statistics(model))
     batches: dict[str, Any] = {"epochs": options.get("epochs") or 1, "batch": batch if batch < count else None}
     if options.get("steps") is not None:
         batches = {"order": [passes[step % len(passes)] for step in range(options["steps"])]}

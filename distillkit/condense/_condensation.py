@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distillkit._utils.batches import require_batch_statistics
 from distillkit._utils.display import stable_repr
 from distillkit._utils.progress import Bar
 from distillkit._utils.provenance import provenance
@@ -162,11 +163,15 @@ class Condensation(PixelDescent):
                 f"[0, 1]; the result is unlikely to be useful. Lower lr={self.lr:g}"
             )
 
-    def draw_networks(self, images: Tensor, **needs: Any) -> Iterator[tuple[int, Network]]:
+    def draw_networks(
+        self, images: Tensor, *, smallest: int | None = None, **needs: Any
+    ) -> Iterator[tuple[int, Network]]:
         """Sample a network for each remaining step, and check that the first network accepts the images.
 
         Args:
             images: images with the shape, dtype and device that the networks must accept.
+            smallest: number of images of the smallest batch that a network normalizes with batch statistics; None if
+                every network has fixed statistics.
             needs: further keyword arguments of `check_network`, which state what the condenser requires of a network.
 
         Yields:
@@ -177,6 +182,8 @@ class Condensation(PixelDescent):
             network = self.networks.draw(derive(self.seed, step, "network"))
             if step == first:
                 check_network(network, images, name="networks", **needs)
+                if smallest is not None:
+                    require_batch_statistics(network, images, smallest, "networks")
             yield step, network
 
     def sample(self, c: int, limit: int, *draw: int | str) -> Tensor:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from distillkit._utils import check
+from distillkit._utils.batches import batch_indices, uses_batch_statistics
 from distillkit.augment import Augmentation, apply_augmentation
 from distillkit.condense._parameter_gradient import parameter_gradient
 from distillkit.networks._base import Network
-from distillkit.networks._validation import uses_batch_statistics
 
 __all__ = ["InnerTraining", "TrainedNetwork", "loops_for"]
 
@@ -129,7 +129,7 @@ class TrainedNetwork:
             norm.train()
         for _ in range(epochs):
             order = torch.randperm(len(images), generator=generator).to(images.device)
-            for index in order.split(options.batch):
+            for index in batch_indices(order, options.batch, merge_single=bool(self.norms)):
                 batch = images.index_select(0, index)
                 if augment is not None:
                     batch = apply_augmentation(augment, batch, generator, siamese=False)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit._utils.batches import uses_batch_statistics
 from distillkit.chunking import chunk_size, forward_chunks
 from distillkit.networks._base import Network
-from distillkit.networks._validation import uses_batch_statistics
 
 MATCHES = ("embedding", "embedding+logits")
 

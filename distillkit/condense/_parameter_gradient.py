@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from distillkit._utils.batches import uses_batch_statistics
 from distillkit.chunking import chunk_size
 from distillkit.condense._double_backward import convolve
 from distillkit.losses.matching import gradient_distance
 from distillkit.networks._base import Network
-from distillkit.networks._validation import uses_batch_statistics
 
 __all__ = ["Metric", "distance_to_target", "parameter_gradient"]
 

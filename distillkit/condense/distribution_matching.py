@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit._utils.batches import uses_batch_statistics
 from distillkit._utils.display import stable_repr
 from distillkit._utils.progress import bar
 from distillkit.augment import Augmentation, require_augmentation
@@ -26,7 +27,7 @@ from distillkit.condense._mean_matching import (
 from distillkit.condense._parallel import ParallelMap, parallel_map
 from distillkit.condense._state import Progress, Resume
 from distillkit.networks._base import Network
-from distillkit.networks._validation import require_sampler, uses_batch_statistics
+from distillkit.networks._validation import require_sampler
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.normalization import Normalization
 from distillkit.sets import Images, LabeledImages, Labels, Tiles, as_set
@@ -148,13 +149,14 @@ def distribution_matching(
         arguments={**options, "cache": getattr(networks, "cache", True)},
     )  # fmt: skip
     needs = {"features": True, "classes": real.num_classes if match == "embedding+logits" else None}
+    shared = sum(run.counts), sum(min(len(rows), batch_real) for rows in run.rows.values())
     loss, fixed_means = None, None
     with (
         bar(steps, "distribution matching", progress=progress, done=run.done) as shown,
         parallel_map(real.images) as parallel,
     ):
         matching = _ClassMatching(run, parallel, "embedding" if callable(match) else match, chunk)
-        for step, network in run.draw_networks(real.images, **needs):
+        for step, network in run.draw_networks(real.images, smallest=min(shared), **needs):
             parallel.set_network(network)
             if callable(match):
                 compute = partial(matching.own_distance, network, step, batch_real, match)

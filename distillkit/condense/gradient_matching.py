@@ -136,7 +136,10 @@ def gradient_matching(
     loss = None
     total, done = iterations * matching_steps, run.done * matching_steps
     with bar(total, "gradient matching", progress=progress, done=done) as shown:
-        for i, drawn in run.draw_networks(run.images, classes=real.num_classes):
+        smallest = sum(min(len(rows), _STATISTICS_IMAGES) for rows in run.rows.values())
+        if matching_steps > 1 and epochs:
+            smallest = min(smallest, inner.batch, sum(run.counts))
+        for i, drawn in run.draw_networks(run.images, smallest=smallest, classes=real.num_classes):
             trained, losses = TrainedNetwork(drawn, chunk), []
             for j in range(matching_steps):
                 if trained.norms:

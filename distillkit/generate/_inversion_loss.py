@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from distillkit import losses
 from distillkit._utils import check
+from distillkit._utils.batches import uses_batch_statistics
 from distillkit._utils.options import NonNegative, check_options
 from distillkit.networks._factory import frozen_copy
-from distillkit.networks._validation import uses_batch_statistics
 
 __all__ = ["Divergence", "InversionLoss", "frozen_eval_copy"]
 
@@ -88,22 +88,24 @@ class InversionLoss:
         return self.batch_norm > 0 or uses_batch_statistics(self.teacher) or uses_batch_statistics(self.student)
 
     @torch.no_grad()
-    def count_logits(self, image: Tensor) -> int:
-        """Return the number of logits K that the networks compute for one image [1, C, H, W].
+    def count_logits(self, images: Tensor) -> int:
+        """Return the number of logits K that the networks compute for two images [2, C, H, W].
 
         Raises:
-            ValueError: a network does not accept the image or does not return logits [1, K], or student and teacher
+            ValueError: a network does not accept the images or does not return logits [2, K], or student and teacher
                 differ in K.
         """
         widths = []
         for name, network in (("teacher", self.teacher), ("student", self.student)):
             if network is not None:
                 try:
-                    logits = network(image)
+                    logits = network(images)
                 except RuntimeError as error:
-                    raise ValueError(f"{name} cannot take images of shape={tuple(image.shape[1:])}: {error}") from error
-                if logits.ndim != 2 or len(logits) != 1:
-                    raise ValueError(f"{name} must give logits [B, K], got {list(logits.shape)} for one image")
+                    raise ValueError(
+                        f"{name} cannot take images of shape={tuple(images.shape[1:])}: {error}"
+                    ) from error
+                if logits.ndim != 2 or len(logits) != len(images):
+                    raise ValueError(f"{name} must give logits [B, K], got {list(logits.shape)} for two images")
                 widths.append(logits.shape[1])
         if len(set(widths)) > 1:
             raise ValueError(f"student must have the teacher's {widths[0]} classes, got {widths[1]}")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit._utils import check
+from distillkit._utils.batches import batch_indices, require_batch_statistics, uses_batch_statistics
 from distillkit._utils.progress import Bar, bar
 from distillkit._utils.provenance import provenance
 from distillkit.chunking import chunk_size
@@ -132,7 +133,7 @@ def invert(
         divergence=divergence,
     )
     like = next(objective.teacher.parameters(), torch.empty(0)).detach()
-    num_classes = objective.count_logits(like.new_zeros(1, *shape))
+    num_classes = objective.count_logits(like.new_zeros(2, *shape))
     targets = _check_targets(targets, num_classes)
     targets = targets.to(like if targets.is_floating_point() else like.device)
 
@@ -150,10 +151,15 @@ def invert(
             prior = BatchNormPrior(objective.teacher, first_multiplier=first_bn_multiplier)
             objective.prior = stack.enter_context(prior)
         size = max(1, chunk_size(stored, batch) // tiles.count)
-        shown = stack.enter_context(bar(-(-n // size) * (steps + 1), "invert", progress=progress))
-        for first in range(0, n, size):
-            piece = slice(first, first + size)
-            decoded = slice(first * tiles.count, (first + size) * tiles.count)
+        networks = {"teacher": objective.teacher, "student": objective.student}
+        for name, network in networks.items():
+            require_batch_statistics(network, stored, min(size, n) * tiles.count, name)
+        coupled = latent is not None or any(map(uses_batch_statistics, networks.values()))
+        rows = batch_indices(torch.arange(n), size, merge_single=coupled and tiles.count == 1) if n else []
+        shown = stack.enter_context(bar(len(rows) * (steps + 1), "invert", progress=progress))
+        for some in rows:
+            piece = slice(int(some[0]), int(some[-1]) + 1)
+            decoded = slice(piece.start * tiles.count, piece.stop * tiles.count)
             free, draw = _trainable_parameters(start[piece], parametrize, normalization, generator)
             best, loss = _best_iterates(objective, labels[decoded], free, draw, decode, steps, lr, betas, shown)
             if best.shape[1:] != shape:
@@ -200,6 +206,7 @@ def _trainable_parameters(
     if not isinstance(parametrize, LatentDecoder):
         return [start], lambda: start
     network = build(parametrize.factory, generator).to(start).train()
+    require_batch_statistics(network, start, len(start), "parametrize")
     return [start, *network.parameters()], lambda: normalization.encode(network(start))
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit._utils.batches import batch_indices, require_batch_statistics, uses_batch_statistics
 from distillkit._utils.progress import bar
 from distillkit.networks._factory import NetworkFactory, build
 from distillkit.networks.convnet import ConvNet
@@ -111,9 +112,11 @@ def _small_network(
     depth = max(1, min(3, int(math.log2(min(shape[1:]))) - 1))
     network = build(factory or (lambda: ConvNet(shape, k, width=32, depth=depth)), generator).to(train.images).train()
     adam = torch.optim.Adam(network.parameters(), lr=lr)
+    require_batch_statistics(network, train.images, min(batch, len(train)), "factory")
     with bar(epochs, "separability", unit="epoch", progress=progress) as shown:
         for _ in range(epochs):
-            for piece in torch.randperm(len(train), generator=generator).split(batch):
+            order = torch.randperm(len(train), generator=generator)
+            for piece in batch_indices(order, batch, merge_single=uses_batch_statistics(network)):
                 some = train[piece.to(train.labels.device)]
                 adam.zero_grad()
                 F.cross_entropy(network(some.images), some.labels).backward()

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from distillkit._utils.batches import batch_indices
 from distillkit.augment import Augmentation, apply_augmentation
 from distillkit.labels.mixing import CutMix, Mixup
 from distillkit.rng import derive
@@ -52,13 +53,16 @@ class View(NamedTuple):
 def views(images: Tensor, options: ViewOptions, seed: int, epoch: int) -> Iterator[View]:
     """Yield the batches of views (augmented and possibly mixed images) of one epoch. Every image is used once.
 
+    A last batch of one image is merged into the batch before it, whatever the network, because stored labels of views
+    may be used to train any network.
+
     Args:
         images: the images of the set, float [N, C, H, W].
         options: batch size, augmentation and mixing.
         seed, epoch: seed, and number of the epoch. The views depend only on the four arguments.
     """
     order = torch.randperm(len(images), generator=derive(seed, epoch, "order"))
-    for number, index in enumerate(order.split(options.batch)):
+    for number, index in enumerate(batch_indices(order, options.batch, merge_single=True)):
         generator = derive(seed, epoch, number, "view")
         x = images.index_select(0, index.to(images.device))
         if options.augment is not None:

@@ -13,7 +13,7 @@ from distillkit.networks._base import Network, require_network
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.rng import derive
 
-__all__ = ["check_network", "require_network", "require_same_device", "require_sampler", "uses_batch_statistics"]
+__all__ = ["check_network", "require_network", "require_same_device", "require_sampler"]
 
 
 def require_sampler(networks: object, name: str = "networks") -> NetworkSampler:
@@ -113,21 +113,6 @@ def _check_rows(value: object, expected: str, name: str, shape: tuple[int, ...])
 def _kind(network: object) -> str:
     inner = getattr(network, "model", network)
     return type(inner if isinstance(inner, nn.Module) else network).__name__
-
-
-def uses_batch_statistics(network: object) -> bool:
-    """Return whether a layer of the network normalizes with batch statistics. If so, a batch must not be split.
-
-    Args:
-        network: network to check. Batch norm uses batch statistics if it is in training mode or has no running
-            statistics. The result is False if `network` is not an `nn.Module`.
-    """
-    if not isinstance(network, nn.Module):
-        return False
-    return any(
-        isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None)
-        for module in network.modules()
-    )
 
 
 def require_same_device(network: Network, images: Tensor, name: str = "networks") -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from distillkit._utils.batches import require_batch_statistics, uses_batch_statistics
 from distillkit.losses import clip_logit_norm, knowledge_distillation
 from distillkit.networks._dropout import seed_dropout
 from fl.averaging import AveragingServer
@@ -67,7 +68,9 @@ def distill(
     seed_dropout(student, generator)
     optimizer = torch.optim.Adam(student.parameters(), lr=lr, foreach=False)
     best, found_at, kept = float("-inf"), 0, None
-    for step, index in enumerate(shuffled_indices(len(images), batch, generator, 1, steps), start=1):
+    require_batch_statistics(student.train(), images, min(batch, len(images)), "factory")
+    batches = shuffled_indices(len(images), batch, generator, 1, steps, uses_batch_statistics(student))
+    for step, index in enumerate(batches, start=1):
         check_running()
         if schedule == "cosine":
             optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * (step - 1) / steps)) / 2

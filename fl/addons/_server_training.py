@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from distillkit._utils.batches import require_batch_statistics, uses_batch_statistics
 from distillkit.networks._dropout import seed_dropout
 from distillkit.sets import LabeledImages
 from fl.batches import batch_at, select_rows, shuffled_indices
@@ -43,7 +44,8 @@ def train_on_set(
         after_step: function that is called after every step.
     """
     seed_dropout(network, dropout)
-    for index in shuffled_indices(len(data), batch, order, epochs, None):
+    require_batch_statistics(network, data.images, min(batch, len(data)), "factory")
+    for index in shuffled_indices(len(data), batch, order, epochs, None, uses_batch_statistics(network)):
         check_running()
         part = batch_at(data, index)
         if weight is None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from distillkit._utils.batches import batch_indices
 from distillkit.sets import LabeledImages
 from fl.averaging._entries import Entries
 from fl.averaging.addon import AddOn, slot_owner
@@ -103,5 +104,5 @@ def _estimate_statistics(network: nn.Module, images: Tensor) -> None:
         norm.reset_running_stats()
         norm.momentum = None
         norm.train()
-    for chunk in images.split(64):
-        network(chunk)
+    for rows in batch_indices(torch.arange(len(images)), 64, merge_single=True):
+        network(images[int(rows[0]) : int(rows[-1]) + 1])

@@ -10,6 +10,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from distillkit._utils.batches import batch_indices, require_batch_statistics, uses_batch_statistics
+from distillkit._utils.eval_mode import preserve_modes
 from distillkit.augment._validation import Augment
 from distillkit.networks import split
 from distillkit.networks._dropout import seed_dropout
@@ -179,17 +181,26 @@ class Local:
 
     # Images.
 
+    @cached_property
+    def has_batch_norm(self) -> bool:
+        """Whether the trained network normalizes with batch statistics."""
+        with preserve_modes(self.net):
+            return uses_batch_statistics(self.net.train())
+
     @property
     def planned_steps(self) -> int:
         """Number of optimizer steps of the client's training on `data`, if no add-on overrides `batches`.
 
         It is the sum over all phases (parts of the training) in `settings.phases`.
         """
-        passes = -(-len(self.data) // self.settings.batch)
+        order = torch.arange(len(self.data))
+        passes = len(batch_indices(order, self.settings.batch, merge_single=self.has_batch_norm)) if len(order) else 0
         return sum(p.epochs * passes if p.steps is None else p.steps for p in self.settings.phases)
 
     def batches(self, data: LabeledImages, phase: Phase, purpose: str) -> Iterator[Batch]:
         """Yield shuffled and augmented batches of a set for one phase. An empty set has no batches.
+
+        If the network has batch norm, a last batch of one image is merged into the batch before it.
 
         Args:
             data: set from which the batches are taken.
@@ -198,8 +209,10 @@ class Local:
         """
         if not len(data):
             return
-        generator, augment = self.client.generator(purpose), self.settings.augment
-        for index in shuffled_indices(len(data), self.settings.batch, generator, phase.epochs, phase.steps):
+        generator, augment, size = self.client.generator(purpose), self.settings.augment, self.settings.batch
+        with preserve_modes(self.net):
+            require_batch_statistics(self.net.train(), data.images, min(size, len(data)), "factory")
+        for index in shuffled_indices(len(data), size, generator, phase.epochs, phase.steps, self.has_batch_norm):
             batch = batch_at(data, index)
             yield batch if augment is None else replace(batch, images=augment(batch.images, generator))
 
@@ -214,7 +227,7 @@ class Local:
     ) -> Iterator[Batch]:
         """Yield batches of an add-on's own set without end. The set is shuffled anew before each pass.
 
-        Use this function in `AddOn.extra_batches`. The last batch of each pass may be smaller.
+        Use this function in `AddOn.extra_batches`. The last batch of each pass may be smaller, see `batches`.
 
         Args:
             addon: add-on to which the set belongs. The random draws depend on the add-on's `key`.
@@ -224,9 +237,9 @@ class Local:
                 batch-norm statistics. If False, the add-on's batch has a forward pass of its own.
             augment: function `augment(images, generator)`, applied to each batch.
         """
-        generator = self.generator(addon, "stream")
+        generator, size = self.generator(addon, "stream"), batch or self.settings.batch
         while True:
-            for index in shuffled_indices(len(data), batch or self.settings.batch, generator, 1, None):
+            for index in shuffled_indices(len(data), size, generator, 1, None, self.has_batch_norm):
                 part = replace(batch_at(data, index), joint=joint)
                 yield part if augment is None else replace(part, images=augment(part.images, generator))
 

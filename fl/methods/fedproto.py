@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from distillkit._utils.batches import require_batch_statistics, uses_batch_statistics
 from distillkit._utils.options import Decay, NonNegative, Positive, PositiveInt, check_options
 from distillkit.chunking import chunk_size, forward_chunks
 from distillkit.losses import class_means, prototype_distance
@@ -162,7 +163,9 @@ class FedProto(Method):
         network, prototypes, known = split(net), message[self.prototypes], message[self.known]
         optimizer = torch.optim.SGD(net.parameters(), self.lr, self.momentum, weight_decay=self.weight_decay)
         net.train()
-        for index in shuffled_indices(len(data), self.batch, client.generator("batches"), self.epochs, None):
+        require_batch_statistics(net, data.images, min(self.batch, len(data)), "factory")
+        order, merge_single = client.generator("batches"), uses_batch_statistics(net)
+        for index in shuffled_indices(len(data), self.batch, order, self.epochs, None, merge_single):
             client.check_running()
             batch = batch_at(data, index)
             labels, z = batch.labels, network.features(batch.images)

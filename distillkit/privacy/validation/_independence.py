@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from distillkit.networks._validation import uses_batch_statistics
+from distillkit._utils.batches import uses_batch_statistics
 from distillkit.privacy.errors import BatchStatistics, NotSeparable
 
 __all__ = [

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from distillkit._utils.batches import uses_batch_statistics
 from distillkit.networks import ConvNet, FixedNetwork, NetworkBall, RandomNetworks, build
 from distillkit.networks._dropout import seeded_dropout
-from distillkit.networks._validation import uses_batch_statistics
 from distillkit.rng import derive
 
 SHAPE = (2, 8, 8)
