@@ -14,7 +14,7 @@ from distillkit import LabeledImages
 from distillkit._utils.batches import batch_indices
 from distillkit.condense import distribution_matching, gradient_matching
 from distillkit.condense.gradient_matching import InnerTraining
-from distillkit.generate import invert, separability
+from distillkit.generate import invert
 from distillkit.labels import CutMix, Relabel, stored_soft_labels
 from distillkit.networks import RandomNetworks, build
 from distillkit.rng import derive
@@ -84,9 +84,10 @@ LOOPS: dict[str, Callable[[], Any]] = {
         data(9), networks=RandomNetworks(Pooled), ipc=3, iterations=1, inner=InnerTraining((2, 2), batch=4),
         progress=False,
     ),
-    "separability": lambda: separability(data(18), factory=Pooled, epochs=1, batch=4, progress=False),
     "FedAvg": lambda: federated(FedAvg(Ditto(), factory=Pooled, batch=4)),
-    "FedDF": lambda: federated(FedAvg(FedDF(steps=3, batch=4), factory=Pooled, batch=4), server_data={"proxy": data(9)}),
+    "FedDF": lambda: federated(
+        FedAvg(FedDF(steps=3, batch=4), factory=Pooled, batch=4), server_data={"proxy": data(9)}
+    ),
     "FedProto": lambda: federated(FedProto(factory=Pooled, batch=4)),
     "FedDM": lambda: federated(FedDM(factory=Pooled, ipc=3, server_batch=17, steps=1, server_epochs=1)),
 }  # fmt: skip
@@ -106,7 +107,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "gradient matching": lambda: gradient_matching(
         data(3), networks=RandomNetworks(Pooled), classes=[1], ipc=2, iterations=1, progress=False
     ),
-    "invert": lambda: invert(without_statistics(), torch.tensor([1]), (2, 4, 4), steps=1, progress=False),
+    "invert": lambda: invert(without_statistics(), torch.tensor([1]), shape=(2, 4, 4), steps=1, progress=False),
 }
 
 

@@ -143,7 +143,8 @@ def slow_dc(
         for norm in norms:
             norm.train()
         for _ in range(inner):
-            for index in torch.randperm(len(labels), generator=draws).split(3):
+            size = 4 if norms else 3  # a last batch of one image is merged
+            for index in torch.randperm(len(labels), generator=draws).split(size):
                 x = synthetic.detach()[index]
                 x = x if augment is None else augment(x, draws)
                 weights.zero_grad()

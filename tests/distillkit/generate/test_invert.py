@@ -277,7 +277,7 @@ def test_a_network_without_parameters() -> None:
         (TypeError, "teacher must be an nn.Module", {"teacher": lambda x: x}),
         (TypeError, "student must be an nn.Module", {"student": 3}),
         (ValueError, "student must have the teacher's 4 classes, got 3", {"student": net(0, classes=3)}),
-        (ValueError, r"teacher must give logits \[B, K\], got \[1, 3, 8, 8\]", {"teacher": nn.Identity()}),
+        (ValueError, r"teacher must give logits \[B, K\], got \[2, 3, 8, 8\]", {"teacher": nn.Identity()}),
         (ValueError, r"teacher cannot take images of shape=\(1, 8, 8\)", {"shape": (1, 8, 8)}),
         (ValueError, r"shape must be 3 numbers \(C, H, W\)", {"shape": (8, 8)}),
         (ValueError, "shape must be at least 1", {"shape": (3, 0, 8)}),
