@@ -1,111 +1,195 @@
-"""Run the planted mistakes of `tests/mutants.toml` one by one, and report those that no named test notices.
+"""Plant random mistakes in modules, one at a time, and report those that no test notices.
 
-Use `make mutants`, or `python -m tests.mutants NAME ...` for some of them. The mistakes are planted in a copy of the
-repository, never in this one. With `--log FILE` every result is appended to a file, and an interrupted run continues.
+    python -m tests.mutants distillkit/scores.py --count 20 --seed 0
+
+Mistakes are changes of the syntax tree: a comparison or a constant off by one, a `not` or a keyword dropped, operators
+or two arguments swapped, a loop cut short, a statement left out. The same arguments draw the same mistakes. They are
+planted in a copy of the repository. A module's tests are the files that name it, its mirror or its names most often.
+With `--log FILE`, results are appended to a file, and an interrupted run continues.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import copy
+import difflib
+import hashlib
+import json
 import os
+import random
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-import tomllib
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[1]
-LIST = Path(__file__).with_suffix(".toml")
 COPIED = ("distillkit", "fl", "attacks", "tests", "examples", "docs", "pyproject.toml", "README.md")
-SECONDS = 300
+SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.Add: ast.Sub, ast.Sub: ast.Add,
+    ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Div, ast.And: ast.Or, ast.Or: ast.And,
+}  # fmt: skip
+NAMES = {"min": "max", "max": "min", "any": "all", "all": "any", "mean": "sum", "sum": "mean", "amin": "amax"}
 
 
-def read_list(names: list[str]) -> dict[str, dict[str, Any]]:
-    """Return the mutants by name, or those among `names`."""
-    mutants: dict[str, dict[str, Any]] = tomllib.loads(LIST.read_text(encoding="utf-8"))
-    unknown = [name for name in names if name not in mutants]
-    if unknown:
-        raise SystemExit(f"no mutant is called {unknown[0]!r}")
-    return {name: mutant for name, mutant in mutants.items() if not names or name in names}
+def _expressions(node: ast.expr) -> Iterator[ast.expr]:
+    """Yield the wrong variants of an expression itself, not of its parts."""
+    made = copy.deepcopy(node)
+    match made:
+        case ast.Compare(ops=[first, *rest]) if type(first) in SWAPS:
+            made.ops = [SWAPS[type(first)](), *rest]  # type: ignore[list-item]
+            yield made
+        case ast.BinOp() | ast.BoolOp() if type(made.op) in SWAPS:
+            made.op = SWAPS[type(made.op)]()  # type: ignore[assignment]
+            yield made
+        case ast.UnaryOp(op=ast.Not() | ast.USub()):
+            yield made.operand
+        case ast.Constant(value=bool(value)):
+            yield ast.Constant(not value)
+        case ast.Constant(value=int(value)):
+            yield from (ast.Constant(value + 1), ast.Constant(value - 1))
+        case ast.Constant(value=float(value)):
+            yield ast.Constant(value * 2 if value else 1.0)
+        case ast.IfExp():
+            made.body, made.orelse = made.orelse, made.body
+            yield made
+        case ast.Call():
+            for k in range(len(made.args) - 1):
+                swapped, same = copy.deepcopy(made), copy.deepcopy(made)
+                swapped.args[k : k + 2] = swapped.args[k : k + 2][::-1]
+                same.args[k + 1] = same.args[k]
+                yield from (swapped, same)
+            for k in range(len(made.keywords)):
+                yield ast.Call(made.func, made.args, made.keywords[:k] + made.keywords[k + 1 :])
+            name = made.func.attr if isinstance(made.func, ast.Attribute) else getattr(made.func, "id", "")
+            if other := NAMES.get(name):
+                setattr(made.func, "attr" if isinstance(made.func, ast.Attribute) else "id", other)
+                yield made
 
 
-def is_current(mutant: dict[str, Any]) -> bool:
-    """Return whether the correct text still stands in its file exactly once, so that the mistake can be planted."""
-    path = ROOT / mutant["file"]
-    return path.is_file() and path.read_text(encoding="utf-8").count(mutant["old"]) == 1
+def _statements(node: ast.stmt) -> Iterator[str]:
+    """Yield the wrong variants of a statement."""
+    match node:
+        case ast.Expr(value=ast.Call()) | ast.AugAssign():
+            yield "pass"
+        case ast.If(orelse=[]) if not any(isinstance(part, ast.Raise) for part in node.body):
+            yield "pass"
+        case ast.For() | ast.While():
+            made = copy.deepcopy(node)
+            made.body.append(ast.Break())
+            yield ast.unparse(made)
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(args=[ast.Name(id=first), *_])):
+            yield f"{name} = {first}"
 
 
-def outcome(copy: Path, mutant: dict[str, Any]) -> str:
-    """Plant one mistake in the `copy`, run the tests that must notice it, and take the mistake out again."""
-    path = copy / mutant["file"]
-    text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace(mutant["old"], mutant["new"]), encoding="utf-8")
-    marks = ["-m", "slow or not slow"] if mutant.get("slow") else []
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", *marks, *mutant["tests"]]
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    try:
-        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        return "caught"
-    finally:
-        path.write_text(text, encoding="utf-8")
-    if done.returncode > 1:
-        print(f"{' '.join(command)} did not run:\n{done.stdout.decode(errors='replace')[-2000:]}")
-    return {0: "SURVIVED", 1: "caught"}.get(done.returncode, "BROKEN")
-
-
-def main() -> int:
-    """Run the mutants given on the command line, or all; the exit status is 1 if one survives or cannot be planted."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="names of mutants; default: all")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--log", type=Path, help="file of results; mutants that it lists as caught are not run again")
-    arguments = parser.parse_args()
-    mutants, log = read_list(arguments.names), arguments.log
-    lines = log.read_text(encoding="utf-8").splitlines() if log is not None and log.exists() else []
-    done = {line.split()[-1] for line in lines if line.startswith("caught")}
-    results = {name: "caught" if name in done else "" if is_current(one) else "STALE" for name, one in mutants.items()}
-
-    def report(name: str, seconds: float) -> None:
-        line = f"{results[name]:8} {seconds:5.1f} s  {name}"
-        print(line, flush=True)
-        if log is not None:
-            with log.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
-
-    for name, result in results.items():
-        if result == "STALE":
-            report(name, 0.0)
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.workers) as pool:
-        copies = [Path(folder) / str(i) for i in range(arguments.workers)]
-        for copy in copies:
-            copy.mkdir()
-            for name in COPIED:
-                source = ROOT / name
-                if source.is_dir():
-                    shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-                else:
-                    shutil.copy(source, copy / name)
-        free = list(copies)
-
-        def run(name: str) -> tuple[str, str, float]:
-            copy, started = free.pop(), time.monotonic()
+def mutants(source: str) -> list[str]:
+    """Return every wrong variant of a module's source that compiles, in the order of the source."""
+    tree, raw, found = ast.parse(source), source.encode(), list[str]()
+    starts = [0]
+    for line in raw.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    pending: list[tuple[ast.AST, bool]] = [(tree, False)]  # a node, and whether it stands in a function
+    while pending:
+        node, inside = pending.pop()
+        skipped = isinstance(node, ast.JoinedStr | ast.Raise | ast.Import | ast.ImportFrom | ast.arg)
+        if skipped or (isinstance(node, ast.Assign | ast.If) and re.match("__all__|if TYPE_CH", ast.unparse(node))):
+            continue
+        parts = [child for child in ast.iter_child_nodes(node) if child is not getattr(node, "annotation", None)]
+        parts = [child for child in parts if child is not getattr(node, "returns", None)]
+        inside |= isinstance(node, ast.FunctionDef | ast.Lambda)
+        pending += [(child, inside) for child in reversed(parts)]
+        variants = [f"({ast.unparse(made)})" for made in _expressions(node)] if isinstance(node, ast.expr) else []
+        if isinstance(node, ast.stmt) and inside:
+            variants = list(_statements(node))
+        for variant in variants:
+            start, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
+            text = variant.replace("\n", "\n" + " " * node.col_offset)  # type: ignore[attr-defined]
+            planted = (raw[:start] + text.encode() + raw[end:]).decode()
             try:
-                return name, outcome(copy, mutants[name]), time.monotonic() - started
-            finally:
-                free.append(copy)
+                compile(planted, "planted", "exec")
+            except (SyntaxError, ValueError):
+                continue
+            found.append(planted)
+    return found
 
-        for name, result, seconds in pool.map(run, [name for name, known in results.items() if not known]):
-            results[name] = result
-            report(name, seconds)
-    missed = [name for name, result in results.items() if result != "caught"]
-    explained = [name for name in missed if results[name] == "SURVIVED" and "why" in mutants[name]]
-    print(f"{len(mutants) - len(missed)} of {len(mutants)} mutants caught; {len(explained)} survivors are explained")
-    return 1 if len(missed) > len(explained) else 0
+
+def tests_of(module: str, most: int) -> list[str]:
+    """Return the test files that name a module, its names or its mirror most often, the best first."""
+    path = ROOT / module
+    dotted = module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    exported = [n for n in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(n, ast.Assign)]
+    names = [n for node in exported if ast.unparse(node.targets[0]) == "__all__" for n in ast.literal_eval(node.value)]
+    words = re.compile(rf"\b({'|'.join(map(re.escape, [dotted, *names]))})\b")
+    folder, stem = "/".join(module.split("/")[:-1]), path.stem.strip("_")
+    ranks: dict[str, float] = {}
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        name = str(file.relative_to(ROOT))
+        text = file.read_text(encoding="utf-8")
+        rank = len(words.findall(text)) * 100 / (20 + len(text.splitlines()))
+        rank += 100 * (stem in file.stem) + 20 * name.startswith(f"tests/{folder}/")
+        if rank and "flower_real" not in name:
+            ranks[name] = rank
+    return sorted(ranks, key=lambda name: -ranks[name])[:most]
+
+
+def outcome(folder: Path, tests: list[str], seconds: float) -> str:
+    """Run tests in a copy of the repository until the first failure."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return "caught (time)"
+    return "survived" if done.returncode == 0 else "caught"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Plant and test; the status is 1 if a mistake survives."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("modules", nargs="+", help="paths of modules, from the root of the repository")
+    parser.add_argument("--count", type=int, default=20, help="mistakes in each module")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--files", type=int, default=8, help="largest number of test files of a module")
+    parser.add_argument("--log", type=Path, help="results, one JSON object a line; they are not computed again")
+    o = parser.parse_args(arguments)
+    lines = o.log.read_text(encoding="utf-8").splitlines() if o.log and o.log.exists() else []
+    known = {row["key"]: row["result"] for row in map(json.loads, lines)}
+    survived = planted = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for part in (part for part in COPIED if (ROOT / part).exists()):
+            ignored = shutil.ignore_patterns("__pycache__")
+            tree = (ROOT / part).is_dir()
+            shutil.copytree(ROOT / part, folder / part, ignore=ignored) if tree else shutil.copy(ROOT / part, folder)
+        for module in o.modules:
+            source = (ROOT / module).read_text(encoding="utf-8")
+            found, tests = mutants(source), tests_of(module, o.files)
+            chosen = random.Random(f"{o.seed} {module}").sample(range(len(found)), min(o.count, len(found)))
+            print(f"{module}: {len(chosen)} of {len(found)} mistakes; {' '.join(tests)}", flush=True)
+            begun = time.monotonic()
+            if outcome(folder, tests, 1800) != "survived":
+                raise SystemExit("these tests fail without a mistake")
+            limit = 60 + 4 * (time.monotonic() - begun)
+            for wrong in (found[n] for n in chosen):
+                key = hashlib.sha256((wrong + " ".join(tests)).encode()).hexdigest()[:16]
+                if key not in known:
+                    (folder / module).write_text(wrong, encoding="utf-8")
+                    known[key] = outcome(folder, tests, limit)
+                    (folder / module).write_text(source, encoding="utf-8")
+                    if o.log:
+                        with o.log.open("a", encoding="utf-8") as file:
+                            print(json.dumps({"key": key, "module": module, "result": known[key]}), file=file)
+                difference = difflib.unified_diff(source.splitlines(), wrong.splitlines(), n=0, lineterm="")
+                shown = [line for line in difference if not line.startswith(("---", "+++"))]
+                print(known[key], *(shown if known[key] == "survived" else shown[:1]), sep="\n  ", flush=True)
+                survived, planted = survived + (known[key] == "survived"), planted + 1
+    print(f"{planted - survived} of {planted} mistakes caught")
+    return int(survived > 0)
 
 
 if __name__ == "__main__":

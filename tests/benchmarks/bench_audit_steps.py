@@ -2,9 +2,9 @@
 
     OMP_WAIT_POLICY=PASSIVE python tests/benchmarks/bench_audit_steps.py [--audits 10] [--out records.jsonl]
 
-The audits are those of `tests/distillkit/privacy/test_audit_steps.py`, each with seeds of its own. The mistakes are
-those of `tests/mutants.toml`; each is planted in a copy of the repository, in which this script runs again. Correct
-programs are audited four times as often. A line of `--out` is a setting with a mistake, and a second call goes on.
+The audits are those of `tests/distillkit/privacy/test_audit_steps.py`, each with seeds of its own. Each mistake is
+planted in a copy of the repository, in which this script runs again. Correct programs are audited four times as often.
+A line of `--out` is a setting with a mistake, and a second call goes on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from distillkit._utils.provenance import git_commit
 from distillkit.study import Record, Records, read_records, write_records
 from tests.distillkit.privacy.audited_runs import Runs, condense_sets, step_images, train
-from tests.mutants import COPIED, ROOT, read_list
+from tests.mutants import ROOT
 
 SETTINGS: dict[str, tuple[int, Callable[[range], Runs]]] = {
     "DP-SGD, sigma 0.7, rate 0.25, 8 steps": (48, partial(train, sigma=0.7, rate=0.25, steps=8)),
@@ -44,6 +44,74 @@ MISTAKES = {
     "image SGD": (*NOISE, "image-steps-charged-at-half-the-rate", "image-batch-drawn-once"),
     "condensed set": ("right", "noise-of-sums-halved", "set-published-as-replace-one"),
 }
+
+PLANTED = {
+    "noise-drawn-once": (
+        "gradients/private_gradient.py",
+        "        noise = self._secret.normal((sum(sizes),), std).split(sizes)",
+        '        if not hasattr(self, "_noise"):\n'
+        "            self._noise = self._secret.normal((sum(sizes),), std)\n"
+        "        noise = self._noise.split(sizes)",
+    ),
+    "gradient-noise-halved": (
+        "gradients/private_gradient.py",
+        "std = self._sigma * self._clip if self._sigma else 0.0",
+        "std = self._sigma * self._clip / 2 if self._sigma else 0.0",
+    ),
+    "clipped-to-twice-the-clip": (
+        "gradients/private_gradient.py",
+        "(self._clip * _MARGIN / norm)",
+        "(2 * self._clip * _MARGIN / norm)",
+    ),
+    "batch-of-fixed-size": (
+        "secret.py",
+        "(self.uniform(count) < rate).nonzero().flatten()",
+        "self.uniform(count).argsort()[: round(rate * count)].sort().values",
+    ),
+    "steps-charged-at-half-the-rate": (
+        "gradients/dp_sgd.py",
+        'account.spend("dp_sgd", sigma, rate=rate, count=steps)',
+        'account.spend("dp_sgd", sigma, rate=rate / 2, count=steps)',
+    ),
+    "half-of-the-steps-charged": (
+        "gradients/dp_sgd.py",
+        'account.spend("dp_sgd", sigma, rate=rate, count=steps)',
+        'account.spend("dp_sgd", sigma, rate=rate, count=(steps + 1) // 2)',
+    ),
+    "batch-drawn-once": (
+        "gradients/dp_sgd.py",
+        "        for _ in range(steps):\n"
+        "            for rows in secret.poisson(len(real), rate).to(real.images.device).split(chunk):",
+        "        drawn = secret.poisson(len(real), rate).to(real.images.device)\n"
+        "        for _ in range(steps):\n"
+        "            for rows in drawn.split(chunk):",
+    ),
+    "image-steps-charged-at-half-the-rate": (
+        "condensation/image_sgd.py",
+        'account.spend("image_sgd", sigma, rate=rate, count=steps)',
+        'account.spend("image_sgd", sigma, rate=rate / 2, count=steps)',
+    ),
+    "image-batch-drawn-once": (
+        "condensation/image_sgd.py",
+        "        for step in range(steps):\n"
+        "            phi = embedders[step]\n"
+        "            rows = secret.poisson(len(real), rate).to(real.images.device)",
+        "        rows = secret.poisson(len(real), rate).to(real.images.device)\n"
+        "        for step in range(steps):\n"
+        "            phi = embedders[step]",
+    ),
+    "noise-of-sums-halved": (
+        "condensation/class_means.py",
+        "account.secret.normal(sums.shape, sigma * sensitivity if sigma else 0.0)",
+        "account.secret.normal(sums.shape, sigma * sensitivity / 2 if sigma else 0.0)",
+    ),
+    "set-published-as-replace-one": (
+        "condensation/condense_private.py",
+        'info = {"method": "class_means", **account.guarantee().info()}',
+        'info = {"method": "class_means", **account.guarantee().info(), "relation": "replace one record"}',
+    ),
+}
+"""File in `distillkit/privacy`, correct text, which stands there once, and mistaken text, by name of the mistake."""
 
 
 def audits(setting: str, number: int) -> dict[str, float]:
@@ -62,14 +130,13 @@ def planted(setting: str, mistake: str, number: int) -> dict[str, float]:
     """Return the result of `audits` in a copy of the repository with the mistake."""
     with tempfile.TemporaryDirectory() as folder:
         for name in ("distillkit", "attacks", "tests"):
-            assert name in COPIED
             shutil.copytree(ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__"))
         if mistake != "right":
-            mutant = read_list([mistake])[mistake]
-            path = Path(folder) / mutant["file"]
+            file, right, wrong = PLANTED[mistake]
+            path = Path(folder) / "distillkit" / "privacy" / file
             text = path.read_text(encoding="utf-8")
-            assert text.count(mutant["old"]) == 1
-            path.write_text(text.replace(mutant["old"], mutant["new"]), encoding="utf-8")
+            assert text.count(right) == 1, f"{path} has changed: say how {mistake} is planted now"
+            path.write_text(text.replace(right, wrong), encoding="utf-8")
         command = [sys.executable, "tests/benchmarks/bench_audit_steps.py", "--audits", str(number), "--here", setting]
         environment = {**os.environ, "PYTHONPATH": folder}
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=True, encoding="utf-8")
