@@ -27,6 +27,7 @@ from distillkit.networks.samplers import NetworkSampler
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages, TiledImages, Tiles
 from distillkit.sets._class_index import class_rows, with_class_labels
+from distillkit.sets._info import derived_info
 
 __all__ = ["Condensation"]
 
@@ -220,9 +221,17 @@ class Condensation(PixelDescent):
             **({} if self.tiles is None else {"parametrize": repr(self.tiles)}),
             "loss": loss,
             **self.start.info,
+            "ipc": self._ipc(),
             "absent": (self.real.counts() == 0).nonzero().flatten().tolist(),
             **provenance(self.generator, seed=self.seed),
         }
+        sources = [self.real.info, self.start.info]
+        info = derived_info(info, sources, self.method, "condensation with networks of unknown origin")
         if isinstance(self.start, TiledImages):
             return self.start.with_stored(self.images).replace(info=info)
         return self.start.replace(images=self.images, info=info)
+
+    def _ipc(self) -> int | list[int]:
+        """Return the number of (stored) images per class, or a list with that of each class if they differ."""
+        each = [n if self.tiles is None else n // self.tiles.count for n in self.counts]
+        return each if len(set(each)) > 1 else each[0]

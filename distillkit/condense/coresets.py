@@ -19,6 +19,7 @@ from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
 from distillkit.sets import Images, LabeledImages, Labels, Tiles, as_set
 from distillkit.sets._class_index import class_rows
+from distillkit.sets._info import derived_info
 
 __all__ = ["herding", "k_center", "random_subset"]
 
@@ -57,8 +58,9 @@ def random_subset(
     Returns:
         The selected images as a set, sorted by class. If `images` is a set, the result has the same `columns` (further
         data of each image). The `info` of the result lists the classes without images (`absent`), and the classes with
-        fewer than `ipc` images (`with_replacement`). If a class has too few images, its selected images are repeated in
-        the same order.
+        fewer than `ipc` images (`with_replacement`). `derived` names the method: private methods refuse the set as
+        records, because the selection depends on other records. If a class has too few images, its selected images are
+        repeated in the same order.
 
     Raises:
         TypeError, ValueError: `images`, `labels` or `ipc` is invalid, the labels are soft, or a class in `classes` has
@@ -233,9 +235,13 @@ def _select(
             first = own[order(own, min(ipc, len(own))).cpu()]
             index.append(first.repeat(-(-ipc // len(first)))[:ipc])
             shown.update()
+    method = str(info["method"])
     info |= {
+        "publishes": "real images",
         "ipc": ipc,
         "absent": [c for c in range(real.num_classes) if c not in rows] if classes is None else [],
         "with_replacement": [c for c, own in rows.items() if len(own) < ipc],
     }
+    unknown = "selection by a network of unknown origin" if info.get("embedding", "pixels") != "pixels" else ""
+    info = derived_info(info, [real.info], method, unknown)
     return real[torch.cat(index).to(real.images.device)].replace(info=info)

@@ -13,6 +13,7 @@ from distillkit._utils import check
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages, TiledImages, Tiles, as_set
 from distillkit.sets._class_index import class_indices, class_labels, class_rows, random_rows, with_class_labels
+from distillkit.sets._info import derived_info
 
 __all__ = ["class_statistics", "images_from_statistics", "initial_images"]
 
@@ -153,7 +154,8 @@ def initial_images(
         images = images_from_statistics(means[chosen], stds[chosen], ipc=ipc, size=(h, w), generator=generator)
     labels = torch.tensor(chosen).repeat_interleave(ipc).to(real.labels.device)
     info["absent"] = [c for c in range(real.num_classes) if c not in set(chosen)] if classes is None else []
-    return real.replace(images=images, labels=labels, columns={}, info=info)
+    made = info if init == "noise" else derived_info(info, [real.info], "initial images")
+    return real.replace(images=images, labels=labels, columns={}, info=made)
 
 
 def _tiled(
@@ -169,7 +171,7 @@ def _tiled(
         groups = class_labels(init).view(-1, tiles.count)
         if bool((groups != groups[:, :1]).any()):
             raise ValueError("init must have images of a single class in each stored image, got mixed classes")
-        init = init.replace(images=init.stored, labels=groups[:, 0], columns={})
+        init = init._with(images=init.stored, labels=groups[:, 0], columns={})
         stored = initial_images(real, ipc, init=init, classes=classes, generator=generator)
     elif init == "real" or isinstance(init, LabeledImages):
         whole = initial_images(real, ipc * tiles.count, init=init, classes=classes, generator=generator)
@@ -178,7 +180,7 @@ def _tiled(
             raise ValueError(
                 f"init must have a multiple of {tiles.count} images in each class for {tiles}, got {counts}"
             )
-        stored = whole.replace(images=tiles.encode(whole.images), labels=whole.labels[:: tiles.count])
+        stored = whole._with(images=tiles.encode(whole.images), labels=whole.labels[:: tiles.count])
     else:
         stored = initial_images(real, ipc, init=init, classes=classes, generator=generator)
     return TiledImages.wrap(stored, tiles)
@@ -194,4 +196,5 @@ def _given(
     rows = class_rows(start, classes)
     index = torch.cat(list(rows.values())).to(start.images.device)
     info["absent"] = [c for c in range(real.num_classes) if c not in rows] if classes is None else []
+    info = derived_info(info, [start.info], "initial images")
     return start[index].to(real.images.device, real.images.dtype).replace(columns={}, info=info)

@@ -21,6 +21,7 @@ from distillkit.normalization import Normalization
 from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, Labels, StoredImages, as_set
 from distillkit.sets._class_index import class_rows
+from distillkit.sets._info import derived_info
 
 __all__ = ["stitch"]
 
@@ -136,6 +137,7 @@ def stitch(
     empty = real.read([]) if isinstance(real, StoredImages) else real[:0]
     found = torch.cat(made).to(empty.images.device)
     own_labels = torch.tensor(list(rows)).repeat_interleave(ipc).to(found.device)
+    info = derived_info(info, [real.info], "stitch", "selection by an observer of unknown origin")
     return empty.replace(images=found, labels=own_labels, columns={}, info=info)
 
 

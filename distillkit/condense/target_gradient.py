@@ -19,6 +19,7 @@ from distillkit.fingerprint import network_fingerprint, set_fingerprint, tensor_
 from distillkit.networks._base import Network
 from distillkit.networks._validation import check_network, require_network
 from distillkit.sets import LabeledImages, as_set
+from distillkit.sets._info import derived_info
 
 __all__ = ["fit_to_gradient"]
 
@@ -97,6 +98,7 @@ def fit_to_gradient(
             )
             run.report(run.step(distance, gradient), shown)
     info = {**synthetic.info, **arguments, "lr": run.lr, "momentum": run.momentum, "steps": steps, **provenance()}
+    info = derived_info(info, [synthetic.info], arguments["method"], "a target gradient of unknown origin")
     return synthetic.replace(images=run.images, columns={}, info=info)
 
 

@@ -169,7 +169,7 @@ def invert(
                 logits[decoded] = objective.teacher(decode(best))
 
     right = logits.argmax(1) == labels if labels.ndim == 1 else (logits > 0) == (labels > 0.5)
-    info = {"method": "invert", "steps": steps, **provenance(given)}
+    info = {"method": "invert", "derived": "invert", "steps": steps, **provenance(given)}
     if n:
         info |= {"target_accuracy": float(right.double().mean()), "loss": total / len(labels)}
     facts: dict[str, Any] = {"num_classes": num_classes, "normalization": normalization, "columns": {"logits": logits}}

@@ -230,7 +230,7 @@ class Patches(Configurable):
             num_classes, normalization: number of classes and normalization of the set; see `LabeledImages`.
         """
         rows = torch.as_tensor(indices, dtype=torch.long, device=self.image.device)
-        info = {"method": "patches", "seed": self.seed, "digest": self.digest, **provenance()}
+        info = {"method": "patches", "derived": "patches", "seed": self.seed, "digest": self.digest, **provenance()}
         return LabeledImages.from_pixels(
             self.batch(rows),
             labels,

@@ -11,6 +11,7 @@ from distillkit._utils import check
 from distillkit.labels._teacher import describe_teacher, require_teacher, teacher_logits, try_teacher
 from distillkit.sets import Images, LabeledImages, as_set
 from distillkit.sets._class_index import class_labels
+from distillkit.sets._info import GUARANTEE, combined_info
 
 __all__ = ["soft_labels"]
 
@@ -54,7 +55,8 @@ def soft_labels(
 
     Raises:
         TypeError, ValueError: an argument is invalid, the teacher's accuracy on the pool is not clearly above chance,
-            or `guarantee` is given together with `pool` or for images that have no guarantee.
+            or `guarantee` is given together with `pool`, for images that have no guarantee, or with a smaller epsilon,
+            another delta or another relation than that of the images.
 
     Papers: Qin et al., "A Label is Worth a Thousand Images in Dataset Distillation" (NeurIPS 2024); Guo et al., DATM
     (ICLR 2024), which learns soft labels as logits.
@@ -80,17 +82,16 @@ def soft_labels(
 
 
 def _with_guarantee(info: dict[str, Any], guarantee: Guarantee | None) -> dict[str, Any]:
-    """Update the guarantee in the `info` of a set whose images get labels from a teacher.
-
-    A `guarantee` covers the set and the teacher, and replaces the values in `info`. If it is None, an existing epsilon
-    is replaced by None, and `info["reason"]` states that the teacher has no guarantee.
-    """
-    own = info.get("epsilon")
-    if guarantee is not None:
-        if own is None:
-            raise ValueError("guarantee must be None, because small has no epsilon that could cover its images")
-        return {**info, **guarantee.info()}
+    """Update the guarantee in the `info` of a set whose images get labels from a teacher."""
+    if guarantee is None:
+        return combined_info([info], "labels of a teacher without a guarantee")
+    own, new = info.get("epsilon"), guarantee.info()
     if own is None:
-        return info
-    reason = f"the labels come from a teacher without a guarantee; the images alone have epsilon {own:g}"
-    return {**info, "epsilon": None, "reason": reason}
+        raise ValueError("guarantee must be None, because small has no epsilon that could cover its images")
+    terms = [{name: stated.get(name) for name in ("delta", "relation")} for stated in (info, new)]
+    if new.get("epsilon") is not None and (terms[0] != terms[1] or new["epsilon"] < own):
+        raise ValueError(
+            f"guarantee must cover the images and the teacher, but its epsilon {new['epsilon']:.4g} ({terms[1]}) is "
+            f"not at least the images' {own:.4g} ({terms[0]}); pass the guarantee of the ledger that paid for both"
+        )
+    return {name: value for name, value in info.items() if name not in GUARANTEE} | new

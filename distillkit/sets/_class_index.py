@@ -101,4 +101,4 @@ def with_class_labels(data: LabeledImages) -> LabeledImages:
         data: a set with class indices or soft labels as labels. With soft labels, the class is read from
             `data.columns["class"]`. Without this column, it is the index of the largest entry of the soft label.
     """
-    return data if data.labels.ndim == 1 else data.replace(labels=class_labels(data).to(data.labels.device))
+    return data if data.labels.ndim == 1 else data._with(labels=class_labels(data).to(data.labels.device))

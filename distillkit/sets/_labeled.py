@@ -20,6 +20,7 @@ from distillkit._utils.display import as_html, sample_rows, tile
 from distillkit._utils.files import read_tensors, write_tensors
 from distillkit.normalization import IDENTITY, ZCA, Normalization
 from distillkit.sets._export import read_npz, read_picture_folder, write_npz, write_picture_folder
+from distillkit.sets._info import combined_info, replaced_info
 from distillkit.sets._validation import (
     as_index,
     checked_class_names,
@@ -46,7 +47,9 @@ Labels: TypeAlias = Tensor | NDArray[Any] | Sequence[int]
 
 _FORMAT = "distillkit.LabeledImages/1"
 _ARGUMENTS = ("images", "labels", "num_classes", "normalization", "columns", "info", "classes_given", "class_names")
-_REPR_KEYS = ("dataset", "split", "client", "method", "publishes", "init", "ipc", "steps", "iterations", "epsilon")
+_REPR_KEYS = (
+    "dataset", "split", "client", "method", "publishes", "init", "ipc", "steps", "iterations", "epsilon", "delta",
+)  # fmt: skip
 
 PARAMETRIZATIONS: dict[str, Callable[..., LabeledImages]] = {}
 """Functions that decode stored images. The key is the name of the JSON value that marks them in a file."""
@@ -70,7 +73,8 @@ class LabeledImages:
             pixels in [0, 1].
         columns: further data of each image, such as a teacher's logits: a mapping from names to tensors with N rows.
         info: provenance of the set, such as method, steps and seed: a mapping from names to JSON values. It is saved
-            with the set, and the repr shows its most important entries.
+            with the set, and the repr shows its most important entries. A guarantee in it (`epsilon`) is taken as
+            given: pass the `info` of another set only if its guarantee covers these images and labels.
         classes_given: whether K is known independently of the labels. Default: True if `num_classes` is given or labels
             are rows. Sets that are derived from this set keep the flag. Differentially private methods reject sets
             whose K was derived from the labels.
@@ -214,10 +218,15 @@ class LabeledImages:
         if isinstance(index, Tensor) and index.ndim == 0:
             return self.images[int(index)], self.labels[int(index)]
         columns = {name: column[index] for name, column in self.columns.items()}
-        return self.replace(images=self.images[index], labels=self.labels[index], columns=columns)
+        return self._with(images=self.images[index], labels=self.labels[index], columns=columns)
 
     def replace(self, **changes: Any) -> LabeledImages:
         """Return a copy with some parts replaced.
+
+        The origin of new images, labels, columns or measured statistics is unknown. If the set has a guarantee
+        (`info["epsilon"]`), they end it, and `info["reason"]` states why. Pass `info=data.info` if the guarantee covers
+        the new content, for example because it was computed from this set alone. Leaving out columns keeps the
+        guarantee.
 
         Args:
             changes: constructor arguments by name. Passing `num_classes` sets `classes_given` (whether the number of
@@ -227,6 +236,10 @@ class LabeledImages:
         Raises:
             TypeError, ValueError: an argument is unknown or invalid.
         """
+        return self._with(**{"info": replaced_info(self, changes), **changes})
+
+    def _with(self, **changes: Any) -> LabeledImages:
+        """Return a copy with some parts replaced by what was computed from this set alone. It keeps the guarantee."""
         kept = {name: getattr(self, name) for name in _ARGUMENTS}
         if "num_classes" in changes:
             kept["classes_given"] = True
@@ -269,10 +282,11 @@ class LabeledImages:
 
         Args:
             normalization: the new normalization. Pixels are not clamped, so converting back returns the same images up
-                to rounding.
+                to rounding. If it was measured on images, it ends a guarantee of the set, see `replace`.
         """
         images = normalization.encode(self.normalization.decode(self.images))
-        return self.replace(images=images, normalization=normalization)
+        info = replaced_info(self, {"normalization": normalization})
+        return self._with(images=images, normalization=normalization, info=info)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> LabeledImages:
         """Return this set on another device or in another precision, like `Tensor.to`.
@@ -284,7 +298,7 @@ class LabeledImages:
         """
         labels = self.labels.to(device, dtype) if self.labels.ndim == 2 else self.labels.to(device)
         columns = {name: column.to(device) for name, column in self.columns.items()}
-        return self.replace(images=self.images.to(device, dtype), labels=labels, columns=columns)
+        return self._with(images=self.images.to(device, dtype), labels=labels, columns=columns)
 
     def require_compatible(self, other: LabeledImages, *, names: tuple[str, str] | None = None) -> None:
         """Refuse another set that differs in normalization, image shape or number of classes.
@@ -325,8 +339,14 @@ class LabeledImages:
     def concatenate(sets: Sequence[LabeledImages]) -> LabeledImages:
         """Join sets in the given order, for example the sets of several clients.
 
-        The result has the `info` of the first set. If two sets have different class names, the result has no class
-        names. A set without class names may be joined with a set that has class names, which are kept.
+        If two sets have different class names, the result has no class names. A set without class names may be joined
+        with a set that has class names, which are kept.
+
+        In `info`, entries that are the same in all sets are kept. If there are others, `info["provenance"]` lists the
+        `info` of each set. If all sets have a privacy guarantee, epsilon and delta are added (basic composition), which
+        also holds for sets that were made from the same records. A ledger that paid for all of them states a smaller
+        epsilon. If a set has no guarantee, `info["epsilon"]` is None, and `info["reason"]` states why. `publishes`
+        lists what any of the sets publishes.
 
         Args:
             sets: at least one set. All sets must have the same normalization, image shape, number of classes, kind of
@@ -355,8 +375,9 @@ class LabeledImages:
         labels, images = torch.cat([s.labels for s in sets]), torch.cat([s.images for s in sets])
         given = all(s.classes_given for s in sets)
         names = {s.class_names for s in sets if s.class_names}
-        whole = {"images": images, "labels": labels, "columns": columns, "classes_given": given}
-        return first.replace(**whole, class_names=names.pop() if len(names) == 1 else ())
+        whole: dict[str, Any] = {"images": images, "labels": labels, "columns": columns, "classes_given": given}
+        whole["info"] = combined_info([s.info for s in sets])
+        return first._with(**whole, class_names=names.pop() if len(names) == 1 else ())
 
     def grid(self, columns: int | None = None, padding: int = 2) -> Tensor:
         """Return one picture with all images in a grid on white, as pixels float [C, H', W'] in [0, 1].
@@ -507,6 +528,8 @@ class LabeledImages:
         if self.columns:
             parts.append("columns " + ", ".join(sorted(self.columns)))
         told = [f"{k}={v}" for k, v in self.info.items() if k in _REPR_KEYS and isinstance(v, str | int | float)]
+        if self.info.get("epsilon", 0) is None:
+            told.append(f"no guarantee: {self.info.get('reason', 'no reason is recorded')}")
         if len(self.info) > len(told):
             told.append(f"{len(self.info)} facts in info")
         if told:

@@ -15,6 +15,7 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit._utils.conversion import FileBacked
 from distillkit.normalization import IDENTITY, Normalization
+from distillkit.sets._info import replaced_info
 from distillkit.sets._labeled import LabeledImages
 from distillkit.sets._validation import (
     as_index,
@@ -186,7 +187,7 @@ class StoredImages(FileBacked):
             same = changes["num_classes"] == self.num_classes and "labels" not in changes
             names = self.class_names if same else ()
             changes = {"classes_given": True, "class_names": names, **changes}
-        return self._with_rows(self._rows, **changes)
+        return self._with_rows(self._rows, **{"info": replaced_info(self, changes), **changes})
 
     def _with_rows(self, rows: Tensor, **changes: Any) -> StoredImages:
         return StoredImages(self._file, rows, **{**{name: getattr(self, name) for name in _ARGUMENTS}, **changes})

@@ -116,7 +116,7 @@ class Tiles:
             images: the set. Its number of images must be divisible by f ** 2.
         """
         stored = self.encode(images.images)
-        return TiledImages._of(images.replace(images=self.decode(stored)), stored, self)
+        return TiledImages._of(images._with(images=self.decode(stored)), stored, self)
 
     def adjoint(self, gradient: Tensor) -> Tensor:
         """Convert the gradient with respect to decoded images to the gradient with respect to the stored images.
@@ -169,20 +169,14 @@ class TiledImages(LabeledImages):
             stored: set whose images are the stored images. The tensors in its `columns` are dropped.
             tiles: the parametrization that decodes the stored images.
         """
-        whole = stored.replace(
+        whole = stored._with(
             images=tiles.decode(stored.images), labels=stored.labels.repeat_interleave(tiles.count, 0), columns={}
         )
         return TiledImages._of(whole, stored.images, tiles)
 
-    def replace(self, **changes: Any) -> LabeledImages:
-        """Return a copy with some parts replaced; see `LabeledImages.replace`.
-
-        The copy is a `TiledImages`, unless `images` or `normalization` are replaced.
-
-        Args:
-            changes: constructor arguments by name.
-        """
-        made = super().replace(**changes)
+    def _with(self, **changes: Any) -> LabeledImages:
+        """Return a copy, which is a `TiledImages` unless `images` or `normalization` are replaced."""
+        made = super()._with(**changes)
         return made if {"images", "normalization"} & set(changes) else self._of(made, self.stored, self.tiles)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> LabeledImages:
@@ -205,7 +199,8 @@ class TiledImages(LabeledImages):
         Args:
             stored: stored images, float [M, C, H, W]. M must be the number of stored images of this set.
         """
-        return self._of(self.replace(images=self.tiles.decode(stored)), stored, self.tiles)
+        made = self.replace(images=self.tiles.decode(stored))
+        return self._of(made, stored, self.tiles)
 
     @staticmethod
     def _of(decoded: LabeledImages, stored: Tensor, tiles: Tiles) -> TiledImages:

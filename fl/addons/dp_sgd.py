@@ -19,7 +19,7 @@ from distillkit.privacy.accounting._ranges import check_sigma
 from distillkit.privacy.capture._augmentation import captured_augmentation
 from distillkit.privacy.capture._captured_function import CapturedFunction
 from distillkit.privacy.gradients.opacus_gradients import GRADIENTS, OpacusGradients, clipped_gradients, note_opacus
-from distillkit.privacy.validation._arguments import refuse_half_precision, refuse_large_delta
+from distillkit.privacy.validation._arguments import refuse_derived, refuse_half_precision, refuse_large_delta
 from distillkit.sets import LabeledImages
 from fl.addons._per_example import refuse_mixing_objective, unsound
 from fl.averaging import AddOn, AveragingServer, Local, Settings, Step
@@ -183,6 +183,7 @@ class DPSGD(AddOn):
         hook `gradient` later returns this gradient, so no other code sees the records.
         """
         client, settings, moved = local.client, local.settings, local.trained_parameters(phase)
+        refuse_derived(data.info, "a client's images")
         steps = max(1, round(phase.epochs / self.rate)) if phase.steps is None else phase.steps
         private = PrivateGradient(
             list(moved.values()), sigma=self.sigma, clip=self.clip, denominator=self.rate * self.size,

@@ -154,7 +154,7 @@ def _map_tensors(message: Message, change: Callable[[Tensor], Tensor]) -> Messag
             return {name: change(tensor) for name, tensor in value.items()}
         if isinstance(value, LabeledImages):
             columns = {name: change(column) for name, column in value.columns.items()}
-            return value.replace(images=change(value.images), labels=change(value.labels), columns=columns)
+            return value._with(images=change(value.images), labels=change(value.labels), columns=columns)
         return value
 
     return Message.unchecked({key: changed(value) for key, value in message.items()})

@@ -194,7 +194,7 @@ def condense_private(
                 trained = TrainedNetworks(sampler.factory, released, train, redraw=redraw, progress=progress)
             embedders = PublicEmbedders(trained or sampler, num_networks, seed=own_seed, centers=shown, **options)
         fitted = release_and_fit(fitted, embedders, sigma, steps)
-    info = {"method": "class_means", **account.guarantee().info()}
+    info = {"method": "class_means", "derived": "class_means", **account.guarantee().info()}
     info |= {"size": None if isinstance(size, Tensor) else size, "sigma": sigma, "draws": num_networks}
     info |= {"first_share": first_share, "passes": passes.count, "trained": train is not None, "match": match}
     info |= {"ipc": ipc, "init": init_name, "steps": steps}

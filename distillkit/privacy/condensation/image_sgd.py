@@ -223,7 +223,7 @@ def image_sgd(
                 synthetic.sub_(velocity, alpha=lr)
             shown.update()
 
-    info = {"method": "image_sgd", **account.guarantee().info()}
+    info = {"method": "image_sgd", "derived": "image_sgd", **account.guarantee().info()}
     info |= {"sigma": sigma, "clip": clip, "rate": rate, "steps": steps, "match": match, "ipc": ipc, "init": init_name}
     classes = torch.arange(real.num_classes, device=real.labels.device).repeat_interleave(ipc)
     learned = synthetic.detach().flatten(0, 1)

@@ -19,6 +19,7 @@ from distillkit.privacy.gradients.private_gradient import PrivateGradient
 from distillkit.privacy.ledger import Account, Ledger
 from distillkit.privacy.validation._arguments import (
     open_account,
+    refuse_derived,
     refuse_half_precision,
     refuse_large_delta,
     refuse_measured_normalization,
@@ -140,6 +141,7 @@ def train_private(
     check.real_number(lr, "lr", above=0.0)
     sigma = resolve_sigma(epsilon, sigma, delta=delta, count=steps, rate=rate)
     refuse_large_delta(size, delta)
+    refuse_derived(real.info)
     refuse_measured_normalization(real.normalization, "train_private")
     refuse_half_precision(real.images, "the images")
     account = open_account(ledger, delta)

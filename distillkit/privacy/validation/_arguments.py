@@ -5,6 +5,9 @@ The checks refuse data and options that would void the guarantee.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -19,6 +22,7 @@ __all__ = [
     "as_private_set",
     "initial_images",
     "open_account",
+    "refuse_derived",
     "refuse_half_precision",
     "refuse_large_delta",
     "refuse_measured_normalization",
@@ -52,11 +56,13 @@ def as_private_set(
         public_statistics: whether the user declares that a measured normalization was measured on public images.
 
     Raises:
-        PrivacyError: the number of classes is missing or was derived from the labels, or the labels are soft.
+        PrivacyError: the number of classes is missing or was derived from the labels, the labels are soft, or the
+            images were selected or computed from other records.
         PrivateStatistics: the normalization was measured or fitted on images that were not declared public.
         NotAccountable: delta is not below one over the number of records.
     """
     real = as_set(images, labels, num_classes=num_classes)
+    refuse_derived(real.info)
     require_given_num_classes(real)
     if real.labels.ndim != 1:
         raise PrivacyError(
@@ -86,6 +92,27 @@ def require_given_num_classes(real: LabeledImages) -> None:
             "num_classes must be given: if it were derived from the private labels (the largest label + 1), it would "
             "reveal which class is the last one with records. Pass it to the call, or once to the set: "
             "LabeledImages(..., num_classes=K) or data.replace(num_classes=K); all K classes are released"
+        )
+
+
+def refuse_derived(info: Mapping[str, Any], name: str = "images") -> None:
+    """Refuse images that were selected or computed from records, such as a coreset or a condensed set.
+
+    Adding a record to the original data can change any of these images, so a guarantee for one of them does not cover a
+    record.
+
+    Args:
+        info: `info` of the set. Selections and condensations of this library set the entry `derived`.
+        name: name of the set in the error message.
+
+    Raises:
+        PrivacyError: the set is derived.
+    """
+    if method := info.get("derived"):
+        raise PrivacyError(
+            f"{name} must be records, but they were made from other records ({method}): one record may change many of "
+            "them, so no guarantee would cover it. Pass the original records. If the images are public, or themselves "
+            "the records to protect, say so by data.replace(info={...}) without the entry 'derived'"
         )
 
 

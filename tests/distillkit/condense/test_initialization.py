@@ -103,7 +103,7 @@ def test_initial_set_is_copied_in_class_order() -> None:
     assert made.labels.tolist() == [0, 1, 1]
     assert torch.equal(made.images, torch.cat([start.images[start.labels == c] for c in (0, 1)]))
     assert made.images.data_ptr() != start.images.data_ptr()
-    assert made.info == {"init": "given", "with_replacement": [], "absent": [2]}
+    assert made.info == {"init": "given", "with_replacement": [], "absent": [2], "derived": "initial images"}
     with pytest.raises(ValueError, match="different normalizations"):
         initial_images(data, 1, init=start.replace(normalization=Normalization((0.0,), (1.0,))))
 

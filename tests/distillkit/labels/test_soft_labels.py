@@ -38,7 +38,7 @@ def test_labels_of_a_teacher_without_a_guarantee_end_that_of_the_images() -> Non
     private = stripes(60).replace(info={"epsilon": 8.0, "delta": 1e-5})
     soft = soft_labels(private, trained_teacher())
     assert soft.info["epsilon"] is None
-    assert "the images alone have epsilon 8" in soft.info["reason"]
+    assert "a teacher without a guarantee (before: epsilon 8)" in soft.info["reason"]
     again = soft_labels(soft, trained_teacher())
     assert again.info["epsilon"] is None
     assert "epsilon" not in soft_labels(stripes(60), trained_teacher()).info

@@ -1,0 +1,194 @@
+"""A set's guarantee, what it publishes and where it comes from, after every operation."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from distillkit import LabeledImages, Normalization
+from distillkit.condense import (
+    distribution_matching,
+    fit_to_gradient,
+    gradient_matching,
+    herding,
+    initial_images,
+    k_center,
+    random_subset,
+    stitch,
+)
+from distillkit.networks import FixedNetwork
+from distillkit.privacy import Guarantee, Ledger, PrivacyError, condense_private, image_sgd, train_private
+from distillkit.rng import derive
+from distillkit.sets import TiledImages, Tiles
+from distillkit.sets._class_index import with_class_labels
+from distillkit.sets._info import GUARANTEE
+
+RELATION = "add or remove one record"
+STATED: dict[str, Any] = {
+    "epsilon": 2.0, "delta": 1e-5, "relation": RELATION, "accountant": "prv", "valid_if": "planned", "budget": 3.0,
+    "remarks": ["tuned"], "assumed_public": {"condense_private": ["init"]},
+}  # fmt: skip
+SAFE = {"method": "class_means", "publishes": "means", "derived": "class_means", "sigma": 1.0, **STATED}
+
+
+def make(info: dict[str, Any] | None = None, seed: int = 0, n: int = 8) -> LabeledImages:
+    images = torch.rand(n, 1, 8, 8, generator=derive(seed))
+    return LabeledImages(images, torch.arange(n) % 2, num_classes=2, info=SAFE if info is None else info)
+
+
+def rows(data: LabeledImages) -> torch.Tensor:
+    return nn.functional.one_hot(data.labels, 2).float()
+
+
+def guarantee(info: dict[str, Any]) -> dict[str, Any]:
+    return {name: info[name] for name in GUARANTEE if name in info}
+
+
+MEASURED = Normalization((0.4,), (0.3,), measured=True)
+TILED = Tiles(2).pack(make())
+CNN = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+
+KEPT: dict[str, Callable[[LabeledImages], LabeledImages]] = {
+    "slice": lambda s: s[2:],
+    "mask": lambda s: s[s.labels == 1],
+    "to": lambda s: s.to("cpu", torch.float64),
+    "renormalize": lambda s: s.renormalize(Normalization((0.5,), (0.5,))),
+    "replace nothing": lambda s: s.replace(images=s.images, labels=s.labels, columns=dict(s.columns)),
+    "drop columns": lambda s: s.replace(columns={}),
+    "names": lambda s: s.replace(class_names=("a", "b"), num_classes=2),
+    "own info": lambda s: s.replace(images=s.images * 2, info=s.info),
+    "join alone": lambda s: LabeledImages.concatenate([s]),
+    "pack": lambda s: Tiles(2).pack(s),
+    "wrap": lambda s: TiledImages.wrap(s, Tiles(2)),
+    "tiled slice": lambda s: Tiles(2).pack(s)[:2],
+    "tiled to": lambda s: Tiles(2).pack(s).to("cpu"),
+    "parts": lambda s: LabeledImages.from_parts(*s.parts()),
+    "hard labels": lambda s: with_class_labels(s.replace(labels=rows(s), info=s.info)),
+    "random subset": lambda s: random_subset(s, ipc=2),
+    "random tiles": lambda s: random_subset(s, ipc=1, parametrize=Tiles(2)),
+    "herding of pixels": lambda s: herding(s, ipc=2),
+    "k-center of pixels": lambda s: k_center(s, ipc=2),
+}
+ENDED: dict[str, Callable[[LabeledImages], LabeledImages]] = {
+    "images": lambda s: s.replace(images=torch.rand(len(s), 1, 8, 8)),
+    "labels": lambda s: s.replace(labels=1 - s.labels),
+    "column": lambda s: s.replace(columns={"logits": torch.rand(len(s), 2)}),
+    "measured": lambda s: s.renormalize(MEASURED),
+    "relabel as measured": lambda s: s.replace(normalization=MEASURED),
+    "stored images": lambda s: Tiles(2).pack(s).with_stored(torch.rand(2, 1, 8, 8)),
+    "join": lambda s: LabeledImages.concatenate([s, make({}, 1)]),
+    "join first": lambda s: LabeledImages.concatenate([make({"dataset": "x"}, 1), s]),
+    "join refused": lambda s: LabeledImages.concatenate([s, make({"epsilon": None, "reason": "seeded"}, 1)]),
+    "join other relation": lambda s: LabeledImages.concatenate([s, make(SAFE | {"relation": "replace one record"})]),
+    "join without delta": lambda s: LabeledImages.concatenate([s, make({"epsilon": 1.0, "relation": RELATION})]),
+    "herding": lambda s: herding(s, ipc=2, network=CNN),
+    "condensed": lambda s: distribution_matching(s, networks=FixedNetwork(CNN), ipc=1, steps=1, progress=False),
+    "condensed from": lambda s: gradient_matching(
+        make({}, 1), networks=FixedNetwork(CNN), init=s, iterations=1, progress=False
+    ),
+    "target": lambda s: fit_to_gradient(CNN, s, [p.detach() for p in CNN.parameters()], steps=1, progress=False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_computed_from_the_set_alone_keeps_its_guarantee(name: str) -> None:
+    found = KEPT[name](make().replace(columns={"index": torch.arange(8)}, info=SAFE))
+    assert guarantee(found.info) == STATED
+    assert set(found.info["derived"].split("; ")) >= {"class_means"}
+    assert "means" in found.info["publishes"]
+    assert "epsilon=2.0, delta=1e-05" in repr(found)
+
+
+@pytest.mark.parametrize("name", ENDED)
+def test_content_of_other_origin_ends_the_guarantee_with_the_reason(name: str, tmp_path: Path) -> None:
+    found = ENDED[name](make())
+    assert found.info["epsilon"] is None
+    assert {"delta", "budget", "accountant", "relation", "valid_if"}.isdisjoint(found.info)
+    assert "means" in found.info["publishes"]
+    assert f"no guarantee: {found.info['reason']}" in repr(found)
+    assert "epsilon=" not in repr(found)
+    for file in ("set.npz", "set.safetensors"):
+        path = tmp_path / file
+        loaded = LabeledImages.load(found.export(path) if path.suffix == ".npz" else found.save(path))
+        assert loaded.info == found.info
+
+
+@pytest.mark.parametrize(("first", "second"), [(8.0, 0.5), (0.0, 3.0), (math.inf, 1.0)])
+def test_joined_guarantees_add_up_in_any_order(first: float, second: float) -> None:
+    def part(epsilon: float, seed: int, **more: Any) -> LabeledImages:
+        return make(STATED | {"epsilon": epsilon, "seed": seed} | more, seed)
+
+    a, b, c = part(first, 0), part(second, 1, remarks=["seen"], delta=3e-5), part(1.0, 2)
+    joined = [
+        LabeledImages.concatenate([a, b, c]).info,
+        LabeledImages.concatenate([LabeledImages.concatenate([a, b]), c]).info,
+        LabeledImages.concatenate([a, LabeledImages.concatenate([b, c])]).info,
+    ]
+    for info in joined:
+        assert (info["epsilon"], info["delta"]) == (first + second + 1, pytest.approx(5e-5))
+        assert (info["budget"], info["relation"]) == (9.0, RELATION)
+        assert set(info["remarks"]) >= {"tuned", "seen"}
+        assert [entry["epsilon"] for entry in info["provenance"]] == [first, second, 1.0]
+    halves = LabeledImages.concatenate([a[:4], a[4:]]).info
+    assert halves["epsilon"] == 2 * first
+    assert "provenance" not in halves
+
+
+def test_equal_entries_stay_and_later_ones_reach_the_provenance() -> None:
+    a, b = (make({"dataset": "x", "publishes": text, "client": k}, k) for k, text in enumerate(("pixels; m", "labels")))
+    both = LabeledImages.concatenate([a, b])
+    assert both.info == {"dataset": "x", "publishes": "pixels; m; labels", "provenance": [a.info, b.info]}
+    renamed = both.replace(info=both.info | {"round": 3})
+    entries = LabeledImages.concatenate([renamed, a]).info["provenance"]
+    assert entries == [{"round": 3, **a.info}, {"round": 3, **b.info}, a.info]
+
+
+def test_every_entry_of_a_guarantee_is_known() -> None:
+    names = set()
+    for epsilon in (1.0, None):
+        remarks, facts = ("r",), {"condense_private": ("init",)}
+        names |= set(Guarantee(epsilon, 1e-5, RELATION, 1.0, "prv", "seeded", remarks, facts, 2.0).info())
+    assert names == set(GUARANTEE)
+    assert len(dataclasses.fields(Guarantee)) == 9
+
+
+SELECTED: dict[str, Callable[[LabeledImages], LabeledImages]] = {
+    "random": partial(random_subset, ipc=2),
+    "herding": partial(herding, ipc=2),
+    "k-center": partial(k_center, ipc=2),
+    "initial images": partial(initial_images, ipc=2),
+    "stitch": lambda s: stitch(s, observer=CNN, ipc=1, progress=False),
+    "distribution matching": lambda s: distribution_matching(
+        s, networks=FixedNetwork(CNN), ipc=1, steps=1, progress=False
+    ),
+    "class_means": lambda s: condense_private(s, epsilon=1.0, num_networks=1, steps=1, ipc=2, progress=False),
+}
+PRIVATE: dict[str, Callable[[LabeledImages], object]] = {
+    "condense_private": partial(condense_private, epsilon=1.0, num_networks=1, steps=1, ipc=1),
+    "image_sgd": partial(image_sgd, sigma=1.0, size=8, steps=1, ipc=1),
+    "train_private": lambda s: train_private(CNN, s, epsilon=1.0, size=8, steps=1, rate=0.5, ledger=Ledger()),
+}
+
+
+@pytest.mark.parametrize("kind", SELECTED)
+@pytest.mark.filterwarnings("ignore")
+def test_what_was_selected_by_data_is_no_record(kind: str, tmp_path: Path) -> None:
+    real = make({"dataset": "x"}, n=12)
+    chosen = SELECTED[kind](real)
+    joined = LabeledImages.concatenate([real, chosen[1:].renormalize(real.normalization)])
+    loaded = LabeledImages.load(joined.save(tmp_path / "set.safetensors"))
+    for derived in (chosen, chosen.replace(images=chosen.images + 1), loaded):
+        assert kind in derived.info["derived"]
+        for call in PRIVATE.values():
+            with pytest.raises(PrivacyError, match=f"made from other records .*{kind}.* Pass the original"):
+                call(derived)
+    if kind == "herding":
+        assert PRIVATE["train_private"](chosen.replace(info={})) is not None
