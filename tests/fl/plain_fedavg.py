@@ -62,7 +62,8 @@ def client_update(
     net.load_state_dict(w)
     (images, labels), optimizer = data, torch.optim.SGD(net.parameters(), lr=eta, momentum=momentum)
     for _ in range(epochs):
-        for b in torch.randperm(len(images), generator=orders).split(batch):
+        ends = range(batch, len(images) - 1, batch)  # with batch norm, a last batch of one image is merged
+        for b in torch.randperm(len(images), generator=orders).tensor_split(list(ends)):
             optimizer.zero_grad()
             F.cross_entropy(net(images[b]), labels[b]).backward()
             optimizer.step()
