@@ -1,4 +1,4 @@
-"""Context managers that restore the training or eval mode of every module of a network."""
+"""Training and eval modes of the modules of a network."""
 
 from __future__ import annotations
 
@@ -7,7 +7,23 @@ from collections.abc import Iterator
 
 from torch import nn
 
-__all__ = ["eval_mode", "preserve_modes"]
+__all__ = ["eval_mode", "preserve_modes", "train_mode"]
+
+_FIXED_IN_EVAL = (
+    nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.utils.parametrizations._SpectralNorm
+)  # fmt: skip
+
+
+def train_mode(network: nn.Module) -> nn.Module:
+    """Put `network` in training mode, except for norm layers in eval mode, which keep their running statistics fixed.
+
+    So a pretrained body with batch norm in eval mode stays as it is while a head is trained.
+    """
+    kept = [module for module in network.modules() if isinstance(module, _FIXED_IN_EVAL) and not module.training]
+    network.train()
+    for module in kept:
+        module.eval()
+    return network
 
 
 @contextlib.contextmanager

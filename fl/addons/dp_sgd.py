@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -12,12 +13,14 @@ import torch
 from torch import nn
 
 from distillkit._utils import check
+from distillkit._utils.eval_mode import train_mode
 from distillkit._utils.options import NonNegative, PositiveInt, Rate
 from distillkit._utils.user_warnings import warn
 from distillkit.privacy import ExampleGradients, PrivateGradient, per_example_gradients, require_per_example
 from distillkit.privacy.accounting._ranges import check_sigma
 from distillkit.privacy.capture._augmentation import captured_augmentation
 from distillkit.privacy.capture._captured_function import CapturedFunction
+from distillkit.privacy.errors import PrivacyError
 from distillkit.privacy.gradients.opacus_gradients import GRADIENTS, OpacusGradients, clipped_gradients, note_opacus
 from distillkit.privacy.validation._arguments import refuse_derived, refuse_half_precision, refuse_large_delta
 from distillkit.sets import LabeledImages
@@ -32,6 +35,15 @@ __all__ = ["DPSGD"]
 _CAPTURED: WeakKeyDictionary[Networks, dict[tuple[object, ...], CapturedFunction]] = WeakKeyDictionary()
 """Cache of the gradients captured in this process, so that they are not captured again in every round."""
 _LOCK = threading.Lock()
+
+
+class _NoColumn(PrivacyError):
+    """A loss term reads a column that the set lacks."""
+
+
+class _Columns(dict[str, torch.Tensor]):
+    def __missing__(self, name: str) -> torch.Tensor:
+        raise _NoColumn(f"a loss term reads the column {name!r}, but the set has the columns {sorted(self) or 'none'}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +153,9 @@ class DPSGD(AddOn):
                 a loss term of an add-on cannot be captured as a fixed function of one record.
         """
         for phase in local.settings.phases:
-            local.net.train()
-            self._gradients(local, local.data, phase)
+            train_mode(local.net)
+            with contextlib.suppress(_NoColumn):  # only clients know their columns: captured there, before the charge
+                self._gradients(local, local.data, phase)
         if local.settings.augment is not None:
             captured_augmentation(local.settings.augment, local.data.images)
 
@@ -161,7 +174,7 @@ class DPSGD(AddOn):
             return clipped_gradients(self.gradients, local.net, of_rows, tensors, trained=moved)
 
         def losses(images: torch.Tensor, labels: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:
-            batch = Batch(images, labels, dict(zip(names, columns)))
+            batch = Batch(images, labels, _Columns(zip(names, columns)))
             return Step.example_loss(local, batch, moved).expand(len(images))
 
         if any(term.data_access == "example" for term in local.terms):  # these terms may use values of this round

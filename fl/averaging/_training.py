@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from distillkit._utils.eval_mode import train_mode
 from distillkit.sets import LabeledImages
 from fl.averaging._entries import Entries
 from fl.averaging.addon import AddOn, overrides, slot_owner
@@ -37,7 +38,7 @@ def train(local: Local, addons: Sequence[AddOn], data: LabeledImages) -> None:
         if keeps_state:
             load_state(optimizer, names, local.memory.get(Entries.moments) or {})
         real = slot.batches(local, data, phase) if slot else local.batches(data, phase, f"batches{number}")
-        local.net.train()
+        train_mode(local.net)
         before = local.steps
         for batch in real:
             local.client.check_running()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit._utils.batches import batch_indices, require_batch_statistics, uses_batch_statistics
-from distillkit._utils.eval_mode import preserve_modes
+from distillkit._utils.eval_mode import preserve_modes, train_mode
 from distillkit.augment._validation import Augment
 from distillkit.networks import split
 from distillkit.networks._dropout import seed_dropout
@@ -130,7 +130,7 @@ class Local:
 
     def new_network(self) -> nn.Module:
         """Return a new network with the received weights, in train mode. The caller may change it."""
-        return self.settings.networks.on(self.client, self.received).train()
+        return train_mode(self.settings.networks.on(self.client, self.received))
 
     def at(self, weights: Mapping[str, Tensor]) -> nn.Module:
         """Return a frozen network with the given weights, in eval mode. MOON uses it for the client's previous model.
@@ -185,7 +185,7 @@ class Local:
     def has_batch_norm(self) -> bool:
         """Whether the trained network normalizes with batch statistics."""
         with preserve_modes(self.net):
-            return uses_batch_statistics(self.net.train())
+            return uses_batch_statistics(train_mode(self.net))
 
     @property
     def planned_steps(self) -> int:
@@ -211,7 +211,7 @@ class Local:
             return
         generator, augment, size = self.client.generator(purpose), self.settings.augment, self.settings.batch
         with preserve_modes(self.net):
-            require_batch_statistics(self.net.train(), data.images, min(size, len(data)), "factory")
+            require_batch_statistics(train_mode(self.net), data.images, min(size, len(data)), "factory")
         for index in shuffled_indices(len(data), size, generator, phase.epochs, phase.steps, self.has_batch_norm):
             batch = batch_at(data, index)
             yield batch if augment is None else replace(batch, images=augment(batch.images, generator))
@@ -267,7 +267,7 @@ class Local:
         seed_dropout(net, self.generator(owner, "dropout"))
         trained = [p for n, p in net.named_parameters() if p.requires_grad and phase.trains(n)]
         optimizer, objective = self.optimizer(trained), self.settings.objective_of(self.task)
-        net.train()
+        train_mode(net)
         for batch in self.batches(self.data, phase, owner.key):
             self.client.check_running()
             loss = objective(net(batch.images), batch.labels)

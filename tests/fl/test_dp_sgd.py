@@ -32,7 +32,7 @@ from distillkit.privacy import (
     without_batch_norm,
 )
 from distillkit.rng import derive
-from fl import ClientData, ClientOptimizer, Entry, FedAvg, Run, simulate
+from fl import ClientData, ClientOptimizer, Entry, FedAvg, NoUsableReply, Run, simulate
 from fl.addons import (
     DPSGD,
     MOON,
@@ -482,6 +482,28 @@ def test_counts_and_batch_statistics_are_refused_when_built() -> None:
     with pytest.raises(BatchStatistics, match="DPSGD"):
         FedAvg(noisy(), factory={"a": network, "b": normed}, assign={}, weights="uniform")
     play(noisy(), factory=lambda k: without_batch_norm(normed(k)), rounds=1)
+    run = play(noisy(), factory=lambda k: normed(k).eval(), rounds=1)  # fixed statistics
+    assert not run.rows[0]["failed"]
+    assert all(float(t.sum()) in (0.0, len(t)) for n, t in run.server.state[FedAvg.model].items() if "running" in n)
+
+
+class ByColumn(AddOn):
+    """Weights the logits' squares by a column of the clients' sets, which the server does not know."""
+
+    data_access = "example"
+
+    def __repr__(self) -> str:
+        return "ByColumn()"
+
+    def loss(self, step: Any) -> torch.Tensor:
+        return (step.batch.columns["gain"] * step.output().logits.square().sum(1)).mean()
+
+
+def test_column_of_a_client_is_read_by_a_term() -> None:
+    clients = [d.replace(columns={"gain": torch.ones(len(d))}) for d in CLIENTS]
+    assert not play(noisy(), ByColumn(), clients=clients, rounds=1).rows[0]["failed"]
+    with pytest.raises(NoUsableReply, match="3 of 3 clients failed"):
+        play(noisy(), ByColumn(), rounds=1)
 
 
 def weighted(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from distillkit.privacy.errors import NotCapturable, PrivacyError
 from distillkit.rng import derive
 
 __all__ = ["CapturedFunction", "capture", "require_plain"]
+
+_REDUCED = ("tf32", "bf16")
 
 
 def capture(
@@ -181,7 +184,8 @@ def require_plain(tensors: Sequence[Tensor], function_name: str) -> None:
 
     Raises:
         NotCapturable: a tensor is of a subclass of `Tensor` other than `nn.Parameter`.
-        PrivacyError: the caller has activated a torch mode (`TorchFunctionMode` or `TorchDispatchMode`).
+        PrivacyError: the caller has activated a torch mode (`TorchFunctionMode` or `TorchDispatchMode`), inference
+            mode, autocast, or matrix products with fewer bits (`torch.set_float32_matmul_precision`).
     """
     if any(type(t) not in (Tensor, nn.Parameter) for t in tensors):
         kind = next(type(t).__name__ for t in tensors if type(t) not in (Tensor, nn.Parameter))
@@ -192,3 +196,19 @@ def require_plain(tensors: Sequence[Tensor], function_name: str) -> None:
             f"{function_name}: a torch mode of the caller is active, which would see private records; leave its `with` "
             "block"
         )
+    if torch.is_inference_mode_enabled():
+        raise PrivacyError(f"{function_name}: inference mode is active, in which gradients are zero; leave its block")
+    reduced = next((name for name, on in _reduced_precision(tensors) if on), None)
+    if reduced:
+        raise PrivacyError(
+            f"{function_name}: {reduced} is active, whose rounding errors can exceed the clip; compute in full float32"
+        )
+
+
+def _reduced_precision(tensors: Sequence[Tensor]) -> Iterator[tuple[str, bool]]:
+    """Yield each setting of PyTorch that computes with fewer bits than the tensors have, and whether it is active."""
+    for kind in {t.device.type for t in tensors}:
+        yield f"torch.autocast({kind!r})", torch.is_autocast_enabled(kind)
+    backends: Any = torch.backends
+    yield "torch.backends.mkldnn.matmul.fp32_precision", backends.mkldnn.matmul.fp32_precision in _REDUCED
+    yield "torch.backends.cuda.matmul.fp32_precision", backends.cuda.matmul.fp32_precision in _REDUCED

@@ -120,6 +120,14 @@ def _violation(node: Node, bases: dict[Node, str]) -> Violation | None:
             f" reads values of an example or of a random draw ({target}){{line}}, and is not a fixed function of one "
             "record; keep values in tensors (torch.where) and shapes fixed",
         )  # fmt: skip
+    values = node.meta.get("val")
+    for value in values if isinstance(values, list | tuple) else [values]:
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize < 4:
+            return Violation(
+                target, NotCapturable,
+                f" computes in {value.dtype}{{line}}: its rounding errors can exceed the clip; leave autocast and half "
+                "precision out",
+            )  # fmt: skip
     trains = "batch_norm" in target.name() and _argument(node, target, "training", "train") is True
     if trains and isinstance(_argument(node, target, "running_mean"), Node):  # the schema does not declare this write
         return Violation(

@@ -79,6 +79,9 @@ def trace(
                     graph = run()
             finally:
                 torch.backends.mkldnn.set_flags(_enabled=before[0])
+        for node in reversed(list(graph.graph.nodes)):  # marks for the profiler, such as those of DataParallel
+            if getattr(node.target, "namespace", "") == "profiler":
+                graph.graph.erase_node(node)
         violation = find_violation(graph, names, modules, records)
         if violation is not None:
             try:
@@ -111,6 +114,8 @@ def _trace(
         with ExitStack() as stack:
             for module in modules:
                 stack.enter_context(undraw_dropout(module))
+            if dynamo := sys.modules.get("torch._dynamo"):  # trace through torch.compile
+                stack.enter_context(dynamo.config.patch(error_on_nested_fx_trace=False))
             graph = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)(*shared, *examples)
     except PrivacyError:
         raise
@@ -159,6 +164,11 @@ class _Watch(TorchFunctionMode):
             raise BatchStatistics(
                 f"{self.function_name} normalizes with the statistics of a batch{user_line()}, so one record would "
                 "change the results of all. Use instance, group or layer norm, or fixed statistics from public data"
+            )
+        if func is F.one_hot and kwargs.get("num_classes", args[1] if len(args) > 1 else -1) == -1:
+            raise NotCapturable(
+                f"{self.function_name} calls one_hot without a number of classes{user_line()}, so the shape would "
+                "depend on the labels; pass num_classes: F.one_hot(labels, num_classes)"
             )
         generator = kwargs.pop("generator", None)
         if generator is not None and generator is not MARKER:

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distillkit._utils import check
-from distillkit._utils.eval_mode import preserve_modes
+from distillkit._utils.eval_mode import preserve_modes, train_mode
 from distillkit._utils.progress import bar
 from distillkit.privacy.accounting.planning import resolve_sigma
+from distillkit.privacy.errors import NotCapturable, PrivacyError
 from distillkit.privacy.gradients.opacus_gradients import clipped_gradients, note_opacus
-from distillkit.privacy.gradients.per_example import keeps_statistics
+from distillkit.privacy.gradients.per_example import tracks_statistics
 from distillkit.privacy.gradients.private_gradient import PrivateGradient
 from distillkit.privacy.ledger import Account, Ledger
 from distillkit.privacy.validation._arguments import (
@@ -47,7 +48,7 @@ def without_batch_norm(network: nn.Module) -> nn.Module:
 
     twin = copy.deepcopy(network)
     for name, module in list(twin.named_modules()):
-        if not keeps_statistics(module):
+        if not tracks_statistics(module):
             continue
         fixed = ModuleValidator.FIXERS[type(module)](module).to(next(module.parameters(), torch.empty(0)))
         if not name:
@@ -95,8 +96,9 @@ def train_private(
     operator fails, counts as zero.
 
     Args:
-        network: network without batch statistics; see `require_per_example`. Its initial weights must be public, or
-            released under the same ledger.
+        network: network without batch statistics; see `require_per_example`. Its initial weights and buffers must be
+            public, or released under the same ledger. It is trained in training mode, except that norm layers in eval
+            mode stay in it. So `network.eval()` before the call fine-tunes a network with public running statistics.
         images, labels: the private set: a `LabeledImages` alone; or images, float [N, C, H, W], and their labels. The
             set may be empty.
         size: public number of records. The noised gradient sum is divided by rate * size, not by the batch size, and
@@ -150,10 +152,16 @@ def train_private(
     parameters = [p for p in network.parameters() if p.requires_grad]
 
     def losses(net: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        return row_loss(net(inputs), targets)
+        outputs = net(inputs)
+        if loss is None and not isinstance(outputs, Tensor):
+            raise NotCapturable(
+                f"the network {type(network).__name__} returns a {type(outputs).__name__} instead of logits; pass a "
+                "loss that takes it: loss=lambda out, y: F.cross_entropy(out.logits, y, reduction='none')"
+            )
+        return row_loss(outputs, targets)
 
     with preserve_modes(network):
-        network.train()
+        train_mode(network)
         if loss is not None:
             _check_loss(loss, real)
         source = clipped_gradients(gradients, network, losses, (real.images, real.labels))
@@ -180,12 +188,18 @@ def train_private(
 def _check_loss(loss: RowLoss, like: LabeledImages) -> None:
     """Refuse a loss whose value for an example depends on the other examples in the batch.
 
-    The check uses six random rows of logits.
+    The check uses six random rows of logits. A loss that takes other outputs than logits fails here and is not checked:
+    its capture on one record guarantees as much, and names the errors of any loss.
     """
     classes = (torch.arange(6) * (like.num_classes - 1) // 5).to(like.labels.device)
     labels = classes if like.labels.ndim == 1 else F.one_hot(classes, like.labels.shape[1])
     logits = torch.randn(6, like.num_classes, generator=derive(0, "logits"), dtype=torch.float64).to(like.images)
-    require_independent_losses(loss, logits, labels.to(like.labels.dtype))
+    try:
+        require_independent_losses(loss, logits, labels.to(like.labels.dtype))
+    except PrivacyError:
+        raise
+    except Exception:
+        pass
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

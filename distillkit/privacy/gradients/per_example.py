@@ -14,6 +14,7 @@ from distillkit.privacy.capture._tracing import Stateless
 from distillkit.privacy.errors import BatchStatistics, NotSeparable, PrivacyError
 from distillkit.privacy.gradients.private_gradient import PrivateGradient
 from distillkit.privacy.validation._arguments import refuse_half_precision
+from distillkit.privacy.validation._independence import ONE_EACH
 
 __all__ = ["ExampleGradients", "per_example_gradients", "require_per_example"]
 
@@ -31,17 +32,19 @@ def require_per_example(network: nn.Module) -> None:
     captures the network.
 
     Args:
-        network: the network to train.
+        network: the network to train. Norm layers with running statistics are accepted in eval mode.
 
     Raises:
-        BatchStatistics: the network has batch norm or running statistics; the message names the layers.
+        BatchStatistics: a layer uses or updates statistics of the batch; the message names the layers.
         PrivacyError: no parameter requires a gradient, or a parameter is in half precision.
     """
     found = [name or type(m).__name__ for name, m in network.named_modules() if keeps_statistics(m)]
     if found:
         raise BatchStatistics(
             f"layers {', '.join(found)} of {type(network).__name__} keep or use statistics of the batch, which no "
-            "per-example clip bounds. Use norm='instance' or 'group', or convert a copy: without_batch_norm(network)"
+            "per-example clip bounds. Use norm='instance' or 'group', or convert a copy: without_batch_norm(network). "
+            "To fine-tune a network whose running statistics are public, such as pretrained ones, put these layers in "
+            "eval mode before the call: network.eval()"
         )
     if not any(p.requires_grad for p in network.parameters()):
         raise PrivacyError(
@@ -52,15 +55,15 @@ def require_per_example(network: nn.Module) -> None:
         refuse_half_precision(parameter, f"parameter {name}")
 
 
-def keeps_statistics(module: nn.Module) -> bool:
-    """Return whether a layer uses or stores statistics of the batch, through which examples affect each other.
-
-    Args:
-        module: layer to check. The result is True for batch norm of any kind and for instance norm that tracks running
-            statistics.
-    """
+def tracks_statistics(module: nn.Module) -> bool:
+    """Return whether a layer is batch norm of any kind, or instance norm with running statistics."""
     batch = isinstance(module, nn.modules.batchnorm._BatchNorm)
     return batch or (isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats)
+
+
+def keeps_statistics(module: nn.Module) -> bool:
+    """Return whether a layer, in its present mode, uses or stores statistics of the batch."""
+    return tracks_statistics(module) and (module.training or module.running_mean is None)
 
 
 class ExampleGradients:
@@ -164,7 +167,7 @@ def per_example_gradients(
     returned function: `gradients(images, labels, generator=generator)`.
 
     Args:
-        network: the network, in training mode; its parameters and buffers are read at every call.
+        network: the network, in the mode in which it is trained; its parameters and buffers are read at every call.
         losses: function that evaluates `network` on tensors with n rows each (images, labels, ...) and returns n
             losses. It is only called with one row.
         like: sample arguments of `losses`, such as a batch of images and its labels. Only their shapes (without the
@@ -189,7 +192,9 @@ def per_example_gradients(
             rows = call.at(list(state.values()), *(e[None] for e in one))
         if not isinstance(rows, Tensor) or rows.shape != (1,):
             got = f"shape {list(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
-            raise NotSeparable(f"the loss must give one value for each example [n], got {got} for one example")
+            raise NotSeparable(
+                f"the loss must give one value for each example [n], got {got} for one example{ONE_EACH}"
+            )
         leaves = [state[n] for n in chosen]
         grads = (
             torch.autograd.grad(rows.sum(), leaves, allow_unused=True) if rows.requires_grad else [None] * len(leaves)

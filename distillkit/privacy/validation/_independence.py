@@ -11,10 +11,14 @@ from distillkit._utils.batches import uses_batch_statistics
 from distillkit.privacy.errors import BatchStatistics, NotSeparable
 
 __all__ = [
+    "ONE_EACH",
     "refuse_batch_norm",
     "require_independent_losses",
     "require_mean_objective",
 ]
+
+ONE_EACH = "; pass reduction='none', as in nn.CrossEntropyLoss(reduction='none')"
+"""What to do about a loss that returns a single number."""
 
 
 def refuse_batch_norm(network: object) -> None:
@@ -74,7 +78,7 @@ def require_independent_losses(loss: Callable[[Tensor, Tensor], Tensor], logits:
         together = loss(logits, labels)
         if not isinstance(together, Tensor) or together.shape != labels.shape[:1]:
             got = f"shape {list(together.shape)}" if isinstance(together, Tensor) else type(together).__name__
-            raise NotSeparable(f"the loss must give one value for each example [n], got {got}")
+            raise NotSeparable(f"the loss must give one value for each example [n], got {got}{ONE_EACH}")
         alone = torch.cat([loss(z[None], y[None]) for z, y in zip(logits, labels)])
     if not torch.allclose(together, alone, rtol=1e-4, atol=1e-6):
         raise NotSeparable(

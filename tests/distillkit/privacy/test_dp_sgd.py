@@ -1,6 +1,12 @@
 from __future__ import annotations
 
+import contextlib
+import copy
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -191,6 +197,107 @@ def test_batch_norm_is_refused_or_converted(toy_set: LabeledImages) -> None:
     with pytest.raises(BatchStatistics):
         require_per_example(tracked)
     require_per_example(without_batch_norm(tracked))
+
+
+def test_head_of_a_pretrained_network_is_fine_tuned() -> None:
+    """Batch norm in eval mode is a fixed map: its statistics stay, and the head moves by one clip a record."""
+    torchvision = pytest.importorskip("torchvision")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        start = torchvision.models.resnet18(num_classes=3).eval().requires_grad_(False)
+    start.fc.requires_grad_(True)
+    start.bn1.requires_grad_(True)
+    start.bn1.running_mean.add_(1.0)
+    record = LabeledImages(torch.randn(1, 3, 16, 16, generator=derive(0)), torch.tensor([1]), num_classes=3)
+    model = copy.deepcopy(start)
+    train(model, record, size=6, sigma=0.0, clip=1e-3, rate=1.0, lr=6.0, steps=1)
+    assert not any(module.training for module in model.modules())
+    moves = {n: (t - start.state_dict()[n]).double().norm() for n, t in model.state_dict().items()}
+    assert {n for n, moved in moves.items() if moved} == {"fc.weight", "fc.bias", "bn1.weight", "bn1.bias"}
+    assert float(torch.stack(list(moves.values())).norm()) == pytest.approx(1e-3, rel=1e-3)
+
+
+@dataclass
+class Output:
+    logits: Tensor
+
+
+class Returning(nn.Module):
+    """Linear model that returns its logits in an object of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(16, 3).double()
+
+    def forward(self, x: Tensor) -> Output:
+        return Output(self.classifier(x.flatten(1)))
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double()
+
+
+def normed(norm: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), norm(nn.Linear(16, 3).double())).eval()
+
+
+def one_hot(logits: Tensor, labels: Tensor) -> Tensor:
+    return -(F.one_hot(labels, 3) * logits.log_softmax(1)).sum(1)
+
+
+def rows_of(output: Output, labels: Tensor) -> Tensor:
+    return F.cross_entropy(output.logits, labels, reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("factory", "loss"),
+    [
+        (lambda: torch.compile(linear()), None),
+        (lambda: nn.DataParallel(linear()), None),
+        (lambda: normed(nn.utils.parametrizations.weight_norm), None),
+        (lambda: normed(nn.utils.parametrizations.spectral_norm), None),
+        (Returning, rows_of),
+        (linear, one_hot),
+        (linear, nn.CrossEntropyLoss(reduction="none", weight=torch.arange(1.0, 4.0, dtype=torch.float64))),
+        (linear, partial(F.cross_entropy, reduction="none")),
+        (linear, lambda z, y: -torch.distributions.Categorical(logits=z).log_prob(y)),
+    ],
+)
+def test_usual_programs_are_accepted(toy_set: LabeledImages, factory: Callable[[], nn.Module], loss: Any) -> None:
+    model = factory()
+    before = [p.detach().clone() for p in model.parameters()]
+    train(model, toy_set, loss=loss)
+    assert not any(torch.equal(p, b) for p, b in zip(model.parameters(), before))
+
+
+@pytest.mark.parametrize(
+    ("factory", "loss", "words"),
+    [
+        (linear, lambda z, y: -(F.one_hot(y) * z.log_softmax(1)).sum(1), r"F\.one_hot\(labels, num_classes\)"),
+        (linear, nn.CrossEntropyLoss(), r"nn\.CrossEntropyLoss\(reduction='none'\)"),
+        (Returning, None, "returns a Output instead of logits; pass a loss"),
+        (linear, lambda z, y: F.cross_entropy(z.bfloat16(), y, reduction="none").double(), "computes in torch.bfloat1"),
+    ],
+)
+def test_refusals_name_the_remedy(toy_set: LabeledImages, factory: Any, loss: Any, words: str) -> None:
+    ledger = Ledger()
+    with pytest.raises(PrivacyError, match=words):
+        train(factory(), toy_set, loss=loss, ledger=ledger)
+    assert ledger.events == ()
+
+
+@pytest.mark.parametrize("state", ["autocast", "inference", "precision"])
+def test_ambient_states_that_change_the_arithmetic_are_refused(toy_set: LabeledImages, state: str) -> None:
+    with contextlib.ExitStack() as stack:
+        if state == "precision":
+            stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision("medium")
+        elif state == "autocast":
+            stack.enter_context(torch.autocast("cpu"))
+        else:
+            stack.enter_context(torch.inference_mode())
+        with pytest.raises(PrivacyError, match="is active"):
+            train(linear(), toy_set)
 
 
 def test_unsupported_models_are_refused() -> None:
