@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from difflib import get_close_matches
 
 from distillkit.augment import DSA, ResizedCrop, ShufflePatches
 from distillkit.labels import CutMix, Relabel
@@ -16,7 +17,17 @@ _PER_VIEW = Protocol(
     relabel=Relabel(None, temperature=20.0, mix=CutMix()),
 )  # fmt: skip
 
-PROTOCOLS: dict[str, Protocol] = {
+
+class _Protocols(dict[str, Protocol]):
+    """Protocols by name. An unknown name is refused with the known names."""
+
+    def __missing__(self, name: object) -> Protocol:
+        near = get_close_matches(str(name).lower().replace("_", "-"), self, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise ValueError(f"PROTOCOLS has no {name!r}{hint} Its names are {', '.join(self)}")
+
+
+PROTOCOLS: dict[str, Protocol] = _Protocols({
     # VICO-UoE/DatasetCondensation@53f63a6 utils.py:337-355 (E + 1 epochs, drop and new optimizer), main.py:22-29
     "classic": CLASSIC,
     "dc": replace(CLASSIC, epochs=300),
@@ -45,7 +56,7 @@ PROTOCOLS: dict[str, Protocol] = {
     "ddranking": replace(
         _PER_VIEW, schedule="half-cosine", relabel=Relabel(None, temperature=1.0, mix=CutMix())
     ),
-}  # fmt: skip
+})  # fmt: skip
 """Training protocols of the papers by name, each with the source of its numbers.
 
 Every protocol tests the last iterate, also where a paper reports the best of several tests.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -212,7 +212,8 @@ def scores(
             without augmentation. Trainings with hard labels use the same protocol without its teacher.
         whole: protocol of the training on the whole real set, which takes long if the protocol has many epochs.
             Default: `protocol` with hard labels.
-        search: settings of the protocol to compare, such as `[{"lr": 0.01}, {"lr": 0.05}]`. For every kind of training,
+        search: settings of the protocol to compare, such as `[{"lr": 0.01}, {"lr": 0.05}]`, without `augment` and
+            `relabel`, in which the kinds of training differ. For every kind of training,
             one network is trained with each item of this list. The final trainings use the item with the best accuracy
             on held-out real images.
         validation: share of each class of `real` that is held out during the search, in (0, 1). The final trainings use
@@ -238,9 +239,12 @@ def scores(
             "protocol must have an augmentation, because ARS compares training with and without it; got none. "
             "Use dataclasses.replace(protocol, augment=DSA())"
         )
-    tried = [dict(one) for one in check.sequence(search, "search", "mappings from a field of Protocol to a value")]
+    listed = check.sequence(search, "search", "mappings from a field of Protocol to a value")
+    tried = [dict(check.mapping(one, f"search[{i}]")) for i, one in enumerate(listed)]
     if not tried:
         raise ValueError("search must hold at least one mapping, got none; [{}] tries the protocol as it is")
+    for one in tried:
+        _checked_settings(protocol, one)
     seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
     part, held_out = _split(real, check.real_number(validation, "validation", above=0.0, below=1.0), seed)
     hard, plain = replace(protocol, relabel=None), replace(protocol, augment=None)
@@ -279,6 +283,13 @@ def scores(
     measure(protocol, data, "set", "random")
     measure(plain, data, "set, no augmentation", "random, no augmentation")
     return Scores(rows, settings, _fraction(weight, "weight"), _fraction(augmented_weight, "augmented_weight"))
+
+
+def _checked_settings(protocol: Protocol, settings: Mapping[str, Any]) -> None:
+    known = [f.name for f in fields(Protocol) if f.name not in ("augment", "relabel")]
+    for name in settings:
+        check.one_of(name, "search", known)
+    replace(protocol, **settings)
 
 
 def _split(real: LabeledImages, share: float, seed: int) -> tuple[LabeledImages, LabeledImages]:

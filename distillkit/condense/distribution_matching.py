@@ -136,7 +136,9 @@ def distribution_matching(
     networks = require_sampler(networks)
     ipc = check.positive_int(ipc, "ipc")
     steps = check.positive_int(steps, "steps", least=0)
-    if not callable(match) or isinstance(match, type):
+    if callable(match):
+        check.callable_with(match, "match", ("real", "synthetic"), "a function of two embeddings, [n, d] and [m, d]")
+    else:
         check.one_of(match, "match", MATCHES)
     require_augmentation(augment, real.normalization)
     batch_real = len(real) if batch_real is None else check.positive_int(batch_real, "batch_real")
@@ -201,7 +203,7 @@ class _ClassMatching:
                 return run.transform(images, step, classes[group][position])
 
             def distance(part: slice, synthetic: Sequence[Tensor]) -> Tensor:
-                return torch.stack([_scalar(loss(*pair)) for pair in zip(real[part], synthetic, strict=True)]).sum()
+                return torch.stack([_own_loss(loss, *pair) for pair in zip(real[part], synthetic, strict=True)]).sum()
 
             return class_distance(
                 network, torch.cat(images[group]), run.counts[group], distance,
@@ -245,12 +247,26 @@ class _ClassMatching:
         return torch.stack(distances).sum(), torch.cat(gradients)
 
 
-def _scalar(value: object) -> Tensor:
-    if not isinstance(value, Tensor) or value.ndim or not value.requires_grad:
-        came = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+def _own_loss(match: Match, real: Tensor, synthetic: Tensor) -> Tensor:
+    """Return the user's loss of one class, after checking that it is a differentiable scalar.
+
+    Raises:
+        ValueError: the function fails, changes its arguments, or returns something else.
+    """
+    shapes, versions = f"{list(real.shape)} and {list(synthetic.shape)}", (real._version, synthetic._version)
+    try:
+        value = match(real, synthetic)
+    except Exception as error:
+        raise ValueError(
+            f"match fails on real and synthetic embeddings of shapes {shapes}: {type(error).__name__}: {error}"
+        ) from error
+    if (real._version, synthetic._version) != versions:
+        raise ValueError("match must not change its arguments in place; use new tensors, such as x - y for x.sub_(y)")
+    if not isinstance(value, Tensor) or value.ndim or not value.requires_grad or not value.is_floating_point():
+        came = f"a {value.dtype} tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
         came += " without a gradient" if isinstance(value, Tensor) and not value.requires_grad else ""
         raise ValueError(
-            "match must return a scalar tensor that depends on the synthetic embeddings, its second argument; "
+            "match must return a real scalar tensor that depends on the synthetic embeddings, its second argument; "
             f"got {came}"
         )
     return value

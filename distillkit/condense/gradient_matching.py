@@ -20,6 +20,7 @@ from distillkit.networks.samplers import NetworkSampler
 from distillkit.normalization import Normalization
 from distillkit.rng import derive
 from distillkit.sets import Images, LabeledImages, Labels, Tiles, as_set
+from distillkit.sets._class_index import with_class_labels
 
 __all__ = ["gradient_matching"]
 
@@ -77,7 +78,7 @@ def gradient_matching(
             copy is trained, so the sampled network's parameters may be frozen. Before each matching step, batch norm
             layers that use batch statistics get the statistics of a real batch with 16 images from each class. While
             the network trains, they use the statistics of the training batch. Dropout is disabled.
-        ipc: number of synthetic images per class.
+        ipc: number of synthetic images per class. If `init` is a set, the numbers of its images replace it.
         iterations: number of iterations; each one uses a new network.
         metric: distance D between gradients; see `losses.matching.gradient_distance`.
         init: initial images, see `initial_images`. The papers start from noise.
@@ -124,6 +125,9 @@ def gradient_matching(
     require_augmentation(augment, real.normalization)
     if not isinstance(inner, InnerTraining):
         raise TypeError(f"inner must be an InnerTraining(loops=..., lr=..., batch=...), got {type(inner).__name__}")
+    if isinstance(init, LabeledImages) and len(init):
+        tiles = Tiles.require(parametrize) or Tiles(1)
+        ipc = max(1, int(with_class_labels(init).counts().max()) // tiles.count)
     matching_steps, epochs = inner.loops or loops_for(ipc)
     limit = len(real) if batch_real is None else check.positive_int(batch_real, "batch_real")
     options: dict[str, object] = {"loops": [matching_steps, epochs], "metric": metric, "batch_real": batch_real}

@@ -38,10 +38,11 @@ class PowerAnalysis:
         power: minimum probability with which the test finds the effect.
         level: significance level of the two-sided test.
         column: name of the compared quantity in the records of the runs, such as "accuracy_last"; used to print units.
+        compared: task, candidate and baseline of the pilot runs, or None if they are not known.
 
     Raises:
-        ValueError, TypeError: there are fewer than five pilot pairs, all differences are equal, or another argument has
-            the wrong type or is out of range.
+        ValueError, TypeError: there are fewer than five pilot pairs, all differences are equal, accuracies are given in
+            per cent, or another argument has the wrong type or is out of range.
     """
 
     differences: Mapping[int, float]
@@ -49,6 +50,7 @@ class PowerAnalysis:
     power: float = 0.8
     level: float = 0.05
     column: str = "accuracy_last"
+    compared: tuple[str, str, str] | None = None
 
     def __post_init__(self) -> None:
         pilot = self.differences
@@ -64,6 +66,12 @@ class PowerAnalysis:
             )
         if len(found := set(pilot.values())) == 1:
             raise ValueError(f"differences must differ between seeds, but all {len(pilot)} are {found.pop()}")
+        if unit_of(self.column, []).name == "%" and (most := max(abs(self.effect), *map(abs, pilot.values()))) > 1:
+            name = "effect" if most == abs(self.effect) else "differences"
+            raise ValueError(
+                f"{name} must be in the unit of {self.column}, a fraction of at most 1, got {most:g}; for three "
+                "percentage points pass 0.03"
+            )
         seeds_needed(self.effect, self.std_upper, power=self.power, level=self.level)
 
     @property
@@ -128,7 +136,7 @@ def power_analysis(
     if method == base:
         raise ValueError(f"method and base must differ, got {method!r} twice")
     differences = differences_by_seed(groups[method], groups[base], column)
-    return PowerAnalysis(differences, effect, power, level, column)
+    return PowerAnalysis(differences, effect, power, level, column, (name, method, base))
 
 
 def seeds_needed(effect: float, std: float, *, power: float = 0.8, level: float = 0.05) -> int:

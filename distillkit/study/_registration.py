@@ -86,8 +86,8 @@ class RegisteredDesign:
         path: path of the design's file.
 
     Raises:
-        ValueError: the claim is empty, there are fewer seeds than `power` requires or fewer than three, or a seed was
-            used in the pilot runs or earlier.
+        ValueError: the claim is empty, the pilot runs had another task, candidate or baseline, there are fewer seeds
+            than `power` requires or fewer than three, or a seed was used in the pilot runs or earlier.
     """
 
     claim: str
@@ -105,6 +105,12 @@ class RegisteredDesign:
             raise TypeError(f"power must be a PowerAnalysis, as from Study.power, got {type(self.power).__name__}")
         if self.method == self.base:
             raise ValueError(f"method and base must differ, got {self.method!r} twice")
+        compared = (self.task, self.method, self.base)
+        if self.power.compared is not None and self.power.compared != compared:
+            raise ValueError(
+                f"power must come from pilot runs of the design's task, method and base, {compared}, got those of "
+                f"{self.power.compared}"
+            )
         if len(self.seeds) < (least := max(MIN_SEEDS, self.power.seeds)):
             raise ValueError(f"seeds must hold at least {least} seeds, as power requires; got {len(self.seeds)}")
         for name, used in (("power", self.power.differences), ("earlier", self.used_seeds)):
@@ -177,6 +183,7 @@ class RegisteredDesign:
             "column": p.column, "effect": p.effect, "power": p.power, "level": p.level,
             "differences": {str(seed): value for seed, value in p.differences.items()},
             "std": p.std, "std_upper": p.std_upper, "seeds": p.seeds,
+            **({} if p.compared is None else {"compared": list(p.compared)}),
         }  # fmt: skip
         return {
             "format": FORMATS["design"], "claim": self.claim, "method": self.method, "base": self.base,
@@ -226,7 +233,9 @@ def read_design(path: str | os.PathLike[str]) -> RegisteredDesign:
     try:
         given = content["power"]
         differences = {int(seed): value for seed, value in given["differences"].items()}
-        power = PowerAnalysis(differences, given["effect"], given["power"], given["level"], given["column"])
+        compared = tuple(given["compared"]) if "compared" in given else None
+        numbers = (given["effect"], given["power"], given["level"])
+        power = PowerAnalysis(differences, *numbers, given["column"], compared)
         names = (content["claim"], content["method"], content["base"])
         design = RegisteredDesign(*names, power, tuple(content["used_seeds"]), content["study"], where)
     except (KeyError, TypeError, AttributeError, ValueError) as error:

@@ -109,6 +109,13 @@ def test_evaluation_names_and_records_its_protocol() -> None:
     assert describe_protocol(changed).startswith("own, Protocol(epochs=5, lr=1.0")
 
 
+@pytest.mark.parametrize(("name", "near"), [("RDED", "rded"), ("rded_factor_2", "rded-factor-2"), (3, None)])
+def test_unknown_protocols_are_named(name: Any, near: str | None) -> None:
+    hint = "" if near is None else f"; did you mean '{near}'"
+    with pytest.raises(ValueError, match=rf"PROTOCOLS has no {name!r}{hint}.*classic, dc, dm"):
+        PROTOCOLS[name]
+
+
 def test_configs_of_older_options_are_unchanged() -> None:
     old = Protocol(epochs=5, augment=DSA())
     config = to_config(old)

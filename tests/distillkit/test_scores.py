@@ -194,6 +194,14 @@ def test_each_training_chooses_on_held_out_images_and_never_on_the_test_set() ->
     assert found.rows["real, hard"].mean < 0.4
 
 
+@pytest.mark.parametrize(
+    "search", [[{"learning_rate": 1}], [{"relabel": None}], [{"lr": -1.0}], [3], [{"lr": 0.1}, {3: 1}]]
+)
+def test_wrong_settings_to_search_are_named_before_the_start(search: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match=r"search|lr must be"):
+        scores(REAL[:40], TEST, network, real=REAL, protocol=PROTOCOL, search=search, progress=False)
+
+
 def test_soft_labels_count_in_the_own_protocol_only() -> None:
     rows = torch.eye(2)[1 - REAL[:40].labels] * 0.98 + 0.01
     wrong = REAL[:40].replace(labels=rows, columns={"class": REAL[:40].labels})

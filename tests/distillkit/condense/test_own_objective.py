@@ -81,14 +81,20 @@ def test_a_resumed_call_gives_equal_bits_and_refuses_another_loss() -> None:
 @pytest.mark.parametrize(
     ("match", "text"),
     [
-        (lambda real, synthetic: 1.0, "match must return a scalar tensor .* got 1.0"),
-        (lambda real, synthetic: synthetic.mean(0), r"got a tensor of shape \[144\]"),
+        (lambda real, synthetic: 1.0, "match must return a real scalar tensor .* got 1.0"),
+        (lambda real, synthetic: synthetic.mean(0), r"got a torch.float64 tensor of shape \[144\]"),
         (lambda real, synthetic: real.sum(), "without a gradient"),
+        (lambda real, synthetic: (synthetic.mean() * 1j).exp(), "got a torch.complex128 tensor"),
+        (lambda real, synthetic: real.add_(1).mean() + synthetic.mean(), "must not change its arguments in place"),
+        (lambda real, synthetic: synthetic.sub_(1).mean(), "match (fails|must not change)"),
+        (lambda real, synthetic: (real - synthetic[:, 1:]).mean(), r"match fails on .* embeddings of shapes \[\d"),
+        (lambda real: real.mean(), r"match is called as match\(real, synthetic\)"),
+        (lambda real, synthetic, third: real.mean(), r"match is called as match\(real, synthetic\)"),
         ("means", "match must be one of"),
     ],
 )
 def test_wrong_losses_are_named(match: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises((ValueError, TypeError), match=text):
         condense(match=match)
 
 

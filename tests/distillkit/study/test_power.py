@@ -86,7 +86,10 @@ def test_simulated_studies_find_the_effect_as_often_as_computed() -> None:
 def test_upper_limit_holds_the_true_deviation_in_eight_of_ten_pilots() -> None:
     rng = np.random.default_rng(1)
     for pairs in (5, 9):
-        pilots = [PowerAnalysis(dict(enumerate(row)), 1.0) for row in rng.normal(0.3, 2.0, (4000, pairs)).tolist()]
+        pilots = [
+            PowerAnalysis(dict(enumerate(row)), 1.0, column="loss")
+            for row in rng.normal(0.3, 2.0, (4000, pairs)).tolist()
+        ]
         assert np.mean([pilot.std_upper > 2.0 for pilot in pilots]) == pytest.approx(0.8, abs=0.02)
 
 
@@ -128,6 +131,8 @@ def test_pilots_are_read_from_records_and_studies() -> None:
         ({"differences": {**PILOT, -1: 0.1}}, "a seed in differences must be at least 0"),
         ({"effect": 0.0}, "effect must be greater than 0"),
         ({"effect": -0.01}, "effect must be greater than 0"),
+        ({"effect": 3}, "effect must be in the unit of accuracy_last, a fraction of at most 1, got 3"),
+        ({"differences": {s: 100 * v for s, v in PILOT.items()}}, "differences must be in the unit of accuracy_last"),
         ({"effect": 1e-7}, "at most 1,000,000 seeds"),
         ({"power": 0.04}, "power must be greater than 0.05"),
         ({"power": 1.0}, "power must be less than 1"),

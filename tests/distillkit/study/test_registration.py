@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,14 +159,18 @@ def test_used_seeds_and_too_few_seeds_are_refused(tmp_path: Path) -> None:
         (SEEDS, {"earlier": [earlier(40, 2)]}, r"runs of earlier have used \[2\]"),
         (SEEDS, {"claim": " "}, "claim must be a sentence"),
         (SEEDS, {"base": "High"}, "method and base must differ"),
+        (SEEDS, {"power": replace(PILOT, compared=("X", "High", "Low"))}, "pilot runs of the design's task"),
+        (SEEDS, {"power": replace(PILOT, compared=(task().name, "Low", "High"))}, "pilot runs of the design's task"),
         (SEEDS, {"method": "X"}, "a candidate must be one of"),
         (SEEDS, {"task": "X"}, "task must be one of"),
     ):
         with pytest.raises(ValueError, match=message):
             register(tmp_path, make(tmp_path, seeds=seeds), **options)
         assert not (tmp_path / "design.json").exists()
-    design = register(tmp_path, earlier=[[record(0.5, seed=40)], earlier(41, 42)])
+    same = replace(PILOT, compared=(task().name, "High", "Low"))
+    design = register(tmp_path, power=same, earlier=[[record(0.5, seed=40)], earlier(41, 42)])
     assert design.used_seeds == (40, 41, 42)
+    assert read_design(design.path) == design
     with pytest.raises(ValueError, match="path must be a new file"):
         register(tmp_path)
 
