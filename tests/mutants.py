@@ -119,21 +119,21 @@ def mutants(source: str) -> list[str]:
 
 
 def tests_of(module: str, most: int) -> list[str]:
-    """Return the test files that name a module, its names or its mirror most often, the best first."""
-    path = ROOT / module
-    dotted = module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    exported = [n for n in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(n, ast.Assign)]
-    names = [n for node in exported if ast.unparse(node.targets[0]) == "__all__" for n in ast.literal_eval(node.value)]
-    words = re.compile(rf"\b({'|'.join(map(re.escape, [dotted, *names]))})\b")
-    folder, stem = "/".join(module.split("/")[:-1]), path.stem.strip("_")
+    """Return the test files that name a module, its public names, its importers or its mirror most often."""
+    path, dotted = ROOT / module, module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    defined = [n for n in ast.parse(path.read_text(encoding="utf-8")).body if hasattr(n, "name")]
+    names = [dotted, *(name for node in defined if not (name := str(getattr(node, "name", ""))).startswith("_"))]
+    words = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+    importers = [p for p in path.parent.rglob("*.py") if f"from {dotted} import" in p.read_text(encoding="utf-8")]
+    stems = {p.stem.strip("_"): 1 if p == path else 1 / len(importers) for p in (*importers, path)}
     ranks: dict[str, float] = {}
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
-        name = str(file.relative_to(ROOT))
-        text = file.read_text(encoding="utf-8")
+        name, text = str(file.relative_to(ROOT)), file.read_text(encoding="utf-8")
         rank = len(words.findall(text)) * 100 / (20 + len(text.splitlines()))
-        rank += 100 * (stem in file.stem) + 20 * name.startswith(f"tests/{folder}/")
+        rank += sum(20 * weight for stem, weight in stems.items() if stem != "init" and stem in file.stem)
+        rank += 4 * (path.parent.name in file.stem)
         if rank and "flower_real" not in name:
-            ranks[name] = rank
+            ranks[name] = rank + 5 * name.startswith(f"tests/{'/'.join(module.split('/')[:-1])}/")
     return sorted(ranks, key=lambda name: -ranks[name])[:most]
 
 

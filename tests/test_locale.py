@@ -23,7 +23,6 @@ FILES = [
     "tests/fl/test_run_locking.py",
     "tests/test_docs.py",
     "tests/test_docstrings.py",
-    "tests/test_vocabulary.py",
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -16,10 +16,7 @@ import fl.addons
 import fl.methods
 from distillkit import LabeledImages
 from fl import FedDM, Method, Real, Run, simulate
-from fl.aggregation import AggregatedReplies, Aggregator
-from fl.engine import _replies
-from fl.engine._client_memory import MemoryStore
-from fl.message import Entry, Message, payload_bytes
+from fl.message import payload_bytes
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
 from tests.fl.test_addon_combinations import NAMES, OPTIONS, PICTURE, POOL, SHARED, Net, digits, plain
 from tests.scripts import ROOT, load_script
@@ -53,24 +50,6 @@ METHODS: dict[str, Callable[[], Method]] = {
 """Every public method and add-on, so that no two letters of the formulas have the same value but where they must."""
 
 
-class Recording(Aggregator):
-    """Also keeps the replies."""
-
-    made: list[Recording]
-
-    def __init__(self, entries: Mapping[str, Entry[Any]]) -> None:
-        super().__init__(entries)
-        self.entries, self.replies = entries, list[tuple[int, Message]]()
-        self.made.append(self)
-
-    def fold(self, client: int, reply: Message) -> None:
-        super().fold(client, reply)
-        self.replies.append((client, reply))
-
-
-Played = tuple[str, Method, Run, Recording, dict[str, int]]
-
-
 @cache
 def clients() -> list[LabeledImages]:
     """Return four clients, each with eight images of two of the three classes and none in common."""
@@ -80,29 +59,6 @@ def clients() -> list[LabeledImages]:
         return (data.labels == label % CLASSES).nonzero().flatten()[8 * client :][:8]
 
     return [data[torch.cat([of(k, k), of(k + 1, k)])] for k in range(CLIENTS)]
-
-
-@pytest.fixture(scope="module", params=METHODS)
-def measured_rounds(request: pytest.FixtureRequest) -> Played:
-    """Return a method's name, the method, its run, the last round's replies, and a client's memory."""
-    method, memory = METHODS[request.param](), dict[str, int]()
-    stage = MemoryStore.stage
-
-    def watched(self: MemoryStore, client: int, version: str, kept: Message) -> None:
-        memory.update(payload_bytes(kept))
-        stage(self, client, version, kept)
-
-    with pytest.MonkeyPatch.context() as patch:
-        Recording.made = []
-        patch.setattr(_replies, "Aggregator", Recording)
-        patch.setattr(MemoryStore, "stage", watched)
-        run = simulate(
-            method, clients(), rounds=4 if "LGD" in request.param or request.param == "Anchors" else 2, progress=False,
-            evaluate="none", server_data={"proxy": digits()[90:96], "test": digits()[90:96]},
-            **({"secret": 1} if method.private else {}),
-        )  # fmt: skip
-    assert not any(row["failed"] for row in run.rows)
-    return request.param, method, run, Recording.made[-1], memory
 
 
 def formula_variables(name: str, method: Method, run: Run) -> dict[str, float]:
@@ -125,71 +81,23 @@ def test_every_public_method_and_add_on_has_formulas() -> None:
     assert sorted(named) == sorted(public) == sorted(METHODS)
 
 
-def test_formulas_equal_measured_traffic_and_memory(
-    measured_rounds: Played,
-) -> None:
-    name, method, run, _, memory = measured_rounds
-    cost = COSTS.cost_of(name)
-    values = formula_variables(name, method, run)
-    said = {what: COSTS.bytes_of(getattr(cost, what), values) for what in ("up", "down", "once", "client", "server")}
+@pytest.mark.parametrize("name", METHODS)
+def test_formulas_equal_measured_traffic_and_state(name: str) -> None:
+    method = METHODS[name]()
+    run = simulate(
+        method, clients(), rounds=4 if "LGD" in name or name == "Anchors" else 2, progress=False, evaluate="none",
+        server_data={"proxy": digits()[90:96], "test": digits()[90:96]}, **({"secret": 1} if method.private else {}),
+    )  # fmt: skip
+    assert not any(row["failed"] for row in run.rows)
+    cost, values = COSTS.cost_of(name), formula_variables(name, method, run)
     first, row = run.rows[0]["down"], run.rows[-1]
     bodies = [key for key in first if f"{key.split(':')[0]}:digest" in first and not key.endswith(":digest")]
-    counted = {
+    assert {what: COSTS.bytes_of(getattr(cost, what), values) for what in ("up", "down", "once", "server")} == {
         "up": row["bytes_up"] / CLIENTS,
         "down": row["bytes_down"] / CLIENTS,
         "once": sum(first[key] for key in bodies) / CLIENTS,
-        "client": sum(memory.values()),
         "server": sum(payload_bytes(run.server.state).values()),
     }
-    assert counted == said
-
-
-def test_server_state_per_client_consists_of_union_entries(
-    measured_rounds: Played,
-) -> None:
-    name, method, run, last, _ = measured_rounds
-    cost = COSTS.cost_of(name)
-    found = dict(last.result()._values.items())
-    rows = Message.unchecked({key: value for key, value in found.items() if last.entries[key].rule == "union"})
-    assert sum(payload_bytes(rows).values()) / CLIENTS == COSTS.bytes_of(
-        cost.each, formula_variables(name, method, run)
-    )
-
-
-def tensors(value: Any) -> dict[str, Tensor]:
-    if isinstance(value, LabeledImages):
-        return dict(value.parts()[0])
-    return value if isinstance(value, dict) else {"": torch.as_tensor(value)}
-
-
-def test_two_level_aggregation_gives_the_same_result(
-    measured_rounds: Played,
-) -> None:
-    """Sums and weights of the parts add up to those of the whole, in float64; rows of the parts are in the whole."""
-    last = measured_rounds[3]
-    whole, parts = last.result(), []
-    for half in (last.replies[:3], last.replies[3:]):
-        reducer = Aggregator(last.entries)
-        for client, reply in half:
-            reducer.fold(client, reply)
-        parts.append(reducer.result())
-    for key, value in whole._values.items():
-        entry = last.entries[key]
-        if entry.rule == "union":
-            pairs = [tensors(part[entry]) for part in parts]
-            for n, t in tensors(value).items():
-                assert torch.equal(torch.cat([torch.atleast_1d(pair[n]) for pair in pairs]), torch.atleast_1d(t))
-        else:
-            assert entry.rule in ("mean", "sum")
-            _assert_adds_up(entry, whole, parts)
-
-
-def _assert_adds_up(entry: Entry[Any], whole: AggregatedReplies, parts: list[AggregatedReplies]) -> None:
-    pairs = [tensors(part.sum(entry)) for part in parts]
-    for n, t in tensors(whole.sum(entry)).items():
-        torch.testing.assert_close(sum(pair[n] for pair in pairs), t, rtol=1e-12, atol=1e-12)
-        weights = [torch.as_tensor(r.weight(entry, n or None)) for r in (*parts, whole)]
-        torch.testing.assert_close(weights[0] + weights[1], weights[2], rtol=1e-12, atol=0)
 
 
 # The page.

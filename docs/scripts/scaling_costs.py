@@ -1,4 +1,4 @@
-"""Bytes that each method sends and stores, as formulas; `tests/test_scaling_page.py` compares them with counts.
+"""Bytes that each method sends and stores, as formulas; tests compare traffic and the server's state with counts.
 
 P   numbers in the network's weights           T   tensors among them
 H   numbers in its classifier                  e   numbers in an embedding

@@ -27,7 +27,7 @@ class Zapped(AddOn):
             raise RuntimeError("lost")
 
 
-def control_variates_double_the_traffic_of_parameters(run: Run) -> Any:
+def variates(run: Run) -> Any:
     return run.server.state[SCAFFOLD.control]["w"].double().numpy()
 
 
@@ -62,7 +62,7 @@ def test_rounds_of_two_weights_follow_algorithm_1(momentum: float, addons: tuple
             total += n
         w, c = w + step / total, c + change / 3
     assert quadratic.weights(run) == pytest.approx(w, abs=1e-6)
-    assert control_variates_double_the_traffic_of_parameters(run) == pytest.approx(c, abs=1e-6)
+    assert variates(run) == pytest.approx(c, abs=1e-6)
     assert c == pytest.approx(own.mean(0))
     assert any(row["failed"] for row in run.rows) == bool(addons)
 
@@ -77,7 +77,7 @@ def test_control_variate_of_a_constant_gradient_is_that_gradient(momentum: float
             grads["w"] = torch.ones(2) + pull.detach()
 
     run = quadratic.run(Constant(), FedProx(mu), SCAFFOLD(), rounds=1, steps=20, momentum=momentum)
-    assert control_variates_double_the_traffic_of_parameters(run) == pytest.approx([1.0, 1.0], abs=1e-5)
+    assert variates(run) == pytest.approx([1.0, 1.0], abs=1e-5)
 
 
 def test_reaches_the_optimum_where_averaging_does_not() -> None:
@@ -103,9 +103,7 @@ def test_server_lr_scales_the_step() -> None:
     )  # fmt: skip
     moved = quadratic.weights(whole) - quadratic.START
     assert quadratic.weights(half) - quadratic.START == pytest.approx(moved / 2, abs=1e-6)
-    assert control_variates_double_the_traffic_of_parameters(half) == pytest.approx(
-        control_variates_double_the_traffic_of_parameters(whole)
-    )
+    assert variates(half) == pytest.approx(variates(whole))
 
 
 def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
@@ -144,9 +142,7 @@ def test_client_without_a_step_keeps_its_variate() -> None:
     first = [-quadratic.train(i, quadratic.START, 1, 0.1) / 0.1 for i in range(3)]
     w = quadratic.weights(quadratic.run(Lazy(), SCAFFOLD(), rounds=1))
     second = [quadratic.gradient(i, w) for i in (1, 2)]
-    assert control_variates_double_the_traffic_of_parameters(run) == pytest.approx(
-        (first[0] + sum(second)) / 3, abs=1e-5
-    )
+    assert variates(run) == pytest.approx((first[0] + sum(second)) / 3, abs=1e-5)
 
 
 def test_named_architecture_has_variates_too() -> None:

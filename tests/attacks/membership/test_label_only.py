@@ -18,6 +18,7 @@ from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
 
 SHAPE = (1, 8, 8)
+CONTRASTS = torch.linspace(0.2, 4, 120)[:, None, None, None]
 
 
 def records(seed: int, n: int = 120) -> tuple[Tensor, Tensor]:
@@ -54,6 +55,7 @@ class OneHot(nn.Module):
 @given(st.integers(0, 1000), st.integers(0, 3), st.lists(st.floats(0.1, 3), max_size=2), st.integers(1, 3))
 def test_score_is_the_share_of_right_decisions(seed: int, shift: int, noise: list[float], draws: int) -> None:
     images, labels = records(seed, 5)
+    images *= CONTRASTS[::29]
     net, g = network(seed), derive(seed, 7)
     drawn = [[torch.randn(1, *SHAPE, generator=g) for _ in range(draws)] for _ in noise]
     wanted = []
@@ -108,6 +110,7 @@ def test_confidences_are_never_read() -> None:
 
 def test_a_score_does_not_depend_on_other_records_or_chunks() -> None:
     images, labels = records(4)
+    images *= CONTRASTS
     net = network(4, "batch").train()
     whole = label_only(net, images, labels)
     assert net.training
