@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,6 +27,7 @@ __all__ = [
     "mapping",
     "matrix",
     "one_of",
+    "path",
     "positive_int",
     "real_number",
     "sequence",
@@ -258,6 +261,28 @@ def instance(value: T, kind: Any, name: str, wanted: str) -> T:
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}")
     return value
+
+
+def path(value: str | os.PathLike[str], name: str) -> Path:
+    """Check that `value` is a path, and return it with `~` replaced by the home folder.
+
+    Args:
+        value: the value to check.
+        name: name of the argument, used in error messages.
+
+    Raises:
+        TypeError: the value is neither a string nor a path.
+        ValueError: the path is empty, contains a null character, or begins with `~` and an unknown user.
+    """
+    if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
+        raise TypeError(f"{name} must be a path, as a string or a pathlib.Path, got {type(value).__name__}")
+    text = os.fspath(value)
+    if not text or "\0" in text:
+        raise ValueError(f"{name} must be the path of a file or folder, got {text!r}")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{name} must begin with a known user's folder, got {text!r}") from error
 
 
 def mapping(values: Mapping[str, T], name: str) -> Mapping[str, T]:

@@ -22,9 +22,14 @@ def atomic_replace(path: str | os.PathLike[str]) -> Iterator[Path]:
     old file remains. The data is not synced to disk, so the content after a power loss depends on the file system.
 
     Raises:
-        OSError: the folder does not exist or is not writable, or the disk is full. An existing file is left unchanged.
+        OSError: the folder does not exist or is not writable, `path` is a folder, or the disk is full. An existing file
+            is left unchanged.
     """
     path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; give the path of a file")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         yield temporary
@@ -100,7 +105,7 @@ def read_tensors(path: str | os.PathLike[str], *, kind: str, content: str) -> tu
         with safe_open(path, framework="pt") as file:
             facts = dict(file.metadata() or {})
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
+    except (SafetensorError, RuntimeError, ValueError) as error:
         raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
     if facts.get("format") != kind:
         raise ValueError(f"{path} is not {content} (format {facts.get('format')!r}, want {kind!r})")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from distillkit._utils import check
 from distillkit.data._pixels import AnyPath
 
 __all__ = ["data_root"]
@@ -23,4 +24,4 @@ def data_root(root: AnyPath | None, name: str) -> Path:
     root = root if root is not None else os.environ.get("DISTILLKIT_DATA")
     if not root:
         raise ValueError(f"root must name the folder of {name}; give root= or set DISTILLKIT_DATA")
-    return Path(root).expanduser()
+    return check.path(root, "root")

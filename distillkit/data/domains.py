@@ -168,7 +168,7 @@ def _paths(sources: Mapping[str, AnyPath | Split]) -> dict[str, Path]:
         if not isinstance(source, str | os.PathLike | Split):
             raise TypeError(f"sources must be name -> path or Split, but {name!r} is a {type(source).__name__}")
         if not isinstance(source, Split):
-            paths[name] = Path(source).expanduser()
+            paths[name] = check.path(source, f"sources[{name!r}]")
     if missing := [f"{name} ({path})" for name, path in paths.items() if not path.exists()]:
         raise FileNotFoundError(f"sources are missing: {', '.join(missing)}; expected folders or .npz files")
     return paths

@@ -84,6 +84,9 @@ class StoredLabels:
 
         Args:
             path: path of the file.
+
+        Raises:
+            OSError: the file cannot be written, for example because its folder does not exist.
         """
         tensors = {"logits": self.logits} | ({} if self.classes is None else {"classes": self.classes})
         facts = {
@@ -91,7 +94,7 @@ class StoredLabels:
             "scale_loss": self.scale_loss, "seed": self.seed, "made_with": self.made_with,
             "mix": None if self.mix is None else [type(self.mix).__name__, asdict(self.mix)],
         }  # fmt: skip
-        write_tensors(path, tensors, {"format": _FORMAT, "facts": json.dumps(facts)})
+        write_tensors(check.path(path, "path"), tensors, {"format": _FORMAT, "facts": json.dumps(facts)})
 
     @staticmethod
     def load(path: str | Path) -> StoredLabels:
@@ -101,15 +104,44 @@ class StoredLabels:
             path: path of the file.
 
         Raises:
-            ValueError: the file does not contain stored labels.
+            FileNotFoundError: the file does not exist.
+            ValueError: the file is damaged, or does not contain stored labels.
         """
-        tensors, metadata = read_tensors(path, kind=_FORMAT, content="stored labels")
-        facts = json.loads(metadata["facts"])
-        facts["epochs"] = tuple(facts["epochs"])
-        if facts["mix"] is not None:
-            kind, given = facts["mix"]
-            facts["mix"] = {"CutMix": CutMix, "Mixup": Mixup}[kind](**given)
-        return StoredLabels(tensors["logits"], tensors.get("classes"), **facts)
+        tensors, metadata = read_tensors(path := check.path(path, "path"), kind=_FORMAT, content="stored labels")
+        try:
+            facts = json.loads(metadata["facts"])
+            facts["epochs"] = tuple(facts["epochs"])
+            if facts["mix"] is not None:
+                kind, given = facts["mix"]
+                facts["mix"] = {"CutMix": CutMix, "Mixup": Mixup}[kind](**given)
+            loaded = StoredLabels(tensors.pop("logits"), tensors.pop("classes", None), **facts)
+            loaded._require_consistent()
+            if tensors:
+                raise ValueError(f"it has other tensors: {', '.join(tensors)}")
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+            raise ValueError(f"{path} is damaged: {error!r}") from error
+        return loaded
+
+    def _require_consistent(self) -> None:
+        """Raise ValueError if shapes, types or ranges of the stored values contradict each other."""
+        check.positive_int(self.num_classes, "num_classes")
+        check.positive_int(self.seed, "seed", least=0)
+        check.real_number(self.temperature, "temperature", above=0.0)
+        check.boolean(self.scale_loss, "scale_loss")
+        check.mapping(self.made_with, "made_with")
+        ascending = list(self.epochs) == sorted({check.positive_int(e, "epochs", least=0) for e in self.epochs})
+        shape, index = tuple(self.logits.shape), self.classes
+        if self.logits.dtype != torch.float16 or len(shape) != 3 or shape[0] != len(self.epochs) or not ascending:
+            raise ValueError(f"logits {self.logits.dtype} {list(shape)} do not fit {len(self.epochs)} epochs")
+        if not self.epochs or not bool(torch.isfinite(self.logits).all()):
+            raise ValueError("logits must be finite, for at least one epoch")
+        if index is None:
+            if shape[2] != self.num_classes:
+                raise ValueError(f"{shape[2]} logits of {self.num_classes} classes need their class indices")
+        elif index.shape != shape or index.is_floating_point() or not 0 < shape[2] <= self.num_classes:
+            raise ValueError(f"classes {index.dtype} {list(index.shape)} do not fit logits {list(shape)}")
+        elif index.numel() and not 0 <= int(index.min()) <= int(index.max()) < self.num_classes:
+            raise ValueError(f"classes must be in [0, {self.num_classes}), got up to {int(index.max())}")
 
     def require(self, images: Tensor, classes: int, options: ViewOptions) -> None:
         """Check before training that the labels belong to these images and options.

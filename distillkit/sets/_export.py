@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import shutil
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,15 @@ from distillkit._utils.files import atomic_replace
 from distillkit._utils.user_warnings import warn
 from distillkit.normalization import Normalization
 
-__all__ = ["read_npz", "read_picture_folder", "write_npz", "write_picture_folder"]
+__all__ = ["is_exported_folder", "read_npz", "read_picture_folder", "write_npz", "write_picture_folder"]
 
-_FORMAT = "distillkit.LabeledImages.export/1"
+_FORMAT = "distillkit.LabeledImages.export/2"
 _STEP = 1 / 255
+_DIGESTS = "blake2b"
+_RESTORE = (
+    "restore it or export the set again; to read only pictures, delete set.json and labels.csv and use "
+    "distillkit.data.load_folder"
+)
 _FOR_READERS = ("mean", "std", "class_names")
 """JSON values that an `.npz` also contains as separate arrays, for programs that do not know the array `set`."""
 
@@ -45,8 +51,9 @@ def write_npz(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any
     if lacking := [name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16]:
         raise ValueError(f"NumPy has no bfloat16, which {lacking[0]} has; export data.to(dtype=torch.float32)")
     arrays: dict[str, Any] = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+    form = {"format": _FORMAT, "arrays": sorted(arrays), **facts}
     arrays |= {name: np.asarray(facts[name]) for name in _FOR_READERS if name in facts}
-    arrays["set"] = np.asarray(json.dumps({"format": _FORMAT, **facts}))
+    arrays["set"] = np.asarray(json.dumps(form))
     with atomic_replace(path) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
@@ -69,8 +76,13 @@ def read_npz(path: Path) -> tuple[Tensors, dict[str, Any]]:
         )
     with _explain_damage(path):
         facts = _checked_facts(json.loads(str(arrays.pop("set"))))
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items() if name not in _FOR_READERS}
-    return tensors, facts
+        copies = {name: arrays.pop(name, None) for name in _FOR_READERS}
+        for name, copy in copies.items():
+            if (None if copy is None else copy.tolist()) != (None if name not in facts else list(facts[name])):
+                raise ValueError(f"its array {name!r} contradicts its array 'set'")
+        if differing := sorted(set(arrays) ^ set(facts["arrays"])):
+            raise ValueError(f"arrays are missing, or do not belong to the set: {', '.join(differing)}")
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}, facts
 
 
 def write_picture_folder(
@@ -95,8 +107,11 @@ def write_picture_folder(
 
     if pixels.shape[1] not in (1, 3):
         raise ValueError(f"PNG pictures have 1 or 3 channels, got {pixels.shape[1]}; export to an .npz")
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    target = Path(os.path.abspath(path))
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FileExistsError(f"{path} exists and is not an empty folder; remove it, or give another path")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {path}: the folder {target.parent} does not exist; create it first")
     pixels, labels = pixels.detach().cpu().float(), labels.detach().cpu()
     exported = (pixels.clamp(0, 1) * 255).round()
     outside = float(((pixels < -_STEP / 2) | (pixels > 1 + _STEP / 2)).float().mean()) if len(pixels) else 0.0
@@ -107,17 +122,20 @@ def write_picture_folder(
     folders = _class_folders(facts.get("class_names", ()), facts["num_classes"])
     rows, width = classes.detach().cpu(), len(str(max(len(labels) - 1, 0)))
     files = [f"{folders[k]}/{i:0{width}d}.png" for i, k in enumerate(rows.tolist())]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
+        digests = []
         for file, picture in zip(files, exported.byte().permute(0, 2, 3, 1).numpy()):
             (temporary / file).parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture).save(temporary / file)
+            digests.append(_digest((temporary / file).read_bytes()))
         temporary.mkdir(parents=True, exist_ok=True)
-        _write_labels(temporary / "labels.csv", files, rows, labels, facts.get("class_names", ()))
+        _write_labels(temporary / "labels.csv", files, digests, rows, labels, facts.get("class_names", ()))
         form = {"format": _FORMAT, **facts, "shape": list(pixels.shape[1:]), "largest_error": error, "left_out": lost}
         form["labels"] = str(labels.dtype).removeprefix("torch.")
+        form["digests"] = {"labels.csv": _digest((temporary / "labels.csv").read_bytes()), "set.json": _digest(form)}
         (temporary / "set.json").write_text(json.dumps(form, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        os.replace(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -127,29 +145,69 @@ def read_picture_folder(path: Path) -> tuple[Tensors, dict[str, Any]]:
 
     Raises:
         FileNotFoundError: the folder, `set.json`, `labels.csv` or a picture is missing.
-        ValueError: a file is damaged.
+        ValueError: a file is damaged, changed, or does not belong to the set.
     """
     from PIL import Image
 
     if not (path / "set.json").is_file():
         raise FileNotFoundError(
-            f"{path} has no set.json, so it is not an exported LabeledImages; read a folder of pictures with "
+            f"{path} has no set.json, so it is not a complete exported LabeledImages; read a folder of pictures with "
             "distillkit.data.load_folder"
         )
     with _explain_damage(path / "set.json"):
         facts = _checked_facts(json.loads((path / "set.json").read_text(encoding="utf-8")))
-        c, h, w = facts["shape"]
-        dtype = getattr(torch, facts["labels"])
-    files, labels = _read_labels(path / "labels.csv", dtype, facts["num_classes"])
-    images = torch.empty(len(files), c, h, w)
-    for file, out in zip(files, images):
+        digests = facts.pop("digests")
+        if digests["set.json"] != _digest({"format": _FORMAT, **facts}):
+            raise ValueError("it was changed after the export")
+        shape, dtype = tuple(facts["shape"]), getattr(torch, facts["labels"])
+        images = torch.empty(0, *shape)
+    table = path / "labels.csv"
+    if not table.is_file():
+        raise FileNotFoundError(f"{path} is an exported set without its labels.csv; {_RESTORE}")
+    with _explain_damage(table):
+        if _digest(table.read_bytes()) != digests["labels.csv"]:
+            raise ValueError("it was changed after the export")
+        files, labels = _read_labels(table, dtype, facts["num_classes"])
+    if extra := [file for file in _files_of_classes(path) if file not in files]:
+        raise ValueError(f"{path / extra[0]} does not belong to the exported set ({len(extra)} such files); {_RESTORE}")
+    pictures = []
+    for file, digest in files.items():
         if not (inside := path / file).resolve().is_relative_to(path.resolve()):
-            raise ValueError(f"{path / 'labels.csv'} is damaged: {file!r} is not in the folder")
-        with _explain_damage(inside), Image.open(inside) as picture:
-            pixels = torch.from_numpy(np.array(picture.convert("L" if c == 1 else "RGB"))).reshape(h, w, c)
-        out.copy_(pixels.permute(2, 0, 1) / 255)
+            raise ValueError(f"{table} is damaged: {file!r} is not in the folder")
+        if not inside.is_file():
+            raise FileNotFoundError(f"{inside} is missing from the exported set; {_RESTORE}")
+        with _explain_damage(inside):
+            if _digest(inside.read_bytes()) != digest:
+                raise ValueError("it was changed after the export")
+            with Image.open(inside) as picture:
+                array = np.array(picture.convert("L" if shape[0] == 1 else "RGB"))
+            pictures.append(torch.from_numpy(array).reshape(*shape[1:], shape[0]).permute(2, 0, 1) / 255)
+    images = torch.stack(pictures) if pictures else images
     normalization = Normalization(facts["mean"], facts["std"], measured=facts.get("measured", True))
     return {"images": normalization.encode(images), "labels": labels}, facts
+
+
+def is_exported_folder(path: Path) -> bool:
+    """Return whether a folder was written by `write_picture_folder`, even if its `set.json` is missing."""
+    with suppress(ValueError, OSError, AttributeError, RecursionError):
+        if json.loads((path / "set.json").read_text(encoding="utf-8")).get("format") == _FORMAT:
+            return True
+    with suppress(ValueError, OSError), (path / "labels.csv").open(encoding="utf-8", newline="") as file:
+        return {"file", "label", _DIGESTS} <= set(next(csv.reader(file), []))
+    return False
+
+
+def _files_of_classes(path: Path) -> list[str]:
+    """Return the visible files in sub-folders, and the pictures in the folder itself, as relative paths."""
+    files = sorted(file.relative_to(path) for file in path.rglob("*") if not file.is_dir())
+    visible = [file for file in files if not any(part.startswith(".") for part in file.parts)]
+    return [file.as_posix() for file in visible if len(file.parts) > 1 or file.suffix.lower() == ".png"]
+
+
+def _digest(content: bytes | Mapping[str, Any]) -> str:
+    """Return the BLAKE2b hash of bytes or JSON values."""
+    data = content if isinstance(content, bytes) else json.dumps(content, sort_keys=True).encode()
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _class_folders(names: Sequence[str], num_classes: int) -> list[str]:
@@ -167,25 +225,30 @@ def _class_folders(names: Sequence[str], num_classes: int) -> list[str]:
     return [f"{k:0{width}d}_{re.sub(r'[^a-zA-Z0-9.-]+', '_', name)}" for k, name in enumerate(names)]
 
 
-def _write_labels(path: Path, files: Sequence[str], classes: Tensor, labels: Tensor, names: Sequence[str]) -> None:
+def _write_labels(
+    path: Path, files: Sequence[str], digests: Sequence[str], classes: Tensor, labels: Tensor, names: Sequence[str]
+) -> None:
     soft = labels.tolist() if labels.ndim == 2 else [[]] * len(files)
-    columns = ["file", "label", *(["class"] if names else [])]
+    columns = ["file", "label", *(["class"] if names else []), _DIGESTS]
     columns += [f"p{k}" for k in range(labels.shape[1])] if labels.ndim == 2 else []
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
-        for name, k, row in zip(files, classes.tolist(), soft):
-            writer.writerow([name, k, *([names[k]] if names else []), *row])
+        for name, digest, k, row in zip(files, digests, classes.tolist(), soft):
+            writer.writerow([name, k, *([names[k]] if names else []), digest, *row])
 
 
-def _read_labels(path: Path, dtype: torch.dtype, num_classes: int) -> tuple[list[str], Tensor]:
-    with _explain_damage(path), path.open(encoding="utf-8", newline="") as file:
+def _read_labels(path: Path, dtype: torch.dtype, num_classes: int) -> tuple[dict[str, str], Tensor]:
+    """Return the digest of each picture by file name, and the labels."""
+    with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-        files = [row["file"] for row in rows]
-        if dtype.is_floating_point:
-            soft = [[float(row[f"p{k}"]) for k in range(num_classes)] for row in rows]
-            return files, torch.tensor(soft, dtype=torch.float64).reshape(len(rows), num_classes).to(dtype)
-        return files, torch.tensor([int(row["label"]) for row in rows], dtype=dtype)
+    files = {row["file"]: row[_DIGESTS] for row in rows}
+    if len(files) < len(rows):
+        raise ValueError("two rows have the same file")
+    if dtype.is_floating_point:
+        soft = [[float(row[f"p{k}"]) for k in range(num_classes)] for row in rows]
+        return files, torch.tensor(soft, dtype=torch.float64).reshape(len(rows), num_classes).to(dtype)
+    return files, torch.tensor([int(row["label"]) for row in rows], dtype=dtype)
 
 
 def _checked_facts(form: Any) -> dict[str, Any]:
@@ -202,13 +265,7 @@ def _explain_damage(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        OSError,
-        EOFError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
-        raise ValueError(f"{path} is damaged or not part of an exported set: {error!r}") from error
+        ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, OSError, EOFError, csv.Error,
+        zipfile.BadZipFile, zlib.error,
+    ) as error:  # fmt: skip
+        raise ValueError(f"{path} is damaged, changed or not part of an exported set: {error!r}; {_RESTORE}") from error

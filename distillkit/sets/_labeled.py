@@ -423,6 +423,9 @@ class LabeledImages:
         Raises:
             KeyError, TypeError, ValueError: a part is missing, or the parts contradict each other.
         """
+        known = ("images", "labels", "zca.center", "zca.matrix", "zca.inverse")
+        if unknown := [name for name in tensors if name not in known and not name.startswith("column.")]:
+            raise ValueError(f"tensors must be parts of a set, got {', '.join(unknown)}")
         zca = None
         if "zca.matrix" in tensors:
             zca = ZCA(tensors["zca.center"], tensors["zca.matrix"], tensors["zca.inverse"])
@@ -454,7 +457,7 @@ class LabeledImages:
                 unchanged.
         """
         tensors, facts = self.parts()
-        return write_tensors(path, tensors, {"format": _FORMAT, "set": json.dumps(facts)})
+        return write_tensors(check.path(path, "path"), tensors, {"format": _FORMAT, "set": json.dumps(facts)})
 
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write the set to an `.npz` file or a folder of PNG pictures, which programs without distillkit can read.
@@ -478,11 +481,12 @@ class LabeledImages:
             The path, which you can pass to `load`.
 
         Raises:
+            OSError: the path cannot be written, for example because its parent folder does not exist.
             FileExistsError: the folder is not empty.
             ValueError: the path has a suffix other than `.npz`, or the images of a folder have neither 1 nor 3
                 channels.
         """
-        path, (tensors, facts) = Path(path), LabeledImages.parts(self)  # decoded images, if the set is tiled
+        path, (tensors, facts) = check.path(path, "path"), LabeledImages.parts(self)  # decoded images, if tiled
         if path.suffix == ".npz":
             write_npz(path, tensors, facts)
         elif path.suffix and not path.is_dir():
@@ -500,21 +504,25 @@ class LabeledImages:
     def load(path: str | os.PathLike[str]) -> LabeledImages:
         """Read a set that `save` or `export` wrote, with its normalization.
 
+        The set is as it was saved, or exported up to what `export` warns of. An exported folder in which a file was
+        added, removed, renamed or changed is refused, except for further files beside the class folders, such as a
+        README.
+
         Args:
             path: path of the `.safetensors` or `.npz` file, or of the exported folder.
 
         Raises:
-            FileNotFoundError: the file does not exist.
-            ValueError: the file is damaged, or does not contain a saved set.
+            FileNotFoundError: the file, or a file of the exported folder, does not exist.
+            ValueError: the file is damaged or changed, or does not contain a saved set. The message names the file.
         """
-        if (path := Path(path)).is_dir() or path.suffix == ".npz":
+        if (path := check.path(path, "path")).is_dir() or path.suffix == ".npz":
             tensors, facts = read_picture_folder(path) if path.is_dir() else read_npz(path)
         else:
             tensors, strings = read_tensors(path, kind=_FORMAT, content="a saved LabeledImages")
             facts = {"set": strings.get("set", "")}
         try:
             return LabeledImages.from_parts(tensors, json.loads(facts["set"]) if "set" in facts else facts)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
             raise ValueError(f"{path} is damaged: {error!r}") from error
 
     def __repr__(self) -> str:

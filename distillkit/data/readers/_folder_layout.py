@@ -12,6 +12,7 @@ import torch
 
 from distillkit._utils.user_warnings import warn
 from distillkit.data.readers._picture_list import PictureList
+from distillkit.sets._export import is_exported_folder
 
 __all__ = ["SUFFIXES", "list_folder", "split_folders", "subfolders"]
 
@@ -37,6 +38,12 @@ def list_folder(path: Path) -> PictureList:
     """
     info: dict[str, Any] = {"dataset": path.resolve().name}
     parts, skipped = split_folders(path)
+    for folder in parts.values():
+        if is_exported_folder(folder):
+            raise ValueError(
+                f"{folder} is an exported LabeledImages, with labels and normalization in set.json and labels.csv; "
+                f"read it with LabeledImages.load({str(folder)!r}), or delete both files to read only the pictures"
+            )
     classes = [folder.name for folder in subfolders(parts["train"])]
     if not classes:
         raise FileNotFoundError(f"{parts['train']} has no sub-folders; expected one per class: class/picture.png")

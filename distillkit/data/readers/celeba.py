@@ -65,7 +65,7 @@ def load_celeba(
         FileNotFoundError: files are missing.
         ValueError: an attribute is unknown, or a file is damaged or has another layout.
     """
-    listing = _list_celeba(Path(path).expanduser(), attributes)
+    listing = _list_celeba(check.path(path, "path"), attributes)
     return read_picture_list(listing, size, channels, normalization, progress)
 
 
@@ -91,7 +91,7 @@ def open_celeba(
         FileNotFoundError, ValueError: for the same reasons as in `load_celeba`.
         OSError, distillkit.locking.InUse: the cache cannot be written; see `open_folder`.
     """
-    folder = Path(path).expanduser()
+    folder = check.path(path, "path")
     listing = _list_celeba(folder, attributes)
     return open_picture_list(listing, folder, size, channels, normalization, cache, workers, progress)
 
@@ -154,7 +154,7 @@ def load_leaf_celeba(
         FileNotFoundError: files are missing. The message says where to get them.
         ValueError: a file is damaged or has another layout, or a user occurs in two files of the same split.
     """
-    folder = Path(path).expanduser()
+    folder = check.path(path, "path")
     return read_picture_list(_list_leaf_celeba(folder, images), size, channels, normalization, progress)
 
 
@@ -180,7 +180,7 @@ def open_leaf_celeba(
         FileNotFoundError, ValueError: for the same reasons as in `load_leaf_celeba`.
         OSError, distillkit.locking.InUse: the cache cannot be written; see `open_folder`.
     """
-    folder = Path(path).expanduser()
+    folder = check.path(path, "path")
     listing = _list_leaf_celeba(folder, images)
     return open_picture_list(listing, folder, size, channels, normalization, cache, workers, progress)
 

@@ -70,7 +70,7 @@ def load_cifar10c(
         TypeError, ValueError: `corruptions` or `severities` is empty, a corruption is unknown or repeated, a severity
             is outside 1..5, or a file is damaged or has another layout.
     """
-    folder = Path(path).expanduser()
+    folder = check.path(path, "path")
     names = check.sequence(corruptions, "corruptions", "names")
     names = tuple(check.one_of(name, "corruptions", CORRUPTIONS) for name in names)
     degrees = check.sequence(severities, "severities", "numbers in 1..5")

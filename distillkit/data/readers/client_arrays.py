@@ -52,7 +52,7 @@ def load_client_arrays(
         FileNotFoundError: files are missing.
         ValueError: a file is damaged or has another layout, or pictures have different shapes.
     """
-    folder = Path(path).expanduser()
+    folder = check.path(path, "path")
     found = {part: _client_numbers(folder / part) for part in ("train", "test")}
     total = max((number + 1 for numbers in found.values() for number in numbers), default=1)
     wanted = [f"{part}/client{i}_{kind}.npy" for part in found for i in range(total) for kind in ("images", "labels")]

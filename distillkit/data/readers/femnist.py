@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import string
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from distillkit._utils import check
 from distillkit.data._assembly import SplitBuilder
 from distillkit.data._pixels import AnyPath, Size, to_pixels
 from distillkit.data.readers._leaf import UserData, as_labels, read_users
@@ -54,7 +54,7 @@ def load_femnist(
             files.
         ValueError: a file is damaged or has another layout, or a user occurs in two files of the same split.
     """
-    read = read_users(Path(path).expanduser(), _convert, _EXPECTED, _SOURCE)
+    read = read_users(check.path(path, "path"), _convert, _EXPECTED, _SOURCE)
     names = sorted({user for users in read.values() for user in users})
     number = {user: i for i, user in enumerate(names)}
     pixels, labels, owners = {}, {}, {}

@@ -61,7 +61,7 @@ def load_flair(
         FileNotFoundError: files are missing.
         ValueError: a file is damaged, or has another layout.
     """
-    return read_picture_list(_list(Path(path).expanduser(), labels), size, channels, normalization, progress)
+    return read_picture_list(_list(check.path(path, "path"), labels), size, channels, normalization, progress)
 
 
 def open_flair(
@@ -87,7 +87,7 @@ def open_flair(
         FileNotFoundError, ValueError: for the same reasons as in `load_flair`.
         OSError, distillkit.locking.InUse: the cache cannot be written; see `open_folder`.
     """
-    folder = Path(path).expanduser()
+    folder = check.path(path, "path")
     return open_picture_list(_list(folder, labels), folder, size, channels, normalization, cache, workers, progress)
 
 

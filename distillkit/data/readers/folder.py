@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from distillkit._utils import check
 from distillkit.data._pixels import AnyPath, Size
 from distillkit.data.readers._folder_layout import SUFFIXES, list_folder
@@ -48,7 +46,8 @@ def load_folder(
 
     Raises:
         FileNotFoundError: the folder does not exist, it has no classes, a class has no pictures, or a link is broken.
-        ValueError: a picture cannot be read, a picture is transparent and `background` is None, or the pictures differ
+        ValueError: the folder was written by `LabeledImages.export`; read it with `LabeledImages.load`. A picture
+            cannot be read, a picture is transparent and `background` is None, or the pictures differ
             in size or channels or do not fit in memory. A class occurs only in `test` or `val`, `test` has no class
             folders or no pictures, there is a `test` but no `train`, or two folders are the same split (such as `val`
             and `valid`). `test_fraction` is so small that no class has a test picture. The sub-folders are probably not
@@ -57,7 +56,7 @@ def load_folder(
     """
     test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0)
     background = None if background is None else check.real_number(background, "background", least=0.0, most=1.0)
-    listing = list_folder(Path(path).expanduser())
+    listing = list_folder(check.path(path, "path"))
     return read_picture_list(listing, size, channels, normalization, progress, test_fraction, background)
 
 
@@ -98,7 +97,7 @@ def open_folder(
     """
     test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0)
     background = None if background is None else check.real_number(background, "background", least=0.0, most=1.0)
-    path = Path(path).expanduser()
+    path = check.path(path, "path")
     listing = list_folder(path)
     return open_picture_list(
         listing, path, size, channels, normalization, cache, workers, progress, test_fraction, background

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distillkit._utils import check
 from distillkit.data._assembly import SplitBuilder
 from distillkit.data._cache import BLOCK, CacheWriter, files_key, open_cache
 from distillkit.data._pixels import AnyPath, Size, height_and_width, to_bytes, to_pixels
@@ -52,7 +53,7 @@ def load_npz(
         FileNotFoundError: the file does not exist.
         ValueError: the file is not an `.npz`, or an array is missing or has the wrong shape, type or range.
     """
-    path = Path(path).expanduser()
+    path = check.path(path, "path")
     with _open_archive(path) as file:
         arrays = {key: file[key] for key in file.files}
     names = _part_names(path, list(arrays))
@@ -89,7 +90,7 @@ def open_npz(
         FileNotFoundError, ValueError: for the same reasons as in `load_npz`, and if an array is in Fortran order.
         OSError, distillkit.locking.InUse: the cache cannot be written; see `open_folder`.
     """
-    path = Path(path).expanduser()
+    path = check.path(path, "path")
     with _open_archive(path) as file:
         arrays = {key: file[key] for key in file.files if key.endswith("_labels")}
         names = _part_names(path, list(file.files))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distillkit import LabeledImages
+from distillkit._utils.files import read_tensors, write_tensors
 from distillkit.augment import DSA, CropFlip
 from distillkit.evaluate import evaluate
 from distillkit.labels import CutMix, Mixup, Relabel, StoredLabels, stored_soft_labels
@@ -223,3 +224,36 @@ def test_teacher_is_required_and_must_fit() -> None:
         Protocol(mix=CutMix(), relabel=Relabel(None))
     with pytest.raises(ValueError, match="must relabel to have a teacher"):
         Protocol().with_teacher(trained_teacher())
+
+
+@pytest.mark.parametrize(
+    ("tensors", "facts"),
+    [
+        ({"logits": torch.zeros(2, 2, 2)}, {}),
+        ({"logits": torch.zeros(1, 2, 2).half()}, {}),
+        ({"logits": torch.full((2, 2, 2), math.nan).half()}, {}),
+        ({"logits": None}, {}),
+        ({"classes": None}, {}),
+        ({"classes": torch.zeros(2, 2, 1, dtype=torch.uint8)}, {}),
+        ({"classes": torch.full((2, 2, 2), 3, dtype=torch.uint8)}, {}),
+        ({"more": torch.zeros(1)}, {}),
+        ({}, {"epochs": [3, 1]}),
+        ({}, {"epochs": None}),
+        ({}, {"num_classes": "3"}),
+        ({}, {"temperature": 0}),
+        ({}, {"seed": None}),
+        ({}, {"mix": ["Cutout", {}]}),
+        ({}, {"mix": ["Mixup", {"alpha": -1}]}),
+        ({}, {"extra": 1}),
+    ],
+)
+def test_contradicting_files_of_labels_are_refused(tensors: Any, facts: Any, tmp_path: Path) -> None:
+    logits, classes = torch.zeros(2, 2, 2).half(), torch.zeros(2, 2, 2, dtype=torch.uint8)
+    stored = StoredLabels(logits, classes, (1, 3), 3, Mixup(), 1.0, False, 0, {})
+    stored.save(path := tmp_path / "labels.safetensors")
+    assert torch.equal(StoredLabels.load(path).logits, logits)
+    found, metadata = read_tensors(path, kind="distillkit.StoredLabels/1", content="labels")
+    kept = {name: value for name, value in (found | tensors).items() if value is not None}
+    write_tensors(path, kept, metadata | {"facts": json.dumps(json.loads(metadata["facts"]) | facts)})
+    with pytest.raises(ValueError, match="is damaged"):
+        StoredLabels.load(path)

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, Grayscale, ToTensor
 
 from distillkit import LabeledImages, Normalization
+from distillkit.data import load_client_arrays, load_folder, load_npz, load_set, open_folder
+from distillkit.labels import StoredLabels
 from distillkit.normalization import IDENTITY, ZCA
 from distillkit.rng import derive
+from distillkit.sets import Tiles
 
 NAMES = st.sampled_from([(), ("ant", "bee", "cat"), ("T-shirt/top", "Coat", 'a,"b"'), ("zoo", "Ape", "ape")])
 
@@ -159,26 +166,177 @@ def test_wrong_targets_are_refused(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "empty", "file", "two.npz"]
 
 
-def test_damaged_exports_are_named(tmp_path: Path) -> None:
-    folder = some().export(tmp_path / "a")
-    table = (folder / "labels.csv").read_text(encoding="utf-8")
-    (folder / "labels.csv").write_text(table.replace("0/0.png", "../b.png"), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"labels\.csv is damaged: '\.\./b\.png' is not in the folder"):
+def edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert old in text
+    file.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+def drop_row(folder: Path) -> None:
+    lines = (folder / "labels.csv").read_text(encoding="utf-8").splitlines(keepends=True)
+    (folder / "labels.csv").write_text("".join(lines[:-1]), encoding="utf-8")
+    (folder / lines[-1].split(",")[0]).unlink()
+
+
+def swap(folder: Path) -> None:
+    (folder / "ant/0.png").rename(folder / "x")
+    (folder / "ant/3.png").rename(folder / "ant/0.png")
+    (folder / "x").rename(folder / "ant/3.png")
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "row and picture deleted": (drop_row, r"labels\.csv is damaged, changed"),
+    "empty table": (lambda f: (f / "labels.csv").write_bytes(b""), r"labels\.csv is damaged, changed"),
+    "no table": (lambda f: (f / "labels.csv").unlink(), r"without its labels\.csv"),
+    "other label": (lambda f: edit(f / "labels.csv", "0.png,0,", "0.png,1,"), r"labels\.csv is damaged, changed"),
+    "other soft label": (lambda f: edit(f / "labels.csv", ",0.2", ",0.3"), r"labels\.csv is damaged, changed"),
+    "row outside": (lambda f: edit(f / "labels.csv", "ant/0", "../a"), r"labels\.csv is damaged, changed"),
+    "extra picture": (lambda f: shutil.copy(f / "ant/0.png", f / "bee/9.png"), r"bee/9\.png does not belong"),
+    "extra picture above": (lambda f: shutil.copy(f / "ant/0.png", f / "9.png"), r"9\.png does not belong"),
+    "extra file": (lambda f: (f / "cat/a.txt").write_text("a", encoding="utf-8"), r"a\.txt does not belong"),
+    "extra class": (lambda f: shutil.copytree(f / "ant", f / "dog"), r"0\.png does not belong .*2 such files"),
+    "picture deleted": (lambda f: (f / "cat/5.png").unlink(), r"cat/5\.png is missing"),
+    "picture renamed": (lambda f: (f / "cat/5.png").rename(f / "cat/6.png"), r"cat/6\.png does not belong"),
+    "picture moved": (lambda f: (f / "cat/5.png").rename(f / "ant/5.png"), r"ant/5\.png does not belong"),
+    "class renamed": (lambda f: (f / "bee").rename(f / "wasp"), r"wasp/1\.png does not belong"),
+    "pictures swapped": (swap, r"ant/0\.png is damaged, changed"),
+    "other size": (lambda f: Image.new("L", (5, 5)).save(f / "bee/1.png"), r"bee/1\.png is damaged, changed"),
+    "picture cut": (lambda f: (f / "bee/1.png").write_bytes(b"\x89PNG"), r"bee/1\.png is damaged, changed"),
+    "other mean": (lambda f: edit(f / "set.json", "0.25", "0.5"), r"set\.json is damaged, changed"),
+    "other epsilon": (lambda f: edit(f / "set.json", "8.0", "1.0"), r"set\.json is damaged, changed"),
+    "no JSON": (lambda f: (f / "set.json").write_text("{", encoding="utf-8"), r"set\.json is damaged"),
+    "a list": (lambda f: (f / "set.json").write_text("[1]", encoding="utf-8"), r"set\.json is damaged"),
+    "no set.json": (lambda f: (f / "set.json").unlink(), r"has no set\.json.*distillkit\.data\.load_folder"),
+}  # fmt: skip
+
+
+def soft() -> LabeledImages:
+    rows = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.5, 0.4], [0.1, 0.2, 0.7]] * 2)
+    data = some(labels=rows, class_names=("ant", "bee", "cat"), info={"epsilon": 8.0})
+    return data.renormalize(Normalization([0.25], [0.5]))
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_changed_folder_is_refused_and_the_file_named(kind: str, tmp_path: Path) -> None:
+    folder = soft().export(tmp_path / "a")
+    damage, message = DAMAGES[kind]
+    damage(folder)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         LabeledImages.load(folder)
-    (folder / "labels.csv").write_text("file,label\n0/0.png,one\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"labels\.csv is damaged"):
-        LabeledImages.load(folder)
-    (folder / "set.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"set\.json is damaged"):
-        LabeledImages.load(folder)
+    if kind not in ("no table", "empty table", "a list", "no JSON"):
+        for read in (load_folder, open_folder, load_set):
+            with pytest.raises((ValueError, FileNotFoundError), match=r"LabeledImages\.load|load_folder"):
+                read(folder)
+
+
+def test_an_exported_folder_keeps_its_neighbours_and_becomes_pictures_on_request(tmp_path: Path) -> None:
+    folder = soft().export(tmp_path / "train")
+    for name in ("README.md", ".DS_Store", "ant/._0.png"):
+        (folder / name).write_text("text", encoding="utf-8")
+    assert_same(LabeledImages.load(folder), soft())
+    assert_same(load_set(folder), soft())
+    with pytest.raises(ValueError, match=r"is an exported LabeledImages.*LabeledImages\.load"):
+        load_folder(tmp_path)
+    (folder / "labels.csv").unlink()
     (folder / "set.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"has no set\.json.*distillkit\.data\.load_folder"):
-        LabeledImages.load(folder)
-    np.savez(tmp_path / "b.npz", x=np.zeros(3))
-    with pytest.raises(ValueError, match=r"not an exported LabeledImages: it holds x"):
-        LabeledImages.load(tmp_path / "b.npz")
-    (tmp_path / "c.npz").write_bytes(some().export(tmp_path / "d.npz").read_bytes()[:300])
-    with pytest.raises(ValueError, match=r"c\.npz is damaged"):
+    plain = load_set(folder)
+    assert plain.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert plain.normalization == IDENTITY
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"column.a": None}, r"do not belong to the set: column\.a"),
+        ({"other": np.zeros(2)}, "do not belong to the set: other"),
+        ({"mean": np.array([0.3])}, "'mean' contradicts its array 'set'"),
+        ({"std": None}, "'std' contradicts"),
+        ({"class_names": np.array(["ant", "bee", "dog"])}, "'class_names' contradicts"),
+        ({"labels": np.zeros(5)}, r"c\.npz is damaged"),
+        ({"set": None}, "is not an exported LabeledImages: it holds class_names"),
+        ({"set": np.array("[]")}, "its format is not"),
+    ],
+)
+def test_a_changed_npz_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    data = soft().replace(columns={"a": torch.arange(6)})
+    with np.load(data.export(tmp_path / "a.npz"), allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files} | change
+    np.savez(tmp_path / "c.npz", allow_pickle=False, **{k: v for k, v in arrays.items() if v is not None})
+    with pytest.raises(ValueError, match=message):
         LabeledImages.load(tmp_path / "c.npz")
-    with pytest.raises(FileNotFoundError, match=r"e\.npz does not exist"):
-        LabeledImages.load(tmp_path / "e.npz")
+
+
+def whitened() -> LabeledImages:
+    data = LabeledImages(torch.rand(12, 3, 4, 2, generator=derive(3)), torch.arange(12) % 3)
+    return data.renormalize(Normalization([0.4, 0.5, 0.6], [0.2, 0.3, 0.4], ZCA.fit(data.images)))
+
+
+FORMS: dict[str, Callable[[], LabeledImages]] = {
+    "soft": soft,
+    "one row": lambda: soft()[:1],
+    "empty": lambda: some()[:0],
+    "wide colour": lambda: LabeledImages(torch.rand(3, 3, 2, 5), torch.arange(3), info={"publishes": "pixels"}),
+    "whitened": whitened,
+    "tiles": lambda: Tiles(2).pack(soft()[:4]),
+    "columns": lambda: some(columns={"class": torch.arange(6) % 3, "logits": torch.rand(6, 3, dtype=torch.float64)}),
+    "joined": lambda: LabeledImages.concatenate([soft(), soft().replace(info={"client": 1})]),
+    "multi-label": lambda: some(labels=(torch.rand(6, 3) > 0.5).float()),
+    "many": lambda: LabeledImages(torch.rand(12, 1, 2, 2), torch.arange(12), class_names=[str(k) for k in range(12)]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_comes_back_from_every_file(form: str, tmp_path: Path) -> None:
+    data = FORMS[form]()
+    for path in (data.save(tmp_path / "a.safetensors"), data.export(tmp_path / "a.npz")):
+        loaded = LabeledImages.load(path)
+        assert_same(loaded, data)
+        assert torch.equal(loaded.images, data.images)
+        assert loaded.columns.keys() == data.columns.keys()
+        assert all(torch.equal(loaded.columns[name], data.columns[name]) for name in data.columns)
+    assert type(LabeledImages.load(tmp_path / "a.safetensors")) is type(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaded = LabeledImages.load(data.export(tmp_path / "a"))
+    lost = {"columns": {}} | ({"normalization": IDENTITY} if form == "whitened" else {})
+    assert_same(loaded, data.replace(info=data.info, **lost))
+    assert torch.allclose(loaded.pixels(), data.pixels(), atol=1 / 509)
+
+
+PATHS: dict[str, Callable[[Any], object]] = {
+    "save": lambda p: some().save(p),
+    "export": lambda p: some().export(p),
+    "load": LabeledImages.load,
+    "load_set": load_set,
+    "load_folder": load_folder,
+    "open_folder": open_folder,
+    "load_npz": load_npz,
+    "load_client_arrays": load_client_arrays,
+    "StoredLabels.load": StoredLabels.load,
+    "StoredLabels.save": StoredLabels(torch.zeros(1, 2, 3).half(), None, (0,), 3, None, 1.0, False, 0, {}).save,
+}
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_wrong_paths_are_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for wrong in (None, 3, 1.5, b"a", ["a"], some()):
+        with pytest.raises(TypeError, match=r"(path|source) must be a path, as a string or a pathlib\.Path, got"):
+            PATHS[name](wrong)
+    for wrong in ("", "a\0b", "~nobody-of-this-name/a"):
+        with pytest.raises(ValueError, match="(path|source) must be"):
+            PATHS[name](wrong)
+    (tmp_path / "paths.csv").write_text("file,label\n", encoding="utf-8")
+    (tmp_path / "empty.npz").touch()
+    (tmp_path / "list.npz").write_text("[]", encoding="utf-8")
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    (tmp_path / "array.npy").rename(tmp_path / "array.npz")
+    for wrong in ("paths.csv", "empty.npz", "list.npz", "array.npz", "gone/a.npz", "gone/a", "."):
+        if name == "export" and wrong.endswith(".npz") and "gone" not in wrong:
+            continue  # replaces the file
+        if name.endswith("save") and wrong not in (".", "gone/a"):
+            continue
+        message = "gone|no file|lacks|folder|damaged|is not|must be|not empty|not exist|not an? |must end in"
+        with pytest.raises((ValueError, OSError), match=message) as caught:
+            PATHS[name](wrong)
+        assert ".tmp" not in str(caught.value)
