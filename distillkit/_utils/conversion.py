@@ -123,8 +123,8 @@ def is_labeled_source(value: object) -> bool:
     return is_dataset(value) or (isinstance(value, tuple | list) and len(value) == 2)
 
 
-def class_names(source: object) -> tuple[str, ...]:
-    """Return the class names in a dataset's attribute `classes`, or an empty tuple if it has none.
+def class_names(source: object) -> tuple[tuple[str, ...], bool]:
+    """Return the class names in a dataset's attribute `classes` (empty if it has none), and whether it lists folders.
 
     Args:
         source: a `Dataset`, a `DataLoader`, or a pair (images, labels).
@@ -132,7 +132,8 @@ def class_names(source: object) -> tuple[str, ...]:
     while (inner := getattr(source, "dataset", None)) is not None:
         source = inner
     names = getattr(source, "classes", None)
-    return tuple(names) if isinstance(names, list | tuple) and all(isinstance(n, str) for n in names) else ()
+    found = tuple(names) if isinstance(names, list | tuple) and all(isinstance(n, str) for n in names) else ()
+    return found, callable(getattr(source, "find_classes", None))  # as torchvision's ImageFolder
 
 
 def read(source: Any, name: str, *, progress: bool = True) -> tuple[Any, Any]:

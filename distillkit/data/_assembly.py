@@ -14,6 +14,7 @@ from distillkit.data._pixels import Size, to_pixels
 from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages, StoredImages
+from distillkit.sets._validation import FOUND_CLASSES
 
 __all__ = ["SplitBuilder", "assemble_raw"]
 
@@ -28,8 +29,8 @@ class SplitBuilder:
         normalization: normalization of all parts. With None, the mean and standard deviation of `train` are
             measured.
         info: description of the data's origin, which is stored in the `info` of every set.
-        classes_given: whether the classes are known independently of the labels. False means that they were derived
-            from the labels that occur.
+        classes_given: whether the caller declared the classes. False means that they were found in the data: in the
+            labels that occur, or in a listing of folders.
         columns: further columns of each part by name, such as `user`.
         users: names of the users who own the images. The column `user` contains indices into them.
         domains: names of the sources of the images. The column `domain` contains indices into them.
@@ -83,7 +84,7 @@ class SplitBuilder:
             "columns": self.columns.get(part),
             "info": {**self.info, "split": part},
             "classes_given": self.classes_given,
-            "class_names": self.classes if self.classes_given else (),
+            "class_names": self.classes if self.classes_given or self.info.get("classes") == FOUND_CLASSES else (),
         }
 
 

@@ -1,16 +1,34 @@
-"""Random but reproducible choice of test images, for datasets without a test split."""
+"""Reproducible choice of test images, for datasets without a test split: by position, or record by record."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from distillkit._utils.user_warnings import warn
 from distillkit.rng import derive
+from distillkit.sets import LabeledImages, StoredImages
 
-__all__ = ["hold_out", "hold_out_classes", "hold_out_values"]
+__all__ = [
+    "HOLD_OUTS",
+    "HoldOut",
+    "hold_out",
+    "hold_out_classes",
+    "hold_out_content",
+    "hold_out_values",
+    "record_digests",
+    "stricter",
+]
+
+HoldOut = Literal["random", "content"]
+HOLD_OUTS = ("random", "content")
+"""Ways to choose held-out records. "random": an even share of each class; one record more or less changes the choice
+for others. "content": a keyed hash of the record alone decides, so equal records go together and no record affects
+another."""
 
 _SEED = 20_211  # part of the definition of the datasets without a test split, not an option
 
@@ -85,3 +103,37 @@ def hold_out_values(labels: Tensor, values: Tensor, fraction: float) -> tuple[Te
     tested = torch.zeros(len(found), dtype=torch.bool)
     tested[hold_out(of_values, fraction)[1]] = True
     return (~tested[place]).nonzero().flatten(), tested[place].nonzero().flatten()
+
+
+def hold_out_content(digests: Iterable[bytes], fraction: float, purpose: str) -> tuple[Tensor, Tensor]:
+    """Hold out each record with a fixed decision that depends on the record alone.
+
+    Args:
+        digests: content of each record, or a hash of it. Equal records get the same decision.
+        fraction: expected share of the records that is held out, in [0, 1).
+        purpose: key of the hash. The decisions for two purposes are independent.
+
+    Returns:
+        Indices of the training images, and indices of the held-out images. Both are int64, ascending, possibly empty.
+    """
+    key = hashlib.blake2b(f"{_SEED} {purpose}".encode(), digest_size=16).digest()
+    hashes = (hashlib.blake2b(one, key=key, digest_size=8).digest() for one in digests)
+    held_out = torch.tensor([int.from_bytes(h, "big") < fraction * 2**64 for h in hashes], dtype=torch.bool)
+    return (~held_out).nonzero().flatten(), held_out.nonzero().flatten()
+
+
+def record_digests(images: Tensor | LabeledImages | StoredImages) -> list[bytes]:
+    """Return a hash of each image [N, ...]: of its bytes in memory, or the stored hash of a `StoredImages`."""
+    if isinstance(images, StoredImages):
+        return [row.tobytes() for row in images.digests.numpy()]
+    rows = (images.images if isinstance(images, LabeledImages) else images).detach().cpu().contiguous().numpy()
+    return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in rows]
+
+
+def stricter(*made: Any) -> dict[str, str]:
+    """Return the entry `hold_out` for the `info` of a set that results from several hold-outs.
+
+    Args:
+        made: "random", "content" or None (no hold-out) for each hold-out. One random hold-out makes the whole random.
+    """
+    return {"hold_out": "random" if "random" in made else "content"} if any(made) else {}

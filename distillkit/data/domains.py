@@ -12,6 +12,7 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit.data._assembly import SplitBuilder
+from distillkit.data._hold_out import HoldOut, stricter
 from distillkit.data._pixels import AnyPath, Size, to_pixels
 from distillkit.data.datasets import load
 from distillkit.data.readers._folder_layout import split_folders, subfolders
@@ -20,6 +21,7 @@ from distillkit.data.readers.npz import load_npz
 from distillkit.data.split import Split
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.sets import LabeledImages
+from distillkit.sets._validation import FOUND_CLASSES
 
 __all__ = ["as_domains", "load_domains"]
 
@@ -35,6 +37,7 @@ def load_domains(
     channels: int | None = None,
     normalization: Normalization | None = None,
     test_fraction: float = 0.2,
+    hold_out: HoldOut = "random",
     background: float | None = None,
     progress: bool = True,
 ) -> Split:
@@ -58,6 +61,7 @@ def load_domains(
             training set.
         test_fraction: share of each class that becomes the test set of a folder without a `test` folder; see
             `load_folder`.
+        hold_out: choice of this test set, "random" or "content"; see `load_folder`.
         background: gray value in [0, 1] behind transparent pixels of pictures in folders; see `load_folder`.
         progress: whether to show a progress bar.
 
@@ -82,6 +86,7 @@ def load_domains(
                 read[name] = load_npz(paths[name], classes=None if classes is None else _distinct(classes), **options)
             else:
                 folder: dict[str, Any] = options | {"test_fraction": test_fraction, "background": background}
+                folder |= {"hold_out": hold_out, "classes": None if classes is None else _distinct(classes)}
                 read[name] = load_folder(paths[name], progress=progress, **folder)
     else:
         names = check.sequence(sources, "sources", "names that load knows; your own folders come as {name: path}")
@@ -144,8 +149,12 @@ def as_domains(
         labels[part] = torch.cat([_relabel(data, orders[name], len(names)) for name, data in sets.items()])
         counts = torch.tensor([len(data) for data in sets.values()])
         columns[part] = {"domain": torch.tensor(numbers).repeat_interleave(counts)}
-    origins = [{key: value for key, value in split.train.info.items() if key != "split"} for split in splits.values()]
+    infos = [split.train.info for split in splits.values()]
+    origins = [{key: value for key, value in one.items() if key not in ("split", "classes")} for one in infos]
     info = {"dataset": "+".join(splits), "domains": list(splits), "sources": origins}
+    info |= stricter(*(one.get("hold_out") for one in infos))
+    if classes is None and any(one.get("classes") == FOUND_CLASSES for one in infos):
+        info["classes"] = FOUND_CLASSES
     given = classes is not None or all(split.train.classes_given for split in splits.values())
     builder = SplitBuilder(labels, names, normalization, info, given, columns, domains=tuple(splits))
     return builder.build(pixels)

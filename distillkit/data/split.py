@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from distillkit._utils import check
-from distillkit.data._hold_out import hold_out_values
+from distillkit.data._hold_out import HOLD_OUTS, HoldOut, hold_out_content, hold_out_values, stricter
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 
 __all__ = ["Split", "StoredSplit", "split_by"]
@@ -63,7 +63,14 @@ class StoredSplit:
         yield self.test
 
 
-def split_by(data: Images, column: str, test_fraction: float = 0.2, *, classes: Sequence[str] | None = None) -> Split:
+def split_by(
+    data: Images,
+    column: str,
+    test_fraction: float = 0.2,
+    *,
+    hold_out: HoldOut = "random",
+    classes: Sequence[str] | None = None,
+) -> Split:
     """Split a set into training and test sets with different values of a column, such as different patients.
 
     Use it for sets in which several images belong together, such as the corruptions of one image or the slices of one
@@ -76,11 +83,13 @@ def split_by(data: Images, column: str, test_fraction: float = 0.2, *, classes: 
         test_fraction: share of the column's values that form the test set, in [0, 1); 0 gives an empty test set. Every
             call makes the same random choice. If images with the same value always have the same class, the share is
             applied to each class separately.
+        hold_out: "random" (an even share of each class), or "content": a keyed hash of its value decides for each
+            image, whatever the other images are. Differentially private functions require "content"; see `load_folder`.
         classes: class names. Default: the class names of the set, or "0", "1", ...
 
     Raises:
         TypeError, ValueError: the set has no such column, the column is not int64 [N], the number of class names is
-            wrong, or one of the two sets would be empty.
+            wrong, or one of the two sets would be empty by a random choice.
     """
     data = as_set(data, name="data")
     if not isinstance(column, str) or column not in data.columns:
@@ -91,18 +100,22 @@ def split_by(data: Images, column: str, test_fraction: float = 0.2, *, classes: 
     names = own if classes is None else tuple(classes)
     if len(names) != data.num_classes:
         raise ValueError(f"classes must be {data.num_classes} names, got {len(names)}")
-    kept, held_out = hold_out_values(data.labels.cpu(), values, test_fraction)
-    if not len(kept) or (test_fraction and not len(held_out)):
+    check.one_of(hold_out, "hold_out", HOLD_OUTS)
+    before = {name: data.info.get(name) for name in ("hold_out", "apart", "test_fraction")}
+    if hold_out == "content":
+        digests = (str(value).encode() for value in values.tolist())
+        kept, held_out = hold_out_content(digests, test_fraction, f"test {column} after {before}")
+    else:
+        kept, held_out = hold_out_values(data.labels.cpu(), values, test_fraction)
+    if hold_out == "random" and (not len(kept) or (test_fraction and not len(held_out))):
         raise ValueError(
             f"test_fraction={test_fraction:g} of {len(values.unique())} values of {column!r} leaves no "
             f"{'train' if len(held_out) else 'test'} set; give another fraction"
         )
+    made = stricter(before["hold_out"], hold_out if test_fraction else None)
+    info = {**data.info, "test_fraction": test_fraction, "apart": column, **made}
     parts, given = [], data.class_names if classes is None else names
     for part, rows in (("train", kept), ("test", held_out)):
         kept_part = data[rows.to(data.labels.device)]
-        parts.append(
-            kept_part.replace(
-                info={**data.info, "split": part, "test_fraction": test_fraction, "apart": column}, class_names=given
-            )
-        )
+        parts.append(kept_part.replace(info={**info, "split": part}, class_names=given))
     return Split(parts[0], parts[1], names, domains=tuple(data.info.get("domains", ())))

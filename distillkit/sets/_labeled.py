@@ -22,6 +22,7 @@ from distillkit.normalization import IDENTITY, ZCA, Normalization
 from distillkit.sets._export import read_npz, read_picture_folder, write_npz, write_picture_folder
 from distillkit.sets._info import combined_info, replaced_info
 from distillkit.sets._validation import (
+    FOUND_CLASSES,
     as_index,
     checked_class_names,
     checked_columns,
@@ -75,9 +76,9 @@ class LabeledImages:
         info: provenance of the set, such as method, steps and seed: a mapping from names to JSON values. It is saved
             with the set, and the repr shows its most important entries. A guarantee in it (`epsilon`) is taken as
             given: pass the `info` of another set only if its guarantee covers these images and labels.
-        classes_given: whether K is known independently of the labels. Default: True if `num_classes` is given or labels
-            are rows. Sets that are derived from this set keep the flag. Differentially private methods reject sets
-            whose K was derived from the labels.
+        classes_given: whether the caller declared K and the class names, independently of the data. Default: True if
+            `num_classes` or `class_names` are given or labels are rows. Sets that are derived from this set keep the
+            flag. Differentially private methods reject sets whose classes were found in the data.
         class_names: names of the K classes in label order. If they are given, `num_classes` can be omitted. Default:
             none. They are written to saved and exported files, figures and tables, but not to the messages of federated
             methods.
@@ -184,8 +185,8 @@ class LabeledImages:
         Args:
             dataset: a `Dataset` of pairs, or a `DataLoader` whose dataset is read.
             num_classes: number of classes, K. Default: the number of class names in the dataset's attribute `classes`.
-                The new set keeps these names. Without this attribute: the largest label + 1, or the length of a label
-                if labels are vectors.
+                The new set keeps these names, as found in the data (`classes_given` is False). Without this attribute:
+                the largest label + 1, or the length of a label if labels are vectors.
             normalization: normalization that the dataset's transform applies after `ToTensor`. Default: none, so that
                 the images are pixels in [0, 1]. If the dataset returns uint8 or PIL images, this function normalizes
                 them.
@@ -229,9 +230,9 @@ class LabeledImages:
         guarantee.
 
         Args:
-            changes: constructor arguments by name. Passing `num_classes` sets `classes_given` (whether the number of
-                classes is known independently of the labels) to True. The class names are then kept only if the number
-                of classes stays the same and you do not also pass `labels`.
+            changes: constructor arguments by name. Passing `num_classes` sets `classes_given` (whether the classes were
+                declared independently of the data) to True. The class names are then kept only if the number of classes
+                stays the same and you do not also pass `labels`.
 
         Raises:
             TypeError, ValueError: an argument is unknown or invalid.
@@ -604,15 +605,19 @@ def set_from_source(
     Args:
         source: source of images and labels; see `as_set`.
         name: name of the argument in error messages.
-        num_classes: number of classes, K. Default: the number of class names of the dataset, if it has any.
+        num_classes: number of classes, K. Default: the number of class names of the dataset, if it has any. They were
+            found in the data, so they do not count as given, and `info["classes"]` says where they come from.
         normalization: normalization of float images, as in `as_set`.
         progress: whether to show a progress bar if reading takes long.
     """
-    names = conversion.class_names(source)
-    num_classes = len(names) or None if num_classes is None else num_classes
+    names, listed = conversion.class_names(source)
     images, labels = conversion.read(source, name, progress=progress)
-    found = set_from_arrays(images, labels, name, num_classes, normalization)
-    return found.replace(class_names=names) if len(names) == found.num_classes else found
+    found = set_from_arrays(images, labels, name, num_classes or len(names) or None, normalization)
+    if len(names) != found.num_classes:
+        return found
+    given = num_classes is not None or found.labels.ndim == 2
+    info = {"classes": FOUND_CLASSES if listed else "dataset"}
+    return found.replace(class_names=names, classes_given=given, info=info)
 
 
 def set_from_arrays(

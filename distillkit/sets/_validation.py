@@ -14,6 +14,7 @@ from distillkit._utils import check, conversion
 from distillkit.normalization import Normalization
 
 __all__ = [
+    "FOUND_CLASSES",
     "as_index",
     "checked_class_names",
     "checked_columns",
@@ -24,6 +25,9 @@ __all__ = [
     "class_counts",
     "class_of_rows",
 ]
+
+FOUND_CLASSES = "folders"
+"""Value of `info["classes"]` of a set whose classes, and so the class of every label, come from a listing of folders."""
 
 
 def checked_images(images: Any, labels: Any, num_classes: int | None) -> tuple[Tensor, Tensor, int]:

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from distillkit._utils import check
 from distillkit.data import Split, StoredSplit, clients
-from distillkit.data._hold_out import hold_out, hold_out_values
+from distillkit.data._hold_out import (
+    HOLD_OUTS,
+    HoldOut,
+    hold_out,
+    hold_out_content,
+    hold_out_values,
+    record_digests,
+    stricter,
+)
 from distillkit.data.partition import by_domain
 from distillkit.networks import NETWORK_NAMES, named_network
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
@@ -75,6 +83,9 @@ class Task:
             clients. A federated method finds this set among the server's sets under the name "proxy".
         validation: share of each class of the training images that is used for validation in tuning runs, in (0, 1). If
             the data set has its own validation split, that split is used instead. The test set is never used.
+        hold_out: choice of the images that `own_tests`, `server_share` and `validation` hold out. "random": an even
+            share of each class. "content": a keyed hash of its content (or of its value in the column of `split_by`)
+            decides for each image, whatever the other images are. Private methods require "content".
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.
@@ -91,6 +102,7 @@ class Task:
     own_tests: float = 0.0
     server_share: float = 0.0
     validation: float = 0.2
+    hold_out: HoldOut = "random"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or not set(self.name) <= _LETTERS:
@@ -116,6 +128,7 @@ class Task:
         for name in ("own_tests", "server_share"):
             check.real_number(getattr(self, name), name, least=0.0, below=1.0)
         check.real_number(self.validation, "validation", above=0.0, below=1.0)
+        check.one_of(self.hold_out, "hold_out", HOLD_OUTS)
 
     def load(self) -> Split:
         """Read the images: training and test set, and validation set if there is one.
@@ -146,13 +159,13 @@ class Task:
             ValueError: the task's function `partition` has an argument that is neither `labels`, `generator` nor a
                 column of the training set, or it returns an invalid partition.
         """
-        train = split.train
         pool, test, server = self._pool(split, validation)
+        train = self._marked(split, validation)
         owners = [pool[part] for part in self._parts(train, pool, seed)]
         tests: list[LabeledImages | None] = [None] * len(owners)
         if self.own_tests:
             tested = torch.zeros(len(train), dtype=torch.bool)
-            tested[_hold_out(train, pool, self.own_tests)[1]] = True
+            tested[self._hold_out(train, pool, self.own_tests, "own tests", validation)[1]] = True
             test_rows = [part[tested[part]] for part in owners]
             owners = [part[~tested[part]] for part in owners]
             tests = [train[part] if len(part) else None for part in test_rows]
@@ -174,8 +187,8 @@ class Task:
         """
         pool, test, _ = self._pool(split, validation)
         if self.own_tests:
-            pool, _ = _hold_out(split.train, pool, self.own_tests)
-        return _in_memory(split.train[_kept_rows(pool, keep, len(split.train))]), _in_memory(test)
+            pool, _ = self._hold_out(split.train, pool, self.own_tests, "own tests", validation)
+        return _in_memory(self._marked(split, validation)[_kept_rows(pool, keep, len(split.train))]), _in_memory(test)
 
     def _pool(self, split: Split, validation: bool) -> tuple[Tensor, LabeledImages, dict[str, LabeledImages]]:
         """Select the images that are distributed to clients, the test set, and the server's sets.
@@ -191,16 +204,40 @@ class Task:
         train, test, server = split.train, split.test, {}
         pool = torch.arange(len(train))
         if self.server_share:
-            pool, proxy = _hold_out(train, pool, self.server_share)
+            pool, proxy = self._hold_out(train, pool, self.server_share, "server")
             server["proxy"] = _in_memory(train[proxy])
         if validation and split.validation is not None:
             test = split.validation
         if validation and self.own_tests:
-            pool, _ = _hold_out(train, pool, self.own_tests)
+            pool, _ = self._hold_out(train, pool, self.own_tests, "own tests")
         if validation and split.validation is None:
-            pool, rows = _hold_out(train, pool, self.validation)
+            pool, rows = self._hold_out(train, pool, self.validation, "validation")
             test = train[rows]
         return pool, test, server
+
+    def _hold_out(
+        self, train: LabeledImages, rows: Tensor, share: float, purpose: str, tuning: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Split `rows`, indices of images in `train`, into a part to keep and a held-out `share` (of each class).
+
+        Multi-label images count as one class. With `hold_out="content"`, the decisions for different purposes, and
+        those among the images that a tuning run has left, are independent.
+        """
+        groups = _group_column(train)
+        if self.hold_out == "content":
+            chosen = train[rows]
+            values = record_digests(chosen) if groups is None else [str(v).encode() for v in groups[rows].tolist()]
+            kept, held_out = hold_out_content(values, share, f"{purpose} of tuning" if tuning else purpose)
+            return rows[kept], rows[held_out]
+        own = train.labels[rows] if train.labels.ndim == 1 else torch.zeros(len(rows), dtype=torch.int64)
+        kept, held_out = hold_out(own, share) if groups is None else hold_out_values(own, groups[rows], share)
+        return rows[kept], rows[held_out]
+
+    def _marked(self, split: Split, validation: bool) -> LabeledImages:
+        """Return the training set, whose `info` says how records were held out."""
+        held = self.server_share or self.own_tests or (validation and split.validation is None)
+        made = stricter(split.train.info.get("hold_out"), self.hold_out if held else None)
+        return split.train.replace(info={**split.train.info, **made}) if made else split.train
 
     def _parts(self, train: LabeledImages, pool: Tensor, seed: int) -> Sequence[Tensor]:
         partition = self.partition
@@ -251,7 +288,8 @@ def as_split(train: Images, test: Images, validation: Images | None = None) -> S
     sets = {name: as_set(one, name=name) for name, one in given.items() if one is not None}
     given_counts = [one.num_classes for one in sets.values() if one.classes_given]
     num_classes = given_counts[0] if given_counts else max(one.num_classes for one in sets.values())
-    sets = {n: one if one.classes_given else one.replace(num_classes=num_classes) for n, one in sets.items()}
+    given = {"num_classes": num_classes, "classes_given": bool(given_counts)}
+    sets = {n: one if one.classes_given else one.replace(**given) for n, one in sets.items()}
     for one in sets.values():
         sets["train"].require_compatible(one)
     names = sets["train"].class_names
@@ -272,17 +310,6 @@ def _group_column(train: LabeledImages) -> Tensor | None:
     patient of each image. For all other data, the result is None.
     """
     return train.columns.get(str(train.info.get("apart")))
-
-
-def _hold_out(train: LabeledImages, rows: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Split `rows`, indices of images in `train`, into a part to keep and a held-out `share` of each class.
-
-    Multi-label images count as one class.
-    """
-    own = train.labels[rows] if train.labels.ndim == 1 else torch.zeros(len(rows), dtype=torch.int64)
-    groups = _group_column(train)
-    kept, held_out = hold_out(own, share) if groups is None else hold_out_values(own, groups[rows], share)
-    return rows[kept], rows[held_out]
 
 
 def _kept_rows(rows: Tensor, keep: Tensor | None, count: int) -> Tensor:

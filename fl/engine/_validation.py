@@ -17,6 +17,7 @@ from distillkit.fingerprint import tensor_fingerprint
 from distillkit.privacy import Ledger
 from distillkit.privacy.validation._arguments import (
     NEW_LEDGER_REMARK,
+    refuse_derived,
     refuse_measured_normalization,
     require_given_num_classes,
 )
@@ -232,7 +233,7 @@ def _panel(evaluate: object, clients: int, *, hidden: bool) -> Panel:
 
 
 def require_public(method: Method, first: LabeledImages, task: LabelTask | None) -> None:
-    """Refuse a private method if the normalization or the number of classes was computed from the clients' own data.
+    """Refuse a private method if the normalization, the classes or the hold-out were found in the clients' own data.
 
     Such values would reveal information about the data that the privacy guarantee does not cover.
 
@@ -242,12 +243,13 @@ def require_public(method: Method, first: LabeledImages, task: LabelTask | None)
         task: option `task` of `simulate`. If it is given, the number of classes comes from the task.
 
     Raises:
-        PrivacyError: the normalization or the number of classes was computed from the data.
+        PrivacyError: the normalization or the classes were found in the data, or records were held out by position.
     """
     if method.private:
         # A method with the option `public_statistics` makes this check itself (`PrivateFedDM`).
         if getattr(method.inner, "public_statistics", None) is None:
             refuse_measured_normalization(first.normalization, type(method.inner).__name__)
+        refuse_derived(first.info, "the clients' images")
         if task is None:
             require_given_num_classes(first)
 

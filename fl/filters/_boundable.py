@@ -68,6 +68,8 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
         )
     if isinstance(method, FedAvg) and method.settings.weights == "samples":
         raise PrivacyError("the number of a client's images is private: give weights='uniform', got 'samples'")
+    if method.exchanges != ("local",):
+        raise PrivacyError(f"{name} has the exchanges {', '.join(method.exchanges)}; only replies of 'local' get noise")
     if who := reply_reader(method):
         raise PrivacyError(
             f"{who} reads single replies on the server (read_reply), where they have no noise: leave it out"

@@ -25,16 +25,12 @@ class Filter(Component):
     with equal constructor arguments, so use a frozen dataclass.
 
     Attributes:
-        exact: whether every sum over clients is exactly the same as without this filter, because the changes by `out`
-            (on the clients) and `back` (on the server) cancel. The masks of a secure sum are an example. After a
-            private filter, only exact filters may change replies.
         before, after: names of additional exchanges (a request and its reply) with drawn clients in every round, before
             and after the training. On the client, the filter's function of this name runs, with the signature of
             `Method.local`. On the server, `send_exchange`, `expect_exchange` and `receive_exchange` handle the
             exchange.
     """
 
-    exact: ClassVar[bool] = False
     before: ClassVar[tuple[str, ...]] = ()
     after: ClassVar[tuple[str, ...]] = ()
 
@@ -48,7 +44,10 @@ class Filter(Component):
 
     @property
     def private(self) -> bool:
-        """True if the filter adds noise to the clients' releases and charges their privacy cost to a ledger."""
+        """True if the filter adds noise to the clients' releases and charges their privacy cost to a ledger.
+
+        No other filter of the method may then override a function that sees replies, or add exchanges.
+        """
         return False
 
     @property

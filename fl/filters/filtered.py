@@ -32,8 +32,8 @@ class Filtered(Method):
         TypeError: `method` is not a method, or `filters` is empty or contains another object.
         ValueError: two filters have the same class or key, a filter refuses the method, or two or more of these objects
             (the method and the filters) override `draw`, the drawing of clients.
-        PrivacyError: a filter would change replies that a private filter (`Filter.private`) has already clipped, or a
-            filter comes after one that lets the server see only sums of replies (`Filter.sealed`).
+        PrivacyError: a filter beside a private filter (`Filter.private`) would see replies without noise, or a filter
+            comes after one that lets the server see only sums of replies (`Filter.sealed`).
     """
 
     key = "Filtered"
@@ -63,7 +63,7 @@ class Filtered(Method):
             raise ValueError(f"{' and '.join(drawing)} cannot be combined: both draw the clients; leave one out")
         for one in filters:
             one.check(method)
-        _require_bounds_kept(filters)
+        _require_private_alone(filters)
         _require_sealed_last(filters)
         require_own_entries(self.parts)
 
@@ -185,10 +185,16 @@ class Filtered(Method):
         return schema
 
     def local(self, client: Client, message: Message) -> Message:
-        """Return the method's reply, after each filter in turn has changed it with its method `out`."""
+        """Return the method's reply, after each filter in turn has changed it with its method `out`.
+
+        With a private filter, the numbers that the client would report for the history (`Client.notes`) are deleted,
+        because they have no noise.
+        """
         reply = self.method.local(client, message)
         for one in self.filters:
             reply = one.out(self._seen(client), message, reply)
+        if any(one.private for one in self.filters):
+            client.notes.clear()
         return reply
 
     def _seen(self, client: Client) -> Client:
@@ -249,21 +255,24 @@ class Filtered(Method):
         return self.method.predictors(server)
 
 
-def _require_bounds_kept(filters: tuple[Filter, ...]) -> None:
-    """Refuse a filter that changes replies after a private filter (`Filter.private`).
+_SEEING = ("out", "back", "send_exchange", "expect_exchange", "receive_exchange")
 
-    A filter with `Filter.exact` is allowed, because its changes of the replies cancel in every sum over clients. The
-    private filter clips replies, and its noise is large enough only for clipped replies. Any other filter that changes
-    the clipped replies could make them larger again.
+
+def _require_private_alone(filters: tuple[Filter, ...]) -> None:
+    """Refuse a filter beside a private filter (`Filter.private`) if it would see replies that have no noise yet.
+
+    The private filter alone handles replies: values before its clip are raw, values after its clip must not grow, and
+    the sum that the server gets has no noise before `back` of the private filter.
     """
-    private = next((i for i, one in enumerate(filters) if one.private), len(filters))
-    for later in filters[private + 1 :]:
-        changes = type(later).out is not Filter.out or type(later).back is not Filter.back
-        if changes and not later.exact:
+    private = next((one for one in filters if one.private), None)
+    for other in filters:
+        hooks = [hook for hook in _SEEING if getattr(type(other), hook) is not getattr(Filter, hook)]
+        hooks += [name for name in ("before", "after") if getattr(other, name)]
+        if private is not None and other is not private and hooks:
             raise PrivacyError(
-                f"{later.name} changes replies after {filters[private].name} has bounded them, so its noise would not "
-                f"cover what arrives: give {later.name} first. (The masks of a secure sum, which leave every sum as it "
-                "was, say `exact = True`.)"
+                f"{other.name} cannot be combined with {private.name}: {', '.join(hooks)} would see or change replies "
+                f"without noise. Make the change a part of the method, before {private.name} clips its replies; filters "
+                "with `send` and `after_receive` only are accepted"
             )
 
 

@@ -67,7 +67,6 @@ class SetQuality(Filter):
     """
 
     key = "SetQuality"
-    exact = True
     entry: Entry[LabeledImages] | None = None
     on: str = "proxy"
     per_class: PositiveInt = 10

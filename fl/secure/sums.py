@@ -106,7 +106,6 @@ class SecureSums(Filter):
     before: ClassVar[tuple[str, ...]] = ("announce", "deal")
     after: ClassVar[tuple[str, ...]] = ("assent", "disclose")
     old_options: ClassVar[Mapping[str, str]] = {"bounds": "most"}
-    exact: ClassVar[bool] = False  # rounding changes replies, so noise for a clip norm would not cover them exactly
 
     registry: Registry
     keyring: Keyring | None = field(default=None, repr=False, kw_only=True)

@@ -271,21 +271,42 @@ def test_chains_are_flat_and_have_a_readable_repr() -> None:
     assert Filtered(inner, Choose()).draws_clients
 
 
-class Masks(Shift):
-    """Stand-in for a secure sum: removes on the server what it adds on the client."""
+class Census(Filter):
+    """Asks every client for a number before the training, and does nothing else."""
 
-    exact = True
+    before = ("census",)
 
 
-def test_replies_cannot_change_after_clipping() -> None:
-    """With a factor of ten after the clip, an update would have ten times the norm that the noise is for."""
-    dp = ClientDP(1.0, 0.5, clip=0.1)
-    base = method(weights="uniform")
-    for later in (Scale(10.0), Shift()):
-        with pytest.raises(PrivacyError, match=f"{later.name} changes replies after ClientDP has bounded them"):
-            Filtered(base, dp, later)
-        with pytest.raises(PrivacyError, match="give .* first"):
-            Filtered(Filtered(base, dp), later)
-        Filtered(base, later, dp)
-    Filtered(base, dp, Masks())
+class Watch(Filter):
+    """Reads the replies of all clients together."""
+
+    def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
+        return {}
+
+
+class Notes(AddOn):
+    """Reports an exact number of the client."""
+
+    def before_training(self, local: Any) -> None:
+        local.client.notes["mean"] = float(local.client.data.images.mean())
+
+
+class TwoSteps(FedAvg):
+    exchanges = ("census", "local")
+
+
+def test_no_filter_or_exchange_sees_replies_without_noise_beside_a_private_filter() -> None:
+    dp = ClientDP(1.0, 1.0, clip=0.1)
+    options: dict[str, Any] = {"weights": "uniform", "buffers": "drop"}
+    base = method(**options)
+    for other in (Scale(10.0), Shift(), Census(), Watch()):
+        for chain in ((dp, other), (other, dp)):
+            with pytest.raises(PrivacyError, match=f"{other.name} cannot be combined with ClientDP"):
+                Filtered(base, *chain)
+        with pytest.raises(PrivacyError, match="without noise"):
+            Filtered(Filtered(base, other), dp)
+    with pytest.raises(PrivacyError, match="TwoSteps has the exchanges census, local"):
+        Filtered(TwoSteps(factory=network, weights="uniform"), dp)
+    assert "mean" in play(method(Notes(), **options), rounds=1).rows[0]["noted"]
+    assert "noted" not in play(Filtered(method(Notes(), **options), dp), rounds=1).rows[0]
     Filtered(base, dp, Filter())

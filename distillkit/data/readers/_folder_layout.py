@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from distillkit._utils.user_warnings import warn
 from distillkit.data.readers._picture_list import PictureList
 from distillkit.sets._export import is_exported_folder
+from distillkit.sets._validation import FOUND_CLASSES, checked_class_names
 
 __all__ = ["SUFFIXES", "list_folder", "split_folders", "subfolders"]
 
@@ -27,11 +29,12 @@ _LIKE_A_SPLIT = re.compile(rf"(?i:{'|'.join(sorted(_SPLITS, key=len, reverse=Tru
 _TABLES = (".csv", ".tsv", ".xls", ".xlsx", ".parquet")
 
 
-def list_folder(path: Path) -> PictureList:
+def list_folder(path: Path, declared: Sequence[str] | None = None) -> PictureList:
     """List the pictures of a folder without opening them.
 
     Args:
         path: folder in a layout that `load_folder` accepts.
+        declared: names of the class folders; None for those that exist.
 
     Raises:
         FileNotFoundError, ValueError: the folder does not exist or has another layout; see `load_folder`.
@@ -44,11 +47,16 @@ def list_folder(path: Path) -> PictureList:
                 f"{folder} is an exported LabeledImages, with labels and normalization in set.json and labels.csv; "
                 f"read it with LabeledImages.load({str(folder)!r}), or delete both files to read only the pictures"
             )
-    classes = [folder.name for folder in subfolders(parts["train"])]
-    if not classes:
-        raise FileNotFoundError(f"{parts['train']} has no sub-folders; expected one per class: class/picture.png")
-    _require_class_folders(path, parts["train"], classes)
-    listed = {part: _class_pictures(folder, classes, part) for part, folder in parts.items()}
+    classes = list(checked_class_names(declared or ()))
+    if declared is None:
+        classes = [folder.name for folder in subfolders(parts["train"])]
+        info["classes"] = FOUND_CLASSES
+        if not classes:
+            raise FileNotFoundError(f"{parts['train']} has no sub-folders; expected one per class: class/picture.png")
+        _require_class_folders(path, parts["train"], classes)
+    elif not classes:
+        raise ValueError("classes must have at least one name, or be None for the folders that exist")
+    listed = {part: _class_pictures(folder, classes, part, declared is not None) for part, folder in parts.items()}
     if ignored := sum(others for _, _, others in listed.values()):
         info["files_ignored"] = ignored
     if skipped:
@@ -138,9 +146,13 @@ def _holds_pictures(folder: Path) -> bool:
     return any(f.suffix.lower() in SUFFIXES and not f.name.startswith(".") for f in folder.iterdir())
 
 
-def _class_pictures(folder: Path, classes: list[str], part: str) -> tuple[list[Path], list[int], int]:
+def _class_pictures(
+    folder: Path, classes: list[str], part: str, declared: bool
+) -> tuple[list[Path], list[int], int]:
     """Return the picture files of one split, their labels, and the number of other files in its class folders."""
     if unknown := [found.name for found in subfolders(folder) if found.name not in classes]:
+        if declared:
+            raise ValueError(f"{folder} has folders that are not in classes: {', '.join(unknown)}; add or move them")
         raise ValueError(f"{folder} has classes that the training split does not: {', '.join(unknown)}")
     files: list[Path] = []
     labels: list[int] = []
@@ -148,7 +160,7 @@ def _class_pictures(folder: Path, classes: list[str], part: str) -> tuple[list[P
     for label, name in enumerate(classes):
         below = _files(folder / name)
         found = [f for f in below if f.suffix.lower() in SUFFIXES]
-        if part == "train" and not found:
+        if part == "train" and not found and not declared:
             raise FileNotFoundError(f"class folder {folder / name} holds no pictures ({', '.join(SUFFIXES)})")
         others += len(below) - len(found)
         files += found

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from distillkit.data._assembly import SplitBuilder
 from distillkit.data._cache import files_key, fill_in_threads, open_cache
-from distillkit.data._hold_out import hold_out_classes
+from distillkit.data._hold_out import HoldOut, hold_out_classes, hold_out_content, record_digests
 from distillkit.data._pixels import AnyPath, Size, height_and_width, to_bytes
 from distillkit.data.readers._picture_decoding import read_picture, read_pictures, require_same_shape
 from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import Normalization
+from distillkit.sets._validation import FOUND_CLASSES
 
 __all__ = [
     "PictureList",
@@ -60,6 +61,7 @@ def read_picture_list(
     progress: bool = True,
     test_fraction: float = 0.0,
     background: float | None = None,
+    hold_out: HoldOut = "random",
 ) -> Split:
     """Read all pictures of a list into memory, as a `Split`.
 
@@ -68,12 +70,14 @@ def read_picture_list(
         size, channels, normalization, progress: as in `load_folder`.
         test_fraction: share of each class that becomes the test set, if the list has no part `test`.
         background: gray value behind transparent pixels, as in `load_folder`.
+        hold_out: choice of the test set, as in `load_folder`.
 
     Raises:
         ValueError: a picture cannot be read, the pictures have different shapes, or they do not fit in memory.
     """
     pixels = read_pictures(listing.files, size, channels, background, open_with=listing.open_with, progress=progress)
-    pixels, builder = _with_test(listing, pixels, normalization, test_fraction)
+    digests = record_digests(to_bytes(pixels["train"])) if hold_out == "content" else None
+    pixels, builder = _with_test(listing, pixels, normalization, test_fraction, digests)
     return builder.build(pixels)
 
 
@@ -88,6 +92,7 @@ def open_picture_list(
     progress: bool = True,
     test_fraction: float = 0.0,
     background: float | None = None,
+    hold_out: HoldOut = "random",
 ) -> StoredSplit:
     """Open all pictures of a list as a `StoredSplit`, whose sets read images from a cache on disk.
 
@@ -95,7 +100,7 @@ def open_picture_list(
         listing: the list of pictures.
         path: the folder that contains the pictures. The cache is named after this folder.
         size, channels, normalization, cache, workers, progress: as in `open_folder`.
-        test_fraction, background: as in `read_picture_list`.
+        test_fraction, background, hold_out: as in `read_picture_list`.
 
     Raises:
         ValueError, OSError, distillkit.locking.InUse: for the same reasons as in `open_folder`.
@@ -113,12 +118,17 @@ def open_picture_list(
     options += "" if background is None else f" {background}"
     opened = open_cache(path, key, len(files), (c, h, w), fill, options=options, folder=cache, progress=progress)
     rows = dict(zip(listing.files, torch.arange(len(files)).split([len(part) for part in listing.files.values()])))
-    rows, builder = _with_test(listing, rows, normalization, test_fraction)
+    digests = [d.tobytes() for d in opened.file.digests[rows["train"]].numpy()] if hold_out == "content" else None
+    rows, builder = _with_test(listing, rows, normalization, test_fraction, digests)
     return builder.build_stored(opened, rows)
 
 
 def _with_test(
-    listing: PictureList, parts: dict[str, Tensor], normalization: Normalization | None, fraction: float
+    listing: PictureList,
+    parts: dict[str, Tensor],
+    normalization: Normalization | None,
+    fraction: float,
+    digests: list[bytes] | None,
 ) -> tuple[dict[str, Tensor], SplitBuilder]:
     """Hold out a test set if the list has none. Return the parts, and a `SplitBuilder` that builds a split from them.
 
@@ -129,16 +139,23 @@ def _with_test(
         normalization: normalization of the split. With None, the mean and standard deviation of the part `train` are
             measured.
         fraction: share of each class of `train` that is held out as `test`, if the list has no part `test`.
+        digests: hash of each picture of `train`, which then decides alone whether the picture is held out.
     """
     parts, labels, columns, info = dict(parts), dict(listing.labels), dict(listing.columns), dict(listing.info)
     if "test" not in parts:
         info["test_fraction"] = fraction
-        kept, held_out = hold_out_classes(labels["train"], listing.classes, fraction)
+        if digests is None:
+            kept, held_out = hold_out_classes(labels["train"], listing.classes, fraction)
+        else:
+            kept, held_out = hold_out_content(digests, fraction, "test")
+        info |= {} if not fraction else {"hold_out": "random" if digests is None else "content"}
         for table in (parts, labels):
             table["train"], table["test"] = table["train"][kept], table["train"][held_out]
         own = columns.get("train", {})
         columns["train"], columns["test"] = ({name: c[rows] for name, c in own.items()} for rows in (kept, held_out))
-    return parts, SplitBuilder(labels, listing.classes, normalization, info, columns=columns, users=listing.users)
+    given = info.get("classes") != FOUND_CLASSES
+    builder = SplitBuilder(labels, listing.classes, normalization, info, given, columns, users=listing.users)
+    return parts, builder
 
 
 def require_files(folder: Path, names: list[str], dataset: str, source: str) -> None:

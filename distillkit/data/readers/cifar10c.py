@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from distillkit._utils import check
 from distillkit._utils.user_warnings import without_warnings
+from distillkit.data._hold_out import HoldOut
 from distillkit.data._pixels import AnyPath, Size, to_pixels
 from distillkit.data.readers._torchvision import CIFAR10_CLASSES, CIFAR10_NORMALIZATION
 from distillkit.data.split import Split, split_by
@@ -118,6 +119,7 @@ def load_cifar10c_domains(
     severities: Sequence[int] = (5,),
     pictures: int | None = None,
     test_fraction: float = 0.2,
+    hold_out: HoldOut = "random",
     size: Size | None = None,
     channels: int | None = None,
     normalization: Normalization | None = None,
@@ -134,6 +136,7 @@ def load_cifar10c_domains(
         pictures: number of original images to use: the first `pictures` of the 10,000. Default: all.
         test_fraction: share of the images of each class that form the test set, in [0, 1). The random choice is the
             same in every call (see `split_by`), and for every corruption.
+        hold_out: choice of this test set, "random" or "content"; see `split_by`.
 
     Raises:
         FileNotFoundError, TypeError, ValueError: for the same reasons as in `load_cifar10c` and `split_by`.
@@ -145,7 +148,7 @@ def load_cifar10c_domains(
         number = data.columns["picture"]
         check.positive_int(pictures, "pictures", most=int(number.max()) + 1)
         data = data[(number < pictures).nonzero().flatten()]
-    return split_by(data, "picture", test_fraction, classes=CIFAR10_CLASSES)
+    return split_by(data, "picture", test_fraction, hold_out=hold_out, classes=CIFAR10_CLASSES)
 
 
 def _array(file: Path, count: int | None) -> NDArray[Any]:

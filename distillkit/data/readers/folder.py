@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from distillkit._utils import check
+from distillkit.data._hold_out import HOLD_OUTS, HoldOut
 from distillkit.data._pixels import AnyPath, Size
 from distillkit.data.readers._folder_layout import SUFFIXES, list_folder
 from distillkit.data.readers._picture_list import open_picture_list, read_picture_list
@@ -19,6 +22,8 @@ def load_folder(
     channels: int | None = None,
     normalization: Normalization | None = None,
     test_fraction: float = 0.2,
+    hold_out: HoldOut = "random",
+    classes: Sequence[str] | None = None,
     background: float | None = None,
     progress: bool = True,
 ) -> Split:
@@ -36,6 +41,11 @@ def load_folder(
         normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
         test_fraction: share of each class that becomes the test set if there is no folder `test`, in [0, 1). Every call
             makes the same random choice. 0 gives an empty test set.
+        hold_out: choice of this test set. "random": an even share of each class, so one picture more or less changes
+            the choice for others. "content": a keyed hash of its pixels decides for each picture, so equal pictures go
+            together, and a class may have no test picture. Differentially private functions require "content".
+        classes: names of the class folders, in label order; a folder may be missing or empty. Default: the folders that
+            exist. Differentially private functions require names, because one picture could add a folder.
         background: gray value in [0, 1] behind transparent pixels: 1 for white, 0 for black. Required if pictures have
             transparent pixels.
         progress: whether to show a progress bar.
@@ -49,15 +59,16 @@ def load_folder(
         ValueError: the folder was written by `LabeledImages.export`; read it with `LabeledImages.load`. A picture
             cannot be read, a picture is transparent and `background` is None, or the pictures differ
             in size or channels or do not fit in memory. A class occurs only in `test` or `val`, `test` has no class
-            folders or no pictures, there is a `test` but no `train`, or two folders are the same split (such as `val`
+            folders or no pictures, a folder is not in `classes`, there is a `test` but no `train`, or two folders are the same split (such as `val`
             and `valid`). `test_fraction` is so small that no class has a test picture. The sub-folders are probably not
             classes: all of them have names of splits, a table beside them probably contains the labels, or there is
             only one sub-folder, and its pictures are in further sub-folders.
     """
     test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0)
     background = None if background is None else check.real_number(background, "background", least=0.0, most=1.0)
-    listing = list_folder(check.path(path, "path"))
-    return read_picture_list(listing, size, channels, normalization, progress, test_fraction, background)
+    check.one_of(hold_out, "hold_out", HOLD_OUTS)
+    listing = list_folder(check.path(path, "path"), classes)
+    return read_picture_list(listing, size, channels, normalization, progress, test_fraction, background, hold_out)
 
 
 def open_folder(
@@ -67,6 +78,8 @@ def open_folder(
     channels: int | None = None,
     normalization: Normalization | None = None,
     test_fraction: float = 0.2,
+    hold_out: HoldOut = "random",
+    classes: Sequence[str] | None = None,
     background: float | None = None,
     cache: AnyPath | None = None,
     workers: int | None = None,
@@ -83,7 +96,8 @@ def open_folder(
     1/510, because the cache rounds them to bytes. The normalization is measured on the rounded pixels.
 
     Args:
-        path, size, channels, normalization, test_fraction, background, progress: as in `load_folder`.
+        path, size, channels, normalization, test_fraction, hold_out, classes, background, progress: as in
+            `load_folder`.
         cache: folder for the cache, which takes N x C x H x W bytes, for example 3 GB for 20,000 RGB pictures of
             224x224. Default: the folder in the environment variable `DISTILLKIT_CACHE` or, if it is not set, the folder
             `<path>.cache` beside the pictures; a warning is given when this default folder is written. The folder of
@@ -98,7 +112,8 @@ def open_folder(
     test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0)
     background = None if background is None else check.real_number(background, "background", least=0.0, most=1.0)
     path = check.path(path, "path")
-    listing = list_folder(path)
+    check.one_of(hold_out, "hold_out", HOLD_OUTS)
+    listing = list_folder(path, classes)
     return open_picture_list(
-        listing, path, size, channels, normalization, cache, workers, progress, test_fraction, background
+        listing, path, size, channels, normalization, cache, workers, progress, test_fraction, background, hold_out
     )

@@ -51,6 +51,7 @@ def class_sums(
     for k in range(len(embedders)):
         embed = embedders[k]
         total = torch.zeros(num_classes, embedders.dim, dtype=torch.float64, device=images.device)
+        embed.prepare(images)  # a network is refused whether or not there are records
         for part, own in zip(images.split(size), labels.split(size)):
             if len(part):
                 vectors = embed.of_private(part).double()

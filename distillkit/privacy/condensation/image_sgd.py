@@ -65,17 +65,18 @@ def image_gradients(
     """
     batched = images.device.type != "cpu" if batched is None else batched
     embedder = embed if isinstance(embed, PublicEmbedder) else PublicEmbedder(cast(Network, _Function(embed)), None)
-    pull = _row_gradients(loss, embedding) if len(embedding) else None
-    for c in labels.unique().tolist():
+    labels = check.class_labels(labels, len(embedding), len(images))
+    pull = _row_gradients(loss, embedding)
+    for c in range(len(images)):  # also classes without examples: which classes occur must not decide what fails
         own = embedding[labels == c]
         with torch.no_grad():
             mean = embedder.embedding(images[c]).mean(0)
-        assert pull is not None
         cotangents, back = pull(own, mean.expand_as(own)), embedder.pull_back(images[c], batched=batched)
         for some in cotangents.split(chunk):
             grads = images.new_zeros((len(some), *images.shape))
             grads[:, c] = back(some)
-            yield grads
+            if len(some):
+                yield grads
 
 
 class _Function:
@@ -206,15 +207,16 @@ def image_sgd(
     account.ledger.assume("image_sgd")
     account.spend("image_sgd", sigma, rate=rate, count=steps)
     velocity = torch.zeros_like(start).view_as(synthetic)
+    width = real.images.new_zeros(0, embedders.dim)
     with bar(steps, "private image steps", progress=progress) as shown:
         for step in range(steps):
             phi = embedders[step]
+            phi.prepare(real.images)
             rows = secret.poisson(len(real), rate).to(real.images.device)
             drawn = real.images.index_select(0, rows)
-            if len(rows):
-                embedding = torch.cat([phi.embed_private(x) for x in drawn.split(chunk)])
-                for grads in image_gradients(synthetic, phi, embedding, real.labels[rows], loss=loss):
-                    private.add([grads])
+            embedding = torch.cat([width, *(phi.embed_private(x) for x in drawn.split(chunk) if len(x))])
+            for grads in image_gradients(synthetic, phi, embedding, real.labels[rows], loss=loss):
+                private.add([grads])
             (gradient,) = private.take()
             if callback is not None:
                 callback(step, gradient)

@@ -107,6 +107,17 @@ class PublicEmbedder:
             return embedding
         return torch.cat([embedding, self.network.classifier(embedding)], 1)
 
+    def prepare(self, like: Tensor) -> None:
+        """Embed one gray image as a private image, so that an unsuitable network is refused before it gets records.
+
+        Args:
+            like: images [N, C, H, W] with the shape, dtype and device of the records; N may be 0.
+
+        Raises:
+            BatchStatistics, NotCapturable: the network or the augmentation is not a fixed function of one image.
+        """
+        self.of_private(like.new_zeros(1, *like.shape[1:]))
+
     @torch.no_grad()
     def embed_private(self, images: Tensor) -> Tensor:
         """Compute the embedding phi(x) of each private image x without running user code on the images.
@@ -179,6 +190,8 @@ class PublicEmbedder:
         def through(rows: Tensor) -> Tensor:
             if outer is leaf:
                 return rows
+            if not len(rows):
+                return rows.new_zeros(0, *leaf.shape)
             if batched:
                 return torch.autograd.grad(outer, leaf, rows, retain_graph=True, is_grads_batched=True)[0]
             return torch.stack([torch.autograd.grad(outer, leaf, row, retain_graph=True)[0] for row in rows])

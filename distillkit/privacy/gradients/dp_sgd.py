@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from distillkit._utils import check
 from distillkit._utils.eval_mode import preserve_modes, train_mode
 from distillkit._utils.progress import bar
+from distillkit._utils.user_warnings import without_warnings
 from distillkit.privacy.accounting.planning import resolve_sigma
 from distillkit.privacy.errors import NotCapturable, PrivacyError
 from distillkit.privacy.gradients.opacus_gradients import clipped_gradients, note_opacus
@@ -135,7 +136,9 @@ def train_private(
             NotSeparable, PrivateStatistics and NotAccountable; its message gives the remedy.
         TypeError, ValueError: the images, the labels or an option are invalid.
     """
-    real = as_set(images, labels)
+    with without_warnings():  # sanity checks of pixels depend on the records
+        empty = isinstance(labels, Tensor) and labels.ndim == 1 and not len(labels)
+        real = as_set(images, labels, num_classes=1 if empty else None)
     check.positive_int(size, "size")
     check.boolean(progress, "progress")
     check.positive_int(steps, "steps")
@@ -151,9 +154,14 @@ def train_private(
     row_loss = loss if loss is not None else _cross_entropy
     parameters = [p for p in network.parameters() if p.requires_grad]
 
+    columns = 0  # of the logits: a number of classes that was found in the labels would depend on one record
+
     def losses(net: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        nonlocal columns
         outputs = net(inputs)
-        if loss is None and not isinstance(outputs, Tensor):
+        if isinstance(outputs, Tensor) and outputs.ndim == 2:
+            columns = outputs.shape[1]
+        elif loss is None and not isinstance(outputs, Tensor):
             raise NotCapturable(
                 f"the network {type(network).__name__} returns a {type(outputs).__name__} instead of logits; pass a "
                 "loss that takes it: loss=lambda out, y: F.cross_entropy(out.logits, y, reduction='none')"
@@ -162,9 +170,9 @@ def train_private(
 
     with preserve_modes(network):
         train_mode(network)
-        if loss is not None:
-            _check_loss(loss, real)
         source = clipped_gradients(gradients, network, losses, (real.images, real.labels))
+        if loss is not None and columns:
+            _check_loss(loss, real, columns)
     chunk = source.chunk_size(rate * size, chunk)
     update = torch.optim.SGD(parameters, lr=lr) if optimizer is None else optimizer(parameters)
     private = PrivateGradient(parameters, sigma=sigma, clip=clip, denominator=rate * size, secret=secret)
@@ -185,15 +193,17 @@ def train_private(
     return account.ledger
 
 
-def _check_loss(loss: RowLoss, like: LabeledImages) -> None:
+def _check_loss(loss: RowLoss, like: LabeledImages, outputs: int) -> None:
     """Refuse a loss whose value for an example depends on the other examples in the batch.
 
-    The check uses six random rows of logits. A loss that takes other outputs than logits fails here and is not checked:
-    its capture on one record guarantees as much, and names the errors of any loss.
+    The check uses six random rows of logits, with as many columns as the network has outputs. A loss that takes other
+    outputs than logits fails here and is not checked: its capture on one record guarantees as much, and names the
+    errors of any loss.
     """
-    classes = (torch.arange(6) * (like.num_classes - 1) // 5).to(like.labels.device)
-    labels = classes if like.labels.ndim == 1 else F.one_hot(classes, like.labels.shape[1])
-    logits = torch.randn(6, like.num_classes, generator=derive(0, "logits"), dtype=torch.float64).to(like.images)
+    rows = None if like.labels.ndim == 1 else like.labels.shape[1]
+    classes = (torch.arange(6) * ((outputs if rows is None else rows) - 1) // 5).to(like.labels.device)
+    labels = classes if rows is None else F.one_hot(classes, rows)
+    logits = torch.randn(6, outputs, generator=derive(0, "logits"), dtype=torch.float64).to(like.images)
     try:
         require_independent_losses(loss, logits, labels.to(like.labels.dtype))
     except PrivacyError:

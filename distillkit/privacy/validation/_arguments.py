@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit._utils.user_warnings import without_warnings
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.privacy.errors import NotAccountable, PrivacyError, PrivateInitialization, PrivateStatistics
 from distillkit.privacy.ledger import Account, Ledger
-from distillkit.sets import LabeledImages, TiledImages, Tiles, as_set
+from distillkit.sets import LabeledImages, StoredImages, TiledImages, Tiles, as_set
+from distillkit.sets._validation import FOUND_CLASSES
 
 __all__ = [
     "NEW_LEDGER_REMARK",
@@ -56,12 +58,13 @@ def as_private_set(
         public_statistics: whether the user declares that a measured normalization was measured on public images.
 
     Raises:
-        PrivacyError: the number of classes is missing or was derived from the labels, the labels are soft, or the
-            images were selected or computed from other records.
+        PrivacyError: the number of classes is missing, the images were selected or computed from other records, the
+            classes or the hold-out come from the data, or the labels are soft.
         PrivateStatistics: the normalization was measured or fitted on images that were not declared public.
         NotAccountable: delta is not below one over the number of records.
     """
-    real = as_set(images, labels, num_classes=num_classes)
+    with without_warnings():  # sanity checks of pixels depend on the records
+        real = as_set(images, labels, num_classes=num_classes)
     refuse_derived(real.info)
     require_given_num_classes(real)
     if real.labels.ndim != 1:
@@ -73,19 +76,20 @@ def as_private_set(
         refuse_large_delta(float(torch.as_tensor(size).sum()), delta)
     if not check.boolean(public_statistics, "public_statistics"):
         refuse_measured_normalization(real.normalization)
-    return real
+    return real.replace(class_names=()) if real.info.get("classes") else real  # names that were found are not released
 
 
-def require_given_num_classes(real: LabeledImages) -> None:
-    """Refuse a set whose number of classes was derived from its private labels.
+def require_given_num_classes(real: LabeledImages | StoredImages) -> None:
+    """Refuse a set whose classes were found in the private data.
 
-    Such a number is the largest label + 1, so it reveals which class is the last one with records.
+    A number that was derived from labels is the largest label + 1, so it reveals which class is the last one with
+    records.
 
     Args:
         real: the private set.
 
     Raises:
-        PrivacyError: the number of classes was not given.
+        PrivacyError: the classes were not declared.
     """
     if not real.classes_given:
         raise PrivacyError(
@@ -96,17 +100,19 @@ def require_given_num_classes(real: LabeledImages) -> None:
 
 
 def refuse_derived(info: Mapping[str, Any], name: str = "images") -> None:
-    """Refuse images that were selected or computed from records, such as a coreset or a condensed set.
+    """Refuse images that were selected or computed from records, such as a coreset, or the rest of a random hold-out.
 
-    Adding a record to the original data can change any of these images, so a guarantee for one of them does not cover a
-    record.
+    Adding a record to the original data can change which images these are, or their labels, so a guarantee for one of
+    them does not cover a record.
 
     Args:
-        info: `info` of the set. Selections and condensations of this library set the entry `derived`.
+        info: `info` of the set. Selections and condensations of this library set the entry `derived`, readers of
+            folders `classes`, and hold-outs `hold_out`.
         name: name of the set in the error message.
 
     Raises:
-        PrivacyError: the set is derived.
+        PrivacyError: the set is derived, its classes come from a listing of folders, or other records were held out by
+            position.
     """
     if method := info.get("derived"):
         raise PrivacyError(
@@ -114,6 +120,25 @@ def refuse_derived(info: Mapping[str, Any], name: str = "images") -> None:
             "them, so no guarantee would cover it. Pass the original records. If the images are public, or themselves "
             "the records to protect, say so by data.replace(info={...}) without the entry 'derived'"
         )
+    if _mentions(info, "classes", FOUND_CLASSES):
+        raise PrivacyError(
+            f"the classes of {name} must be declared: they come from the folders that exist, so one picture could add "
+            "a class and publish its name. Use load_folder(path, classes=[...], hold_out='content')"
+        )
+    if _mentions(info, "hold_out", "random"):
+        raise PrivacyError(
+            f"{name} are what a hold-out by position has left (info['hold_out'] is 'random'), so one record more or "
+            "less changes which other records are used. Hold out each record by its own content: "
+            "load_folder(path, classes=[...], hold_out='content'), split_by(..., hold_out='content') or, in a study, "
+            "Task(..., hold_out='content'); or hold out nothing: test_fraction=0"
+        )
+
+
+def _mentions(info: object, name: str, value: str) -> bool:
+    """Return whether an entry of `info`, or of the `info` of a source in it, has this value."""
+    if isinstance(info, Mapping):
+        return info.get(name) == value or any(_mentions(one, name, value) for one in info.values())
+    return isinstance(info, list | tuple) and any(_mentions(one, name, value) for one in info)
 
 
 def refuse_measured_normalization(normalization: Normalization, component: str = "a private component") -> None:

@@ -51,7 +51,9 @@ def test_three_folders_are_three_clients(tmp_path: Path, global_rng_untouched: N
     assert joined.test.info == {
         "dataset": "south+north+east",
         "domains": ["south", "north", "east"],
-        "sources": [{"dataset": name, "test_fraction": 0.2} for name in places],
+        "sources": [{"dataset": name, "test_fraction": 0.2, "hold_out": "random"} for name in places],
+        "hold_out": "random",
+        "classes": "folders",
         "split": "test",
     }
 

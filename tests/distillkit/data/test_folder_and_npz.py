@@ -53,7 +53,7 @@ def test_a_folder_with_splits(tmp_path: Path) -> None:
     for data in (*split, split.validation):
         assert data.mean == pytest.approx(measured.mean, abs=1e-6)
         assert data.normalization == split.train.normalization
-    assert split.test.info == {"dataset": "pets", "split": "test"}
+    assert split.test.info == {"dataset": "pets", "split": "test", "classes": "folders"}
     assert next(iter(DataLoader(split.train, batch_size=6)))[0].shape == (6, 3, 6, 6)
 
 

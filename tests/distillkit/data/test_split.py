@@ -39,7 +39,9 @@ def test_images_keep_their_order_and_info_names_the_column(global_rng_untouched:
         assert torch.equal(part.images, other.images)
         rows = torch.isin(data.columns["patient"], part.columns["patient"].unique())
         assert torch.equal(part.images, data.images[rows])
-    assert split.test.info == {"split": "test", "test_fraction": 0.5, "apart": "patient"}
+    assert split.test.info == {
+        "split": "test", "test_fraction": 0.5, "apart": "patient", "hold_out": "random",
+    }  # fmt: skip
     assert (split.classes, again.classes) == (("well", "ill"), ("0", "1"))
 
 

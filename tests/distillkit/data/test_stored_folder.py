@@ -106,7 +106,7 @@ def test_stored_pictures_equal_loaded_ones(
         assert torch.equal(part.labels, wanted.labels)
         assert torch.equal(found.labels, wanted.labels)
         assert (found.num_classes, found.normalization, found.info) == (2, HALF, wanted.info)
-        assert (found.classes_given, part.shape, len(part)) == (True, wanted.shape, len(wanted))
+        assert (found.classes_given, part.shape, len(part)) == (False, wanted.shape, len(wanted))
         assert torch.equal(part.counts(), wanted.counts())
         if exact:
             assert torch.equal(found.images, wanted.images)

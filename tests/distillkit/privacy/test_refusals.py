@@ -186,15 +186,6 @@ def test_statistics_of_the_private_images_are_refused(
     assert len(condense(LabeledImages(pixels, toy_set.labels, num_classes=3))) == 3
 
 
-def test_standardized_images_without_a_normalization_are_warned_of(
-    condense: Callable[..., LabeledImages], toy_set: LabeledImages
-) -> None:
-    """A refusal would reveal something about the images' values."""
-    standardised = (toy_set.images - toy_set.images.mean()) / toy_set.images.std()
-    with pytest.warns(UserWarning, match="no normalization is given, .* normalization="):
-        condense(standardised, toy_set.labels, num_classes=3)
-
-
 @pytest.mark.filterwarnings("ignore:delta=")
 @pytest.mark.parametrize("records", [3, 5, 6, 12])
 def test_no_refusal_depends_on_the_number_of_records(
