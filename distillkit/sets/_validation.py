@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 FOUND_CLASSES = "folders"
-"""Value of `info["classes"]` of a set whose classes, and so the class of every label, come from a listing of folders."""
+"""Value of `info["classes"]` of a set whose classes, and so the labels, come from a listing of folders."""
 
 
 def checked_images(images: Any, labels: Any, num_classes: int | None) -> tuple[Tensor, Tensor, int]:

@@ -47,7 +47,8 @@ def as_set(
             `images` is a tensor or array.
         num_classes: number of classes, K. Default: the number of class names in the dataset's attribute `classes`.
             The new set keeps these names, but they do not count as given. Without this attribute: the largest label
-            + 1, or the width of the label rows. If `images` is a `LabeledImages` whose K was derived from its labels, `num_classes` replaces this K.
+            + 1, or the width of the label rows. If `images` is a `LabeledImages` whose K was derived from its labels,
+            `num_classes` replaces this K.
         normalization: normalization that was applied to float images, or is applied to uint8 and PIL images. Default:
             none, so that the images are pixels in [0, 1].
         name: name of the argument in error messages.

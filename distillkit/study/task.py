@@ -288,8 +288,8 @@ def as_split(train: Images, test: Images, validation: Images | None = None) -> S
     sets = {name: as_set(one, name=name) for name, one in given.items() if one is not None}
     given_counts = [one.num_classes for one in sets.values() if one.classes_given]
     num_classes = given_counts[0] if given_counts else max(one.num_classes for one in sets.values())
-    given = {"num_classes": num_classes, "classes_given": bool(given_counts)}
-    sets = {n: one if one.classes_given else one.replace(**given) for n, one in sets.items()}
+    known: dict[str, Any] = {"num_classes": num_classes, "classes_given": bool(given_counts)}
+    sets = {n: one if one.classes_given else one.replace(**known) for n, one in sets.items()}
     for one in sets.values():
         sets["train"].require_compatible(one)
     names = sets["train"].class_names

@@ -271,8 +271,8 @@ def _require_private_alone(filters: tuple[Filter, ...]) -> None:
         if private is not None and other is not private and hooks:
             raise PrivacyError(
                 f"{other.name} cannot be combined with {private.name}: {', '.join(hooks)} would see or change replies "
-                f"without noise. Make the change a part of the method, before {private.name} clips its replies; filters "
-                "with `send` and `after_receive` only are accepted"
+                f"without noise. Make the change a part of the method, before {private.name} clips its replies; a "
+                "filter with `send` and `after_receive` only is accepted"
             )
 
 

@@ -146,9 +146,7 @@ def _holds_pictures(folder: Path) -> bool:
     return any(f.suffix.lower() in SUFFIXES and not f.name.startswith(".") for f in folder.iterdir())
 
 
-def _class_pictures(
-    folder: Path, classes: list[str], part: str, declared: bool
-) -> tuple[list[Path], list[int], int]:
+def _class_pictures(folder: Path, classes: list[str], part: str, declared: bool) -> tuple[list[Path], list[int], int]:
     """Return the picture files of one split, their labels, and the number of other files in its class folders."""
     if unknown := [found.name for found in subfolders(folder) if found.name not in classes]:
         if declared:

@@ -59,10 +59,10 @@ def load_folder(
         ValueError: the folder was written by `LabeledImages.export`; read it with `LabeledImages.load`. A picture
             cannot be read, a picture is transparent and `background` is None, or the pictures differ
             in size or channels or do not fit in memory. A class occurs only in `test` or `val`, `test` has no class
-            folders or no pictures, a folder is not in `classes`, there is a `test` but no `train`, or two folders are the same split (such as `val`
-            and `valid`). `test_fraction` is so small that no class has a test picture. The sub-folders are probably not
-            classes: all of them have names of splits, a table beside them probably contains the labels, or there is
-            only one sub-folder, and its pictures are in further sub-folders.
+            folders or no pictures, a folder is not in `classes`, there is a `test` but no `train`, or two folders are
+            the same split (such as `val` and `valid`). `test_fraction` is so small that no class has a test picture.
+            The sub-folders are probably not classes: all of them have names of splits, a table beside them probably
+            contains the labels, or there is only one sub-folder, and its pictures are in further sub-folders.
     """
     test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0)
     background = None if background is None else check.real_number(background, "background", least=0.0, most=1.0)
