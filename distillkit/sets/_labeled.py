@@ -612,7 +612,8 @@ def set_from_source(
     """
     names, listed = conversion.class_names(source)
     images, labels = conversion.read(source, name, progress=progress)
-    found = set_from_arrays(images, labels, name, num_classes or len(names) or None, normalization)
+    wanted = len(names) or None if num_classes is None else num_classes
+    found = set_from_arrays(images, labels, name, wanted, normalization)
     if len(names) != found.num_classes:
         return found
     given = num_classes is not None or found.labels.ndim == 2
