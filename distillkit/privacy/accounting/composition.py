@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from distillkit._utils import check
 from distillkit.privacy.accounting import _pld
+from distillkit.privacy.accounting._many_kinds import grid_epsilon, moments
 from distillkit.privacy.accounting._ranges import MOST_RELEASES, check_delta, check_sigma
 from distillkit.privacy.accounting.gaussian import gaussian_epsilon
 from distillkit.privacy.errors import NotAccountable
@@ -31,8 +32,8 @@ _ORDERS = (
     *(64.0, 72.0, 80.0, 96.0, 112.0, 128.0, 160.0, 192.0, 256.0, 384.0, 512.0),
 )
 _MAX_PLD_RELEASES = 10**7
-_MAX_PLD_KINDS, _MAX_KINDS, _MAX_RDP_KINDS = 8, 24, 160
-"""Maximum number of kinds of releases for which `compose` chooses PLD, computes PRV, and computes RDP."""
+_MAX_PLD_KINDS, _MAX_KINDS, _MAX_GROUPS = 8, 24, 1000
+"""Maximum number of kinds of releases for which `compose` chooses PLD and computes PRV, and of groups beyond."""
 
 _STEP, _DOWN = 2.0**-10, 1 - 1e-12
 """Finest grid of log(sigma) and -log(rate) for groups, and a factor that covers the rounding of exp and log."""
@@ -71,7 +72,8 @@ def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto", 
             bounds; PRV is computed only if the RDP epsilon is below 100 and PRV's grid has at most 1.5 million points.
             If the RDP epsilon is below 100 but the grid is too large, PLD replaces PRV, provided that dp-accounting is
             installed and there are at most 8 kinds of releases (different sigma or rate) and ten million releases in
-            total. `"rdp"`, `"prv"` or `"pld"` selects one accountant.
+            total. For more than 24 kinds, it uses PLD on a grid of our own, or RDP if that grid is too large.
+            `"rdp"`, `"prv"` or `"pld"` selects one accountant.
         order: order of RDP, above 1; None selects the order with the smallest bound. If the order is fixed before the
             first release, the bound is also valid as a privacy filter: sigma, rate and the number of releases may then
             depend on earlier releases.
@@ -80,8 +82,8 @@ def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto", 
     removing a record. Opacus' PRV accountant covers only removal. RDP uses orders from 1.01 to 512, a wider range than
     Opacus' default.
 
-    If there are more than 24 kinds of releases, similar kinds are grouped: sigma is rounded down and the rate up. The
-    result is still an upper bound, but slightly larger than without grouping.
+    If there are more than 1,000 kinds of releases (24 for `"prv"` and `"pld"`), similar kinds are grouped: sigma is
+    rounded down and the rate up. The result is still an upper bound, but slightly larger than without grouping.
 
     Returns:
         Epsilon, and the accountant that computed it.
@@ -103,15 +105,15 @@ def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto", 
         return Bound(math.inf, "exact")
     if order is not None:
         check.real_number(order, "order", above=1.0)
-        return Bound(max(0.0, _rdp_at(_grouped(every, _MAX_RDP_KINDS), delta, order)), "rdp")
+        return Bound(max(0.0, _rdp_at(_grouped(every, _MAX_GROUPS), delta, order)), "rdp")
     if len(every) <= _MAX_KINDS or (accountant == "auto" and all(rate == 1 for _, rate, _ in every)):
         return _bound(every, delta, accountant)
     if accountant in ("prv", "pld"):
         return _bound(_grouped(every, _MAX_KINDS), delta, accountant)
-    by_rdp, coarse = Bound(_rdp(_grouped(every, _MAX_RDP_KINDS), delta), "rdp"), _grouped(every, _MAX_KINDS)
-    if accountant == "rdp" or not _prv_affordable(coarse, delta, by_rdp.epsilon):
-        return by_rdp
-    return min(by_rdp, Bound(_prv(coarse, delta, by_rdp.epsilon), "prv"), key=lambda bound: bound.epsilon)
+    groups = _grouped(every, _MAX_GROUPS)
+    if accountant == "auto" and (on_grid := _on_grid(groups, delta)) < math.inf:
+        return Bound(on_grid, "pld")
+    return Bound(_rdp(groups, delta), "rdp")
 
 
 def filter_order(sigma: float, rate: float, budget: float, delta: float) -> float:
@@ -245,9 +247,30 @@ def _renyi(sigma: float, rate: float, order: float) -> float:
     return value if value >= 0 else math.inf
 
 
+@lru_cache(maxsize=4096)
+def _renyi_of_many(spends: tuple[Spend, ...], order: float) -> float:
+    """Return an upper bound on the total Renyi divergence of many kinds of releases, exact at integer orders.
+
+    In between, (order - 1) times the divergence is interpolated: it is convex in the order, and 0 at order 1.
+    """
+    low = math.floor(order)
+    whole = [n for n in (low, low + 1) if n > 1 and (n == low or order > low)]
+    values = dict(zip(whole, moments(spends, whole))) | {1: 0.0}
+    moment = values[low] if order == low else values[low] + (order - low) * (values[low + 1] - values[low])
+    return float(moment) / (order - 1)
+
+
+@lru_cache(maxsize=256)
+def _on_grid(spends: tuple[Spend, ...], delta: float) -> float:
+    return grid_epsilon(spends, delta)
+
+
 def _rdp_at(spends: tuple[Spend, ...], delta: float, order: float) -> float:
     """Return the bound on epsilon at one RDP order (Canonne, Kamath and Steinke, NeurIPS 2020, proposition 12)."""
-    total = sum(count * _renyi(sigma, rate, order) for sigma, rate, count in spends)
+    if len(spends) > _MAX_KINDS:
+        total = _renyi_of_many(spends, order)
+    else:
+        total = sum(count * _renyi(sigma, rate, order) for sigma, rate, count in spends)
     return total + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 

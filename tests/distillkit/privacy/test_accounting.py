@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -17,8 +18,10 @@ from distillkit.privacy import (
     gaussian_sigma,
     plan_noise,
 )
+from distillkit.privacy.accounting._many_kinds import grid_epsilon
 from distillkit.privacy.accounting._prv import prv_epsilon
-from distillkit.privacy.accounting.composition import _bound
+from distillkit.privacy.accounting.composition import _bound, _rdp_at
+from distillkit.rng import derive
 
 DELTA = 1e-5
 SIGMAS = [0.7, 1.0, 2.0, 5.0, 20.0]
@@ -277,3 +280,50 @@ def test_pld_replaces_large_prv_or_the_bound_is_marked_as_loose(
     assert "5 to 26 %" in str(ledger.guarantee())
     assert any("5 to 26 %" in remark for remark in ledger.guarantee().info()["remarks"])
     _bound.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("sigmas", "rates", "count", "delta"),
+    [
+        ((0.6, 30.0), (0.01, 0.3), 40, 1e-5),
+        ((2.0, 9.0), (1.0, 0.5, 0.02), 3, 1e-3),
+    ],
+)
+def test_many_kinds_lie_between_both_estimates_of_dp_accounting(
+    sigmas: tuple[float, float], rates: tuple[float, ...], count: int, delta: float
+) -> None:
+    pytest.importorskip("dp_accounting")
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    drawn = (sigmas[0] + (sigmas[1] - sigmas[0]) * torch.rand(26, generator=derive(3), dtype=torch.float64)).tolist()
+    spends = [(sigma, rates[i % len(rates)], count + i % 3) for i, sigma in enumerate(drawn)]
+    bound = compose(spends, delta)
+    assert bound.accountant == "pld"
+    for upper in (False, True):
+        parts = [
+            pld.from_gaussian_mechanism(
+                sigma, sampling_prob=rate, pessimistic_estimate=upper, use_connect_dots=upper,
+                value_discretization_interval=1e-3,
+            ).self_compose(n)
+            for sigma, rate, n in spends
+        ]  # fmt: skip
+        estimate = functools.reduce(lambda a, b: a.compose(b), parts).get_epsilon_for_delta(delta)
+        assert bound.epsilon <= 1.01 * estimate if upper else bound.epsilon >= estimate
+
+
+@pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-8])
+@pytest.mark.parametrize(("least", "count"), [(0.4, 1), (3.0, 5), (300.0, 90)])
+def test_many_kinds_at_rate_one_are_just_above_the_closed_form(least: float, count: int, delta: float) -> None:
+    spends = [(least * (30 + i), 1.0, count + i) for i in range(40)]
+    exact = gaussian_epsilon(sum(n / sigma**2 for sigma, _, n in spends) ** -0.5, delta)
+    assert exact <= grid_epsilon(spends, delta) <= 1.005 * exact
+
+
+@pytest.mark.parametrize("order", [1.05, 2.0, 2.5, 7.0, 9.3, 40.0, 512.0])
+def test_rdp_of_many_kinds_is_an_upper_bound_and_exact_at_integers(order: float) -> None:
+    spends = [(0.8 + i / 7, 0.01 if i % 2 else 0.4, 1 + i) for i in range(30)]
+    many = compose(spends, DELTA, order=order).epsilon
+    rest = _rdp_at((), DELTA, order)
+    wanted = max(0.0, rest + sum(_rdp_at((spend,), DELTA, order) - rest for spend in spends))
+    assert many >= wanted * (1 - 1e-9)
+    assert many <= wanted * (1.3 if order % 1 else 1 + 1e-9) or order < 2

@@ -100,18 +100,15 @@ def test_grouped_releases_never_cost_less_than_exactly(rate: float, accountant: 
     assert exact * (1 - 1e-9) <= bound <= 1.2 * exact
 
 
-@pytest.mark.parametrize("most_rate", [0.05, 0.5, 1.0])
-def test_three_thousand_kinds_of_noise_cost_few_evaluations(most_rate: float) -> None:
-    """Evaluations of the Renyi divergence take nearly all the time."""
+def test_three_thousand_kinds_of_noise_need_no_evaluation_of_each_order() -> None:
+    """An evaluation of the Renyi divergence at one order takes a millisecond."""
     draws = torch.rand(3000, 2, generator=derive(4)).tolist()
     ledger = Ledger()
-    ledger.spend(*(Event("sum", 2 + 30 * sigma, rate=most_rate * (1 - rate)) for sigma, rate in draws))
+    ledger.spend(*(Event("sum", 2 + 30 * sigma, rate=0.5 * (1 - rate)) for sigma, rate in draws))
     _renyi.cache_clear()
-    ledger.guarantee()
-    assert _renyi.cache_info().misses < 4000
-    ledger._torn = 1
-    ledger.guarantee()
-    assert _renyi.cache_info().misses < 8000
+    assert ledger.guarantee().accountant == "pld"
+    assert compose(ledger.spends(), 1e-5, accountant="rdp").epsilon > 0
+    assert _renyi.cache_info().misses == 0
 
 
 @pytest.mark.parametrize("kinds", [1, 40])
