@@ -92,8 +92,9 @@ def distance_to_means(
     the gradient.
 
     The distance is a sum over classes. The function therefore divides the classes into groups that fit into a chunk,
-    and runs one forward and backward pass for each group. On a CPU, this is faster than a single pass, and the gradient
-    is the same. If batch norm uses batch statistics, all classes are processed together.
+    and runs one forward and backward pass for each group. A class that exceeds a chunk is passed in pieces. On a CPU,
+    this is faster than a single pass, and the gradient is the same. If batch norm uses batch statistics, all classes
+    are processed together.
 
     Args:
         network: network with `features` and `classifier`. The function is faster if the parameters do not require
@@ -147,6 +148,7 @@ def class_distance(
         The sum of the distance over all classes, a scalar, and its gradient with respect to `images`, [N, C, H, W].
     """
     loss, gradients = images.new_zeros(()), []
+    limit = len(images) if uses_batch_statistics(network) else chunk_size(images, chunk)
     parts = images.detach().split(list(counts))
     for group in class_groups(network, images, counts, chunk):
         leaf = torch.cat(parts[group]).requires_grad_()
@@ -156,8 +158,14 @@ def class_distance(
             if augment is not None:
                 pairs = enumerate(leaf.split(sizes), group.start)
                 inputs = torch.cat([augment(own, position) for position, own in pairs])
-            value = distance(group, _embed(network, inputs, match).split(sizes))
-            gradients.append(torch.autograd.grad(value, leaf)[0])
+            # Pieces of at most a chunk, so that no pass of a large class has larger tensors than other passes.
+            pieces = [piece.detach().requires_grad_() for piece in inputs.split(limit)]
+            outputs = [_embed(network, piece, match) for piece in pieces]
+            embeddings = torch.cat([output.detach() for output in outputs]).requires_grad_()
+            value = distance(group, embeddings.split(sizes))
+            rows = torch.autograd.grad(value, embeddings)[0].split(limit)
+            own = torch.cat([torch.autograd.grad(*call)[0] for call in zip(outputs, pieces, rows, strict=True)])
+            gradients.append(own if augment is None else torch.autograd.grad(inputs, leaf, own)[0])
         loss += value.detach()
     return loss, torch.cat(gradients)
 

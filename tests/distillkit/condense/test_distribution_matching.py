@@ -66,11 +66,11 @@ def reference(network: Any, real: list[Tensor], synthetic: list[Tensor], match: 
 @pytest.mark.parametrize("match", ["embedding", "embedding+logits"])
 @pytest.mark.parametrize("chunk", [1, 4, None])
 def test_gradient_equals_the_slow_reference(norm: str, match: str, chunk: int | None) -> None:
-    real_counts, counts = [9, 5, 7], [2, 1, 3]
+    real_counts, counts = [9, 5, 7], [2, 1, 6]
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-10)):
         network = frozen_net(dtype, norm, train=norm == "batch")
         real = torch.randn(21, *SHAPE, generator=derive(0), dtype=dtype) + 1
-        synthetic = torch.randn(6, *SHAPE, generator=derive(1), dtype=dtype)
+        synthetic = torch.randn(9, *SHAPE, generator=derive(1), dtype=dtype)
         targets = embedding_means(network, real, real_counts, match=match, chunk=chunk)
         loss, gradient = distance_to_means(network, targets, synthetic, counts, match=match, chunk=chunk)
         slow_loss, slow = reference(
@@ -78,6 +78,14 @@ def test_gradient_equals_the_slow_reference(norm: str, match: str, chunk: int | 
         )
         assert float(loss) == pytest.approx(float(slow_loss), rel=tolerance)
         assert (gradient - slow).norm() <= tolerance * slow.norm()
+        if norm == "instance":
+            scaled = [x * (k + 2) for k, x in enumerate(synthetic.split(counts))]
+            options: dict[str, Any] = {"match": match, "augment": lambda x, k: x * (k + 2), "chunk": chunk}
+            loss, gradient = distance_to_means(network, targets, synthetic, counts, **options)
+            slow_loss, slow = reference(network, list(real.split(real_counts)), scaled, match, False)
+            slow = torch.cat([g * (k + 2) for k, g in enumerate(slow.split(counts))])
+            assert float(loss) == pytest.approx(float(slow_loss), rel=tolerance)
+            assert (gradient - slow).norm() <= tolerance * slow.norm()
 
 
 def test_batch_statistics_are_those_of_mixed_classes() -> None:
