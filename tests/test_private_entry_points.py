@@ -21,6 +21,7 @@ from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.privacy import (
     ASSUMPTIONS,
     PUBLIC_INPUTS,
+    Event,
     Ledger,
     Passes,
     PublicEmbedders,
@@ -124,6 +125,22 @@ def test_result_lists_assumptions_and_the_meaning_of_a_new_ledger(entry: str) ->
     assert {e.client for e in ledger.events} == {"*"}
     if entry not in ("release", "private_histogram"):
         assert standalone(None)[entry]()["remarks"] == [NEW_LEDGER_REMARK]
+
+
+def test_statements_stand_beside_every_epsilon() -> None:
+    for entry, facts in ASSUMPTIONS.items():
+        assert {"records", "accuracies"} <= set(facts) or entry == "ClientDP"
+        assert {"server data", "partition"} <= set(facts) or entry not in ("DPSGD", "PrivateFedDM", "SummedFedDM")
+    assert "optimizer" in ASSUMPTIONS["train_private"]
+    ledger = Ledger(budget=5.0)
+    ledger.spend(Event("own mechanism", sigma=4.0))
+    own = ledger.guarantee()
+    assert own.info()["assumed_public"]["Ledger"] == ["records", "accuracies"]
+    assert "sigma and rate of the releases were not chosen by looking at released values" in own.info()["valid_if"]
+    assert str(own).endswith("holds however the releases are stopped; assumes (PUBLIC_INPUTS): records, accuracies")
+    assert "assumes" not in str(Ledger().guarantee())
+    assert private_histogram(torch.arange(3), num_classes=3, sigma=2.0, ledger=ledger).shape == (3,)
+    assert str(ledger.guarantee()).endswith("assumes (PUBLIC_INPUTS): classes, budget, records, accuracies")
 
 
 @pytest.mark.parametrize("entry", sorted(RUNS))

@@ -125,6 +125,8 @@ def _claimed(claim: dict[str, Any]) -> list[str | Table]:
             f"Claimed: epsilon {claim['epsilon']:.4g} at delta {claim.get('delta', float('nan')):g} "
             f"({claim.get('relation', '')}), as the run recorded it."
         )
+        if condition := claim.get("valid_if"):
+            parts.append(f"It holds if {condition}.")
     elif claim:
         parts.append(f"No guarantee holds: {claim.get('reason') or 'the run records no reason'}.")
         if claim.get("nominal_epsilon") is not None:

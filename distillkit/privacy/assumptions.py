@@ -25,22 +25,33 @@ PUBLIC_INPUTS = {
     "taking part": "which clients take part in which round",
     "disjoint": "the statement that no two clients have the same record",
     "schedule": "sigma and rate of all releases, which follow a plan, whenever the plan is stopped",
+    "records": "the statement that each record is valid and computed from its own raw data alone: no mean image "
+    "subtracted, no label smoothed with other records, no second copy, not selected by looking at other records",
+    "accuracies": "the statement that accuracies and losses on the private records, as in tuning, are not published",
+    "optimizer": "the statement that the optimizer sees noised gradients only, never records or their losses",
+    "server data": "images and models that the server has before round 1 (`server_data`, `init`)",
+    "partition": "the division of the records among clients, which counts as given, as in a real federation",
 }
-"""Inputs that an entry point may assume to be public: name -> description."""
+"""Inputs and statements that an entry point may take as public and true: name -> description."""
 
-_SET = ("classes", "space", "size", "budget", "clip", "networks", "start", "augment", "seed", "options")
-_RUN = ("clients", "taking part", "disjoint")
+RECORDS = ("records", "accuracies")
+"""Statements that stand beside every epsilon for single records."""
+
+_SET = ("classes", "space", "size", "budget", "clip", "networks", "start", "augment", "seed", "options", *RECORDS)
+_RUN = ("clients", "taking part", "disjoint", "server data", "partition")
 
 ASSUMPTIONS: dict[str, tuple[str, ...]] = {
     "condense_private": _SET,
     "image_sgd": _SET,
-    "train_private": ("space", "size", "budget", "clip", "model", "options"),
-    "release": ("classes", "space", "budget", "clip", "networks", "augment", "seed"),
-    "private_histogram": ("classes", "budget"),
-    "DPSGD": ("classes", "space", "size", "budget", "clip", "model", "seed", "options", *_RUN),
+    "train_private": ("space", "size", "budget", "clip", "model", "options", "optimizer", *RECORDS),
+    "release": ("classes", "space", "budget", "clip", "networks", "augment", "seed", *RECORDS),
+    "private_histogram": ("classes", "budget", *RECORDS),
+    "DPSGD": ("classes", "space", "size", "budget", "clip", "model", "seed", "options", *RECORDS, *_RUN),
     "PrivateFedDM": (*_SET, "model", *_RUN),
     "SummedFedDM": (*_SET, "model", *_RUN),
-    "Ledger": ("disjoint", "schedule"),
-    "ClientDP": ("classes", "space", "budget", "clip", "model", "seed", "options", "clients"),
-}
-"""Entry point -> the names (in `PUBLIC_INPUTS`) of the inputs that it assumes to be public."""
+    "Ledger": ("disjoint", "schedule", *RECORDS),
+    "ClientDP": (
+        "classes", "space", "budget", "clip", "model", "seed", "options", "clients", "accuracies", "server data",
+    ),
+}  # fmt: skip
+"""Entry point -> the names (in `PUBLIC_INPUTS`) of the inputs and statements that it takes as public and true."""

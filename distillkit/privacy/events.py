@@ -26,8 +26,8 @@ _RELATIONS = (ADD_OR_REMOVE_RECORD, REPLACE_RECORD, ADD_OR_REMOVE_CLIENT)
 _SAMPLINGS = ("everything", "poisson")
 
 
-PLANNED_STOP = "stopping did not depend on released values"
-"""Condition of an epsilon that was computed from the releases so far; a budget does not need it."""
+PLANNED = "number, sigma and rate of the releases were not chosen by looking at released values"
+"""Condition of an epsilon that was computed from the releases so far."""
 
 
 def client_id(client: int | str) -> str:
@@ -126,8 +126,9 @@ class Guarantee:
 
     `Ledger.guarantee` returns it. Its string form is a sentence for a report.
 
-    Epsilon covers the releases so far. It holds if the number of releases was fixed in advance. If the decision to stop
-    depended on released values or on epsilon, only the budget holds.
+    Epsilon covers the releases so far. It holds if number, sigma and rate of the releases were fixed in advance. If the
+    decision to stop depended on released values or on epsilon, only the budget holds. If sigma or rate were chosen by
+    looking at released values, delta can be many times larger; see `Ledger` for when the budget holds.
 
     Attributes:
         epsilon: upper bound on the epsilon of the releases so far, or None if no guarantee holds.
@@ -137,8 +138,8 @@ class Guarantee:
         delta, relation: delta and neighboring relation of the guarantee; the relation is "" if nothing was charged.
         accountant: name of the accountant that computed epsilon as an upper bound; see `compose`.
         remarks: limits of the guarantee, such as tuning on the private data.
-        assumptions: for each function that charged the ledger, the names of the inputs that it assumes to be public
-            (`ASSUMPTIONS`). Epsilon does not cover these inputs.
+        assumptions: for each function that charged the ledger, the names of the inputs and statements that it takes as
+            public and true (`ASSUMPTIONS`). Epsilon does not cover them.
         budget: the ledger's budget, an epsilon that holds at the same delta, even if the decision to stop depended on
             released values. None if the ledger has no budget, or if the budget does not hold.
     """
@@ -160,7 +161,7 @@ class Guarantee:
             nominal = self.nominal if math.isfinite(self.nominal) else None
             values |= {"reason": self.reason, "nominal_epsilon": nominal}
         else:
-            values |= {"accountant": self.accountant, "valid_if": PLANNED_STOP}
+            values |= {"accountant": self.accountant, "valid_if": PLANNED}
             values |= {} if self.budget is None else {"budget": self.budget}
         if self.remarks:
             values["remarks"] = list(self.remarks)
@@ -171,7 +172,11 @@ class Guarantee:
     def __str__(self) -> str:
         if self.epsilon is None:
             return f"no guarantee: {self.reason}"
-        notes = "" if self.nominal == 0 else f", if {PLANNED_STOP}"
-        notes += "" if self.budget is None else f"; otherwise the budget of {self.budget:g}"
+        notes = "" if self.nominal == 0 else f", if {PLANNED}"
+        notes += (
+            "" if self.budget is None else f"; the budget of {self.budget:g} holds however the releases are stopped"
+        )
         notes += "".join(f"; {r}" for r in self.remarks)
+        assumed = dict.fromkeys(name for facts in self.assumptions.values() for name in facts)
+        notes += f"; assumes (PUBLIC_INPUTS): {', '.join(assumed)}" if assumed and self.nominal else ""
         return f"epsilon {self.epsilon:.4g} at delta {self.delta:g} ({self.relation or 'nothing spent'}){notes}"

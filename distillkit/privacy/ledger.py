@@ -19,7 +19,7 @@ from distillkit._utils import check
 from distillkit.privacy._journal import Journal
 from distillkit.privacy.accounting._ranges import check_delta
 from distillkit.privacy.accounting.composition import Bound, Spend, compose, largest
-from distillkit.privacy.assumptions import ASSUMPTIONS
+from distillkit.privacy.assumptions import ASSUMPTIONS, RECORDS
 from distillkit.privacy.errors import BudgetExhausted, NotAccountable, PrivacyError
 from distillkit.privacy.events import ALL_CLIENTS, Event, Guarantee, check_relation, client_id
 from distillkit.privacy.secret import Secret, as_secret
@@ -428,6 +428,7 @@ class Ledger:
         kinds = {kind for totals in self._totals.values() for kind in totals}
         if self.renyi_order is None and len(kinds) > 1 and any(rate < 1 for _, rate in kinds):
             own.append("schedule")
+        own += RECORDS if self._events and not found else ()  # events of the caller's own mechanism
         return found | ({"Ledger": tuple(own)} if own else {})
 
     def _clients(self) -> list[int | str]:

@@ -10,6 +10,7 @@ from typing import Any
 from distillkit._utils.files import write_atomically
 from distillkit.study._design import StudyDesign
 from distillkit.study._execution import RunSpec
+from distillkit.study._guarantee import EXACT
 from distillkit.study._record_files import FORMATS, read_json, read_record
 from distillkit.study._records import Records
 from distillkit.study._tuning import best_configuration, score_configuration
@@ -41,11 +42,18 @@ def score_searches(
     }
 
 
+def _charged(out: Path, search: Sequence[Sequence[RunSpec]]) -> bool:
+    """Return whether a run charged a privacy ledger, so that its accuracies may belong to private records."""
+    return any((out / spec.folder / "ledger.jsonl").exists() for one in search for spec in one)
+
+
 def write_choice(
     out: Path, design: StudyDesign, runs: Mapping[tuple[str, str], Sequence[Sequence[RunSpec]]],
     scores: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]], facts: Mapping[str, Any],
 ) -> dict[tuple[str, str], Mapping[str, Any]]:  # fmt: skip
     """Choose the best configurations, and write the choice with all scores to `choice.json`.
+
+    If the candidate is private, `not_private` says that its scores are not covered by epsilon.
 
     Args:
         out: the study's folder.
@@ -69,6 +77,7 @@ def write_choice(
         chosen[task, method] = runs[task, method][best][0].settings
         content[task][method] = {
             "tries": tries, "chosen": best, "like": None, "rule": candidate.rule or facts["rule"],
+            **({"not_private": EXACT} if _charged(out, runs[task, method]) else {}),
             **({"extended": added} if (added := len(tries) - len(candidate.search)) else {}),
         }  # fmt: skip
     for task in content:

@@ -19,6 +19,7 @@ from distillkit._utils.user_warnings import without_warnings
 from distillkit.data import Split
 from distillkit.privacy import Ledger
 from distillkit.serialization import SerializationError, from_config, referenced_objects, to_config
+from distillkit.study._guarantee import CHOSEN, EXACT
 from distillkit.study._record_files import read_json
 from distillkit.study.candidate import Candidate, Cost, Job
 from distillkit.study.task import Task
@@ -104,6 +105,9 @@ class PreparedRun:
             if not spec.validation:
                 raise
             columns = {"accuracy_last": None, "error": f"{type(error).__name__}: {error}"}
+        if "noise" in columns and (spec.validation or self.candidate.like or len(self.candidate.search) > 1):
+            remark = EXACT if spec.validation else CHOSEN
+            columns = {**columns, "epsilon_remarks": [*columns.get("epsilon_remarks", []), remark]}
         summary = {
             "run": spec.run, "task": spec.task, "method": spec.method, "seed": spec.seed,
             "settings": notes["settings"], **columns, "commit": commit,

@@ -11,11 +11,21 @@ from typing import Any
 from distillkit.privacy import ALL_CLIENTS, Guarantee, Ledger, compose
 from distillkit.study._record_files import read_json
 
-__all__ = ["ledgers_of", "total_guarantee"]
+__all__ = ["CHOSEN", "EXACT", "ledgers_of", "total_guarantee"]
+
+EXACT = (
+    "accuracies of tuning runs are exact values on held-out private records, and settings were chosen by them; epsilon "
+    "covers neither: do not publish choice.json or the tuning runs, or tune on public images (tune_on=)"
+)
+"""Remark on what a study with private tuning runs does not cover."""
+
+CHOSEN = "epsilon is that of this run alone, without the tuning runs and the choice of settings; see Study.guarantee"
+"""Remark on the epsilon of a run whose settings may have been chosen by tuning runs."""
 
 
-def ledgers_of(out: Path, data: Any) -> tuple[list[Ledger], int]:
-    """Return the ledgers of all runs that read the given images, and the number of these runs without a ledger.
+def ledgers_of(out: Path, data: Any) -> tuple[list[Ledger], int, bool]:
+    """Return the ledgers of all runs that read the given images, how many runs have none, and whether any run is for
+    tuning.
 
     Unfinished and failed runs are included, because they may have released results.
 
@@ -23,19 +33,21 @@ def ledgers_of(out: Path, data: Any) -> tuple[list[Ledger], int]:
         out: the study's folder.
         data: JSON description of the images. A run reads these images if its `config.json` has the same description.
     """
-    ledgers, num_without_ledger = [], 0
+    ledgers, num_without_ledger, tuned = [], 0, False
     for path in sorted(out.rglob("config.json")):
-        task = (read_json(path).get("notes") or {}).get("task")
+        notes = read_json(path).get("notes") or {}
+        task = notes.get("task")
         if task is None or json.dumps(task["with"]["data"]) != json.dumps(data):
             continue
+        tuned |= bool(notes.get("validation"))
         if (ledger := path.with_name("ledger.jsonl")).exists():
             ledgers.append(Ledger(ledger))
         else:
             num_without_ledger += 1
-    return ledgers, num_without_ledger
+    return ledgers, num_without_ledger, tuned
 
 
-def total_guarantee(ledgers: Sequence[Ledger], num_without_ledger: int = 0) -> Guarantee:
+def total_guarantee(ledgers: Sequence[Ledger], num_without_ledger: int = 0, tuned: bool = False) -> Guarantee:
     """Return the guarantee for one record over all runs, from the `ledgers` of the runs.
 
     The record may belong to different clients in different runs. For each run and each combination of sigma and sample
@@ -46,6 +58,7 @@ def total_guarantee(ledgers: Sequence[Ledger], num_without_ledger: int = 0) -> G
         ledgers: ledgers of the runs; at least one.
         num_without_ledger: number of runs on the same images that have no ledger. If there are such runs, a remark of
             the guarantee states their number.
+        tuned: whether there are tuning runs. A remark then says that only their releases are covered.
     """
     total: Counter[tuple[float, float]] = Counter()
     for ledger in ledgers:
@@ -60,7 +73,8 @@ def total_guarantee(ledgers: Sequence[Ledger], num_without_ledger: int = 0) -> G
     reason = next((g.reason for g in single if g.reason), "")
     if len(relations) > 1:
         reason = reason or f"the runs are private under {' and '.join(relations)}, which one epsilon cannot cover"
-    remarks = [f"{len(ledgers)} runs together, tuning runs included"]
+    remarks = [f"the releases of {len(ledgers)} runs together{', tuning runs included' if tuned else ''}"]
+    remarks += [EXACT] if tuned else []
     if num_without_ledger:
         remarks.append(
             f"{num_without_ledger} further runs on the same images have no ledger, so nothing bounds what they reveal"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from distillkit import LabeledImages
 from distillkit.condense import random_subset
 from distillkit.privacy import ADD_OR_REMOVE_CLIENT, Event, Ledger, compose
 from distillkit.study import Condense, Study
-from distillkit.study._guarantee import total_guarantee
+from distillkit.study._guarantee import CHOSEN, EXACT, total_guarantee
 from distillkit.training import Protocol
 from tests.distillkit.study.test_study import task
 
@@ -47,7 +48,14 @@ def test_every_run_on_the_images_counts_also_tuning_and_failed_runs(tmp_path: Pa
     total = study.guarantee(next(iter(study.design.tasks)))
     assert total.epsilon == pytest.approx(compose([(sigma, 1.0, 1) for sigma in charges], 1e-5).epsilon)
     assert total.epsilon > 2 * max(study.records(), key=lambda r: r.line["epsilon"] or 0).line["epsilon"]
-    assert "8 runs together, tuning runs included" in total.remarks
+    assert total.remarks[:2] == ("the releases of 8 runs together, tuning runs included", EXACT)
+    assert EXACT in str(study.table())
+    choice = next(iter(json.loads((tmp_path / "choice.json").read_text())["tasks"].values()))
+    assert (choice["A"]["not_private"], "not_private" in choice["B"]) == (EXACT, False)
+    lines = [json.loads(path.read_text()) for path in tmp_path.glob("tries/*/summary.json")]
+    tuning = [line["epsilon_remarks"][-1] for line in lines if line.get("noise")]
+    assert tuning == [EXACT] * 4  # two configurations that did not fail
+    assert {r.line["epsilon_remarks"][-1] for r in study.records() if r.line["method"] == "A"} == {CHOSEN}
     assert any("8 further runs on the same images have no ledger" in remark for remark in total.remarks)
     assert f"epsilon {total.epsilon:.4g}" in str(study.table())
 
