@@ -56,6 +56,8 @@ class EntrySpec:
             apply.
         nonnegative: in a dict of tensors, the names of the tensors whose numbers must be >= 0, such as variances.
         optional: whether a reply without the entry is valid.
+        max_unit: largest unit of a grid to which a filter, such as `SecureSums`, may round the entry. A method whose
+            clients share the noise sets it, because coarse rounding could remove the noise.
     """
 
     value: Value
@@ -67,6 +69,7 @@ class EntrySpec:
     max_norm: float = math.inf
     nonnegative: Collection[str] = ()
     optional: bool = False
+    max_unit: float = math.inf
 
     @staticmethod
     def finite(value: Value) -> EntrySpec:

@@ -19,7 +19,7 @@ from types import ModuleType
 
 PACKAGES = ("distillkit", "fl", "attacks")
 ABSENT = {
-    *("flwr", "ray", "cryptography", "dp_accounting", "mkdocs", "material", "latex2mathml"),
+    *("flwr", "ray", "cryptography", "dp_accounting", "opendp", "mkdocs", "material", "latex2mathml"),
     *("pytest", "hypothesis", "tests", "examples", "docs"),
 }
 

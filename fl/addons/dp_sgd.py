@@ -17,7 +17,7 @@ from distillkit._utils.eval_mode import train_mode
 from distillkit._utils.options import NonNegative, PositiveInt, Rate
 from distillkit._utils.user_warnings import warn
 from distillkit.privacy import ExampleGradients, PrivateGradient, per_example_gradients, require_per_example
-from distillkit.privacy.accounting._ranges import check_sigma
+from distillkit.privacy.accounting._ranges import check_clip, check_sigma
 from distillkit.privacy.capture._augmentation import captured_augmentation
 from distillkit.privacy.capture._captured_function import CapturedFunction
 from distillkit.privacy.errors import PrivacyError
@@ -106,7 +106,7 @@ class DPSGD(AddOn):
             warn("DPSGD(sigma=0) adds no noise: nothing is guaranteed, and the history's epsilon is None")
         check.one_of(self.gradients, "gradients", GRADIENTS)
         if self.sigma or not (isinstance(self.clip, float) and self.clip == math.inf):
-            check.real_number(self.clip, "clip", above=0.0)
+            check_clip(self.clip)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse add-ons and options that would leak private data in addition to the noised gradient."""

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distillkit._utils import check
 from distillkit._utils.options import Fraction, NonNegative, Positive, Rate, check_options
 from distillkit._utils.user_warnings import warn
 from distillkit.privacy import ADD_OR_REMOVE_CLIENT, ALL_CLIENTS, Event, Ledger, NotAccountable, PrivacyError
-from distillkit.privacy.accounting._ranges import check_sigma
+from distillkit.privacy.accounting._ranges import LEAST_CLIP, MOST_CLIP, check_clip, check_sigma
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging.fedavg import FedAvg
 from fl.filters._boundable import require_shapes, require_sums
@@ -24,6 +23,9 @@ from fl.method import Method
 from fl.participants import Client, Server
 
 __all__ = ["Adaptive", "ClientDP"]
+
+_MARGIN = 1 - 2.0**-22
+"""Factor that keeps float32 rounding from making a clipped update longer than its clip."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class ClientDP(Filter):
     update, as one vector, to a norm of at most C. The server sums the updates, adds N(0, (sigma C)^2) to every value of
     the sum, and divides by q N, where N is the number of clients. It does not divide by the number of replies, which is
     private. If a reply has several clipped entries with clip norms C_e, then C is sqrt(sum C_e^2). The same noise is
-    added in rounds without clients, and in rounds with lost, failed or NaN replies. Without a seed for private draws,
+    added in rounds without clients, and in rounds with lost, failed or NaN replies. Noised sums are rounded to a public
+    grid (`privacy.Secret.add_noise`). Without a seed for private draws,
     the noise comes from the operating system's random number generator.
 
     **Guarantee.** The models of all rounds, and everything derived from them, are differentially private with the
@@ -113,7 +116,7 @@ class ClientDP(Filter):
             raise TypeError(f"clip must map entries, as FedAvg.update, to their norms, got {wrong[0]!r}")
         if self.adaptive is not None and not isinstance(self.adaptive, Adaptive):
             raise TypeError(f"adaptive must be an Adaptive(...), got {type(self.adaptive).__name__}")
-        clips = {e: check.real_number(c, f"the clip of {e.name}", above=0.0) for e, c in given.items()}
+        clips = {e: check_clip(c, f"the clip of {e.name}") for e, c in given.items()}
         if not clips:
             raise ValueError("clip must hold at least one entry, got none")
         object.__setattr__(self, "clips", dict(sorted(clips.items(), key=lambda pair: pair[0].key)))
@@ -248,17 +251,17 @@ class ClientDP(Filter):
         for entry in self.clips:
             wanted = expected[entry.key].value
             total = _group(replies.sum(entry)) if entry in replies else {}
-            noise = {n: server.secret.normal(t.shape, std).to(t.device) for n, t in _group(wanted).items()}
-            noised = {n: total[n] + t if n in total else t for n, t in noise.items()}
+            zeros = {n: torch.zeros_like(t) for n, t in _group(wanted).items()}
+            noised = {n: server.secret.add_noise(total.get(n, t), std) for n, t in zeros.items()}
             divisor = 1.0 if entry.rule == "sum" else entry.over or count
             values[entry] = _like({n: t / divisor for n, t in noised.items()}, wanted)
             sums[entry.key] = noised if isinstance(wanted, dict) else noised[""]
             if entry.by is not None:
                 values[entry.by] = count
         if self.adaptive is not None:
-            bits = replies.get(self.within, torch.zeros_like(norms)) + server.secret.normal(norms.shape, bit_noise)
-            share = 0.5 + bits / count
-            server.state[self.norms] = norms * (-self.adaptive.step * (share - self.adaptive.quantile)).exp()
+            share = 0.5 + server.secret.add_noise(replies.get(self.within, torch.zeros_like(norms)), bit_noise) / count
+            norms = norms * (-self.adaptive.step * (share - self.adaptive.quantile)).exp()
+            server.state[self.norms] = norms.clamp(LEAST_CLIP, MOST_CLIP)
         return AggregatedReplies(values, dict.fromkeys(sums, count), sums, [])
 
 
@@ -291,4 +294,5 @@ def _clipped(value: Value, most: float) -> tuple[Any, bool]:
     if norm <= most:
         return value, True
     finite = math.isfinite(norm)
-    return _like({n: t * (most / norm) if finite else torch.zeros_like(t) for n, t in vector.items()}, value), False
+    factor = most / norm * _MARGIN
+    return _like({n: t * factor if finite else torch.zeros_like(t) for n, t in vector.items()}, value), False

@@ -15,7 +15,7 @@ from distillkit._utils import check
 from distillkit._utils.user_warnings import warn
 from distillkit.networks import NetworkBall
 from distillkit.privacy import PrivacyError, PublicEmbedders
-from distillkit.privacy.accounting._ranges import check_sigma
+from distillkit.privacy.accounting._ranges import check_clip, check_sigma
 from distillkit.privacy.validation._arguments import (
     as_private_set,
     initial_images,
@@ -140,7 +140,7 @@ class PrivateFedDM(FedDM):
         self.public_statistics = check.boolean(public_statistics, "public_statistics")
         self.clip = clip
         if clip is not None and not (isinstance(clip, float) and clip == math.inf):
-            self.clip = check.real_number(clip, "clip", above=0.0)
+            self.clip = check_clip(clip)
         if self.clip == math.inf and self.sigma:
             raise PrivacyError("clip must be finite, got infinity: without a clip no noise is large enough")
         self.rate = check.real_number(rate, "rate", above=0.0, most=1.0)

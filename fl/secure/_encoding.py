@@ -108,7 +108,8 @@ class ReplyLayout:
             clients: N, the largest number of clients in a sum.
 
         Raises:
-            PrivacyError: an entry is not aggregated by a sum or mean, or has no fixed shape.
+            PrivacyError: an entry is not aggregated by a sum or mean, has no fixed shape, or would be rounded to a
+                coarser grid than its noise allows (`EntrySpec.max_unit`).
             ValueError: an entry has no public maximum of its absolute value, or `bounds` has the key of an entry that
                 is not in the replies.
         """
@@ -119,7 +120,16 @@ class ReplyLayout:
             )
         weights = {entry.by.key for entry in entries.values() if entry.by is not None}
         layouts = [_entry_layout(entries[k], schema[k], bounds.get(k), k in weights) for k in sorted(schema)]
-        return cls(tuple(layouts), bits, clients)
+        layout = cls(tuple(layouts), bits, clients)
+        for one in layout.entries:
+            unit, most = layout.unit(one), schema[one.key].max_unit
+            if unit > most:
+                raise PrivacyError(
+                    f"bits={bits} rounds {one.key} to multiples of {unit:.3g}, which would change or even remove the "
+                    f"clients' shares of the noise: at most {most:.3g} is allowed. Use "
+                    f"bits={bits + math.ceil(math.log2(unit / most))}, or a smaller maximum in bounds"
+                )
+        return layout
 
     @property
     def length(self) -> int:

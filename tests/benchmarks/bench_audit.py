@@ -4,8 +4,8 @@
 
 The mechanism is the step of `train_private` on a linear model of three classes, made of the same calls: gradients of
 `per_example_gradients` at public weights, clipped by `PrivateGradient`, records drawn by `Secret.poisson`, noise of
-`Secret.normal`, from the operating system. All runs begin at the same weights, so gradients are taken and clipped once,
-and the runs of an audit are drawn together; `tests/attacks/test_audit_power.py` holds a run against `train_private`.
+`Secret.add_noise`, from the operating system. All runs begin at the same weights, so gradients are taken and clipped
+once, and the runs of an audit are drawn together; `tests/attacks/test_audit_power.py` compares with `train_private`.
 Two worlds differ by one record, whose gradient is twenty clips long.
 
 A run has four scores: the step along the record's gradient, in all and within each class. What is claimed is epsilon 4
@@ -139,7 +139,7 @@ def stepped(way: Mechanism, runs: int, first: int, secret: Secret) -> Tensor:
     rows = clipped(CLIP if way.clipped else math.inf)[first:]
     taken = torch.zeros(runs * len(rows), dtype=torch.float64)
     taken[secret.poisson(len(taken), way.rate)] = 1.0
-    noise = secret.normal((runs, rows.shape[1]), way.noise * way.sigma * CLIP)
+    noise = secret.add_noise(torch.zeros(runs, rows.shape[1]), way.noise * way.sigma * CLIP)
     if way.leaves_out is not None:
         noise[:, of_class() == way.leaves_out] = 0.0
     return gradients()[0] - (taken.view(runs, -1) @ rows + noise) / (way.rate * OTHERS)

@@ -92,7 +92,7 @@ def test_records_take_part_independently(rate: float) -> None:
 
 @pytest.mark.parametrize("std", [0.3, 2.0])
 def test_noise_is_gaussian_with_the_stated_deviation(std: float) -> None:
-    assert kstest(Secret(1).normal((20_000,), std), norm(0, std).cdf).pvalue > LEVEL
+    assert kstest(Secret(1).add_noise(torch.zeros(20_000), std), norm(0, std).cdf).pvalue > LEVEL
 
 
 def patches(**options: object) -> list[object]:

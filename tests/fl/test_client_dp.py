@@ -7,6 +7,7 @@ import math
 import signal
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,9 +102,9 @@ def test_rounds_follow_the_papers_in_numpy(adaptive: Adaptive | None) -> None:
             bits += (length <= clip) - 0.5
             cut.add(length > clip)
         sizes.add(len(drawn))
-        w = w + (total + source.normal((2,), z * clip).numpy()) / (q * 3)
+        w = w + source.add_noise(torch.from_numpy(total), z * clip).numpy() / (q * 3)
         if adaptive is not None:
-            share = 0.5 + (bits + float(source.normal((1,), 1.5))) / (q * 3)
+            share = 0.5 + float(source.add_noise(torch.tensor([bits]), 1.5)) / (q * 3)
             clip *= math.exp(-0.7 * (share - 0.4))
     assert (cut, len(sizes) > 1) == ({True, False}, True)
     assert quadratic.weights(run) == pytest.approx(w, abs=5e-6)
@@ -201,14 +202,38 @@ def test_removing_one_client_moves_the_sums_by_at_most_the_sensitivity(sent: lis
     assert float(torch.cat(moved).norm()) <= math.hypot(*CLIPS.values()) * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(st.integers(0, 10**6), st.floats(-320, 150), st.floats(-30, 30))
+def test_clipped_update_never_exceeds_the_clip(dtype: torch.dtype, seed: int, scale: float, clip: float) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    value = {n: (torch.randn(40, generator=draw, dtype=torch.float64) * 10**scale).to(dtype) for n in "ab"}
+    sent = ClientDP(1.0, 0.5, {Sums.group: 10**clip}).out(None, Message(), Message({Sums.group: value}))  # type: ignore[arg-type]
+    assert sum(Fraction(v) ** 2 for t in sent[Sums.group].values() for v in t.tolist()) <= Fraction(10**clip) ** 2
+
+
+def test_released_sums_are_on_a_public_grid() -> None:
+    """Multiples of 2^-20 of the noise's deviation, rounded down to a power of two; bits have a grid of their own."""
+    dp = ClientDP(1.0, 0.5, CLIPS, Adaptive(sigma=2.0))
+    server = on_server(Sums())
+    server.state[ClientDP.norms] = torch.tensor([CLIPS[e] for e in dp.clips], dtype=torch.float64)
+    message = Message({ClientDP.norms: server.state[ClientDP.norms]})
+    result = dp.back(server, aggregate(dp, [Sums().reply(f) for f in (0.3, 7.0)], message), Sums().expect(server, 0))
+    unit = 2.0 ** (math.floor(math.log2(dp._split(4)[0] * math.hypot(*CLIPS.values()))) - 20)
+    released = as_vector([result.sum(e) for e in dp.clips]) / unit
+    assert torch.equal(released, released.round())
+    share = 0.5 - (server.state[ClientDP.norms] / message[ClientDP.norms]).log() / 0.2
+    bits = (share - 0.5) * 2 / 2.0**-19
+    torch.testing.assert_close(bits, bits.round(), rtol=0, atol=1e-3)
+
+
 def test_group_is_clipped_as_one_vector_and_keeps_its_direction() -> None:
     dp = ClientDP(1.0, 0.5, CLIPS)
     sent = dp.out(None, Message(), Sums().reply(3.0))  # type: ignore[arg-type]
     norm = math.sqrt(10 * 9)
     assert torch.allclose(sent[Sums.group]["a"], torch.full((2, 3), 3 * 2.0 / norm))
     assert torch.allclose(sent[Sums.group]["b"], torch.full((4,), -3 * 2.0 / norm))
-    assert (sent[Sums.number], sent[Sums.n]) == (0.5, 1.0)
-    assert torch.equal(sent[Sums.fixed], torch.full((2,), 4 / math.sqrt(2)))
+    assert (sent[Sums.number], sent[Sums.n]) == (pytest.approx(0.5, rel=1e-6), 1.0)
+    torch.testing.assert_close(sent[Sums.fixed], torch.full((2,), 4 / math.sqrt(2)))
     short = dp.out(None, Message(), Sums().reply(0.01))  # type: ignore[arg-type]
     assert torch.equal(short[Sums.vector], torch.full((5,), 0.02))
     assert Sums.extra not in sent
@@ -321,19 +346,19 @@ def test_every_round_is_one_event_and_epsilon_is_their_composition(tmp_path: Pat
 def test_events_count_noise_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each event charges one draw for each tensor of the model, and one for the bits."""
     drawn: list[Any] = []
-    normal = Secret.normal
-    monkeypatch.setattr(Secret, "normal", lambda *a: (drawn.append((*a[1:], ledger.events)), normal(*a))[1])
+    add_noise = Secret.add_noise
+    monkeypatch.setattr(Secret, "add_noise", lambda *a: (drawn.append((*a[1:], ledger.events)), add_noise(*a))[1])
     ledger = Ledger()
     play(Filtered(averaging(), ClientDP(1.0, 0.5, 1.0, Adaptive(sigma=2.0))), ledger=ledger)
     assert [len(events) for *_, events in drawn] == [t for t in (1, 2, 3) for _ in range(4 + 1)]
-    assert [std for shape, std, _ in drawn if tuple(shape) == (1,)] == [2.0] * 3
+    assert [std for values, std, _ in drawn if values.shape == (1,)] == [2.0] * 3
 
 
 def test_ledger_event_is_written_before_the_noise_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Tensor:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Secret, "normal", fail)
+    monkeypatch.setattr(Secret, "add_noise", fail)
     with pytest.raises(KeyboardInterrupt):
         play(Filtered(averaging(), ClientDP(1.0, 0.5, 1.0)), out=tmp_path)
     assert [e.round for e in Ledger(tmp_path / "ledger.jsonl").events] == [1]
@@ -562,7 +587,7 @@ def test_invalid_options_are_refused() -> None:
     bad: list[tuple[Any, Any, str]] = [
         ((-1.0, 0.5, 1.0), None, "sigma must be at least 0"),
         ((1.0, 0.0, 1.0), None, "rate must be greater than 0"),
-        ((1.0, 0.5, 0.0), None, r"the clip of FedAvg\.update must be greater than 0"),
+        ((1.0, 0.5, 0.0), None, r"the clip of FedAvg\.update must be in \[1e-30, 1e\+30\]"),
         ((1.0, 0.5, {}), None, "clip must hold at least one entry"),
         ((1.0, 0.5, 1.0), {"sigma": 0.5}, r"Adaptive\(sigma=...\) must be above 0\.5, because sigma is 1; got 0\.5"),
         ((1.0, 0.5, 1.0), {"sigma": -1.0}, "sigma must be greater than 0"),

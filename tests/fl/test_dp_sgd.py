@@ -115,7 +115,7 @@ def test_rounds_follow_algorithm_1(clip: float, sigma: float, momentum: float, m
                     grad = np.outer(here @ x - np.eye(2)[y], x)
                     clipped += np.linalg.norm(grad) > clip
                     total += grad * min(1, clip / np.linalg.norm(grad))
-                noise = secret.normal((4,), sigma * clip).numpy().reshape(2, 2)
+                noise = secret.add_noise(torch.zeros(2, 2), sigma * clip).numpy()
                 velocity = momentum * velocity + (total + noise) / (rate * size) + mu * (here - w)
                 here = here - lr * velocity
             trained.append(here)
@@ -226,17 +226,17 @@ def test_every_noise_tensor_and_every_batch_is_accounted(
 ) -> None:
     noise: list[float] = []
     batches: list[tuple[int, ...]] = []
-    normal, poisson = Secret.normal, Secret.poisson
+    add_noise, poisson = Secret.add_noise, Secret.poisson
 
-    def spied(self: Secret, shape: Any, std: float) -> Any:
+    def spied(self: Secret, values: torch.Tensor, std: float) -> Any:
         noise.append(std)
-        return normal(self, shape, std)
+        return add_noise(self, values, std)
 
     def drawn(self: Secret, count: int, rate: float) -> Any:
         batches.append((count, rate, *poisson(self, count, rate).tolist()))
         return torch.tensor(batches[-1][2:], dtype=torch.int64)
 
-    monkeypatch.setattr(Secret, "normal", spied)
+    monkeypatch.setattr(Secret, "add_noise", spied)
     monkeypatch.setattr(Secret, "poisson", drawn)
     ledger = Ledger(delta=DELTA)
     play(noisy(clip=0.3), rounds=2, how={"ledger": ledger}, **options)

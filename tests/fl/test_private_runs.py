@@ -73,7 +73,7 @@ class NoisySum(Method):
         if self.fatal == (client.round, client.id):
             signal.raise_signal(signal.SIGKILL)
         whole = client.data.images.clamp(-1, 1).double().sum(0)
-        return Message({self.total: whole + client.secret.normal(whole.shape, SIGMA)})
+        return Message({self.total: client.secret.add_noise(whole, SIGMA)})
 
     def receive(self, server: Server, replies: Any) -> None:
         server.state[self.total] = replies[self.total]
@@ -188,8 +188,8 @@ def test_run_with_an_incomplete_ledger_is_not_resumed(tmp_path: Path) -> None:
 
 def test_nothing_is_drawn_once_the_budget_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
-    normal = Secret.normal
-    monkeypatch.setattr(Secret, "normal", lambda *a: (drawn.append(a), normal(*a))[1])
+    add_noise = Secret.add_noise
+    monkeypatch.setattr(Secret, "add_noise", lambda *a: (drawn.append(a), add_noise(*a))[1])
     ledger = Ledger(delta=DELTA, budget=compose([(SIGMA, 1.0, 2)], DELTA).epsilon)
     with pytest.raises(BudgetExhausted):
         play(rounds=9, ledger=ledger)
@@ -282,7 +282,7 @@ def test_seeded_noise_differs_between_clients_and_rounds() -> None:
         each = Entry[Tensor]("union")
 
         def local(self, client: Client, message: Message) -> Message:
-            return Message({self.each: client.secret.normal((1, 4), 1.0)})
+            return Message({self.each: client.secret.add_noise(torch.zeros(1, 4), 1.0)})
 
         def expect(self, server: Server, client: int) -> Schema:
             return {self.each.key: EntrySpec(torch.zeros(1, 4, dtype=torch.float64))}

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attacks import transcript
-from distillkit.privacy import PrivacyError
+from distillkit.privacy import Ledger, PrivacyError
 from fl import (
     Client,
     ClientData,
@@ -182,11 +182,11 @@ def test_largest_values_do_not_overflow() -> None:
 # The plain result.
 
 
-def feddm() -> Method:
-    return SummedFedDM(
-        sigma=1.0, sigma_sizes=1.0, factory=Tiny, ipc=1, steps=2, server_epochs=1, server_batch=4, num_networks=2,
-        noise="shares", public_statistics=True,
-    )  # fmt: skip
+def feddm(**options: Any) -> Method:
+    return SummedFedDM(**{
+        "sigma": 1.0, "sigma_sizes": 1.0, "factory": Tiny, "ipc": 1, "steps": 2, "server_epochs": 1, "server_batch": 4,
+        "num_networks": 2, "noise": "shares", "public_statistics": True, **options,
+    })  # fmt: skip
 
 
 METHODS: dict[str, Any] = {
@@ -207,6 +207,24 @@ def test_ten_rounds_equal_plain_sums(name: str, ring: InMemoryKeyring) -> None:
     assert max_difference(plain, secure) < 2e-5
     assert secure.rows[-1]["secure_sum"] == {"clients": 4, "recovered": 0}
     assert secure.rows[-1]["epsilon"] == plain.rows[-1]["epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("options", "entry", "bits"),
+    [({"sigma_sizes": 8.0}, "sums", 18), ({"sigma": 8.0}, "total", 18), ({"clip": 1e-4}, "sums", 31)],
+)
+def test_rounding_never_removes_the_shares_of_the_noise(
+    options: dict[str, Any], entry: str, bits: int, ring: InMemoryKeyring
+) -> None:
+    """The unit 1e4 / 2^bits is at most 1/16 of a client's share, sigma x clip / 2 of four clients; else no charge."""
+    bounds, how = {SummedFedDM.sums: 1e4, SummedFedDM.total: 1e4}, {"rounds": 1, "evaluate": "none"}
+    ledger, options = Ledger(), {"least": 0.0, **options}
+    for low in (3, bits):
+        with pytest.raises(PrivacyError, match=f"SummedFedDM.{entry}.* bits={bits + 1}," if low > 3 else "bits=3"):
+            play(sealed(feddm(**options), ring, bounds=bounds, bits=low), ledger=ledger, **how)
+    assert ledger.events == ()
+    play(sealed(feddm(**options), ring, bounds=bounds, bits=bits + 1), ledger=ledger, **how)
+    play(sealed(feddm(**{**options, "noise": "full"}), ring, bounds=bounds, bits=3), ledger=ledger, **how)
 
 
 def test_rounds_with_fewer_entries_are_summed(ring: InMemoryKeyring) -> None:

@@ -5,13 +5,28 @@ from __future__ import annotations
 from distillkit._utils import check
 from distillkit.privacy.errors import NotAccountable
 
-__all__ = ["MOST_RELEASES", "check_delta", "check_sigma"]
+__all__ = ["LEAST_CLIP", "MOST_CLIP", "MOST_RELEASES", "check_clip", "check_delta", "check_sigma"]
 
 _LEAST_SIGMA, _MOST_SIGMA = 1e-4, 1e9
 """Range of sigma in which floating-point numbers are accurate enough for the accountants."""
 
 MOST_RELEASES = 10**12
 """Largest number of releases in one event."""
+
+
+LEAST_CLIP, MOST_CLIP = 1e-30, 1e30
+"""Range of clip norms. Outside, squares of values near the clip could underflow to 0 in float64, or overflow."""
+
+
+def check_clip(clip: float, name: str = "clip") -> float:
+    """Return a finite clip norm as a float if norms of values near the clip are accurate in float64.
+
+    A value whose square underflows is below 1e-154, so it cannot change a norm that exceeds `LEAST_CLIP`.
+
+    Raises:
+        TypeError, ValueError: `clip` is not a number, or is not in [1e-30, 1e30].
+    """
+    return check.real_number(clip, name, least=LEAST_CLIP, most=MOST_CLIP)
 
 
 def check_delta(delta: float) -> float:

@@ -15,9 +15,11 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit._utils.progress import bar
 from distillkit.chunking import chunk_size
+from distillkit.privacy.accounting._ranges import check_clip
 from distillkit.privacy.condensation.public_embedders import PublicEmbedders
 from distillkit.privacy.errors import PrivacyError
 from distillkit.privacy.ledger import Account, Ledger
+from distillkit.privacy.secret import power_of_two
 from distillkit.sets import Tiles
 
 __all__ = ["class_means_gradient", "class_sums", "fit_to_means", "release"]
@@ -40,21 +42,26 @@ def class_sums(
         chunk: number of images per forward pass; the default depends on device and image size.
 
     Returns:
-        Sums of v(x), float64 [embedders, classes, F]. A record whose embedding is not finite, or cannot be computed,
-        adds zero. No warning is given, because it would reveal something about this record.
+        Sums of v(x), float64 [embedders, classes, F]. Every number of a vector is truncated toward zero to a multiple
+        of a public unit, about 2^-40 of the largest length. This lengthens no vector, and the sums are exact in any
+        order while their numbers stay below 8,192 times this length. A record whose embedding is not finite, or cannot
+        be computed, adds zero. No warning is given, because it would reveal something about this record.
 
     Raises:
         BatchStatistics, NotCapturable: an embedder is not a fixed function of one image.
     """
     sums = []
-    size = chunk_size(images, chunk)
+    size, bounded = chunk_size(images, chunk), math.isfinite(embedders.sensitivity)
+    unit = power_of_two(embedders.sensitivity) * 2.0**-40 if bounded else 0.0
     for k in range(len(embedders)):
         embed = embedders[k]
         total = torch.zeros(num_classes, embedders.dim, dtype=torch.float64, device=images.device)
         embed.prepare(images)  # a network is refused whether or not there are records
         for part, own in zip(images.split(size), labels.split(size)):
             if len(part):
-                vectors = embed.of_private(part).double()
+                vectors = embed.of_private(part)
+                if bounded:
+                    vectors = (vectors / unit).trunc() * unit
                 finite = torch.isfinite(vectors).all(1, keepdim=True)
                 total.index_add_(0, own, torch.where(finite, vectors, 0.0))
         sums.append(total)
@@ -64,7 +71,8 @@ def class_sums(
 def release(sums: Tensor, *, sigma: float, sensitivity: float, ledger: Ledger | Account) -> Tensor:
     """Make class sums public by adding Gaussian noise to every entry. The ledger is charged first.
 
-    The noise is N(0, (sigma * sensitivity)^2), also for classes without records. You may read the result as often as
+    The noise is N(0, (sigma * sensitivity)^2), also for classes without records. The noised sums are rounded to a
+    public grid; `Secret` states the mechanism and its limit. You may read the result as often as
     you like. Adding noise to the same sums again is another release and is charged again: k noised copies of the same
     sums protect only as much as one copy with noise multiplier sigma / sqrt(k).
 
@@ -86,17 +94,18 @@ def release(sums: Tensor, *, sigma: float, sensitivity: float, ledger: Ledger | 
     Raises:
         BudgetExhausted, NotAccountable: the ledger refuses the charge; see `Ledger.spend`.
         PrivacyError: sigma is positive, but the sensitivity is infinite.
-        ValueError: the sums do not have three dimensions.
+        ValueError: the sums do not have three dimensions, or the sensitivity is out of range.
     """
     if sums.ndim != 3:
         raise ValueError(f"sums must have shape [embedders, classes, F], got {list(sums.shape)}")
     if sigma and not math.isfinite(sensitivity):
         raise PrivacyError("an unclipped sum has no bounded sensitivity; give a clip, or clip=None for unit vectors")
+    if sensitivity != math.inf:
+        check_clip(sensitivity, "sensitivity")
     account = Account.of(ledger)
     account.ledger.assume("release")
     account.spend("class_means", sigma, count=len(sums))
-    noise = account.secret.normal(sums.shape, sigma * sensitivity if sigma else 0.0)
-    return sums.double() + noise.to(sums.device)
+    return account.secret.add_noise(sums, sigma * sensitivity if sigma else 0.0)
 
 
 def class_means_gradient(

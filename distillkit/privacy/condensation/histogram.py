@@ -27,7 +27,8 @@ def private_histogram(labels: Tensor, *, num_classes: int, sigma: float, ledger:
             client, the round and the source of the noise.
 
     Returns:
-        The noised counts, float64 [K] on the device of `labels`, not rounded and possibly negative.
+        The noised counts, float64 [K] on the device of `labels`, possibly negative. They are multiples of a small
+        public unit, not whole numbers; see `Secret.add_noise`.
 
     Raises:
         BudgetExhausted, NotAccountable: the ledger refuses the charge; see `Ledger.spend`.
@@ -39,4 +40,4 @@ def private_histogram(labels: Tensor, *, num_classes: int, sigma: float, ledger:
     account.ledger.assume("private_histogram")
     account.spend("histogram", sigma)
     counts = torch.bincount(labels, minlength=num_classes).double()
-    return counts + account.secret.normal((num_classes,), sigma).to(counts.device)
+    return account.secret.add_noise(counts, sigma)

@@ -247,4 +247,4 @@ def _public_clip(images: Tensor, phi: PublicEmbedder, loss: SeparableLoss, like:
         embedding = phi.embedding(noise)
     labels = torch.arange(len(noise), device=noise.device) % images.shape[0]
     parts = image_gradients(images, phi, embedding, labels, loss=loss)
-    return float(torch.cat([g.flatten(1).norm(dim=1) for g in parts]).median())
+    return float(torch.cat([g.flatten(1).double().norm(dim=1) for g in parts]).median())

@@ -14,6 +14,7 @@ from distillkit.condense._mean_matching import MATCHES
 from distillkit.networks._base import Network
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.privacy._public_noise import public_noise, public_test_images
+from distillkit.privacy.accounting._ranges import check_clip
 from distillkit.privacy.capture._augmentation import captured_augmentation
 from distillkit.privacy.capture._captured_function import CapturedFunction, capture, require_plain
 from distillkit.privacy.capture._tracing import MARKER, Stateless
@@ -24,6 +25,9 @@ from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
 __all__ = ["PublicEmbedder", "PublicEmbedders"]
+
+_MARGIN = 1 - 2.0**-26
+"""Factor that keeps rounding errors from lengthening a vector beyond its bound."""
 
 
 class PublicEmbedder:
@@ -41,7 +45,8 @@ class PublicEmbedder:
     Args:
         network: network that computes phi.
         center: public center a, float [F]; None for no center.
-        clip: largest length C of a vector. With None, every vector is scaled to length 1.
+        clip: largest length C of a vector, in [1e-30, 1e30], or infinity. With None, every vector is scaled to length
+        1.
         match: network output used as phi: `"embedding"`, or `"embedding+logits"` (both, concatenated).
         augment: augmentation, applied to all images with the same random parameters; None for no augmentation.
         state: seed, and index of this embedder in its `PublicEmbedders`. The random parameters of the augmentation are
@@ -58,7 +63,8 @@ class PublicEmbedder:
         augment: Augmentation | None = None,
         state: tuple[int, int] = (0, 0),
     ) -> None:
-        self.network, self.center, self.clip, self.match = network, center, clip, match
+        self.clip = clip if clip is None or clip == math.inf else check_clip(clip)
+        self.network, self.center, self.match = network, center, match
         self.augment, self.state = augment, state
         refuse_batch_norm(network)
         self.own = is_own_network(network) and is_own_augmentation(augment)
@@ -228,23 +234,23 @@ class PublicEmbedder:
     def of_private(self, images: Tensor) -> Tensor:
         """Embed private `images` [N, C, H, W] without running user code on them.
 
-        The result is the centered embedding of bounded length, v(x), of each image x, float [N, F].
+        The result is the centered embedding of bounded length, v(x), of each image x, float64 [N, F].
         """
-        return self.bounded(self.embed_private(images))
+        return self.bounded(self.embed_private(images).double())
 
     def bounded(self, vectors: Tensor) -> Tensor:
         """Return the embeddings `vectors`, float [N, F], centered and then scaled to a length of at most `clip`.
 
-        If `clip` is None, every centered embedding is scaled to length 1.
+        If `clip` is None, every centered embedding is scaled to length 1. Lengths are computed in float64, and a result
+        in float64 is never longer than `clip` or 1.
         """
         if self.center is not None:
             vectors = vectors - self.center
         if self.clip == math.inf:
             return vectors
-        length = vectors.norm(dim=1, keepdim=True)
-        if self.clip is None:
-            return vectors / length.clamp_min(1e-12)
-        return vectors * (self.clip / length.clamp_min(self.clip))
+        length = torch.linalg.vector_norm(vectors, dim=1, keepdim=True, dtype=torch.float64)
+        factor = 1 / length.clamp_min(1e-12) if self.clip is None else self.clip / length.clamp_min(self.clip)
+        return vectors * (factor * _MARGIN).to(vectors.dtype)
 
 
 class PublicEmbedders:
@@ -260,8 +266,8 @@ class PublicEmbedders:
             may depend on results that were released with noise before.
         num_networks: number of networks; each network gives one embedder.
         like: set with the shape, normalization, dtype and device of the images. Its own images are not used.
-        clip: largest length of a vector v(x); None scales every vector to unit length, so that there is no clip to
-            tune.
+        clip: largest length of a vector v(x), in [1e-30, 1e30], or infinity; None scales every vector to unit length,
+            so that there is no clip to tune.
         match: network output that is matched: `"embedding"`, or `"embedding+logits"` (both, concatenated; FedDM's Eq.
             8).
         augment: augmentation that can be drawn once for all images, such as `DSA()`.
@@ -291,7 +297,7 @@ class PublicEmbedders:
         seed: int = 0,
     ) -> None:
         self.num_networks = check.positive_int(num_networks, "num_networks")
-        self.clip = clip if clip is None or clip == math.inf else check.real_number(clip, "clip", above=0.0)
+        self.clip = clip
         check.one_of(match, "match", MATCHES)
         self._networks, self._match, self._augment, self._seed = networks, match, augment, seed
         self._centers: dict[int, Tensor] = {}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit.privacy.accounting._ranges import check_clip
 from distillkit.privacy.errors import PrivacyError
 from distillkit.privacy.secret import Secret
 from distillkit.privacy.validation._arguments import refuse_half_precision
@@ -25,10 +26,11 @@ class PrivateGradient:
     """Accumulator that replaces the per-example gradients of each step by their noised mean.
 
     A step returns (sum of clipped gradients + N(0, (sigma clip)^2)) / denominator, as in DP-SGD (Abadi et al., CCS
-    2016, algorithm 1). You may call `add` several times per step, so that not all gradients of a batch need to be in
-    memory together. `take` ends the step and returns the result. If a batch is empty, do not call `add`; the result
-    then consists of noise alone. This class charges no ledger: charge the steps yourself before the first `take`, with
-    `Ledger.spend`.
+    2016, algorithm 1). The noised sum is rounded to a public grid (`Secret.add_noise`) before anything else sees it, so
+    no low bits of the sum reach a parameter. You may call `add` several times per step, so that not all gradients of a
+    batch need to be in memory together. `take` ends the step and returns the result. If a batch is empty, do not call
+    `add`; the result then consists of noise alone. This class charges no ledger: charge the steps yourself before the
+    first `take`, with `Ledger.spend`.
 
     Norms, clipping and sums are in float64, whatever the type of the parameters. In float32, one more record can change
     the rounding of all terms, and so change the sum by several times the clip. In float64, the rounding error of a sum
@@ -39,8 +41,8 @@ class PrivateGradient:
         parameters: trained parameters: leaf tensors that require gradients, float32 or float64. An example's gradients
             with respect to all parameters are clipped as one vector.
         sigma: noise standard deviation / clip; 0 adds no noise.
-        clip: largest l2 norm of one example's gradient; longer gradients are scaled down to this norm. Infinity is
-            allowed only if sigma is 0.
+        clip: largest l2 norm of one example's gradient, in [1e-30, 1e30]; longer gradients are scaled down to this
+            norm. Infinity is allowed only if sigma is 0.
         denominator: *public* expected batch size, rate * number of records; never the size of the drawn batch.
         secret: `Secret` from which the noise is drawn.
 
@@ -55,7 +57,7 @@ class PrivateGradient:
         self._sigma = check.real_number(sigma, "sigma", least=0.0)
         self._denominator = check.real_number(denominator, "denominator", above=0.0)
         if clip != math.inf:
-            check.real_number(clip, "clip", above=0.0)
+            check_clip(clip)
         elif sigma:
             raise PrivacyError(
                 f"clip must be finite unless sigma is 0, got sigma {sigma:g}: without a clip no noise is large enough"
@@ -63,10 +65,7 @@ class PrivateGradient:
         self._parameters, self._clip, self._secret = list(parameters), clip, secret
         for parameter in self._parameters:
             refuse_half_precision(parameter, "a parameter")
-        self._sums = self._zeros()
-
-    def _zeros(self) -> list[Tensor]:
-        return [torch.zeros(p.shape, dtype=torch.float64, device=p.device) for p in self._parameters]
+        self._sums = [torch.zeros(p.numel(), dtype=torch.float64, device=p.device) for p in self._parameters]
 
     @torch.no_grad()
     def add(self, grad_samples: Sequence[Tensor]) -> None:
@@ -88,7 +87,7 @@ class PrivateGradient:
         factor = self.factors(norm)
         for total, rows in zip(self._sums, flat, strict=True):
             for place, block in _in_blocks(rows):
-                total.view(-1)[place] += factor @ block
+                total[place] += factor @ block
 
     def factors(self, norms: Tensor, *, precision: float = 0.0) -> Tensor:
         """Return the factors that clip gradients of the given norms: 0 where a norm is not finite.
@@ -108,7 +107,7 @@ class PrivateGradient:
             sums: one tensor per parameter, with the parameter's shape, in the order of `parameters`.
         """
         for total, part in zip(self._sums, sums, strict=True):
-            total += part
+            total += part.flatten()
 
     @torch.no_grad()
     def take(self) -> list[Tensor]:
@@ -118,14 +117,11 @@ class PrivateGradient:
         shape and dtype.
         """
         std = self._sigma * self._clip if self._sigma else 0.0
-        sizes = [s.numel() for s in self._sums]
-        noise = self._secret.normal((sum(sizes),), std).split(sizes)
-        noised = [
-            ((s + own.view(s.shape).to(s.device)) / self._denominator).to(p.dtype)
-            for p, s, own in zip(self._parameters, self._sums, noise)
-        ]
-        self._sums = self._zeros()
-        return noised
+        noised = self._secret.add_noise(torch.cat(self._sums), std).div_(self._denominator)
+        parts = noised.split([len(s) for s in self._sums])
+        for total in self._sums:
+            total.zero_()
+        return [part.view(p.shape).to(p.dtype) for p, part in zip(self._parameters, parts)]
 
 
 def _in_blocks(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,27 @@ def test_overflowing_embedding_adds_nothing(value: float, clip: float | None, to
         torch.testing.assert_close(class_sums(images, labels, embedders, num_classes=3), wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1e-300, 1e-40, 1e-28, 1e-10, 1.0, 1e20, 1e150])
+@pytest.mark.parametrize("clip", [None, 1e-30, 1e-28, 0.7, 1e30])
+def test_sums_are_exact_and_no_vector_exceeds_the_clip(clip: float | None, scale: float, dtype: torch.dtype) -> None:
+    """Whatever the magnitude of the embeddings, in any order and in chunks of any size."""
+    net = split(nn.Sequential(nn.Flatten(), nn.Linear(16, 2))).to(dtype)  # the embedding is the image itself
+    images = (torch.randn(12, 1, 4, 4, generator=derive(1), dtype=torch.float64) * scale).to(dtype)
+    labels, like = torch.arange(12) % 3, LabeledImages(torch.zeros(1, 1, 4, 4, dtype=dtype), torch.zeros(1).long())
+    embedders = PublicEmbedders(FixedNetwork(net), 1, like=like, clip=clip, centers=0)
+    for image in images:
+        (alone,) = class_sums(image[None], labels[:1], embedders, num_classes=1)[0].tolist()
+        assert sum(Fraction(v) ** 2 for v in alone) <= Fraction(embedders.sensitivity) ** 2
+        length = math.hypot(*image.flatten().tolist())
+        factor = 1 / max(length, 1e-12) if clip is None else min(1.0, clip / max(length, clip))
+        wanted = [v * factor if length < math.inf else 0.0 for v in image.flatten().tolist()]
+        assert alone == pytest.approx(wanted, rel=1e-7, abs=2**-38 * embedders.sensitivity)
+    order = torch.randperm(12, generator=derive(2))
+    one = class_sums(images, labels, embedders, num_classes=3, chunk=5)
+    assert torch.equal(one, class_sums(images[order], labels[order], embedders, num_classes=3))
+
+
 @given(st.integers(0, 11), st.sampled_from([None, 0.7]))
 def test_one_record_changes_the_sums_by_at_most_the_sensitivity(index: int, clip: float | None) -> None:
     generator = torch.Generator().manual_seed(index)
@@ -198,6 +220,25 @@ def test_noise_covers_every_class_and_scales_with_the_sensitivity(toy_set: Label
     torch.testing.assert_close(
         noised.transpose(0, 1).flatten(1).std(1), torch.full((4,), 6.0).double(), rtol=0.03, atol=0
     )
+
+
+@pytest.mark.parametrize("sensitivity", [1e-31, 1e31, 0.0])
+def test_sensitivity_out_of_range_is_refused_before_the_charge(sensitivity: float) -> None:
+    ledger = Ledger()
+    with pytest.raises(ValueError, match="sensitivity must be"):
+        release(torch.zeros(1, 1, 1), sigma=1.0, sensitivity=sensitivity, ledger=ledger)
+    assert ledger.events == ()
+
+
+def test_releases_are_on_a_public_grid_and_may_be_discrete(toy_set: LabeledImages) -> None:
+    pytest.importorskip("opendp")
+    sums = torch.randn(2, 3, 5, generator=derive(0), dtype=torch.float64)
+    for secret in (Secret(), Secret(discrete=True)):
+        account = Account(Ledger(), secret=secret)
+        noised = release(sums, sigma=3.0, sensitivity=0.5, ledger=account) * 2**20
+        counts = private_histogram(toy_set.labels, num_classes=4, sigma=3.0, ledger=account) * 2**19
+        assert torch.equal(noised, noised.round())
+        assert torch.equal(counts, counts.round())
 
 
 def test_histogram_is_noised(toy_set: LabeledImages) -> None:

@@ -142,7 +142,7 @@ def renoise(patch: Patch) -> None:
     step = class_means.class_means_gradient
 
     def noisy(images: Tensor, embedders: PublicEmbedders, k: int, target: Tensor, **options: Any) -> Tensor:
-        return step(images, embedders, k, target + secrets[0].normal(target.shape, 1.0), **options)
+        return step(images, embedders, k, secrets[0].add_noise(target, 1.0), **options)
 
     secrets: list[Secret] = []
     release = condense_module.release

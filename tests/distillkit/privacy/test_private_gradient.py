@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 import pytest
 import torch
 from hypothesis import given
@@ -28,19 +31,44 @@ def test_neighbouring_float32_sums_differ_by_at_most_one_clip() -> None:
     assert total[1] - total[0] == pytest.approx(1.0, abs=0.07)  # the released gradient is float32 again
 
 
-@given(st.integers(0, 10**6), st.floats(-30, 30), st.sampled_from([torch.float32, torch.float64]))
-def test_rounding_never_lets_a_clipped_example_exceed_the_clip(seed: int, scale: float, dtype: torch.dtype) -> None:
-    rows = torch.randn(3, 50, generator=torch.Generator().manual_seed(seed), dtype=dtype) * 10**scale
+@given(st.integers(0, 10**6), st.floats(-320, 150), st.floats(-30, 30), st.sampled_from([torch.float32, torch.float64]))
+def test_a_clipped_example_never_exceeds_the_clip(seed: int, scale: float, clip: float, dtype: torch.dtype) -> None:
+    """Neither by rounding nor because squares underflow: at a clip of 1e-30, entries of any magnitude."""
+    largest = 10**clip
+    rows = (torch.randn(3, 50, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 10**scale).to(
+        dtype
+    )
     for row in rows:
-        gradient = silent(torch.zeros(20, dtype=torch.float64), torch.zeros(30, dtype=torch.float64), clip=0.7)
+        gradient = silent(torch.zeros(20, dtype=torch.float64), torch.zeros(30, dtype=torch.float64), clip=largest)
         gradient.add([row[None, :20], row[None, 20:]])
-        taken = torch.cat(gradient.take())
-        norm = torch.linalg.vector_norm(row.double())
-        assert float(taken.norm()) <= 0.7
-        if float(norm) < 0.69:
-            torch.testing.assert_close(taken, row.double())
-        else:
-            assert float(taken.norm()) == pytest.approx(min(0.7, float(norm)), rel=1e-7)
+        taken = [Fraction(v) for v in torch.cat(gradient.take()).tolist()]
+        assert sum(v * v for v in taken) <= Fraction(largest) ** 2
+        norm = math.hypot(*row.tolist())
+        if norm < 0.99 * largest:
+            assert taken == row.tolist()
+        elif norm < math.inf:
+            assert math.hypot(*map(float, taken)) == pytest.approx(min(largest, norm), rel=1e-7)
+
+
+@pytest.mark.parametrize("clip", [0.0, -1.0, 1e-170, 1e-31, 1e31, math.nan])
+def test_a_clip_whose_square_could_underflow_is_refused(clip: float) -> None:
+    with pytest.raises(ValueError, match="clip must be"):
+        silent(torch.zeros(2), clip=clip)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_low_bit_of_the_sum_is_in_the_noised_gradient(dtype: torch.dtype) -> None:
+    """The released sum is a multiple of a public unit, 2^-19 for a standard deviation of 3."""
+    gradient = PrivateGradient(
+        [torch.zeros(3, 50, dtype=dtype), torch.zeros(7, dtype=torch.float64)],
+        sigma=2.0, clip=1.5, denominator=4.0, secret=Secret(),
+    )  # fmt: skip
+    for _ in range(2):
+        gradient.add([torch.randn(5, 3, 50) / 9, torch.randn(5, 7) / 9])
+        for part in gradient.take():
+            if part.dtype == torch.float64:
+                assert torch.equal(part * 2**21, (part * 2**21).round())
+                assert part.any()
 
 
 def test_every_step_begins_with_an_empty_sum() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from fractions import Fraction
 
 import pytest
 import torch
@@ -10,19 +12,25 @@ from hypothesis import strategies as st
 from distillkit.privacy import Secret, as_secret
 
 
+def noise(secret: Secret, shape: Sequence[int], std: float) -> torch.Tensor:
+    return secret.add_noise(torch.zeros(*shape), std)
+
+
 def test_system_noise_differs_and_seeded_noise_repeats(global_rng_untouched: None) -> None:
-    assert not torch.equal(Secret().normal((8,), 1.0), Secret().normal((8,), 1.0))
-    assert torch.equal(Secret(1).normal((8,), 1.0), Secret(1).normal((8,), 1.0))
-    assert not torch.equal(Secret(1).normal((8,), 1.0), Secret(2).normal((8,), 1.0))
+    assert not torch.equal(noise(Secret(), (8,), 1.0), noise(Secret(), (8,), 1.0))
+    assert torch.equal(noise(Secret(1), (8,), 1.0), noise(Secret(1), (8,), 1.0))
+    assert not torch.equal(noise(Secret(1), (8,), 1.0), noise(Secret(2), (8,), 1.0))
     assert not Secret().seeded
     assert Secret(0).seeded
     assert repr(Secret()) == "Secret(operating system)"
     assert repr(Secret(0)) == "Secret(seeded, no guarantee)"
 
 
-@pytest.mark.parametrize("seed", [None, 5])
-def test_noise_is_standard_normal(seed: int | None) -> None:
-    drawn = Secret(seed).normal((200, 1000), 3.0)
+@pytest.mark.parametrize(("seed", "discrete"), [(None, False), (5, False), (None, True)])
+def test_noise_is_standard_normal(seed: int | None, discrete: bool) -> None:
+    if discrete:
+        pytest.importorskip("opendp")
+    drawn = noise(Secret(seed, discrete=discrete), (20, 200 if discrete else 10_000), 3.0)
     assert drawn.dtype == torch.float64
     n = drawn.numel()
     z = (drawn / 3.0).flatten().sort().values
@@ -34,16 +42,41 @@ def test_noise_is_standard_normal(seed: int | None) -> None:
 
 
 def test_neighbouring_noise_is_independent() -> None:
-    rows = Secret(3).normal((4, 50000), 1.0)
+    rows = noise(Secret(3), (4, 50000), 1.0)
     correlation = torch.corrcoef(rows)
     assert float((correlation - torch.eye(4)).abs().max()) < 5 / math.sqrt(50000)
+
+
+@given(st.integers(0, 2**31), st.floats(-30, 30), st.floats(-12, 12))
+def test_noised_values_are_rounded_once_on_a_public_grid(seed: int, log_std: float, log_size: float) -> None:
+    """round(values + noise): the same noise for all values, and no bit below the unit, whatever the values."""
+    std = 10**log_std
+    unit = 2.0 ** (math.floor(math.log2(std)) - 20)
+    values = torch.randn(2, 25, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * std * 10**log_size
+    alone, noised = (Secret(seed).add_noise(v, std) / unit for v in (0 * values, values))
+    assert torch.equal(alone, alone.round())
+    assert torch.equal(noised, noised.round())
+    assert 2**20 / 5 < float(alone.abs().mean()) < 2**21 * 2
+    for got, k, value in zip(noised.flatten().tolist(), alone.flatten().tolist(), values.flatten().tolist()):
+        exact = Fraction(value) / Fraction(unit) + Fraction(k)
+        assert abs(Fraction(got) - exact) <= 1 + abs(exact) / 2**53
+    whole = (values / unit).round() * unit
+    assert torch.equal(Secret(seed).add_noise(whole, std), whole + alone * unit)
+
+
+def test_discrete_noise_has_no_seed_and_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="no seed"):
+        Secret(0, discrete=True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"distillkit\[opendp\]"):
+        Secret(discrete=True)
 
 
 def test_uniforms_never_reach_zero_or_one() -> None:
     drawn = Secret().uniform(10000)
     assert bool(((drawn > 0) & (drawn < 1)).all())
     assert Secret().uniform(0).shape == (0,)
-    assert Secret().normal((0, 3), 1.0).shape == (0, 3)
+    assert noise(Secret(), (0, 3), 1.0).shape == (0, 3)
 
 
 @given(st.integers(0, 2**31), st.sampled_from([0.05, 0.3, 0.8]))
@@ -69,9 +102,9 @@ def test_rates_zero_and_one_draw_none_and_all() -> None:
 
 def test_draws_are_counted_and_zero_noise_draws_nothing() -> None:
     secret = Secret(0)
-    assert torch.equal(secret.normal((3,), 0.0), torch.zeros(3, dtype=torch.float64))
+    assert torch.equal(secret.add_noise(torch.tensor([0.1]), 0.0), torch.tensor([0.1]).double())
     assert secret.draws == 0
-    secret.normal((3,), 1.0)
+    noise(secret, (3,), 1.0)
     assert secret.draws == 1
 
 
@@ -83,7 +116,7 @@ def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(TypeError, match="seed"):
         Secret("a")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="std"):
-        secret.normal((2,), -1.0)
+        noise(secret, (2,), -1.0)
     with pytest.raises(ValueError, match="rate"):
         secret.poisson(3, 1.5)
 
