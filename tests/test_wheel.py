@@ -74,7 +74,7 @@ def test_site_dependencies_are_in_their_extra() -> None:
 
 
 def test_tests_have_every_extra_except_flowers() -> None:
-    assert EXTRAS["dev"][0] == "distillkit[docs,opendp,pld,secure]"  # Flower has an environment of its own: make test-flower
+    assert EXTRAS["dev"][0] == "distillkit[docs,opendp,pld,secure]"  # Flower has its own: make test-flower
     assert set(EXTRAS) == {"flower", "opendp", "pld", "secure", "docs", "dev"}
 
 

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacks.audit import audit_claim, low_bit_scores
+from attacks.statistics import roc
+from distillkit.privacy import Secret, gaussian_delta
+from distillkit.rng import derive
+
+STD, VALUES, RUNS = 17.3, 2000, 24
+PROFILE = [(e, gaussian_delta(STD, e)) for e in (0.0, 0.1, 0.5, 1.0)]
+
+
+SECRET = Secret(0)
+
+
+def box_muller(values: Tensor) -> Tensor:
+    """Add the former noise of this library: four Box-Muller draws of 53-bit uniforms, divided by two."""
+    radius = (-2 * SECRET.uniform(2 * values.numel()).log()).sqrt().view(2, -1)
+    angle = 2 * math.pi * SECRET.uniform(2 * values.numel()).view(2, -1)
+    return values + ((radius * (angle.cos() + angle.sin())).sum(0) * (STD / 2)).view(values.shape)
+
+
+def single_precision(values: Tensor) -> Tensor:
+    return values + STD * SECRET.add_noise(torch.zeros(values.shape), 1.0).float()
+
+
+def rounded(values: Tensor) -> Tensor:
+    return SECRET.add_noise(values, STD)
+
+
+def worlds(add: Callable[[Tensor], Tensor], records: int) -> tuple[Tensor, Tensor]:
+    vectors = torch.randn(records + 1, VALUES, generator=derive(records), dtype=torch.float64)
+    vectors /= vectors.norm(dim=1, keepdim=True)
+    sums = vectors.sum(0)
+    inside, outside = (add(s.expand(RUNS, -1)) for s in (sums, sums - vectors[0]))
+    return low_bit_scores(inside, sums, STD), low_bit_scores(outside, sums, STD)
+
+
+def best_auc(inside: Tensor, outside: Tensor) -> float:
+    """Return the AUC, on the second half of the runs, of the column that is best on the first half."""
+    half, member = RUNS // 2, torch.arange(RUNS) < RUNS // 2
+    first = [roc(torch.cat([a[:half], b[:half]]), member).auc for a, b in zip(inside.T, outside.T)]
+    column = first.index(max(first))
+    return roc(torch.cat([inside[half:, column], outside[half:, column]]), member).auc
+
+
+@pytest.mark.parametrize("records", [0, 200])
+@pytest.mark.parametrize("add", [box_muller, single_precision])
+def test_floating_point_noise_is_found(add: Any, records: int) -> None:
+    """A record of length 1 under noise of 17.3, of which the honest AUC is .52."""
+    inside, outside = worlds(add, records)
+    assert best_auc(inside, outside) > 0.95
+    assert audit_claim(inside, outside, PROFILE).refuted
+
+
+@pytest.mark.parametrize("records", [0, 1000])
+def test_nothing_is_found_on_a_public_grid(records: int) -> None:
+    inside, outside = worlds(rounded, records)
+    assert best_auc(inside, outside) < 0.9
+    assert not audit_claim(inside, outside, PROFILE).refuted
+
+
+@pytest.mark.parametrize(
+    ("released", "sums", "std", "why"),
+    [
+        (torch.zeros(2, 3), torch.zeros(4), 1.0, r"released must be \[runs, ...\]"),
+        (torch.zeros(3), torch.zeros(3), 1.0, r"got \[3\] and \[3\]"),
+        (torch.zeros(2, 3).long(), torch.zeros(3), 1.0, "released must be a floating-point tensor, got torch.int64"),
+        (torch.zeros(2, 3), [0.0] * 3, 1.0, "sums must be a floating-point tensor, got list"),
+        (torch.zeros(2, 3), torch.full((3,), math.nan), 1.0, "sums must be finite, but 3 of 3"),
+        (torch.zeros(2, 3), torch.zeros(3), 0.0, "std must be greater than 0"),
+    ],
+)
+def test_invalid_arguments_are_explained(released: Any, sums: Any, std: float, why: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=why):
+        low_bit_scores(released, sums, std)
