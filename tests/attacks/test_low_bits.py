@@ -13,33 +13,30 @@ from attacks.statistics import roc
 from distillkit.privacy import Secret, gaussian_delta
 from distillkit.rng import derive
 
-STD, VALUES, RUNS = 17.3, 2000, 24
+STD, VALUES, RUNS = 17.3, 2000, 40
 PROFILE = [(e, gaussian_delta(STD, e)) for e in (0.0, 0.1, 0.5, 1.0)]
 
 
-SECRET = Secret(0)
-
-
-def box_muller(values: Tensor) -> Tensor:
+def box_muller(secret: Secret, values: Tensor) -> Tensor:
     """Add the former noise of this library: four Box-Muller draws of 53-bit uniforms, divided by two."""
-    radius = (-2 * SECRET.uniform(2 * values.numel()).log()).sqrt().view(2, -1)
-    angle = 2 * math.pi * SECRET.uniform(2 * values.numel()).view(2, -1)
+    radius = (-2 * secret.uniform(2 * values.numel()).log()).sqrt().view(2, -1)
+    angle = 2 * math.pi * secret.uniform(2 * values.numel()).view(2, -1)
     return values + ((radius * (angle.cos() + angle.sin())).sum(0) * (STD / 2)).view(values.shape)
 
 
-def single_precision(values: Tensor) -> Tensor:
-    return values + STD * SECRET.add_noise(torch.zeros(values.shape), 1.0).float()
+def single_precision(secret: Secret, values: Tensor) -> Tensor:
+    return values + STD * secret.add_noise(torch.zeros(values.shape), 1.0).float()
 
 
-def rounded(values: Tensor) -> Tensor:
-    return SECRET.add_noise(values, STD)
+def rounded(secret: Secret, values: Tensor) -> Tensor:
+    return secret.add_noise(values, STD)
 
 
-def worlds(add: Callable[[Tensor], Tensor], records: int) -> tuple[Tensor, Tensor]:
+def worlds(add: Callable[[Secret, Tensor], Tensor], records: int) -> tuple[Tensor, Tensor]:
     vectors = torch.randn(records + 1, VALUES, generator=derive(records), dtype=torch.float64)
     vectors /= vectors.norm(dim=1, keepdim=True)
-    sums = vectors.sum(0)
-    inside, outside = (add(s.expand(RUNS, -1)) for s in (sums, sums - vectors[0]))
+    sums, secret = vectors.sum(0), Secret(records)
+    inside, outside = (add(secret, s.expand(RUNS, -1)) for s in (sums, sums - vectors[0]))
     return low_bit_scores(inside, sums, STD), low_bit_scores(outside, sums, STD)
 
 
