@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit.privacy.accounting._ranges import power_of_two
 from distillkit.rng import STATE_BYTES, derive, generator_from_bytes
 
-__all__ = ["Secret", "as_secret", "power_of_two"]
+__all__ = ["Secret", "as_secret"]
 
 _BITS = 53
 
@@ -171,11 +172,6 @@ class Secret:
         if self.seeded:
             return "Secret(seeded, no guarantee)"
         return "Secret(operating system, discrete)" if self._discrete else "Secret(operating system)"
-
-
-def power_of_two(value: float) -> float:
-    """Return the largest power of two that is at most `value`, which is positive."""
-    return math.ldexp(1.0, math.frexp(value)[1] - 1)
 
 
 def as_secret(secret: Secret | int | None) -> Secret:

@@ -1,11 +1,13 @@
-"""Ranges of sigma, delta and numbers of releases for which the accountants are exact enough."""
+"""Ranges of sigma, delta, clips and numbers of releases for which the accountants are exact enough."""
 
 from __future__ import annotations
+
+import math
 
 from distillkit._utils import check
 from distillkit.privacy.errors import NotAccountable
 
-__all__ = ["LEAST_CLIP", "MOST_CLIP", "MOST_RELEASES", "check_clip", "check_delta", "check_sigma"]
+__all__ = ["LEAST_CLIP", "MOST_CLIP", "MOST_RELEASES", "check_clip", "check_delta", "check_sigma", "power_of_two"]
 
 _LEAST_SIGMA, _MOST_SIGMA = 1e-4, 1e9
 """Range of sigma in which floating-point numbers are accurate enough for the accountants."""
@@ -60,3 +62,8 @@ def check_sigma(sigma: float, name: str = "sigma") -> float:
             f"{sigma:g}: no accountant is exact enough there"
         )
     return sigma
+
+
+def power_of_two(value: float) -> float:
+    """Return the largest power of two that is at most `value`, which is positive."""
+    return math.ldexp(1.0, math.frexp(value)[1] - 1)
