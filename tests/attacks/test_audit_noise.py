@@ -100,7 +100,7 @@ def test_cache_with_new_noise_at_every_read_is_detected() -> None:
     secret, ledger, cache = Secret(), Ledger(), torch.zeros(1, 2, 5)
     ledger.spend(Event("class_means", SIGMA))
     for _ in range(4):
-        _ = cache + secret.normal(cache.shape, SIGMA)
+        _ = secret.add_noise(cache, SIGMA)
     assert audit_noise(secret.drawn, [(SIGMA, 10)]).uncharged == {SIGMA: 30}
 
 

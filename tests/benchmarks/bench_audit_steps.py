@@ -48,10 +48,10 @@ MISTAKES = {
 PLANTED = {
     "noise-drawn-once": (
         "gradients/private_gradient.py",
-        "        noise = self._secret.normal((sum(sizes),), std).split(sizes)",
+        "        noised = self._secret.add_noise(torch.cat(self._sums), std).div_(self._denominator)",
         '        if not hasattr(self, "_noise"):\n'
-        "            self._noise = self._secret.normal((sum(sizes),), std)\n"
-        "        noise = self._noise.split(sizes)",
+        "            self._noise = self._secret.add_noise(torch.zeros_like(torch.cat(self._sums)), std)\n"
+        "        noised = (torch.cat(self._sums) + self._noise).div_(self._denominator)",
     ),
     "gradient-noise-halved": (
         "gradients/private_gradient.py",
@@ -102,8 +102,8 @@ PLANTED = {
     ),
     "noise-of-sums-halved": (
         "condensation/class_means.py",
-        "account.secret.normal(sums.shape, sigma * sensitivity if sigma else 0.0)",
-        "account.secret.normal(sums.shape, sigma * sensitivity / 2 if sigma else 0.0)",
+        "account.secret.add_noise(sums, sigma * sensitivity if sigma else 0.0)",
+        "account.secret.add_noise(sums, sigma * sensitivity / 2 if sigma else 0.0)",
     ),
     "set-published-as-replace-one": (
         "condensation/condense_private.py",

@@ -182,7 +182,7 @@ def aggregate(dp: ClientDP, replies: list[Message], message: Message | None = No
     return reducer.result()
 
 
-factors = st.lists(st.sampled_from([0.0, 1e-30, 0.01, 0.3, 1.0, 7.0, 1e20, math.nan, math.inf]), min_size=1, max_size=6)
+factors = st.lists(st.sampled_from([0.0, 1e-12, 0.01, 0.3, 1.0, 7.0, 1e20, math.nan, math.inf]), min_size=1, max_size=6)
 
 
 @given(factors, st.integers(0, 5))
@@ -203,7 +203,7 @@ def test_removing_one_client_moves_the_sums_by_at_most_the_sensitivity(sent: lis
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@given(st.integers(0, 10**6), st.floats(-320, 150), st.floats(-30, 30))
+@given(st.integers(0, 10**6), st.floats(-320, 150), st.floats(-12, 30))
 def test_clipped_update_never_exceeds_the_clip(dtype: torch.dtype, seed: int, scale: float, clip: float) -> None:
     draw = torch.Generator().manual_seed(seed)
     value = {n: (torch.randn(40, generator=draw, dtype=torch.float64) * 10**scale).to(dtype) for n in "ab"}
@@ -587,7 +587,7 @@ def test_invalid_options_are_refused() -> None:
     bad: list[tuple[Any, Any, str]] = [
         ((-1.0, 0.5, 1.0), None, "sigma must be at least 0"),
         ((1.0, 0.0, 1.0), None, "rate must be greater than 0"),
-        ((1.0, 0.5, 0.0), None, r"the clip of FedAvg\.update must be in \[1e-30, 1e\+30\]"),
+        ((1.0, 0.5, 0.0), None, r"the clip of FedAvg\.update must be in \[1e-12, 1e\+30\]"),
         ((1.0, 0.5, {}), None, "clip must hold at least one entry"),
         ((1.0, 0.5, 1.0), {"sigma": 0.5}, r"Adaptive\(sigma=...\) must be above 0\.5, because sigma is 1; got 0\.5"),
         ((1.0, 0.5, 1.0), {"sigma": -1.0}, "sigma must be greater than 0"),

@@ -16,17 +16,18 @@ MOST_RELEASES = 10**12
 """Largest number of releases in one event."""
 
 
-LEAST_CLIP, MOST_CLIP = 1e-30, 1e30
-"""Range of clip norms. Outside, squares of values near the clip could underflow to 0 in float64, or overflow."""
+LEAST_CLIP, MOST_CLIP = 1e-12, 1e30
+"""Range of clip norms, so that squares near the clip neither underflow nor overflow, also in float32."""
 
 
 def check_clip(clip: float, name: str = "clip") -> float:
-    """Return a finite clip norm as a float if norms of values near the clip are accurate in float64.
+    """Return a finite clip norm as a float if norms of values near the clip are accurate.
 
-    A value whose square underflows is below 1e-154, so it cannot change a norm that exceeds `LEAST_CLIP`.
+    A number whose square underflows is below 1e-154 in float64, and below 1e-22 in float32 (ghost clipping), so even
+    10^8 such numbers are far shorter than the least clip.
 
     Raises:
-        TypeError, ValueError: `clip` is not a number, or is not in [1e-30, 1e30].
+        TypeError, ValueError: `clip` is not a number, or is not in [1e-12, 1e30].
     """
     return check.real_number(clip, name, least=LEAST_CLIP, most=MOST_CLIP)
 

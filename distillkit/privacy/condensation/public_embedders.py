@@ -45,7 +45,7 @@ class PublicEmbedder:
     Args:
         network: network that computes phi.
         center: public center a, float [F]; None for no center.
-        clip: largest length C of a vector, in [1e-30, 1e30], or infinity. With None, every vector is scaled to length
+        clip: largest length C of a vector, in [1e-12, 1e30], or infinity. With None, every vector is scaled to length
         1.
         match: network output used as phi: `"embedding"`, or `"embedding+logits"` (both, concatenated).
         augment: augmentation, applied to all images with the same random parameters; None for no augmentation.
@@ -266,7 +266,7 @@ class PublicEmbedders:
             may depend on results that were released with noise before.
         num_networks: number of networks; each network gives one embedder.
         like: set with the shape, normalization, dtype and device of the images. Its own images are not used.
-        clip: largest length of a vector v(x), in [1e-30, 1e30], or infinity; None scales every vector to unit length,
+        clip: largest length of a vector v(x), in [1e-12, 1e30], or infinity; None scales every vector to unit length,
             so that there is no clip to tune.
         match: network output that is matched: `"embedding"`, or `"embedding+logits"` (both, concatenated; FedDM's Eq.
             8).

@@ -41,7 +41,7 @@ class PrivateGradient:
         parameters: trained parameters: leaf tensors that require gradients, float32 or float64. An example's gradients
             with respect to all parameters are clipped as one vector.
         sigma: noise standard deviation / clip; 0 adds no noise.
-        clip: largest l2 norm of one example's gradient, in [1e-30, 1e30]; longer gradients are scaled down to this
+        clip: largest l2 norm of one example's gradient, in [1e-12, 1e30]; longer gradients are scaled down to this
             norm. Infinity is allowed only if sigma is 0.
         denominator: *public* expected batch size, rate * number of records; never the size of the drawn batch.
         secret: `Secret` from which the noise is drawn.

@@ -107,7 +107,7 @@ def test_overflowing_embedding_adds_nothing(value: float, clip: float | None, to
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1e-300, 1e-40, 1e-28, 1e-10, 1.0, 1e20, 1e150])
-@pytest.mark.parametrize("clip", [None, 1e-30, 1e-28, 0.7, 1e30])
+@pytest.mark.parametrize("clip", [None, 1e-12, 0.7, 1e30])
 def test_sums_are_exact_and_no_vector_exceeds_the_clip(clip: float | None, scale: float, dtype: torch.dtype) -> None:
     """Whatever the magnitude of the embeddings, in any order and in chunks of any size."""
     net = split(nn.Sequential(nn.Flatten(), nn.Linear(16, 2))).to(dtype)  # the embedding is the image itself
@@ -222,7 +222,7 @@ def test_noise_covers_every_class_and_scales_with_the_sensitivity(toy_set: Label
     )
 
 
-@pytest.mark.parametrize("sensitivity", [1e-31, 1e31, 0.0])
+@pytest.mark.parametrize("sensitivity", [9e-13, 1e31, 0.0])
 def test_sensitivity_out_of_range_is_refused_before_the_charge(sensitivity: float) -> None:
     ledger = Ledger()
     with pytest.raises(ValueError, match="sensitivity must be"):

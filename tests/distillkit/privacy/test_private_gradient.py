@@ -31,9 +31,9 @@ def test_neighbouring_float32_sums_differ_by_at_most_one_clip() -> None:
     assert total[1] - total[0] == pytest.approx(1.0, abs=0.07)  # the released gradient is float32 again
 
 
-@given(st.integers(0, 10**6), st.floats(-320, 150), st.floats(-30, 30), st.sampled_from([torch.float32, torch.float64]))
+@given(st.integers(0, 10**6), st.floats(-320, 150), st.floats(-12, 30), st.sampled_from([torch.float32, torch.float64]))
 def test_a_clipped_example_never_exceeds_the_clip(seed: int, scale: float, clip: float, dtype: torch.dtype) -> None:
-    """Neither by rounding nor because squares underflow: at a clip of 1e-30, entries of any magnitude."""
+    """Neither by rounding nor because squares underflow: at a clip of 1e-12, entries of any magnitude."""
     largest = 10**clip
     rows = (torch.randn(3, 50, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 10**scale).to(
         dtype
@@ -50,7 +50,7 @@ def test_a_clipped_example_never_exceeds_the_clip(seed: int, scale: float, clip:
             assert math.hypot(*map(float, taken)) == pytest.approx(min(largest, norm), rel=1e-7)
 
 
-@pytest.mark.parametrize("clip", [0.0, -1.0, 1e-170, 1e-31, 1e31, math.nan])
+@pytest.mark.parametrize("clip", [0.0, -1.0, 1e-170, 9e-13, 1e31, math.nan])
 def test_a_clip_whose_square_could_underflow_is_refused(clip: float) -> None:
     with pytest.raises(ValueError, match="clip must be"):
         silent(torch.zeros(2), clip=clip)
