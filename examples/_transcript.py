@@ -10,7 +10,8 @@ import torch
 import quickstart
 from _federated import run_and_observe
 from attacks import clopper_pearson, roc
-from attacks.reporting.similarity import PSNR_LEVELS, closest_images, random_baseline
+from attacks.reporting.copies import closest_images
+from attacks.reporting.similarity import PSNR_LEVELS, random_baseline
 from distillkit.networks import ConvNet
 from fl import FedDM
 

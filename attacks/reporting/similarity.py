@@ -9,33 +9,13 @@ import torch
 from torch import Tensor
 
 from attacks.membership import nearest
-from attacks.metrics import psnr
+from attacks.reporting.copies import closest_images
 from distillkit.rng import derive
 
-__all__ = ["PSNR_LEVELS", "closest_images", "random_baseline"]
+__all__ = ["PSNR_LEVELS", "random_baseline", "record_scores"]
 
 PSNR_LEVELS = (20, 25, 30)
 """Smallest PSNR, in decibels, of a recovered record at three levels: recognizable, close and nearly identical."""
-
-_ELEMENTS = 2**24
-
-
-def closest_images(images: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the PSNR and the index of the image that is nearest to each candidate.
-
-    Args:
-        images: pixels [M, C, H, W] in [0, 1].
-        candidates: pixels [n, C, H, W] in [0, 1].
-
-    Returns:
-        PSNR in decibels, float [n], infinite for equal images; and indices into `images`, int64 [n].
-    """
-    flat, others = images.double().flatten(1), candidates.double().flatten(1)
-    squares, found = flat.square().sum(1), []
-    for part in others.split(max(1, _ELEMENTS // len(flat))):
-        found.append((squares - 2 * part @ flat.T).argmin(1))
-    index = torch.cat(found)
-    return psnr(images[index].double(), candidates.double()), index
 
 
 def record_scores(rounds: list[Tensor], candidates: Tensor) -> dict[str, Tensor]:

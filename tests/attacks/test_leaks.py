@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+import torch.nn.functional as F
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attacks import Leaks, leaks, psnr, roc
@@ -17,7 +19,7 @@ from attacks.membership import nearest
 from distillkit import LabeledImages, Normalization
 from distillkit.data import open_npz
 from distillkit.rng import derive
-from distillkit.sets import StoredImages
+from distillkit.sets import StoredImages, Tiles
 
 SPACE = Normalization((0.4,), (0.2,))
 
@@ -35,11 +37,13 @@ def moved(data: LabeledImages, seed: int, scale: float) -> LabeledImages:
 TRAIN, ASIDE = drawn(0, 300), drawn(1, 250)
 
 
+@settings(max_examples=12)
 @given(st.integers(0, 1000), st.sampled_from([0.0, 1e-3, 5e-3, 0.03, 0.06, 0.2]))
 def test_shares_equal_a_plain_loop(seed: int, scale: float) -> None:
     small = LabeledImages.concatenate([moved(TRAIN[:6], seed, scale), drawn(seed + 2000, 4)])
     found = leaks(small, TRAIN, ASIDE)
-    for data, shares in ((TRAIN, {48.13: found.copies, 25.0: found.close}), (ASIDE, {25.0: found.close_held_out})):
+    copies, close, chance = found.unaltered
+    for data, shares in ((TRAIN, {48.13: copies, 25.0: close}), (ASIDE, {25.0: chance})):
         best = [float(psnr(x.expand(len(data), -1, -1, -1), data.pixels()).max()) for x in small.pixels()]
         for decibels, share in shares.items():
             assert share == pytest.approx(sum(b >= decibels for b in best) / len(small))
@@ -111,7 +115,7 @@ def test_stored_records_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(StoredImages, "read", counted)
     assert leaks(small, stored.train, stored.test).record() == wanted
     assert max(reads) == 7
-    assert sum(reads) == 550
+    assert sum(reads) == 2 * 550  # once to see that no record is in both
 
 
 def test_results_are_printed_and_recorded() -> None:
@@ -122,9 +126,103 @@ def test_results_are_printed_and_recorded() -> None:
     assert record["copies"] == record["within_25_db"] == 1.0
     assert record["nearest"]["tpr"]["trials"] == 300
     lines = str(found).splitlines()
-    assert lines[0] == "images that copy a training record             100.0 %"
-    assert len(lines) == 5
+    assert lines[0] == "verdict                                        it leaks"
+    assert lines[1] == "images that copy a training record             100.0 %"
+    assert len(lines) == 8
     assert repr(found) == str(found)
+
+
+def pictures(seed: int, shape: tuple[int, int, int], n: int = 200) -> LabeledImages:
+    """Return smooth random pictures of 8 bits, whose channels differ."""
+    c, h, w = shape
+    coarse = [torch.randn(n, c, k, k, generator=derive(seed, k)) for k in (3, 6)]
+    sums = sum(F.interpolate(x, size=(h, w), mode="bilinear") for x in coarse)
+    return LabeledImages.from_pixels(rounded(torch.sigmoid(1.5 * sums)), torch.arange(n) % 2, num_classes=2)
+
+
+def rounded(pixels: torch.Tensor) -> torch.Tensor:
+    return (pixels.clamp(0, 1) * 255).round() / 255
+
+
+def tiled(pixels: torch.Tensor, factor: int = 2) -> torch.Tensor:
+    n, c, h, w = pixels.shape
+    rows = F.avg_pool2d(pixels, factor).view(n // factor**2, factor, factor, c, h // factor, w // factor)
+    return rows.permute(0, 3, 1, 4, 2, 5).reshape(n // factor**2, c, h, w)
+
+
+ALTERED: dict[str, Any] = {
+    "mirrored": lambda x: x.flip(-1),
+    "upside down": lambda x: x.rot90(2, (2, 3)),
+    "a quarter turn": lambda x: x.rot90(1, (2, 3)),
+    "shifted": lambda x: F.pad(x, (2, 0, 0, 1))[:, :, 1:, : x.shape[3]],
+    "inverted": lambda x: 1 - x,
+    "darkened": lambda x: rounded(0.2 * x),
+    "less contrast": lambda x: rounded(0.4 + 0.3 * x),
+    "gray": lambda x: x.mean(1, keepdim=True).expand_as(x),
+    "channels exchanged": lambda x: x.roll(1, 1),
+    "several": lambda x: rounded(1 - 0.5 * torch.roll(x.flip(-1), (1, -2), (2, 3))),
+    "four tiles": tiled,
+    "nine tiles": lambda x: tiled(x, 3),
+    "decoded tiles": lambda x: Tiles(2).decode(Tiles(2).encode(x)),
+    "turned tiles": lambda x: 1 - tiled(x.flip(-1)),
+}
+
+
+@pytest.mark.parametrize("name", ALTERED)
+def test_altered_copies_are_found(name: str) -> None:
+    shape = (1, 24, 36) if name in {"shifted", "darkened", "four tiles", "upside down", "inverted"} else (3, 24, 24)
+    real = pictures(0, shape)
+    pixels = ALTERED[name](real.pixels()[:36])
+    small = LabeledImages.from_pixels(pixels, torch.zeros(len(pixels)).long(), num_classes=2)
+    found = leaks(small, real, pictures(1, shape))
+    assert found.copies == found.close == 1
+    assert found.close_held_out <= 0.1
+    assert found.unaltered[0] == found.unaltered[2] == 0
+    assert found.found
+    assert found.altered.tpr.hits >= 34
+
+
+@pytest.mark.parametrize("shape", [(3, 24, 24), (1, 24, 36)], ids=["color", "oblong"])
+def test_other_pictures_are_no_altered_copies(shape: tuple[int, int, int]) -> None:
+    found = leaks(pictures(2, shape, 40), pictures(0, shape), pictures(1, shape))
+    assert found.copies == 0
+    assert found.close <= 0.1
+    assert not found.found
+
+
+def test_what_a_set_says_is_reported() -> None:
+    for said, text in (("pixels of real images", "pixels of real images"), (["images", "labels"], "images, labels")):
+        small = drawn(7, 20)
+        assert not leaks(small, TRAIN, ASIDE).found
+        found = leaks(small.replace(info={"publishes": said}), TRAIN, ASIDE)
+        assert found.found
+        assert found.record()["publishes"] == found.publishes == text
+        assert str(found).splitlines()[0].endswith(f"it leaks; it publishes {text}")
+
+
+JOINED = LabeledImages.concatenate
+EXCHANGED: list[tuple[Any, str]] = [
+    ((TRAIN[:9], TRAIN, TRAIN), "train and held_out must not share records, but 300 of 300"),
+    ((TRAIN[:9], TRAIN, JOINED([ASIDE, TRAIN[:3]])), "but 3 of 253 held-out records"),
+    ((ASIDE[:9], TRAIN, ASIDE), "small and held_out must not share images, but 9"),
+    ((TRAIN, TRAIN[:9], ASIDE), "small contains all 9 records of train and more images"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), EXCHANGED, ids=range(len(EXCHANGED)))
+def test_equal_and_exchanged_sets_are_refused(arguments: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        leaks(*arguments)
+
+
+def test_few_held_out_records_and_rare_duplicates_are_named() -> None:
+    with pytest.warns(UserWarning, match="held_out holds 199 records; with fewer than 200"):
+        leaks(TRAIN[:9], TRAIN, ASIDE[:199])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wanted = leaks(TRAIN[:9], TRAIN, ASIDE[:200])
+    with pytest.warns(UserWarning, match="1 of 201 records are also in train and are left out"):
+        assert leaks(TRAIN[:9], TRAIN, JOINED([TRAIN[50:51], ASIDE[:200]])).record() == wanted.record()
 
 
 OTHER: Any = drawn(3, 20, space=Normalization((0.5,), (0.5,)))

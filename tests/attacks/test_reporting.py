@@ -16,7 +16,8 @@ from attacks import report
 from attacks.membership import Pipeline, model_scorer
 from attacks.reporting import DamagedRun, IncompatibleImages, NoRun
 from attacks.reporting._findings import KINDS, Findings, evaluate_scores, is_significant, verdict
-from attacks.reporting.similarity import closest_images, random_baseline
+from attacks.reporting.copies import closest_images
+from attacks.reporting.similarity import random_baseline
 from attacks.transcript import DamagedTranscript
 from distillkit import LabeledImages
 from distillkit.data import Split, load, partition
