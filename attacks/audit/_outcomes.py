@@ -1,4 +1,4 @@
-"""Functions for audits that use many runs: split the runs, list events, and bound the events' probabilities.
+"""Functions for audits that use many runs: split the runs, list events, and count them.
 
 An audit runs a mechanism in two worlds: "inside" (with one chosen record) and "outside" (without it). An attack gives
 each run one or several scores. An event says that a score lies on one side of a threshold.
@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks._binomial import lower, upper
 from distillkit._utils import check
 from distillkit.rng import as_generator
 
-__all__ = ["Event", "SplitRuns", "candidate_events", "check_scores", "event_bounds", "split_runs"]
+__all__ = ["Event", "SplitRuns", "candidate_events", "check_scores", "event_counts", "split_runs"]
 
 _MAX_THRESHOLDS = 256
 """Largest number of candidate thresholds."""
@@ -108,17 +107,12 @@ def candidate_events(runs: SplitRuns) -> Iterator[tuple[list[Event], Tensor, int
             yield found, hits[world], len(own[world]), hits[other], len(own[other])
 
 
-def event_bounds(runs: SplitRuns, event: Event, confidence: float) -> tuple[float, float]:
-    """Bound an event's probability in runs with a record and in runs without it, by Clopper-Pearson bounds.
-
-    Args:
-        runs: the half of the runs that was not used for choosing the event.
-        event: the event.
-        confidence: probability that both bounds hold together.
+def event_counts(runs: SplitRuns, event: Event) -> tuple[int, int, int, int]:
+    """Count an event in the half of the runs that was not used for choosing it.
 
     Returns:
-        A lower bound on the probability in `event.world` (the runs in which the event seems more likely), and an upper
-        bound on the probability in the other runs.
+        The number of runs in which it occurs and the number of all runs, first for `event.world` (the runs in which the
+        event seems more likely), then for the other runs.
     """
 
     def count(world: str) -> tuple[int, int]:
@@ -126,8 +120,7 @@ def event_bounds(runs: SplitRuns, event: Event, confidence: float) -> tuple[floa
         hits = int((scores >= event.threshold).sum())
         return (hits if event.side == "at least" else len(scores) - hits), len(scores)
 
-    error = (1 - confidence) / 2
-    return float(lower(*count(event.world), error)), float(upper(*count(event.other), error))
+    return *count(event.world), *count(event.other)
 
 
 def check_scores(scores: Tensor, name: str, least: int) -> Tensor:

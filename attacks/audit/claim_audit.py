@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.audit._outcomes import Event, SplitRuns, candidate_events, event_bounds, split_runs
+from attacks.audit._outcomes import Event, SplitRuns, candidate_events, event_counts, split_runs
+from attacks.audit._rates import p_value
+from attacks.statistics import Rate
 from distillkit._utils import check
 
 __all__ = ["ClaimTest", "audit_claim"]
@@ -21,31 +23,33 @@ class ClaimTest:
 
     Attributes:
         refuted: whether the claim is refuted. A true claim is refuted with probability at most 1 - `confidence`.
-        epsilon, delta: the claimed pair that was tested.
+        epsilon, delta: the claimed pair that allows the event least.
         event: description of the event that was counted, such as `"inside scores at least 1.3"`, where "inside" means
             the runs of the mechanism on data with the record. If each run has several scores, the description includes
             the score's index.
-        likely: lower bound on the event's probability in the group of runs (with or without the record) in which the
-            event is more likely.
-        unlikely: upper bound on the event's probability in the other group of runs. The claim implies
-            likely <= e^epsilon * unlikely + delta.
-        confidence: probability that both bounds hold together.
+        likely: rate of the event in the group of runs (with or without the record) in which the event is more likely.
+        unlikely: rate of the event in the other group of runs. The claim implies p <= e^epsilon * q + delta for the
+            probabilities p and q that these rates estimate.
+        p_value: probability of so large an excess, or a larger one, if the claim is true. The claim is refuted if the
+            p-value is at most 1 - `confidence`.
+        confidence: confidence of the test, and of the interval of each rate.
     """
 
     refuted: bool
     epsilon: float
     delta: float
     event: str
-    likely: float
-    unlikely: float
+    likely: Rate
+    unlikely: Rate
+    p_value: float
     confidence: float
 
     def __str__(self) -> str:
         verdict = "refuted" if self.refuted else "not refuted"
-        allowed = min(1.0, math.exp(min(self.epsilon, 700.0)) * self.unlikely + self.delta)
+        allowed = min(1.0, math.exp(min(self.epsilon, 700.0)) * self.unlikely.value + self.delta)
         return (
-            f"{verdict} at {100 * self.confidence:g} %: {self.event} in at least {100 * self.likely:.3g} % of runs, "
-            f"where ({self.epsilon:.3g}, {self.delta:.2g}) allows {100 * allowed:.3g} %"
+            f"{verdict} at {100 * self.confidence:g} %: {self.event} in {100 * self.likely.value:.3g} % of runs, where "
+            f"({self.epsilon:.3g}, {self.delta:.2g}) allows {100 * allowed:.3g} % (p = {self.p_value:.2g})"
         )
 
 
@@ -64,9 +68,10 @@ def audit_claim(
 
     Under (epsilon, delta)-differential privacy, every event S satisfies P(S with the record) <= e^epsilon P(S without
     it) + delta, and the same inequality with the two probabilities exchanged. On one half of the runs, the function
-    chooses the inequality with the largest apparent violation: an event (scores on one side of a threshold), one of the
-    two directions, and a claimed pair (epsilon, delta). On the other half, it tests that single inequality with exact
-    bounds. Choosing and testing on the same runs would refute true claims.
+    chooses an event (scores on one side of a threshold) and one of the two directions, so that the claimed pairs seem
+    to be violated most. On the other half, it tests this event against all pairs, by an exact test. A true claim is
+    refuted with a probability close to 1 - `confidence` if it is tight, that is, if it is the mechanism's whole privacy
+    profile, and with a smaller probability otherwise. Choosing and testing on the same runs would refute true claims.
 
     Pass several scores per run if you do not know where a bug would show. For example, compute the scalar product of
     the release and the record's gradient, once over all coordinates, and once over those of each class or layer. If
@@ -100,14 +105,17 @@ def audit_claim(
         check.real_number(epsilon, "epsilon of the claim", least=0.0)
         check.real_number(delta, "delta of the claim", least=0.0, below=1.0)
     chosen, counted = split_runs(inside, outside, generator)
-    event, (epsilon, delta) = _worst(chosen, claim)
-    likely, unlikely = event_bounds(counted, event, confidence)
-    refuted = likely > delta and math.log((likely - delta) / unlikely) > epsilon
-    return ClaimTest(refuted, epsilon, delta, str(event), likely, unlikely, confidence)
+    event = _worst(chosen, claim)
+    hits, runs, others, other_runs = event_counts(counted, event)
+    p = p_value(hits, runs, others, other_runs, claim, 1 - confidence)
+    rate = (others + 1) / (other_runs + 2)
+    epsilon, delta = min(claim, key=lambda pair: math.exp(min(pair[0], 300.0)) * rate + pair[1])
+    rates = Rate.of(hits, runs, confidence), Rate.of(others, other_runs, confidence)
+    return ClaimTest(p <= 1 - confidence, epsilon, delta, str(event), *rates, p, confidence)
 
 
-def _worst(chosen: SplitRuns, claim: Sequence[tuple[float, float]]) -> tuple[Event, tuple[float, float]]:
-    """Return the event and the (epsilon, delta) pair with the clearest violation of the claim.
+def _worst(chosen: SplitRuns, claim: Sequence[tuple[float, float]]) -> Event:
+    """Return the event with the clearest violation of the claim.
 
     A claimed pair implies p <= e^epsilon * q + delta, where p and q are the event's probabilities in the two groups of
     runs, with and without the record. The violation is the estimate of p - e^epsilon * q - delta, divided by its
@@ -119,13 +127,13 @@ def _worst(chosen: SplitRuns, claim: Sequence[tuple[float, float]]) -> tuple[Eve
     """
     points = torch.tensor([tuple(point) for point in claim], dtype=torch.float64)
     factor, delta = points[:, :1].clamp(max=300).exp(), points[:, 1:]
-    most, worst = -math.inf, (next(candidate_events(chosen))[0][0], 0)
+    most, worst = -math.inf, next(candidate_events(chosen))[0][0]
     for found, hits, n, others, m in candidate_events(chosen):
         # Add one hit and one miss (Laplace): a share of 0 or 1 is not known without error.
         p, q = (hits + 1) / (n + 2), (others + 1) / (m + 2)
         error = (p * (1 - p) / n + factor.square() * q * (1 - q) / m).sqrt()
         excess = (p - factor * q - delta) / error
-        point, place = divmod(int(excess.argmax()), len(found))
-        if float(excess[point, place]) > most:
-            most, worst = float(excess[point, place]), (found[place], point)
-    return worst[0], (float(points[worst[1], 0]), float(points[worst[1], 1]))
+        clearest = excess.amin(0)  # an event violates the claim if it violates every pair
+        if float(clearest.max()) > most:
+            most, worst = float(clearest.max()), found[int(clearest.argmax())]
+    return worst

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from attacks._binomial import lower, upper
-from attacks.audit._outcomes import Event, SplitRuns, candidate_events, event_bounds, split_runs
+from attacks.audit._outcomes import Event, SplitRuns, candidate_events, event_counts, split_runs
+from attacks.audit._rates import p_value
 from distillkit._utils import check
 
 __all__ = ["epsilon_lower_bound", "max_lower_bound"]
@@ -26,9 +27,10 @@ def epsilon_lower_bound(
 
     Report the lower bound next to a claimed epsilon, which is an upper bound: the true value lies between them. The
     bound follows from how often an event (a score on one side of a threshold) occurs with and without the record. The
-    event is chosen on one half of the runs, and the bound is computed on the other half. It therefore exceeds the true
-    value with probability at most 1 - confidence. Report `max_lower_bound`, too: it is the largest result that this
-    number of runs allows for any mechanism. To test a claim, use `audit_claim`, which is far more sensitive.
+    event is chosen on one half of the runs. The bound is the largest epsilon that an exact test on the other half
+    refutes, so it exceeds the true value with probability at most 1 - confidence. Report `max_lower_bound`, too: it is
+    the largest result that this number of runs allows for any mechanism. To test a claim, use `audit_claim`, which is
+    far more sensitive.
 
     Args:
         inside: scores of the n runs with the record: one score for each run, [n], or d different scores, such as one
@@ -47,7 +49,23 @@ def epsilon_lower_bound(
     delta = check.real_number(delta, "delta", least=0.0, below=1.0)
     confidence = check.real_number(confidence, "confidence", above=0.0, below=1.0)
     chosen, counted = split_runs(inside, outside, generator)
-    return max(0.0, float(_epsilon(*event_bounds(counted, _largest(chosen, delta, confidence), confidence), delta)))
+    counts = event_counts(counted, _largest(chosen, delta, confidence))
+    return _largest_refuted(counts, delta, 1 - confidence)
+
+
+def _largest_refuted(counts: tuple[int, int, int, int], delta: float, level: float) -> float:
+    """Return the largest epsilon that the counts refute at a level, by bisection, or 0 if they refute none."""
+
+    def refuted(epsilon: float) -> bool:
+        return p_value(*counts, [(epsilon, delta)], level) <= level
+
+    low, high = 0.0, math.log(counts[3]) + 10.0
+    if not refuted(low):
+        return low
+    for _ in range(28):
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low
 
 
 def _largest(chosen: SplitRuns, delta: float, confidence: float) -> Event:
@@ -94,5 +112,4 @@ def max_lower_bound(runs: int, *, confidence: float = 0.95) -> float:
     """
     confidence = check.real_number(confidence, "confidence", above=0.0, below=1.0)
     half = check.positive_int(runs, "runs", least=2) // 2
-    error = (1 - confidence) / 2
-    return math.log(float(lower(half, half, error)) / float(upper(0, half, error)))
+    return _largest_refuted((half, half, 0, half), 0.0, 1 - confidence)

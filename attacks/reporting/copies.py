@@ -198,14 +198,15 @@ def _middle(images: Tensor, reach: int) -> Tensor:
 
 def _keys(images: Tensor) -> Tensor:
     """Return gray, pooled, centred pixels of length 1, float32 [N, D]; 0 for constant images."""
-    size = [max(1, side // max(1, round(side / _GRID))) for side in images.shape[2:]]
-    rows = F.adaptive_avg_pool2d(images.mean(1, keepdim=True), size).flatten(1)
+    height, width = (max(1, side // max(1, round(side / _GRID))) for side in images.shape[2:])
+    rows = F.adaptive_avg_pool2d(images.mean(1, keepdim=True), (height, width)).flatten(1)
     rows = rows - rows.mean(1, keepdim=True)
     return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-6)
 
 
 def _blurred(images: Tensor) -> Tensor:
-    less = F.adaptive_avg_pool2d(images, [max(1, side // 2) for side in images.shape[2:]])
+    height, width = (max(1, side // 2) for side in images.shape[2:])
+    less = F.adaptive_avg_pool2d(images, (height, width))
     return F.interpolate(less, size=images.shape[2:], mode="bilinear")
 
 

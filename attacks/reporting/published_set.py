@@ -81,7 +81,7 @@ class Leaks:
 
     def record(self) -> dict[str, Any]:
         """Return the results as JSON values, with the counts and the confidence interval of each rate."""
-        rates = {
+        rates: dict[str, dict[str, Any]] = {
             kind: {name: asdict(rate) for name, rate in (("tpr", point.tpr), ("fpr", point.fpr))}
             for kind, point in (("nearest", self.nearest), ("altered", self.altered))
         }

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import beta, binom, norm
 
 from attacks.audit import audit_claim, epsilon_lower_bound, max_lower_bound, one_run_lower_bound, step_scores
+from attacks.audit._rates import p_value
 from distillkit.privacy import compose, gaussian_delta, gaussian_sigma
 from distillkit.rng import derive
 
@@ -31,6 +32,55 @@ def runs(sigma: float, count: int, seed: int, sensitivity: float = 1.0) -> tuple
 def test_true_claim_is_rarely_refuted() -> None:
     """Level 1 %: of 300 audits of the exact mechanism 3 are expected, 11 or more have a chance below 3e-4."""
     assert sum(audit_claim(*runs(SIGMA, 500, s), PROFILE).refuted for s in range(300)) <= 10
+
+
+def profile(epsilon: float) -> tuple[float, list[tuple[float, float]]]:
+    sigma = gaussian_sigma(epsilon, 1e-5)
+    return sigma, [(e, gaussian_delta(sigma, e)) for e in torch.linspace(0, epsilon, 33).tolist()]
+
+
+def test_error_rate_of_a_tight_claim_is_close_to_the_stated_one() -> None:
+    """Level 10 %: of 200 audits 20 are expected; fewer than 9 or more than 33 have a chance below 1 %."""
+    sigma, claim = profile(2.0)
+    found = sum(audit_claim(*runs(sigma, 300, s), claim, confidence=0.9, generator=s).refuted for s in range(200))
+    assert 9 <= found <= 33
+
+
+def test_half_the_noise_at_small_epsilon_is_detected() -> None:
+    """The union of two Clopper-Pearson bounds found it in a fifth of the audits."""
+    sigma, claim = profile(0.93)
+    assert sum(audit_claim(*runs(sigma / 2, 1000, s), claim, generator=s).refuted for s in range(40)) >= 15
+
+
+def slow_p_value(counts: tuple[int, int, int, int], claim: list[tuple[float, float]], level: float) -> float:
+    """Sum the probabilities of all counts whose statistic is as large, at many values of q."""
+    hits, n, others, m = counts
+    k, j = np.meshgrid(np.arange(n + 1), np.arange(m + 1), indexing="ij")
+
+    def allowed(q: Any) -> tuple[Any, Any]:
+        every = np.stack([np.exp(e) * q + d for e, d in claim])
+        slopes = np.exp(np.array([e for e, _ in claim]))[every.argmin(0)]
+        return np.minimum(every.min(0), 1), np.where(every.min(0) < 1, slopes, 0)
+
+    p, q = (k + 1) / (n + 2), (j + 1) / (m + 2)
+    most, slope = allowed(q)
+    statistic = (p - most) / np.sqrt(p * (1 - p) / n + slope**2 * q * (1 - q) / m)
+    extreme = statistic >= statistic[hits, others] - 1e-9
+    low, high = (beta.ppf([level / 2000], others, m - others + 1)[0] if others else 0.0), 1.0
+    if others < m:
+        high = beta.ppf(1 - level / 2000, others + 1, m - others)
+    grid = np.linspace(low, high, 600)
+    chances = [(binom.pmf(k, n, allowed(x)[0]) * binom.pmf(j, m, x))[extreme].sum() for x in grid]
+    return min(1.0, max(chances) + level / 1000)
+
+
+@pytest.mark.parametrize("counts", [(9, 12, 2, 15), (12, 12, 0, 12), (7, 20, 3, 18), (0, 9, 9, 9), (20, 20, 19, 20)])
+@pytest.mark.parametrize("claim", [[(0.5, 0.05)], [(0.0, 0.2), (1.0, 0.02), (3.0, 0.0)]], ids=["pair", "profile"])
+def test_p_value_sums_all_more_extreme_counts(
+    counts: tuple[int, int, int, int], claim: list[tuple[float, float]]
+) -> None:
+    found, wanted = p_value(*counts, claim, 0.05), slow_p_value(counts, claim, 0.05)
+    assert found == pytest.approx(wanted, rel=5e-3) or found == 1 >= wanted > 0.4  # no excess
 
 
 @pytest.mark.parametrize(("sigma", "sensitivity"), [(SIGMA / 2, 1.0), (1e-6, 1.0), (SIGMA, 10.0)])
@@ -97,44 +147,45 @@ def test_column_equals_a_row() -> None:
     assert epsilon_lower_bound(inside[:, None], outside[:, None], 1e-5) == epsilon_lower_bound(inside, outside, 1e-5)
 
 
-def slow_many_run(inside: torch.Tensor, outside: torch.Tensor, delta: float, seed: int) -> float:
-    """Follow its docstring, run by run: the event with the best bound on one half, bounded on the other half."""
+def slow_many_run(inside: torch.Tensor, outside: torch.Tensor, delta: float, seed: int) -> tuple[int, int, int, int]:
+    """Count on one half, run by run, the event with the best Clopper-Pearson bound on the other half."""
     rng = derive(seed)
     worlds = [w[torch.randperm(len(w), generator=rng)].tensor_split(2) for w in (inside, outside)]
 
-    def bound(half: int, world: int, high: bool, threshold: float) -> float:
-        counts = [int(((w[half] >= threshold) == high).sum()) for w in worlds]
-        sizes = [len(w[half]) for w in worlds]
-        k, n = counts[world], sizes[world]
-        j, m = counts[1 - world], sizes[1 - world]
+    def counts(half: int, world: int, high: bool, threshold: float) -> tuple[int, int, int, int]:
+        hits = [int(((w[half] >= threshold) == high).sum()) for w in worlds]
+        return hits[world], len(worlds[world][half]), hits[1 - world], len(worlds[1 - world][half])
+
+    def bound(event: tuple[int, bool, float]) -> float:
+        k, n, j, m = counts(0, *event)
         low = beta.ppf(0.025, k, n - k + 1) if k else 0.0
         return math.log((low - delta) / (beta.ppf(0.975, j + 1, m - j) if j < m else 1.0)) if low > delta else -math.inf
 
     every = [(w, h, t) for w in (0, 1) for h in (True, False) for t in torch.cat([w[0] for w in worlds]).tolist()]
-    return max(0.0, bound(1, *max(every, key=lambda event: bound(0, *event))))
+    return counts(1, *max(every, key=bound))
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-2])
-def test_many_run_bound_equals_a_plain_loop(delta: float) -> None:
+def test_many_run_bound_is_the_largest_refuted_epsilon(delta: float) -> None:
     for seed in range(4):
         inside, outside = runs(0.7, 60, seed)
-        assert epsilon_lower_bound(inside, outside, delta, generator=derive(seed)) == pytest.approx(
-            slow_many_run(inside, outside, delta, seed)
-        )
+        found = epsilon_lower_bound(inside, outside, delta, generator=derive(seed))
+        counts = slow_many_run(inside, outside, delta, seed)
+        assert p_value(*counts, [(found + 1e-6, delta)], 0.05) > 0.05 - 1e-9
+        assert found == 0 or p_value(*counts, [(found - 1e-6, delta)], 0.05) <= 0.05
 
 
 def test_many_run_bound_has_its_coverage() -> None:
-    bounds = [epsilon_lower_bound(*runs(SIGMA, 400, s), 1e-5) for s in range(40)]
-    assert sum(b > EPSILON for b in bounds) <= 6  # at most 5 % each: 7 of 40 have a chance below 4e-3
-    assert sum(bounds) / 40 > 0.5
+    bounds = [epsilon_lower_bound(*runs(SIGMA, 400, s), 1e-5) for s in range(20)]
+    assert sum(b > EPSILON for b in bounds) <= 4  # at most 5 % each: 5 of 20 have a chance below 3e-3
+    assert sum(bounds) / 20 > 0.5
     assert max(bounds) <= max_lower_bound(400)
 
 
 def test_maximum_bound_is_reached_by_disjoint_outcomes() -> None:
     found = epsilon_lower_bound(torch.ones(200, dtype=torch.float64), torch.zeros(200, dtype=torch.float64), 0.0)
     assert found == pytest.approx(max_lower_bound(200))
-    low = 0.025 ** (1 / 100)  # Clopper and Pearson with 100 of 100
-    assert max_lower_bound(200) == pytest.approx(math.log(low / (1 - low)))
+    assert max_lower_bound(200) == pytest.approx(-math.log(1 - 0.05 ** (1 / 100)), rel=1e-3)  # q^100 at p = 1
 
 
 def chance(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
@@ -180,6 +231,31 @@ def test_one_run_bound_on_ideal_canaries_is_below_the_truth() -> None:
     assert min(bounds) > 1.3
 
 
+@pytest.mark.parametrize(
+    ("canaries", "right", "guesses", "epsilon"),
+    [(1000, 125, 200, 0.384), (1000, 170, 200, 2.229), (1000, 195, 200, 4.762), (500, 230, 300, 1.775)],
+)
+def test_gaussian_one_run_bound_equals_the_release(canaries: int, right: int, guesses: int, epsilon: float) -> None:
+    """Values of PrivacyGuard's `FDPAnalysisNode` at delta 1e-5, whose noises are a grid of step 0.01."""
+    included = torch.arange(canaries) < guesses // 2
+    included[: guesses - right] = False
+    scores = torch.arange(canaries, 0, -1).double()
+    found = one_run_lower_bound(scores, included, guesses, 1e-5, tradeoff="gaussian")
+    assert found == pytest.approx(epsilon, rel=0.02)
+    assert found > one_run_lower_bound(scores, included, guesses, 1e-5)
+    assert one_run_lower_bound(scores, ~included, guesses, 1e-5, tradeoff="gaussian") == 0
+
+
+def test_gaussian_one_run_bound_is_below_the_truth() -> None:
+    sigma, bounds = gaussian_sigma(3.0, 1e-5), []
+    for seed in range(40):
+        included = torch.rand(150, generator=derive(seed)) < 0.5
+        scores = included + sigma * torch.randn(150, generator=derive(seed, 1), dtype=torch.float64)
+        bounds.append(one_run_lower_bound(scores, included, 60, 1e-5, tradeoff="gaussian"))
+    assert sum(b > 3 for b in bounds) <= 6
+    assert sum(bounds) / 40 > 0.8
+
+
 def test_gaussian_claims_of_these_tests_are_exact() -> None:
     for epsilon, delta in PROFILE:
         mu = 1 / SIGMA
@@ -209,6 +285,8 @@ BAD: list[tuple[Any, str]] = [
     (lambda: max_lower_bound(1), "runs must be at least 2"),
     (lambda: one_run_lower_bound(GOOD, COINS.int(), 2, 0.0), "included must be a bool tensor"),
     (lambda: one_run_lower_bound(GOOD, COINS, 5, 0.0), "guesses must be at most 4"),
+    (lambda: one_run_lower_bound(GOOD, COINS, 2, 0.0, tradeoff="gaussian"), "delta must be above 0"),
+    (lambda: one_run_lower_bound(GOOD, COINS, 2, 0.1, tradeoff="laplace"), "tradeoff must be one of"),
 ]
 
 
