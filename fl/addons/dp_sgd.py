@@ -20,6 +20,7 @@ from distillkit.privacy import ExampleGradients, PrivateGradient, per_example_gr
 from distillkit.privacy.accounting._ranges import check_clip, check_sigma
 from distillkit.privacy.capture._augmentation import captured_augmentation
 from distillkit.privacy.capture._captured_function import CapturedFunction
+from distillkit.privacy.capture._private_records import apart_from_records, declare_records
 from distillkit.privacy.errors import PrivacyError
 from distillkit.privacy.gradients.opacus_gradients import GRADIENTS, OpacusGradients, clipped_gradients, note_opacus
 from distillkit.privacy.validation._arguments import refuse_derived, refuse_half_precision, refuse_large_delta
@@ -159,10 +160,12 @@ class DPSGD(AddOn):
         if local.settings.augment is not None:
             captured_augmentation(local.settings.augment, local.data.images)
 
+    @apart_from_records(content=False)
     def _gradients(self, local: Local, like: LabeledImages, phase: Phase) -> ExampleGradients | OpacusGradients:
         refuse_half_precision(like.images, "a client's set")
         moved, names = local.trained_parameters(phase), sorted(like.columns)
         tensors = [like.images, like.labels, *(like.columns[n] for n in names)]
+        declare_records(*tensors)
 
         if self.gradients != "captured":
             objective = local.settings.objective_of(local.task)
@@ -187,6 +190,7 @@ class DPSGD(AddOn):
         key = (local.architecture, phase, local.weight, like.num_classes, kinds)
         if key not in known:
             known[key] = per_example_gradients(local.net, losses, tensors, trained=moved).captured
+        known[key].refuse_records()  # captured for another client
         return ExampleGradients(local.net, moved, known[key])
 
     def batches(self, local: Local, data: LabeledImages, phase: Phase) -> Iterator[Batch]:

@@ -16,6 +16,7 @@ from distillkit._utils.user_warnings import warn
 from distillkit.networks import NetworkBall
 from distillkit.privacy import PrivacyError, PublicEmbedders
 from distillkit.privacy.accounting._ranges import check_clip, check_sigma
+from distillkit.privacy.capture._private_records import apart_from_records
 from distillkit.privacy.validation._arguments import (
     as_private_set,
     initial_images,
@@ -231,6 +232,7 @@ class PrivateFedDM(FedDM):
             )
         return client.memory[self.counts]
 
+    @apart_from_records(content=False)
     def synthesize(self, client: Client, network: nn.Module) -> LabeledImages:
         """Return a set that is made from noised statistics only. The client's ledger is charged before each release."""
         real, account = self.charged(client)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit.privacy import PublicEmbedders, class_sums
+from distillkit.privacy.capture._private_records import apart_from_records
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
@@ -113,6 +114,7 @@ class SummedFedDM(PrivateFedDM):
             message[self.around] = server.state[self.around]
         return message
 
+    @apart_from_records(content=False)
     def local(self, client: Client, message: Message) -> Message:
         """Reply with noised sums of the records' embeddings: one sum for each embedding network and class.
 

@@ -12,6 +12,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from distillkit.privacy.capture._graph import draws_as_inputs, for_batches
+from distillkit.privacy.capture._private_records import active_records
 from distillkit.privacy.capture._tracing import trace
 from distillkit.privacy.errors import NotCapturable, PrivacyError
 from distillkit.rng import derive
@@ -72,7 +73,8 @@ class CapturedFunction:
         self, graph: torch.fx.GraphModule, shared: Sequence[Tensor], one: Sequence[Tensor], function_name: str
     ) -> None:
         self._draws = draws_as_inputs(graph)
-        for_batches(graph)
+        for_batches(graph, function_name)
+        self._constants = graph.meta["constants"]
         self._forward, self._shared, self._function_name = graph.forward, len(shared), function_name
         nodes = [n.meta.get("val") for n in graph.graph.nodes if n.op == "call_function"]
         sizes = [v.numel() for v in nodes if isinstance(v, Tensor)]
@@ -109,6 +111,10 @@ class CapturedFunction:
             self.batched = bool((torch.cat([r.flatten() for r in together]) - wanted).norm() <= 1e-3 * wanted.norm())
         except Exception:  # no batching rule
             self.batched = False
+
+    def refuse_records(self) -> None:
+        """Refuse constants that hold the declared records, if the function was captured for other records."""
+        active_records().refuse(self._constants, self._function_name)
 
     @property
     def draws(self) -> bool:

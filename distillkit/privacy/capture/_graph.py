@@ -22,6 +22,9 @@ aten = torch.ops.aten
 _SMALL_MAP = 16
 """Largest number of output pixels of a convolution whose weight gradient is computed as a product of matrices."""
 
+_RESIZING = ("resize", "resize_as", "_resize_output", "set")
+"""Operators that change the memory of a tensor."""
+
 Draw = Callable[[int, torch.Generator], Tensor]
 """Function that draws a random input for n records from a generator."""
 
@@ -52,9 +55,14 @@ class Violation:
         return self.kind(f"{function_name}{self.why.replace('{line}', line)}")
 
 
-def find_violation(
-    graph: GraphModule, names: Sequence[str], modules: Sequence[nn.Module], records: Sequence[Tensor] = ()
-) -> Violation | None:
+def constants(graph: GraphModule, modules: Sequence[nn.Module]) -> list[tuple[str, Tensor]]:
+    """Return the tensors that occur in a graph as constants, with their names in `modules` or a description."""
+    held = {id(t): n for m in modules for p, c in m.named_modules() for n, t in _tensors(p, c)}
+    values = [getattr(graph, str(node.target)) for node in graph.graph.nodes if node.op == "get_attr"]
+    return [(held.get(id(value), "a tensor outside it"), value) for value in values]
+
+
+def find_violation(graph: GraphModule, names: Sequence[str], modules: Sequence[nn.Module]) -> Violation | None:
     """Return the first operator in a graph that is not allowed in captured functions, or None if all are allowed.
 
     Args:
@@ -62,9 +70,7 @@ def find_violation(
             all records, such as parameters.
         names: names of the shared tensors.
         modules: modules whose tensors may occur in the graph as constants.
-        records: tensors of records, which may not occur as constants.
     """
-    private = {_memory(t) for t in records if t.numel()}
     held = {id(t): n for m in modules for p, c in m.named_modules() for n, t in _tensors(p, c)}
     bases: dict[Node, str] = {}
     for place, node in enumerate(graph.graph.nodes):
@@ -78,12 +84,6 @@ def find_violation(
                     NotCapturable,
                     f" uses a {type(value).__name__}, which cannot be captured; use plain tensors only",
                 )
-            if _memory(value) in private:
-                return Violation(
-                    None, NotCapturable,
-                    " uses the records themselves besides the one that it is given, so every record would change the "
-                    "gradients of all; use public tensors only",
-                )  # fmt: skip
             bases[node] = held.get(id(value), "a tensor outside it")
         elif node.op == "call_function" and node.target is operator.getitem:
             if node.args[0] in bases:
@@ -91,10 +91,6 @@ def find_violation(
         elif node.op == "call_function" and (found := _violation(node, bases)) is not None:
             return found
     return None
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _tensors(prefix: str, module: nn.Module) -> list[tuple[str, Tensor]]:
@@ -155,6 +151,11 @@ def _violation(node: Node, bases: dict[Node, str]) -> Violation | None:
                 )  # fmt: skip
             if returned & argument.alias_info.before_set or "*" in argument.alias_info.after_set:
                 bases[node] = bases[one]  # a view, or a list of views
+    if _functional_name(target).split(".")[0] in _RESIZING:
+        return Violation(
+            target, NotCapturable,
+            f" uses {target}{{line}}, which may read memory that holds no value; use reshape, expand or F.pad",
+        )  # fmt: skip
     return None
 
 
@@ -299,15 +300,19 @@ def draws_as_inputs(graph: GraphModule) -> list[Draw]:
     return found
 
 
-def for_batches(graph: GraphModule) -> None:
-    """Replace operators of a graph, in place, by equivalent operators that vmap can batch, or can batch faster."""
+def for_batches(graph: GraphModule, function_name: str) -> None:
+    """Replace operators of a graph, in place, by equivalent operators that vmap can batch, or can batch faster.
+
+    Raises:
+        NotCapturable: `as_strided` reads memory outside its tensor.
+    """
     for node in list(graph.graph.nodes):
         if node.target is aten.view.default:
             node.target = aten.reshape.default
         elif node.target is aten.embedding.default:
             _replace_embedding(graph, node)
         elif node.target in (aten.as_strided.default, aten.as_strided_scatter.default):
-            _replace_strided(graph, node)
+            _replace_strided(graph, node, function_name)
         elif node.target is aten.convolution_backward.default:
             _replace_weight_gradient(graph, node)
         elif node.target is aten.native_group_norm_backward.default:
@@ -316,10 +321,10 @@ def for_batches(graph: GraphModule) -> None:
     graph.recompile()
 
 
-def _replace_strided(graph: GraphModule, node: Node) -> None:
-    """Replace an `as_strided` operator, which autograd inserts, by `permute` and `reshape` operators.
+def _replace_strided(graph: GraphModule, node: Node, function_name: str) -> None:
+    """Replace an `as_strided` operator by operators whose result depends on values alone, and not on the memory layout.
 
-    An operator that does more than reorder the values is left unchanged.
+    Autograd inserts `as_strided`, too.
     """
     out: Tensor = node.meta["val"]
     scatter = node.target is aten.as_strided_scatter.default
@@ -327,7 +332,9 @@ def _replace_strided(graph: GraphModule, node: Node) -> None:
     given: Tensor = source.meta["val"]  # type: ignore[union-attr]
     before = _memory_order(list(given.shape), list(strides if scatter else given.stride()))  # type: ignore[arg-type]
     after = _memory_order(list(out.shape), list(out.stride()))
-    if before is None or after is None or given.numel() != out.numel() or any(offset):
+    moved = any(start not in (None, given.storage_offset()) for start in offset)
+    if before is None or after is None or given.numel() != out.numel() or moved:
+        _replace_strided_by_index(graph, node, function_name)
         return
     with graph.graph.inserting_before(node):
         flat = graph.graph.call_function(aten.permute.default, (source, before))
@@ -335,6 +342,38 @@ def _replace_strided(graph: GraphModule, node: Node) -> None:
         back = sorted(range(len(after)), key=after.__getitem__)
         new = graph.graph.call_function(aten.permute.default, (shaped, back))
     new.meta["val"] = out
+    node.replace_all_uses_with(new)
+    graph.graph.erase_node(node)
+
+
+def _replace_strided_by_index(graph: GraphModule, node: Node, function_name: str) -> None:
+    arguments: list[Any] = list(node.args)
+    source = arguments.pop(0)
+    values = [arguments.pop(0)] if node.target is aten.as_strided_scatter.default else []
+    sizes, strides, offset = (*arguments, None)[:3]
+    given: Tensor = source.meta["val"]
+    order = _memory_order(list(given.shape), list(given.stride()))
+    index = torch.tensor(0 if offset is None else offset - given.storage_offset())
+    for size, stride in zip(sizes, strides):
+        index = index[..., None] + stride * torch.arange(size)
+    inside = bool(((index >= 0) & (index < given.numel())).all())
+    if order is None or not inside or (values and len(index.unique()) < index.numel()):
+        raise NotCapturable(
+            f"{function_name} uses as_strided to read memory outside a tensor, or to write twice to a place; use "
+            "slices, unfold or expand"
+        )
+    graph.register_buffer(name := f"_places_{node.name}", index.flatten().to(given.device), persistent=False)
+    call = graph.graph.call_function
+    with graph.graph.inserting_before(node):
+        places = graph.graph.get_attr(name)
+        flat = call(aten.reshape.default, (call(aten.permute.default, (source, order)), [-1]))
+        if values:
+            written = call(aten.scatter.src, (flat, 0, places, call(aten.reshape.default, (values[0], [-1]))))
+            shaped = call(aten.reshape.default, (written, [given.shape[i] for i in order]))
+            new = call(aten.permute.default, (shaped, [order.index(i) for i in range(len(order))]))
+        else:
+            new = call(aten.reshape.default, (call(aten.index_select.default, (flat, 0, places)), list(sizes)))
+    new.meta["val"] = node.meta["val"]
     node.replace_all_uses_with(new)
     graph.graph.erase_node(node)
 

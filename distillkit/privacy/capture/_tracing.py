@@ -21,11 +21,11 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distillkit.networks._dropout import undraw_dropout
-from distillkit.privacy.capture._graph import Violation, find_violation, without_writes
+from distillkit.privacy.capture._graph import Violation, constants, find_violation, without_writes
+from distillkit.privacy.capture._private_records import PrivateRecords, Untouched, active_records
 from distillkit.privacy.errors import BatchStatistics, NotCapturable, PrivacyError
 
 __all__ = ["MARKER", "Stateless", "trace"]
@@ -60,8 +60,8 @@ def trace(
         function_name: name of the function in error messages.
         names: names of the `shared` tensors in error messages.
         modules: modules that the function uses.
-        records: all private data, such as the private images. The function is refused if its code uses one of these
-            tensors directly, because it may use a record only as its argument.
+        records: private data beside those declared by `declare_records`. The function is refused if its code can reach
+            or uses one of these tensors, because it may use a record only as its argument.
 
     Raises:
         BatchStatistics: the function normalizes with the statistics of a batch, or writes to a tensor that it did not
@@ -69,7 +69,13 @@ def trace(
         NotCapturable: the function is not a fixed function of one record.
     """
     zeros = [torch.zeros(e.shape, dtype=e.dtype, device=e.device) for e in examples]
-    run = partial(_trace, function, [t.detach() for t in shared], zeros, function_name=function_name, modules=modules)
+    private = active_records().joined(records)
+    private.refuse(((names[i] if i < len(names) else "an argument", t) for i, t in enumerate(shared)), function_name)
+    private.refuse_reachable(function, function_name)
+    run = partial(
+        _trace, function, [t.detach() for t in shared], zeros, function_name=function_name, modules=modules,
+        records=private,
+    )  # fmt: skip
     with _LOCK:
         graph = run()
         if any(fused in str(node.target) for node in graph.graph.nodes for fused in _FUSED):
@@ -82,14 +88,21 @@ def trace(
         for node in reversed(list(graph.graph.nodes)):  # marks for the profiler, such as those of DataParallel
             if getattr(node.target, "namespace", "") == "profiler":
                 graph.graph.erase_node(node)
-        violation = find_violation(graph, names, modules, records)
+        held = constants(graph, modules)
+        private.refuse(held, function_name)
+        violation = find_violation(graph, names, modules)
+        targets = [node.target for node in graph.graph.nodes]
+        if violation is None and any(torch.Tag.nondeterministic_seeded in getattr(t, "tags", ()) for t in targets):
+            run(within=_NoBackwardDraws(function_name))
         if violation is not None:
             try:
                 run(within=_Locate(violation))
             except NotCapturable as error:
                 raise violation.error(function_name, str(error)) from None
             raise violation.error(function_name, "")
-        return without_writes(graph, [*(t.detach() for t in shared), *zeros], function_name)
+        graph = without_writes(graph, [*(t.detach() for t in shared), *zeros], function_name)
+        graph.meta["constants"] = held
+        return graph
 
 
 def _trace(
@@ -99,12 +112,13 @@ def _trace(
     *,
     function_name: str,
     modules: Sequence[nn.Module],
+    records: PrivateRecords,
     within: TorchDispatchMode | None = None,
 ) -> GraphModule:
     def call(*inputs: Tensor) -> Sequence[Tensor]:
         values, one = list(inputs[: len(shared)]), inputs[len(shared) :]
         with ExitStack() as stack:
-            stack.enter_context(_Watch(function_name))
+            stack.enter_context(_Watch(function_name, records))
             if within is not None:
                 stack.enter_context(within)
             return function(values, *(e.clone() for e in one))
@@ -146,20 +160,22 @@ def _trace(
     return graph
 
 
-class _Watch(TorchFunctionMode):
-    """Torch function mode that raises an error if the traced function violates one of two rules.
+class _Watch(Untouched):
+    """Torch function mode that raises an error if the traced function violates one of three rules.
 
-    The function must not normalize with the statistics of a batch, or draw from a generator that it created itself.
+    The function must not normalize with the statistics of a batch, draw from a generator that it created itself, or use
+    the records.
     """
 
-    def __init__(self, function_name: str) -> None:
-        super().__init__()
+    def __init__(self, function_name: str, records: PrivateRecords) -> None:
+        super().__init__(records, function_name, shape=False)
         self.function_name = function_name
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
+        self.look(func, (*args, *kwargs.values()))
         if (func in (F.batch_norm, torch.batch_norm)) and (kwargs.get("training", args[5:6] == (True,))):
             raise BatchStatistics(
                 f"{self.function_name} normalizes with the statistics of a batch{user_line()}, so one record would "
@@ -191,6 +207,24 @@ class _Locate(TorchDispatchMode):
     ) -> Any:
         if func is self.violation.operator:
             raise NotCapturable(user_line())
+        return func(*args, **(kwargs or {}))
+
+
+class _NoBackwardDraws(TorchDispatchMode):
+    """Dispatch mode that refuses random draws in a backward pass, which would differ from those of the forward pass."""
+
+    def __init__(self, function_name: str) -> None:
+        super().__init__()
+        self.function_name = function_name
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags and torch._C._current_graph_task_id() != -1:
+            raise NotCapturable(
+                f"{self.function_name} draws random numbers in the backward pass{user_line()}. torch.utils.checkpoint "
+                "repeats the draws of dropout there; leave it out, or the dropout in it"
+            )
         return func(*args, **(kwargs or {}))
 
 

@@ -16,6 +16,7 @@ from distillkit._utils import check
 from distillkit._utils.progress import bar
 from distillkit.chunking import chunk_size
 from distillkit.privacy.accounting._ranges import check_clip, power_of_two
+from distillkit.privacy.capture._private_records import apart_from_records, declare_records
 from distillkit.privacy.condensation.public_embedders import PublicEmbedders
 from distillkit.privacy.errors import PrivacyError
 from distillkit.privacy.ledger import Account, Ledger
@@ -24,6 +25,7 @@ from distillkit.sets import Tiles
 __all__ = ["class_means_gradient", "class_sums", "fit_to_means", "release"]
 
 
+@apart_from_records()
 @torch.no_grad()
 def class_sums(
     images: Tensor, labels: Tensor, embedders: PublicEmbedders, *, num_classes: int, chunk: int | None = None
@@ -49,6 +51,7 @@ def class_sums(
     Raises:
         BatchStatistics, NotCapturable: an embedder is not a fixed function of one image.
     """
+    declare_records(images, labels)
     sums = []
     size, bounded = chunk_size(images, chunk), math.isfinite(embedders.sensitivity)
     unit = power_of_two(embedders.sensitivity) * 2.0**-40 if bounded else 0.0

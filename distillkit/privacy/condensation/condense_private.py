@@ -13,6 +13,7 @@ from distillkit._utils.user_warnings import warn, without_warnings
 from distillkit.chunking import chunk_size
 from distillkit.networks.samplers import NetworkSampler, RandomNetworks
 from distillkit.privacy.accounting.gaussian import gaussian_sigma
+from distillkit.privacy.capture._private_records import apart_from_records
 from distillkit.privacy.condensation.class_means import class_sums, fit_to_means, release
 from distillkit.privacy.condensation.condensation_options import EmbeddingNetworks, Passes
 from distillkit.privacy.condensation.histogram import private_histogram
@@ -28,6 +29,7 @@ __all__ = ["condense_private"]
 _DEFAULT_PASSES = Passes()
 
 
+@apart_from_records()
 def condense_private(
     images: Tensor | LabeledImages,
     labels: Tensor | None = None,

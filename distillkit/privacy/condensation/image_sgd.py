@@ -17,6 +17,7 @@ from distillkit.networks.samplers import NetworkSampler
 from distillkit.privacy._public_noise import public_noise
 from distillkit.privacy.accounting.planning import resolve_sigma
 from distillkit.privacy.capture._captured_function import capture
+from distillkit.privacy.capture._private_records import apart_from_records
 from distillkit.privacy.condensation.condensation_options import EmbeddingNetworks
 from distillkit.privacy.condensation.public_embedders import PublicEmbedder, PublicEmbedders
 from distillkit.privacy.condensation.separable import SeparableLoss, require_separable, squared_distance
@@ -67,10 +68,12 @@ def image_gradients(
     embedder = embed if isinstance(embed, PublicEmbedder) else PublicEmbedder(cast(Network, _Function(embed)), None)
     labels = check.class_labels(labels, len(embedding), len(images))
     pull = _row_gradients(loss, embedding)
+    embedder.prepare(images[0], gradients=True)
+    embed_public = embedder.embedding if embedder.own else embedder.embed_private
     for c in range(len(images)):  # also classes without examples: which classes occur must not decide what fails
         own = embedding[labels == c]
         with torch.no_grad():
-            mean = embedder.embedding(images[c]).mean(0)
+            mean = embed_public(images[c]).mean(0)
         cotangents, back = pull(own, mean.expand_as(own)), embedder.pull_back(images[c], batched=batched)
         for some in cotangents.split(chunk):
             grads = images.new_zeros((len(some), *images.shape))
@@ -113,6 +116,7 @@ def _row_gradients(loss: SeparableLoss, like: Tensor) -> Callable[[Tensor, Tenso
     return lambda embedding, means: captured([], embedding, means)[0]
 
 
+@apart_from_records()
 def image_sgd(
     images: Tensor | LabeledImages,
     labels: Tensor | None = None,
@@ -211,7 +215,7 @@ def image_sgd(
     with bar(steps, "private image steps", progress=progress) as shown:
         for step in range(steps):
             phi = embedders[step]
-            phi.prepare(real.images)
+            phi.prepare(synthetic[0].detach(), gradients=True)
             rows = secret.poisson(len(real), rate).to(real.images.device)
             drawn = real.images.index_select(0, rows)
             embedding = torch.cat([width, *(phi.embed_private(x) for x in drawn.split(chunk) if len(x))])

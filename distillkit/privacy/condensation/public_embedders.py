@@ -17,6 +17,7 @@ from distillkit.privacy._public_noise import public_noise, public_test_images
 from distillkit.privacy.accounting._ranges import check_clip
 from distillkit.privacy.capture._augmentation import captured_augmentation
 from distillkit.privacy.capture._captured_function import CapturedFunction, capture, require_plain
+from distillkit.privacy.capture._private_records import Untouched, active_records
 from distillkit.privacy.capture._tracing import MARKER, Stateless
 from distillkit.privacy.capture._trusted import is_own_augmentation, is_own_network
 from distillkit.privacy.errors import BatchStatistics, NotCapturable
@@ -113,16 +114,21 @@ class PublicEmbedder:
             return embedding
         return torch.cat([embedding, self.network.classifier(embedding)], 1)
 
-    def prepare(self, like: Tensor) -> None:
+    def prepare(self, like: Tensor, *, gradients: bool = False) -> None:
         """Embed one gray image as a private image, so that an unsuitable network is refused before it gets records.
+
+        All user-defined code is captured here. So how often it runs does not depend on the records.
 
         Args:
             like: images [N, C, H, W] with the shape, dtype and device of the records; N may be 0.
+            gradients: whether to capture the result of `pull_back` for these images, too.
 
         Raises:
             BatchStatistics, NotCapturable: the network or the augmentation is not a fixed function of one image.
         """
-        self.of_private(like.new_zeros(1, *like.shape[1:]))
+        row = self.embed_private(like.new_zeros(1, *like.shape[1:]))
+        if gradients and not self.own and "gradient" not in self._captured:
+            self.pull_back(torch.zeros_like(like), batched=False)(row)
 
     @torch.no_grad()
     def embed_private(self, images: Tensor) -> Tensor:
@@ -141,7 +147,7 @@ class PublicEmbedder:
         """
         require_plain([images], f"the network {type(self.network).__name__}")
         if self.own:
-            return self.embedding(images.contiguous(memory_format=torch.channels_last))
+            return self.embedding(images.clone(memory_format=torch.channels_last))  # a layer may work in place
         if self.augment is not None:
             if self._augment_private is None:
                 self._augment_private = captured_augmentation(self.augment, images, siamese=True)
@@ -341,7 +347,13 @@ class PublicEmbedders:
         return self.num_networks
 
     def __getitem__(self, k: int) -> PublicEmbedder:
-        network = self._networks.draw(derive(self._seed, "network", k))
+        records, name = active_records(), f"the sampler {type(self._networks).__name__}"
+        with Untouched(records, name, shape=True):
+            network = self._networks.draw(derive(self._seed, "network", k))
+        records.refuse_reachable(self._networks, name, functions=False)
+        records.refuse([("centers", self._center_images)], "the argument")
+        if isinstance(network, nn.Module):
+            records.refuse_state(network, f"the network {type(network).__name__}")
         if self._centered and k not in self._centers:
             with torch.no_grad():
                 self._centers[k] = self._embedder(network, None, k).embedding(self._center_images).mean(0)

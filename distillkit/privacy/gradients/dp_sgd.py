@@ -14,6 +14,7 @@ from distillkit._utils.eval_mode import preserve_modes, train_mode
 from distillkit._utils.progress import bar
 from distillkit._utils.user_warnings import without_warnings
 from distillkit.privacy.accounting.planning import resolve_sigma
+from distillkit.privacy.capture._private_records import Untouched, active_records, apart_from_records, declare_records
 from distillkit.privacy.errors import NotCapturable, PrivacyError
 from distillkit.privacy.gradients.opacus_gradients import clipped_gradients, note_opacus
 from distillkit.privacy.gradients.per_example import tracks_statistics
@@ -59,6 +60,7 @@ def without_batch_norm(network: nn.Module) -> nn.Module:
     return twin
 
 
+@apart_from_records()
 def train_private(
     network: nn.Module,
     images: Tensor | LabeledImages,
@@ -153,6 +155,10 @@ def train_private(
     secret = account.secret
     row_loss = loss if loss is not None else _cross_entropy
     parameters = [p for p in network.parameters() if p.requires_grad]
+    declare_records(*real, *real.columns.values())
+    records = active_records()
+    records.refuse_reachable((network, row_loss), "the network or its loss")
+    records.refuse_state(network, f"the network {type(network).__name__}")
 
     columns = 0  # of the logits: a number of classes that was found in the labels would depend on one record
 
@@ -174,7 +180,8 @@ def train_private(
         if loss is not None and columns:
             _check_loss(loss, real, columns)
     chunk = source.chunk_size(rate * size, chunk)
-    update = torch.optim.SGD(parameters, lr=lr) if optimizer is None else optimizer(parameters)
+    with Untouched(records, "the optimizer", shape=False):
+        update = torch.optim.SGD(parameters, lr=lr) if optimizer is None else optimizer(parameters)
     private = PrivateGradient(parameters, sigma=sigma, clip=clip, denominator=rate * size, secret=secret)
     account.ledger.assume("train_private")
     note_opacus(account.ledger, gradients)
@@ -187,8 +194,9 @@ def train_private(
                 source.add_to(private, images, targets, generator=draws)
             for parameter, gradient in zip(parameters, private.take()):
                 parameter.grad = gradient
-            update.step()
-            update.zero_grad(set_to_none=True)
+            with Untouched(records, "the optimizer", shape=False):
+                update.step()
+                update.zero_grad(set_to_none=True)
             shown.update()
     return account.ledger
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit._utils.user_warnings import without_warnings
 from distillkit.normalization import IDENTITY, Normalization
+from distillkit.privacy.capture._private_records import active_records, declare_records
 from distillkit.privacy.errors import NotAccountable, PrivacyError, PrivateInitialization, PrivateStatistics
 from distillkit.privacy.ledger import Account, Ledger
 from distillkit.sets import LabeledImages, StoredImages, TiledImages, Tiles, as_set
@@ -65,6 +66,7 @@ def as_private_set(
     """
     with without_warnings():  # sanity checks of pixels depend on the records
         real = as_set(images, labels, num_classes=num_classes)
+    declare_records(*real, *real.columns.values())
     refuse_derived(real.info)
     require_given_num_classes(real)
     if real.labels.ndim != 1:
@@ -241,9 +243,10 @@ def initial_images(
         stored = init.stored[groups[:, 0].argsort(stable=True)].to(real.images)
     elif parametrize is not None:
         stored = tiles.encode(start)
-    for image in torch.cat([start, stored]):
-        if bool((real.images == image).flatten(1).all(1).any()):
-            raise PrivateInitialization("init holds an image of the private set; use init='noise', or a public set")
+    records = active_records()
+    equal = any(bool((real.images == image).flatten(1).all(1).any()) for image in torch.cat([start, stored]))
+    if equal or records.share(init.images) or records.contain(start) or records.contain(stored):
+        raise PrivateInitialization("init holds an image of the private set; use init='noise', or a public set")
     return stored.clone(), "public set"
 
 

@@ -52,8 +52,10 @@ def test_draw_is_the_network_that_the_set_trains(
 
 
 def test_record_adds_one_to_the_sum_of_trained_embeddings(toy_set: LabeledImages, toy_network: Factory) -> None:
-    networks = TrainedNetworks(toy_network, toy_set[:6], SHORT)
-    embedders = PublicEmbedders(networks, 2, like=toy_set, centers=toy_set.images[:6])
+    images, labels = torch.randn(6, 1, 4, 4, generator=derive(1)).double(), torch.arange(6) % 3
+    public = toy_set[:6].replace(images=images, labels=labels)
+    networks = TrainedNetworks(toy_network, public, SHORT)
+    embedders = PublicEmbedders(networks, 2, like=toy_set, centers=public.images)
     assert embedders.sensitivity == 1.0
     with_all = class_sums(*toy_set, embedders, num_classes=3)
     without = class_sums(*toy_set[1:], embedders, num_classes=3)

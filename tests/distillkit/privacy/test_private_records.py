@@ -1,0 +1,246 @@
+"""User code that holds private records, in whatever way, is refused before a charge; the set itself never changes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from distillkit.networks import ConvNet, FixedNetwork, KeepInit, NetworkBall, NetworkSampler, RandomNetworks
+from distillkit.normalization import Normalization
+from distillkit.privacy import (
+    Ledger,
+    NotCapturable,
+    PrivacyError,
+    PrivateInitialization,
+    PublicEmbedders,
+    TrainedNetworks,
+    class_sums,
+    condense_private,
+    image_sgd,
+    separable,
+    train_private,
+)
+from distillkit.privacy.capture._private_records import PrivateRecords
+from distillkit.rng import derive
+from distillkit.sets import LabeledImages
+from distillkit.training import Protocol
+from fl import FedAvg, NoUsableReply, simulate
+from fl.addons import DPSGD
+
+PIXELS = torch.randint(0, 256, (12, 2, 8, 8), generator=derive(0), dtype=torch.uint8)
+SPACE = Normalization((0.5, 0.4), (0.25, 0.3))
+PARENT = LabeledImages.from_pixels(PIXELS, torch.arange(12) % 3, num_classes=3, normalization=SPACE)
+DATA = PARENT[:10]
+DOUBLE = DATA.to(dtype=torch.float64)
+OTHER = DATA.renormalize(Normalization((0.1, 0.1), (1.0, 2.0)))
+ARRAY = PIXELS.movedim(1, -1).numpy()
+
+
+class Holding(nn.Module):
+    """Linear classifier of images that first applies a function of (module, images), and holds further objects."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Tensor] = lambda m, x: x, **held: Any) -> None:
+        super().__init__()
+        self.function, self.head = function, nn.Linear(128, 3)
+        for name, value in held.items():
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                self.register_buffer(name, value)
+            else:
+                setattr(self, name, value)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.function(self, x).flatten(1)
+
+    def classifier(self, z: Tensor) -> Tensor:
+        return self.head(z)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+def centred(module: Any, x: Tensor) -> Tensor:
+    return x - module.bank.mean(0)
+
+
+def by_global(module: Any, x: Tensor) -> Tensor:
+    return x * DOUBLE.images.mean().float()
+
+
+def by_array(module: Any, x: Tensor) -> Tensor:
+    return x * float(ARRAY.mean())
+
+
+def by_default(module: Any, x: Tensor, bank: Tensor = OTHER.images) -> Tensor:
+    return x * bank.mean()
+
+
+def shifted(bank: Tensor, module: Any, x: Tensor) -> Tensor:
+    return x - bank.mean(0)
+
+
+def weights_of(rows: Tensor) -> nn.Module:
+    network = Holding()
+    network.head.weight.data = rows
+    return network
+
+
+def hooked() -> nn.Module:
+    network = Holding()
+    network.head.register_forward_pre_hook(lambda m, inputs: (inputs[0] - OTHER.images.flatten(1).mean(0),))
+    return network
+
+
+HOLDING: dict[str, Callable[[], nn.Module]] = {
+    "buffer": lambda: Holding(centred, bank=DATA.images),
+    "copied buffer": lambda: Holding(centred, bank=DATA.images.clone()),
+    "parameter": lambda: Holding(centred, bank=nn.Parameter(DATA.images)),
+    "parameter of one record": lambda: Holding(centred, bank=nn.Parameter(DATA.images[3:4].clone())),
+    "weights": lambda: weights_of(DATA.images.flatten(1)[:3].clone()),
+    "columns of weights": lambda: Holding(bank=OTHER.images.flatten(1).T.contiguous()),
+    "labels": lambda: Holding(lambda m, x: x * m.bank.sum(), bank=DATA.labels),
+    "closure": lambda: Holding(lambda m, x: x - DATA.images.mean(0)),
+    "closure of the parent": lambda: Holding(lambda m, x: x - PARENT.images.mean(0)),
+    "number of records": lambda: Holding(lambda m, x: x * len(DATA)),
+    "global": lambda: Holding(by_global),
+    "default": lambda: Holding(by_default),
+    "partial": lambda: Holding(functools.partial(shifted, OTHER.images)),
+    "array": lambda: Holding(by_array),
+    "attribute": lambda: Holding(lambda m, x: x - m.held["a"][0].images.mean(0), held={"a": [OTHER]}),
+    "pixels": lambda: Holding(lambda m, x: x - PIXELS.float().mean(0)),
+    "half precision": lambda: Holding(lambda m, x: x - m.held[0].float(), held=[DATA.images[2].bfloat16()]),
+    "hook": hooked,
+}
+
+
+def train(network: nn.Module, ledger: Ledger, **options: Any) -> None:
+    train_private(network, DATA, size=10, sigma=1.0, rate=0.5, steps=1, ledger=ledger, **options)
+
+
+def condense(networks: NetworkSampler, ledger: Ledger, **options: Any) -> None:
+    condense_private(DATA, epsilon=1.0, networks=networks, num_networks=1, steps=1, ipc=1, ledger=ledger, **options)
+
+
+def steps(networks: NetworkSampler, ledger: Ledger) -> None:
+    image_sgd(DATA, size=10, sigma=1.0, networks=networks, steps=1, ipc=1, ledger=ledger)
+
+
+def sums(networks: NetworkSampler, ledger: Ledger) -> None:
+    class_sums(*DATA, PublicEmbedders(networks, 1, like=DATA), num_classes=3)
+
+
+@pytest.mark.parametrize("entry", [train, condense, steps, sums])
+def test_network_that_holds_records_is_refused(entry: Callable[..., None]) -> None:
+    before, ledger = [t.clone() for t in PARENT], Ledger()
+    for name, make in HOLDING.items():
+        if entry is sums and name == "labels":
+            continue
+        network = make()
+        with pytest.raises(NotCapturable, match=r"the records themselves|a copy of a private record"):
+            entry(network if entry is train else FixedNetwork(network), ledger)
+    assert ledger.events == ()
+    assert all(torch.equal(a, b) for a, b in zip(before, PARENT))
+    for network in (Holding(), Holding(centred, bank=torch.randn(5, 2, 8, 8, generator=derive(1)))):
+        entry(network if entry is train else FixedNetwork(network), ledger)
+
+
+def test_sampler_that_uses_records_is_refused() -> None:
+    """A factory may read the shape of the set, but nothing else."""
+    protocol, ledger = Protocol(epochs=1), Ledger()
+
+    def factory() -> nn.Module:
+        return ConvNet(DATA.shape, DATA.num_classes, width=2, depth=1)
+
+    for data in (DATA, PARENT[5:], DATA.to(dtype=torch.float64).to(dtype=torch.float32)):
+        with pytest.raises(NotCapturable, match=r"sampler TrainedNetworks (uses the records|holds a copy)"):
+            condense(TrainedNetworks(factory, data, protocol, progress=False), ledger)
+    with pytest.raises(NotCapturable, match="the sampler RandomNetworks uses the records"):
+        condense(RandomNetworks(KeepInit(lambda: Holding(centred, bank=DATA.images.clone()))), ledger)
+    for init in (DATA[:3], OTHER[:3].renormalize(SPACE), DATA[:3].to(dtype=torch.float64)):
+        with pytest.raises(PrivateInitialization, match="an image of the private set"):
+            condense(RandomNetworks(factory), ledger, init=init)
+    assert ledger.events == ()
+    condense(RandomNetworks(factory), ledger)
+    condense(NetworkBall(factory(), 1.0), ledger)
+
+
+def test_optimizer_that_reads_records_is_refused() -> None:
+    class Reading(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            super().step()
+            self.param_groups[0]["params"][0].data.add_(DATA.images.mean())
+
+    with pytest.raises(NotCapturable, match="the optimizer uses the records themselves"):
+        train(Holding(), Ledger(), optimizer=lambda p: Reading(p, lr=0.1))
+
+
+def test_client_whose_network_holds_its_records_fails() -> None:
+    """The graph that another client captured is compared with the records of this client, too."""
+    clients = [DATA, PARENT[10:]]
+
+    def factory(outputs: int) -> nn.Module:
+        return Holding(lambda m, x: x - clients[1].images.mean(0))
+
+    private = DPSGD(sigma=1.0, rate=0.5, size=10)
+    with pytest.raises((PrivacyError, NoUsableReply)):
+        simulate(FedAvg(private, factory=factory, weights="uniform", steps=1), clients, rounds=1, progress=False)
+
+
+@pytest.mark.parametrize("side", [4, 2])
+def test_contents_are_compared_up_to_contrast_and_rounding(side: int) -> None:
+    images = torch.rand(9, 3, side, side, generator=derive(2))
+    records = PrivateRecords([images], content=True)
+    assert records.contain(images[4].bfloat16())
+    assert not records.contain(torch.rand(300, 3, side, side, generator=derive(3)))
+    assert not records.contain(torch.zeros(2, 3, side, side))
+    assert records.contain(2 * images[:2].double() - 1) == (side == 4)
+    assert not PrivateRecords([images], content=False).contain(images)
+
+
+class Counting(nn.Module):
+    """Linear network that counts how often its code runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.calls = nn.Linear(128, 3), [0]
+
+    def features(self, x: Tensor) -> Tensor:
+        Counting.count += 1
+        return x.flatten(1)
+
+    def classifier(self, z: Tensor) -> Tensor:
+        return self.head(z)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+    count = 0
+
+
+def test_user_code_runs_as_often_whatever_records_are_drawn() -> None:
+    counts = set()
+
+    @separable
+    def cubed(embedding: Tensor, means: Tensor) -> Tensor:
+        Counting.count += 1000
+        return (embedding - means).abs().pow(3).sum(1)
+
+    for kept in (DATA.labels >= 0, DATA.labels == 1, DATA.labels > 5):
+        Counting.count = 0
+        networks = FixedNetwork(Counting())
+        image_sgd(DATA[kept], size=10, sigma=1.0, networks=networks, steps=3, ipc=1, loss=cubed, rate=0.7)
+        class_sums(*DATA[kept], PublicEmbedders(networks, 2, like=DATA), num_classes=3)
+        counts.add(Counting.count)
+    assert len(counts) == 1
+
+
+def test_layer_that_works_in_place_leaves_the_set_as_it_is() -> None:
+    data = LabeledImages(torch.randn(6, 1, 4, 4, generator=derive(4)), torch.arange(6) % 3, num_classes=3)
+    before = data.images.clone()
+    network = nn.Sequential(nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(16, 3))
+    class_sums(*data, PublicEmbedders(FixedNetwork(network), 1, like=data), num_classes=3)
+    assert torch.equal(data.images, before)
