@@ -138,6 +138,15 @@ def test_samplers_draw_the_same_networks_again(name: str, tmp_path: Path) -> Non
     assert to_config(again, store=tmp_path) == to_config(sampler, store=tmp_path)
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_networks_keep_their_mode_weights_and_running_statistics(training: bool, tmp_path: Path) -> None:
+    network = ConvNet((1, 8, 8), 3, width=4, depth=2, norm="batch").train()
+    network(torch.rand(5, 1, 8, 8))
+    again = through_json(network.train(training), store=tmp_path)
+    assert {part.training for part in again.modules()} == {training}
+    assert all(torch.equal(again.state_dict()[name], value) for name, value in network.state_dict().items())
+
+
 def test_fixed_network_is_serialized_in_its_initial_state(tmp_path: Path) -> None:
     network = trained()
     sampler = FixedNetwork(network)

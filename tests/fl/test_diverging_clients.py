@@ -147,12 +147,15 @@ def test_ordinary_growth_is_not_reported(to: float) -> None:
     assert not any("exploded" in row for row in explode(to).rows)
 
 
-def test_explosion_is_relative_to_the_state_before() -> None:
+@pytest.mark.parametrize("sign", [1, -1])
+def test_explosion_is_relative_to_the_state_before(sign: int) -> None:
     server = fl.simulate(method := fl.FedAvg(**LARGE), federation(), rounds=1, progress=False).server
 
     def state(value: float) -> fl.Message:
         changed = server.state.copy()
-        changed[fl.FedAvg.model] = {n: torch.full_like(t, value) for n, t in server.state[fl.FedAvg.model].items()}
+        changed[fl.FedAvg.model] = {
+            n: torch.full_like(t, sign * value) for n, t in server.state[fl.FedAvg.model].items()
+        }
         return changed
 
     def exploded(before: float, after: float) -> bool:

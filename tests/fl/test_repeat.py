@@ -21,7 +21,7 @@ from distillkit.serialization import to_config
 from distillkit.study import Condense, Study, Task
 from distillkit.training import Protocol
 from fl import CheckpointError, ClientDP, FedAvg, Filtered, Loopback, simulate
-from fl.addons import SCAFFOLD, FedProx
+from fl.addons import SCAFFOLD, Ditto, FedProx
 from fl.study import Federated, NotRepeatable, load, outcome_hash, repeat
 from tests.fl.federations import Tiny, federation, images, without_checksums
 from tests.fl.test_addon_combinations import Net, addon, plain
@@ -109,6 +109,19 @@ def test_keeping_all_records_is_the_run_and_half_keeps_the_owners(run: Path, tmp
     assert sum(len(t or ()) for t in half.assign().own_tests) == sum(len(t or ()) for t in known.assign().own_tests)
     assert again(tmp_path / "half").hash == half.hash  # a shadow run is a run
     assert again(tmp_path / "half", keep=range(COUNT)).hash == known.hash
+
+
+def personal(factory: Any) -> FedAvg:
+    return FedAvg(Ditto(0.01, epochs=3), factory=factory, lr=0.3, batch=4)
+
+
+def test_own_accuracy_is_that_of_the_personal_models(tmp_path: Path) -> None:
+    Study(tmp_path, task(), {"Ditto": Federated(personal)}, seeds=[3]).run(progress=False, trial=False)
+    known = load(tmp_path / "made-ditto-3", trust=HERE)
+    last = known.rows[-1]
+    assert last["accuracy_personal"]["mean"] != last["accuracy_clients"]["mean"]
+    assert known.line["accuracy_own"] == last["accuracy_personal"]["mean"]
+    assert known.line["accuracy_last"] == last["accuracy"]
 
 
 def test_records_stay_with_their_clients_under_another_seed(run: Path, tmp_path: Path) -> None:

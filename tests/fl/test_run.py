@@ -69,6 +69,16 @@ def test_repr_of_a_run_is_one_line() -> None:
     assert "2 replies left out" in repr(failed)
 
 
+def test_last_and_best_accuracy_differ_in_a_run_that_falls() -> None:
+    run = play(rounds=3)
+    rows = [{**row, "accuracy": accuracy} for row, accuracy in zip(run.rows, (0.2, 0.9, 0.4), strict=True)]
+    falling = Run(rows, run.server, {}, run.method)
+    assert (falling.accuracy_last, falling.accuracy_best) == (0.4, 0.9)
+    line = history.summary(rows)
+    assert (line["accuracy_last"], line["accuracy_best"]) == (0.4, 0.9)
+    assert repr(falling).endswith("accuracy 40.0 % (best 90.0 %))")
+
+
 def test_repr_without_evaluation_or_rounds_omits_unknown_values() -> None:
     run = play(rounds=2, test=None, evaluate="none")
     assert repr(run) == "Run(2 rounds of FedAvg(FedProx), 5 clients)"

@@ -140,9 +140,9 @@ def test_dirichlet_redraws_if_the_first_draw_is_too_unequal() -> None:
     assert min(map(len, partition.dirichlet(labels, 10, 0.01))) >= 10
 
 
-@given(seed=st.integers(0, 10**6), alpha=st.sampled_from([0.01, 0.1, 1.0]))
-def test_capped_dirichlet_gives_nothing_more_to_a_full_client(seed: int, alpha: float) -> None:
-    labels, clients = balanced(6, 40), 4
+@given(seed=st.integers(0, 10**6), alpha=st.sampled_from([0.01, 0.1, 1.0]), clients=st.sampled_from([4, 7]))
+def test_capped_dirichlet_gives_nothing_more_to_a_full_client(seed: int, alpha: float, clients: int) -> None:
+    labels = balanced(6, 40)
     counts = partition.summary(labels, partition.dirichlet_capped(labels, clients, alpha, min_size=0, generator=seed))
     held_before = counts.cumsum(1) - counts
     full = held_before >= len(labels) / clients
@@ -156,6 +156,16 @@ def test_client_that_reached_the_cap_exactly_is_full(clients: int) -> None:
     for seed in range(10):
         parts = partition.dirichlet_capped(labels, clients, 1e-6, min_size=0, generator=seed)
         assert [len(part) for part in parts] == [20] * clients
+
+
+def test_client_below_a_cap_that_is_no_integer_gets_more() -> None:
+    """Two clients may have 4.5 of nine images, so that one with four images is not full."""
+    labels = torch.tensor([0] * 4 + [1] * 4 + [2])
+    sizes = [
+        [len(part) for part in partition.dirichlet_capped(labels, 2, 1e-6, min_size=0, generator=seed)]
+        for seed in range(40)
+    ]
+    assert [8, 1] in sizes or [9, 0] in sizes
 
 
 def test_the_cap_changes_the_split() -> None:

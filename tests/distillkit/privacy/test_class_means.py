@@ -67,6 +67,9 @@ def test_centre_is_the_mean_embedding_of_public_noise(toy_set: LabeledImages, to
     shown = toy_set.images[:5]
     around = embedders_of(toy_set, toy_network, centers=shown)[1]
     torch.testing.assert_close(around.center, around.network.features(shown).mean(0))
+    turned = embedders_of(toy_set, toy_network, centers=shown, augment=DSA("flip_crop"), clip=math.inf)[1]
+    assert not torch.allclose(turned.center, turned.network.features(shown).mean(0))
+    torch.testing.assert_close(turned(shown).mean(0), torch.zeros_like(turned.center), atol=1e-9, rtol=0)
     with pytest.raises(ValueError, match="centers"):
         embedders_of(toy_set, toy_network, centers=shown[0])
     assert embedders.dim == 16

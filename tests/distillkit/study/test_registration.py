@@ -190,16 +190,20 @@ def runs(differences: Sequence[float | None]) -> list[Record]:
 
 @pytest.mark.parametrize("mean", [-0.2, -0.02, 0.0, 0.015, 0.03, 0.045, 0.2])
 @pytest.mark.parametrize("spread", [0.01, 0.04])
-def test_verdict_follows_from_the_interval(tmp_path: Path, mean: float, spread: float) -> None:
-    design = register(tmp_path)
+@pytest.mark.parametrize("level", [0.05, 0.3])
+def test_verdict_follows_from_the_interval(tmp_path: Path, mean: float, spread: float, level: float) -> None:
+    design = register(tmp_path, power=replace(PILOT, level=level))
+    design = read_design(design.path)
     differences = mean + spread * np.linspace(-1, 1, len(SEEDS))
     n = len(SEEDS)
-    low, high = stats.t.interval(0.95, n - 1, differences.mean(), differences.std(ddof=1) / np.sqrt(n))
+    low, high = stats.t.interval(1 - level, n - 1, differences.mean(), differences.std(ddof=1) / np.sqrt(n))
     result = design.evaluate(runs([*differences]))
     assert (result.low, result.high) == (pytest.approx(low), pytest.approx(high))
     assert result.verdict == ("shown" if low > 0 else "refuted" if high < 0.06 else "not shown")
     assert str(result).startswith(result.verdict.capitalize())
     assert ("+6.0 points is above the interval" in str(result)) == (high < 0.06)
+    assert f"with the {100 * (1 - level):.0f} % interval" in str(result)
+    assert f"Verdict, by the {100 * (1 - level):.0f} % interval" in str(design)
 
 
 def test_no_interval_is_shown_before_all_seeds_are_finished(tmp_path: Path) -> None:
