@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any, cast
 
 import numpy as np
@@ -25,7 +26,7 @@ from distillkit._utils.progress import bar
 
 __all__ = [
     "FileBacked", "as_tensor", "class_names", "format_bytes", "is_dataset", "is_labeled_source", "read",
-    "require_in_memory",
+    "require_in_memory", "unsupported",
 ]  # fmt: skip
 
 _WANTED = "an image [C, H, W] (a tensor, an array or a PIL picture) and its label"
@@ -123,6 +124,59 @@ def is_labeled_source(value: object) -> bool:
     return is_dataset(value) or (isinstance(value, tuple | list) and len(value) == 2)
 
 
+def unsupported(images: Any, name: str, *, labels: bool = True) -> str:
+    """Return an error message that says which forms of images are accepted, and how to convert this value.
+
+    Args:
+        images: a value that is neither a set, a tensor, an array nor a source of images and labels.
+        name: name of the argument.
+        labels: whether sets, and images with separate labels, are accepted, too.
+    """
+    kind = f"{type(images).__module__}.{type(images).__name__}".removeprefix("builtins.")
+    if _is_picture(images):
+        kind = "one PIL picture"
+    elif isinstance(images, list | tuple):
+        kind = f"a {kind} of {len(images)} {type(images[0]).__name__} items" if images else f"an empty {kind}"
+    wanted = "a LabeledImages, a tensor or array [N, C, H, W] together with labels, a pair of such images and labels, "
+    wanted = f"{wanted}a torch.utils.data.Dataset" if labels else "a torch.utils.data.Dataset, a list of pairs"
+    return f"{name} must be {wanted} or a DataLoader, got {kind}{_remedy(images, name)}"
+
+
+def _remedy(images: Any, name: str) -> str:
+    """Return what to do with images in an unsupported form, for common forms, or an empty text."""
+    if isinstance(images, os.PathLike | str):
+        return f"; read a folder of pictures first: load_folder({os.fspath(images)!r}).train"
+    if isinstance(images, Mapping):
+        return f"; pass one of its values ({', '.join(map(str, list(images)[:5]))}), or its images and labels"
+    columns = getattr(images, "column_names", None)  # of a dataset of Hugging Face
+    if isinstance(images, list) and images and isinstance(images[0], Mapping):
+        columns = list(images[0])
+    if isinstance(columns, list) and len(columns) > 1:
+        return f"; read its rows: {_rows(columns, name)}"
+    if isinstance(images, list | tuple) and images:
+        first, *others = images
+        if isinstance(first, list | tuple) and len(first) == 2:
+            return f"; read its pairs: LabeledImages.from_dataset(list({name}))"
+        if len(others) == 1 and isinstance(others[0], int):
+            return f"; if {name} is a list of pairs, read it: LabeledImages.from_dataset({name})"
+        if isinstance(first, Tensor | np.ndarray) or _is_picture(first):
+            return f"; join it with its labels: LabeledImages.from_dataset(list(zip({name}, labels)))"
+    if _is_picture(images):
+        return "; join pictures with their labels: LabeledImages.from_dataset(list(zip(pictures, labels)))"
+    return ""
+
+
+def _rows(columns: Sequence[str], name: str) -> str:
+    image = next((n for n in columns if str(n).lower() in ("image", "img", "pixel_values")), columns[0])
+    label = next((n for n in columns if str(n).lower() in ("label", "labels", "fine_label")), columns[-1])
+    return f"LabeledImages.from_dataset([(row[{image!r}], row[{label!r}]) for row in {name}])"
+
+
+def _is_picture(value: object) -> bool:
+    """Return whether a value is a PIL picture, without importing PIL."""
+    return hasattr(value, "getbands")
+
+
 def class_names(source: object) -> tuple[tuple[str, ...], bool]:
     """Return the class names in a dataset's attribute `classes` (empty if it has none), and whether it lists folders.
 
@@ -141,8 +195,8 @@ def read(source: Any, name: str, *, progress: bool = True) -> tuple[Any, Any]:
 
     Args:
         source: a pair `(images, labels)`, a `Dataset` or a `DataLoader`. The items of a dataset are pairs of an image
-            [C, H, W] or PIL picture, which is converted to uint8, and a label. A `DataLoader` is replaced by its
-            dataset, so its shuffling and workers have no effect.
+            [C, H, W] or PIL picture, which is converted to uint8 or uint16, and a label. A `DataLoader` is replaced by
+            its dataset, so its shuffling and workers have no effect.
         name: name of the argument, used in error messages.
         progress: whether to show a progress bar if reading takes long.
 
@@ -167,7 +221,9 @@ def read(source: Any, name: str, *, progress: bool = True) -> tuple[Any, Any]:
     with bar(total, f"reading {name}", unit="image", progress=progress) as shown:
         for i, item in enumerate(_items(source)):
             if not isinstance(item, tuple | list) or len(item) != 2:
-                raise TypeError(f"{name} must give pairs, {_WANTED}; item {i} is {_short(item)}")
+                known = isinstance(item, Mapping) and len(item) > 1
+                remedy = f"; convert them: {_rows(list(item), name)}" if known else ""
+                raise TypeError(f"{name} must give pairs, {_WANTED}; item {i} is {_short(item)}{remedy}")
             images.append(_image(item[0], f"{name}[{i}]"))
             label = as_tensor(item[1], f"the label of {name}[{i}]", lists=True)
             labels.append(label if isinstance(label, Tensor) else torch.as_tensor(_number(label, f"{name}[{i}]")))
@@ -218,11 +274,11 @@ def _items(source: Any) -> Iterator[Any]:
 
 
 def _image(value: Any, name: str) -> Tensor:
-    if hasattr(value, "getbands"):  # a PIL image, recognized without importing PIL
+    if _is_picture(value):
         try:
             array = picture_array(value, None, "put them on a background in the dataset's transform")
-        except ValueError as error:
-            raise ValueError(f"{name} cannot be read: {error}") from error
+        except Exception as error:  # Pillow raises errors of many kinds for damaged files, which it reads only here
+            raise ValueError(f"{name} cannot be read: {error or type(error).__name__}") from error
         return torch.from_numpy(array).reshape(*array.shape[:2], -1).permute(2, 0, 1)
     image = as_tensor(value, name)
     if not isinstance(image, Tensor) or image.ndim != 3:
@@ -241,4 +297,6 @@ def _short(value: Any) -> str:
         return f"{type(value).__name__} {list(value.shape)}"
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} of {', '.join(map(str, list(value)[:5]))}"
     return type(value).__name__

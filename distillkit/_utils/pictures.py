@@ -1,4 +1,4 @@
-"""Conversion of PIL pictures to arrays of bytes, with a background for transparent pixels."""
+"""Conversion of PIL pictures to arrays of 8 or 16 bits, as their files state: orientation, range and transparency."""
 
 from __future__ import annotations
 
@@ -9,28 +9,78 @@ from numpy.typing import NDArray
 
 __all__ = ["picture_array"]
 
+_GRAY = ("1", "L", "LA", "La")
+_COLOR = ("P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV")
+_ORIENTATION = 0x0112
+"""EXIF tag of the orientation, 1 to 8; 1 is upright."""
 
-def picture_array(picture: Any, background: float | None, remedy: str) -> NDArray[np.uint8]:
-    """Convert a PIL picture to an array uint8, [H, W] if it is gray, and [H, W, 3] otherwise.
+
+def picture_array(picture: Any, background: float | None, remedy: str) -> NDArray[np.uint8] | NDArray[np.uint16]:
+    """Convert a PIL picture to an array, [H, W] if it is gray, and [H, W, 3] otherwise.
+
+    The array has the type uint16 if the picture has 16-bit gray values, otherwise uint8. The picture is turned as its
+    EXIF orientation states.
 
     Args:
-        picture: the picture, in any mode with 8 bits per channel.
+        picture: the picture.
         background: gray value in [0, 1] behind transparent pixels. None refuses pictures with transparent pixels,
             because the colors stored for these pixels are arbitrary and often constant.
         remedy: advice on transparent pixels for the error message.
 
     Raises:
-        ValueError: `background` is None and some pixels are transparent.
+        ValueError: `background` is None and some pixels are transparent, the picture has several frames, its values
+            have no defined range, or Pillow would drop bits of them.
     """
-    gray = picture.mode in ("1", "L", "LA", "La")
+    _require_one_frame_of_known_range(picture)
+    if getattr(picture, "format", None) == "TIFF":
+        picture.filename = ""  # otherwise, Pillow maps the file into memory, and turns it with height and width swapped
+    picture.load()  # turns a TIFF, and removes its tag
+    if picture.getexif().get(_ORIENTATION, 1) in range(2, 9):
+        from PIL import ImageOps
+
+        picture = ImageOps.exif_transpose(picture)
+    if picture.mode.startswith("I"):
+        return _deep_gray(picture, background, remedy)
+    gray = picture.mode in _GRAY
     if picture.has_transparency_data:
         from PIL import Image
 
-        layered = picture.convert("RGBA")
+        layered = (picture.convert("LA") if picture.mode == "La" else picture).convert("RGBA")
         if layered.getextrema()[3][0] < 255:
             if background is None:
                 raise ValueError(f"some of its pixels are transparent; {remedy}")
             level = round(255 * background)
             picture = Image.alpha_composite(Image.new("RGBA", layered.size, (level, level, level, 255)), layered)
+        else:
+            picture = layered
     array: NDArray[np.uint8] = np.array(picture.convert("L" if gray else "RGB"))
     return array
+
+
+def _deep_gray(picture: Any, background: float | None, remedy: str) -> NDArray[np.uint16]:
+    array: NDArray[np.uint16] = np.array(picture).astype(np.uint16)
+    hidden = picture.info.get("transparency")
+    if isinstance(hidden, int) and bool((through := array == hidden).any()):
+        if background is None:
+            raise ValueError(f"some of its pixels are transparent; {remedy}")
+        array[through] = round(65535 * background)
+    return array
+
+
+def _require_one_frame_of_known_range(picture: Any) -> None:
+    mode, form = picture.mode, getattr(picture, "format", None)
+    frames = getattr(picture, "n_frames", 1)
+    if frames > 1 and form != "MPO":  # the pictures after the first in a camera's MPO file are previews
+        raise ValueError(f"it has {frames} frames or pages; save the frame that you need as a picture of its own")
+    deep = mode.startswith("I;16") or (mode == "I" and form in ("PNG", "PPM"))
+    if not deep and mode not in (*_GRAY, *_COLOR):
+        raise ValueError(
+            f"pixels of mode {mode} have no defined range; save the picture with 8 bits, or as 16-bit gray"
+        )
+    for _, _, _, layout in getattr(picture, "tile", ()):  # how the pixels of a file that is not read yet are stored
+        raw, *more = layout if isinstance(layout, tuple) else (layout,)
+        many = form == "PPM" and bool(more) and isinstance(more[0], int) and more[0] > 255
+        if not deep and (";16" in str(raw) or many):
+            raise ValueError(f"it has 16 bits per value in mode {mode}, of which 8 would be lost; save it with 8 bits")
+        if deep and "I;12" in str(raw):
+            raise ValueError("it has 12 bits per value, which would be read as dark 16-bit values; use 16 bits")

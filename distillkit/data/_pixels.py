@@ -27,7 +27,7 @@ def to_pixels(images: Tensor, size: Size | None, channels: int | None) -> Tensor
     luma. Gray is converted to RGB by repeating the channel.
 
     Args:
-        images: [N, C, H, W], either uint8 in 0..255 or float in [0, 1].
+        images: [N, C, H, W], either uint8 in 0..255, uint16 in 0..65535 or float in [0, 1].
         size: height and width, or one number for both; None keeps the size.
         channels: number of channels, 1 or 3; None keeps the channels.
     """
@@ -35,7 +35,7 @@ def to_pixels(images: Tensor, size: Size | None, channels: int | None) -> Tensor
     channels = images.shape[1] if channels is None else check.one_of(channels, "channels", (1, 3))
     pixels = torch.empty(len(images), channels, height, width)
     for chunk, out in zip(images.split(1024), pixels.split(1024)):
-        part = chunk.float() / 255 if chunk.dtype == torch.uint8 else chunk.float()
+        part = chunk.float() / {torch.uint8: 255, torch.uint16: 65535}.get(chunk.dtype, 1)
         if channels == 1 and part.shape[1] == 3:
             part = (part * part.new_tensor(_LUMA).view(1, 3, 1, 1)).sum(1, keepdim=True)
         if part.shape[-2:] != (height, width):

@@ -31,6 +31,7 @@ from distillkit.sets._validation import (
     checked_normalization,
     class_counts,
     class_of_rows,
+    require_same_order,
 )
 
 __all__ = [
@@ -171,7 +172,7 @@ class LabeledImages:
 
     @staticmethod
     def from_dataset(
-        dataset: Dataset[Any] | DataLoader[Any],
+        dataset: Dataset[Any] | DataLoader[Any] | list[Any],
         *,
         num_classes: int | None = None,
         normalization: Normalization | None = None,
@@ -183,7 +184,8 @@ class LabeledImages:
         random transforms, and pass `augment=` to the function that trains on the set.
 
         Args:
-            dataset: a `Dataset` of pairs, or a `DataLoader` whose dataset is read.
+            dataset: a `Dataset` of pairs, a list of pairs, or a `DataLoader` whose dataset is read. For a dataset of
+                Hugging Face, pass `[(row["image"], row["label"]) for row in dataset]`.
             num_classes: number of classes, K. Default: the number of class names in the dataset's attribute `classes`.
                 The new set keeps these names, as found in the data (`classes_given` is False). Without this attribute:
                 the largest label + 1, or the length of a label if labels are vectors.
@@ -196,8 +198,10 @@ class LabeledImages:
             TypeError, ValueError: an item is not a pair of an image and a label, or an argument is invalid.
         """
         conversion.require_in_memory(dataset, "dataset")
+        if isinstance(dataset, list) and not any(isinstance(item, LabeledImages | Tensor) for item in dataset[:2]):
+            dataset = Subset(dataset, range(len(dataset)))  # type: ignore[arg-type]
         if not conversion.is_dataset(dataset):
-            raise TypeError(f"dataset must be a torch.utils.data.Dataset or DataLoader, got {type(dataset).__name__}")
+            raise TypeError(conversion.unsupported(dataset, "dataset", labels=False))
         whole = resolve_subset(dataset)
         if isinstance(whole, LabeledImages):
             return require_consistent(whole, "dataset", num_classes, normalization)
@@ -302,13 +306,17 @@ class LabeledImages:
         return self._with(images=self.images.to(device, dtype), labels=labels, columns=columns)
 
     def require_compatible(self, other: LabeledImages, *, names: tuple[str, str] | None = None) -> None:
-        """Refuse another set that differs in normalization, image shape or number of classes.
+        """Refuse another set that differs in normalization, image shape, number or order of classes.
+
+        If both sets have class names, a name that occurs in both must have the same index. If only one has, and `names`
+        is given, the class names must not be numbers in another order than ascending, such as "1", "10", "2": a folder
+        sorts them so, but the labels of the other set are probably in numeric order.
 
         Functions that join two sets, or train on one set and test on another, call this method first.
 
         Args:
             other: set to compare with this one.
-            names: names of this set and of the other set in error messages.
+            names: names of this set and of the other set in error messages, if both come from the caller.
 
         Raises:
             ValueError: the sets differ. The message explains how to convert one of them.
@@ -330,11 +338,7 @@ class LabeledImages:
                 f"{both} have different class counts: {self.num_classes} and {other.num_classes}; if the classes are "
                 f"the same, use `{b}.replace(num_classes={a}.num_classes)`"
             )
-        if self.class_names != other.class_names and sorted(self.class_names) == sorted(other.class_names):
-            raise ValueError(
-                f"{both} have the same classes in another order: {', '.join(self.class_names)} and "
-                f"{', '.join(other.class_names)}; change the labels of one of them"
-            )
+        require_same_order(self.class_names, other.class_names, names)
 
     @staticmethod
     def concatenate(sets: Sequence[LabeledImages]) -> LabeledImages:
@@ -627,14 +631,18 @@ def set_from_arrays(
     """Create a set from images and labels in arrays or tensors.
 
     Args:
-        images: images [N, C, H, W]. uint8 images are pixels in 0..255, which this function normalizes. Float images are
-            already normalized.
+        images: images [N, C, H, W]. uint8 and uint16 images are pixels in 0..255 and 0..65535, which this function
+            normalizes. Float images are already normalized.
         labels: class indices [N] or label rows [N, K].
         name: name that error messages use for `images`.
         num_classes, normalization: number of classes and normalization, as in `as_set`.
     """
-    images, labels = conversion.as_tensor(images, name), conversion.as_tensor(labels, "labels", lists=True)
-    if isinstance(images, Tensor) and images.dtype == torch.uint8:
+    images = conversion.as_tensor(images, name)
+    if not isinstance(images, Tensor):
+        raise TypeError(conversion.unsupported(images, name))
+    labels = conversion.as_tensor(labels, "labels", lists=True)
+    if images.dtype in (torch.uint8, torch.uint16):
+        images = images if images.dtype == torch.uint8 else images.float() / 65535
         normalization = IDENTITY if normalization is None else normalization
         return LabeledImages.from_pixels(images, labels, num_classes=num_classes, normalization=normalization)
     return LabeledImages(images, labels, num_classes=num_classes, normalization=normalization)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ __all__ = [
     "checked_normalization",
     "class_counts",
     "class_of_rows",
+    "require_same_order",
 ]
 
 FOUND_CLASSES = "folders"
@@ -199,3 +201,35 @@ def class_of_rows(labels: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
     column = columns.get("class")
     given = column is not None and column.ndim == 1 and not column.is_floating_point()
     return column if column is not None and given else labels.argmax(1)
+
+
+def require_same_order(a: Sequence[str], b: Sequence[str], names: tuple[str, str] | None) -> None:
+    """Refuse two sets whose class names show, or suggest, that equal labels mean different classes.
+
+    Args:
+        a, b: class names of the sets; empty if a set has none.
+        names: names of the sets in error messages. None skips the check of sets of which only one has class names.
+
+    Raises:
+        ValueError: a class name has different indices in the sets; or only one set has class names, and these are
+            numbers, possibly with equal words around them, that are not in ascending order.
+    """
+    both = " and ".join(names) if names else "the sets"
+    if a and b:
+        if moved := [name for name in a if name in b and a.index(name) != b.index(name)]:
+            same = "the same classes" if sorted(a) == sorted(b) else f"the class {moved[0]!r}"
+            raise ValueError(
+                f"{both} have {same} in another order: {', '.join(a)} and {', '.join(b)}; change the labels of one of "
+                "them"
+            )
+    elif names and (named := a or b):
+        parts = [re.fullmatch(r"(\D*)(\d+)(\D*)", name) for name in named]
+        numbers = [int(part[2]) for part in parts if part]
+        alike = len(numbers) == len(named) and len({(part[1], part[3]) for part in parts if part}) == 1
+        if alike and numbers != sorted(numbers):
+            first, second = names if a else names[::-1]
+            raise ValueError(
+                f"only {first} has class names, and they are not in the order of their numbers: "
+                f"{', '.join(named[:4])}, ...; if the labels of {second} have this order, state it by "
+                f"`{second}.replace(class_names={first}.class_names)`, otherwise change its labels first"
+            )

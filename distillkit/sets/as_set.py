@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -67,21 +67,10 @@ def as_set(
         return require_consistent(images, name, num_classes, normalization)
     if conversion.is_labeled_source(images):
         return set_from_source(images, name, num_classes, normalization, progress=progress)
-    if labels is None:
-        raise TypeError(
-            f"labels must be given, because {name} ({type(images).__name__}) have none; a LabeledImages, a pair "
-            "(images, labels), a Dataset and a DataLoader contain labels" + _hint(images, name)
-        )
-    return set_from_arrays(images, labels, name, num_classes, normalization)
-
-
-def _hint(images: Any, name: str) -> str:
-    """Return the end of an error message about an unsupported value.
-
-    For common mistakes, such as passing a path, it says what to pass instead. For other values, it is empty.
-    """
-    if isinstance(images, str | Path):
-        return f"; read a folder of pictures first: load_folder({str(images)!r}).train"
     if isinstance(getattr(images, "train", None), LabeledImages):
-        return f"; pass one part of the {type(images).__name__}, {name}.train"
-    return ""
+        raise TypeError(f"{name} must be one part of the {type(images).__name__}; pass {name}.train")
+    if not isinstance(images, Tensor | np.ndarray):
+        raise TypeError(conversion.unsupported(images, name))
+    if labels is None:
+        raise TypeError(f"labels must be given, because {name} is a {type(images).__name__}, which has none")
+    return set_from_arrays(images, labels, name, num_classes, normalization)

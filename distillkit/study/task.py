@@ -290,8 +290,8 @@ def as_split(train: Images, test: Images, validation: Images | None = None) -> S
     num_classes = given_counts[0] if given_counts else max(one.num_classes for one in sets.values())
     known: dict[str, Any] = {"num_classes": num_classes, "classes_given": bool(given_counts)}
     sets = {n: one if one.classes_given else one.replace(**known) for n, one in sets.items()}
-    for one in sets.values():
-        sets["train"].require_compatible(one)
+    for name, one in sets.items():
+        sets["train"].require_compatible(one, names=("train", name))
     names = sets["train"].class_names
     return Split(sets["train"], sets["test"], names or tuple(map(str, range(num_classes))), sets.get("validation"))
 

@@ -102,9 +102,8 @@ def require_like(first: LabeledImages, other: LabeledImages | StoredImages, name
     other = other.read([]) if isinstance(other, StoredImages) else other
     no_labels = torch.empty(0, dtype=torch.int64)
     try:
-        first.require_compatible(
-            other if classes else other[:0].replace(labels=no_labels, num_classes=first.num_classes)
-        )
+        like = other if classes else other[:0].replace(labels=no_labels, num_classes=first.num_classes)
+        first.require_compatible(like, names=("clients[0]", name) if classes else None)
     except ValueError as error:
         raise ValueError(f"{name} does not fit clients[0]: {error}") from error
     if not bool(torch.isfinite(other.images).all()):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import (
     ConcatDataset,
@@ -151,16 +152,68 @@ def test_from_dataset() -> None:
         LabeledImages.from_dataset(PIXELS)  # type: ignore[arg-type]
 
 
+class Rows:
+    """Dataset of Hugging Face: rows are dicts, and the class is no PyTorch dataset."""
+
+    column_names: ClassVar = ["id", "img", "label"]
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index >= 6:
+            raise IndexError
+        return {"id": index, "img": PICTURES[index], "label": int(LABELS[index])}
+
+
+PICTURES = [Image.fromarray((one * 255).round().byte().permute(1, 2, 0).numpy()) for one in PIXELS[:, [0, 1, 0]]]
+ROWS = r"LabeledImages\.from_dataset\(\[\(row\['img'\], row\['label'\]\) for row in {}\]\)"
+
+
+def test_the_advice_for_rows_and_pictures_works() -> None:
+    wanted = torch.stack([torch.from_numpy(np.array(one)) for one in PICTURES]).permute(0, 3, 1, 2) / 255
+    rows = Rows()
+    for pairs in ([(row["img"], row["label"]) for row in rows], list(zip(PICTURES, LABELS))):  # type: ignore[attr-defined]
+        data = LabeledImages.from_dataset(pairs)
+        assert torch.equal(data.images, wanted)
+        assert torch.equal(data.labels, LABELS)
+    assert len(LabeledImages.from_dataset([(PICTURES[0], 0), (PICTURES[1], 0)])) == 2
+    with pytest.raises(TypeError, match=rf"a list of pairs or a DataLoader, got .*Rows; .*{ROWS.format('dataset')}"):
+        LabeledImages.from_dataset(rows)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="dataset must hold at least one item"):
+        LabeledImages.from_dataset([])
+
+
 SPLIT = Split(LabeledImages(PIXELS, LABELS), LabeledImages(PIXELS, LABELS), ("a", "b", "c"))
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "a path": ("pets", {}, TypeError, r"read a folder of pictures first: load_folder\('pets'\)\.train"),
-    "a split": (SPLIT, {}, TypeError, r"pass one part of the Split, data\.train"),
-    "no labels": (PIXELS, {}, TypeError, "labels must be given, because data"),
+    "a split": (SPLIT, {}, TypeError, r"data must be one part of the Split; pass data\.train"),
+    "no labels": (PIXELS, {}, TypeError, "labels must be given, because data is a Tensor, which has none"),
     "labels twice": ((PIXELS, LABELS), {"labels": LABELS}, TypeError, "labels must be left out"),
     "labels beside a dataset": (Lazy(), {"labels": LABELS}, TypeError, "labels must be left out when data is a Lazy"),
-    "a triple": ((PIXELS, LABELS, LABELS), {}, TypeError, "labels must be given"),
-    "words": ("digits", {}, TypeError, r"labels must be given, because data \(str\) have none"),
+    "a triple": ((PIXELS, LABELS, LABELS), {}, TypeError, r"a pair of such images.*got a tuple of 3 Tensor items"),
+    "none": (None, {}, TypeError, "data must be a LabeledImages, .* or a DataLoader, got NoneType$"),
+    "rows": (Rows(), {}, TypeError, rf"got .*Rows; read its rows: {ROWS.format('data')}"),
+    "rows and labels": (Rows(), {"labels": LABELS}, TypeError, rf"read its rows: {ROWS.format('data')}"),
+    "a dict of parts": ({"train": Rows()}, {}, TypeError, r"got dict; pass one of its values \(train\)"),
+    "a list of rows": (list(Rows()), {}, TypeError, rf"list of 6 dict items; read its rows: {ROWS.format('data')}"),
+    "a loader of rows": (DataLoader(Rows()), {}, TypeError, rf"item 0 is a dict of id, .*: {ROWS.format('data')}"),
+    "pictures": (
+        PICTURES,
+        {},
+        TypeError,
+        r"list of 6 Image items; join it .*from_dataset\(list\(zip\(data, labels\)\)\)",
+    ),
+    "pictures and labels": (PICTURES, {"labels": LABELS}, TypeError, r"list of 6 Image items; join it with its labels"),
+    "two pictures": (PICTURES[:2], {}, TypeError, "got one PIL picture; join pictures with their labels"),
+    "pairs": (
+        list(zip(PICTURES, LABELS)),
+        {},
+        TypeError,
+        r"read its pairs: LabeledImages\.from_dataset\(list\(data\)\)",
+    ),
+    "two pairs": ([(PICTURES[0], 0), (PICTURES[1], 1)], {}, TypeError, r"LabeledImages\.from_dataset\(data\)"),
     "empty": (Lazy(PIXELS[:0], LABELS[:0]), {}, ValueError, "data must hold at least one item"),
     "items without label": (TensorDataset(PIXELS), {}, TypeError, "data must give pairs.*item 0 is a tuple of 1"),
     "flat images": (Lazy(PIXELS.flatten(1)), {}, TypeError, r"data\[0\] must be an image.*Tensor \[32\]"),

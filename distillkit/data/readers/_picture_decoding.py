@@ -6,11 +6,8 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from distillkit._utils.conversion import format_bytes
@@ -33,20 +30,14 @@ def read_picture(file: Path, size: Size | None, channels: int | None, background
         size, channels, background: as in `load_folder`.
 
     Raises:
-        ValueError: the picture cannot be read, or it has transparent pixels and `background` is None.
+        ValueError: the picture cannot be read as its file states, or it has transparent pixels and `background` is
+            None.
     """
     from PIL import Image
 
     try:
         with Image.open(file) as picture:
-            if picture.mode.startswith("I;16"):
-                array: NDArray[Any] = np.asarray(picture).astype(np.float32)[..., None] / 65535
-            elif picture.mode in ("I", "F"):
-                raise ValueError(
-                    f"32-bit pixels (mode {picture.mode}) have no defined range; save the picture with 8 or 16 bits"
-                )
-            else:
-                array = picture_array(picture, background, _TRANSPARENT)
+            array = picture_array(picture, background, _TRANSPARENT)
     except Exception as error:
         raise ValueError(f"cannot read picture {file}: {error or type(error).__name__}") from error
     tensor = torch.from_numpy(array).reshape(*array.shape[:2], -1).permute(2, 0, 1)

@@ -37,7 +37,7 @@ def load_folder(
         size: height and width in pixels of every picture, or one number for square pictures. Resizing is bilinear with
             antialiasing and ignores the aspect ratio. Required if the pictures differ in size.
         channels: 1 to convert RGB to gray, or 3 to repeat gray as RGB. Required if only some pictures are gray.
-            Pictures in 16-bit gray are not reduced to 8 bits.
+            Pictures in 16-bit gray are not reduced to 8 bits. Pictures are turned as their EXIF orientation states.
         normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
         test_fraction: share of each class that becomes the test set if there is no folder `test`, in [0, 1). Every call
             makes the same random choice. 0 gives an empty test set.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,16 @@ from torch.utils.data import Dataset, Subset
 from distillkit import LabeledImages, plot
 from distillkit.condense import distribution_matching, initial_images, random_subset
 from distillkit.data import load, load_folder, open_folder, split_by
+from distillkit.evaluate import evaluate
 from distillkit.fingerprint import set_fingerprint
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.rng import derive
 from distillkit.sets import as_set
 from distillkit.study import as_split
+from distillkit.training import Protocol
+from fl import simulate
 from fl._codec import decode, encode, to_parts
+from fl.averaging import FedAvg
 from fl.message import Entry, Message
 
 NAMES = ("cat", "dog", "eel")
@@ -79,8 +84,45 @@ def test_the_same_names_in_another_order_are_refused() -> None:
     other = DATA.replace(class_names=("dog", "cat", "eel"))
     with pytest.raises(ValueError, match=r"same classes in another order: cat, dog, eel and dog, cat, eel"):
         DATA.require_compatible(other)
+    with pytest.raises(
+        ValueError, match=r"the sets have the class 'cat' in another order: cat, dog, eel and dog, cat, fox"
+    ):
+        DATA.require_compatible(DATA.replace(class_names=("dog", "cat", "fox")))
     DATA.require_compatible(DATA.replace(class_names=()))
+    DATA.require_compatible(DATA.replace(class_names=("a", "dog", "c")))
     DATA.require_compatible(DATA.replace(class_names=("a", "b", "c")))
+
+
+@pytest.mark.parametrize(
+    ("names", "refused"),
+    [
+        (("1", "10", "2"), True),
+        (("class 0", "class 10", "class 2"), True),
+        (("0", "1", "2"), False),
+        (("5", "7", "10"), False),
+        (("01", "02", "10"), False),
+        (("a1", "b0", "c2"), False),
+        (("3", "two", "1"), False),
+    ],
+)
+def test_numbers_in_another_order_are_refused_beside_a_set_without_names(names: tuple[str, ...], refused: bool) -> None:
+    folder, plain = DATA.replace(class_names=names), DATA.replace(class_names=())
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))
+    calls: list[Callable[[LabeledImages], object]] = [
+        lambda other: folder.require_compatible(other, names=("train", "test")),
+        lambda other: other.require_compatible(folder, names=("test", "train")),
+        lambda other: as_split(folder, other),
+        lambda other: evaluate(folder, other, lambda: network, num_networks=1, protocol=Protocol(epochs=1)),
+        lambda other: simulate(FedAvg(factory=lambda k: network), [folder], test=other, rounds=1, progress=False),
+    ]
+    for call in calls:
+        if refused:
+            with pytest.raises(ValueError, match=r"only .* has class names, .*replace\(class_names=.*\.class_names\)"):
+                call(plain)
+        else:
+            call(plain)
+        call(plain.replace(class_names=names))
+    assert LabeledImages.concatenate([folder, plain]).class_names == names  # as for sets in messages
 
 
 def test_a_file_keeps_the_names_and_files_without_names_stay_as_they_were(tmp_path: Path) -> None:

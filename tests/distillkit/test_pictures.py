@@ -1,0 +1,154 @@
+"""A picture gives the same pixels, or the same refusal, in folders, cached folders and datasets."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from distillkit.data import load_folder, open_folder
+from distillkit.normalization import IDENTITY
+from distillkit.sets import as_set
+
+RNG = np.random.default_rng(0)
+GRAY, COLOR = RNG.integers(0, 256, (3, 5), dtype=np.uint8), RNG.integers(0, 256, (3, 5, 3), dtype=np.uint8)
+DEEP = RNG.integers(0, 65536, (3, 5), dtype=np.uint16)
+MASK = np.where(np.arange(5) % 2, 255, 0).astype(np.uint8) * np.ones((3, 1), np.uint8)
+UPRIGHT: dict[int, Callable[[Any], Any]] = {
+    1: lambda a: a, 2: lambda a: a[:, ::-1], 3: lambda a: a[::-1, ::-1], 4: lambda a: a[::-1],
+    5: lambda a: a.swapaxes(0, 1), 6: lambda a: np.rot90(a, -1), 7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
+    8: lambda a: np.rot90(a),
+}  # fmt: skip
+"""How the pixels of a file with an EXIF orientation are turned (TIFF 6.0, tag 274)."""
+
+
+class Pictures(torch.utils.data.Dataset[Any]):
+    def __init__(self, *pictures: Any) -> None:
+        self.pictures = pictures
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.pictures[index], index
+
+
+def saved(image: Image.Image, suffix: str = ".png", **options: Any) -> Callable[[Path], Path]:
+    def write(stem: Path) -> Path:
+        image.save(stem.with_suffix(suffix), **options)
+        return stem.with_suffix(suffix)
+
+    return write
+
+
+def raw(suffix: str, content: bytes) -> Callable[[Path], Path]:
+    def write(stem: Path) -> Path:
+        stem.with_suffix(suffix).write_bytes(content)
+        return stem.with_suffix(suffix)
+
+    return write
+
+
+def png(array: Any, color_type: int) -> bytes:
+    """Return a 16-bit PNG, whose form Pillow does not write for colors."""
+    lines = b"".join(b"\0" + row.astype(">u2").tobytes() for row in array)
+    head = struct.pack(">IIBBBBB", array.shape[1], array.shape[0], 16, color_type, 0, 0, 0)
+    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+
+
+def with_alpha(array: Any, mask: Any = MASK) -> Image.Image:
+    image = Image.fromarray(array)
+    image.putalpha(Image.fromarray(mask))
+    return image
+
+
+def oriented(image: Image.Image, orientation: int) -> Image.Exif:
+    exif = image.getexif()
+    exif[0x0112] = orientation
+    return exif
+
+
+def turned(array: Any, orientation: int, suffix: str = ".png") -> tuple[Callable[[Path], Path], Any]:
+    image = Image.fromarray(array)
+    wanted = UPRIGHT[orientation](array) / np.iinfo(array.dtype).max
+    return saved(image, suffix, exif=oriented(image, orientation)), wanted
+
+
+OPAQUE = np.full((3, 5), 255, np.uint8)
+PALETTE = Image.fromarray(GRAY % 2).convert("P")
+PALETTE.putpalette([10, 20, 30, 200, 100, 0])
+INK = Image.fromarray(np.stack([GRAY] * 4, 2), "CMYK")
+READ: dict[str, tuple[Callable[[Path], Path], Any]] = {
+    "16-bit gray": (saved(Image.fromarray(DEEP)), DEEP / 65535),
+    "16-bit gray TIFF": (saved(Image.fromarray(DEEP), ".tiff"), DEEP / 65535),
+    "16-bit gray PGM": (raw(".pgm", b"P5 5 3 65535\n" + DEEP.astype(">u2").tobytes()), DEEP / 65535),
+    "1 bit": (saved(Image.fromarray(GRAY > 99)), GRAY > 99),
+    "gray": (saved(Image.fromarray(GRAY), ".bmp"), GRAY / 255),
+    "opaque gray": (saved(with_alpha(GRAY, OPAQUE)), GRAY / 255),
+    "opaque color": (saved(with_alpha(COLOR, OPAQUE)), COLOR / 255),
+    "palette": (saved(PALETTE), np.array([[10, 20, 30], [200, 100, 0]])[GRAY % 2] / 255),
+    "CMYK": (saved(INK, ".tiff"), np.array(INK.convert("RGB")) / 255),
+    "one frame": (saved(PALETTE, ".gif"), np.array([[10, 20, 30], [200, 100, 0]])[GRAY % 2] / 255),
+    **{f"orientation {k}": turned(COLOR, k) for k in UPRIGHT},
+    "orientation of 16 bits": turned(DEEP, 6, ".tiff"),
+    "orientation of gray": turned(GRAY, 5),
+}  # fmt: skip
+REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "16-bit color": (raw(".png", png(np.stack([DEEP] * 3, 2), 2)), "16 bits per value in mode RGB"),
+    "32 bits": (saved(Image.fromarray(GRAY.astype(np.int32)), ".tiff"), "pixels of mode I have no defined range"),
+    "floats": (saved(Image.fromarray(GRAY.astype(np.float32)), ".tiff"), "pixels of mode F have no defined range"),
+    "animation": (saved(PALETTE, ".gif", save_all=True, append_images=[Image.new("L", (5, 3))]), "it has 2 frames"),
+    "pages": (saved(Image.fromarray(GRAY), ".tiff", save_all=True, append_images=[PALETTE]), "it has 2 frames"),
+    "transparent gray": (saved(with_alpha(GRAY)), "transparent"),
+    "transparent color": (saved(with_alpha(COLOR)), "transparent"),
+    "transparent palette": (saved(PALETTE, transparency=0), "transparent"),
+    "transparent 16 bits": (saved(Image.fromarray(DEEP), transparency=int(DEEP[1, 1])), "transparent"),
+    "cut": (raw(".png", png(DEEP, 0)[:60]), "truncated|cannot|not enough|broken"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_a_picture_has_the_same_pixels_everywhere(kind: str, tmp_path: Path) -> None:
+    write, wanted = READ[kind]
+    (tmp_path / "a").mkdir()
+    file = write(tmp_path / "a" / "0")
+    expected = torch.as_tensor(np.array(wanted, dtype=np.float32)).reshape(*wanted.shape[:2], -1).permute(2, 0, 1)
+    options: dict[str, Any] = {"test_fraction": 0.0, "normalization": IDENTITY}
+    assert torch.allclose(load_folder(tmp_path, **options).train.images[0], expected, atol=1e-6)
+    stored = open_folder(tmp_path, cache=tmp_path / "cache", **options).train.read()
+    assert torch.allclose(stored.images[0], expected, atol=1 / 509)
+    with Image.open(file) as lazy, Image.open(io.BytesIO(file.read_bytes())) as picture:
+        picture.load()
+        data = as_set(Pictures(lazy, picture))
+    assert torch.allclose(data.images, expected.expand(2, *expected.shape), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_picture_that_cannot_be_respected_is_refused_everywhere(kind: str, tmp_path: Path) -> None:
+    write, message = REFUSED[kind]
+    (tmp_path / "a").mkdir()
+    file = write(tmp_path / "a" / "0")
+    for read in (load_folder, lambda path: open_folder(path, cache=tmp_path / "cache")):
+        with pytest.raises(ValueError, match=rf"cannot read picture .*a/0\.\w+: .*({message})"):
+            read(tmp_path)
+    with Image.open(file) as picture, pytest.raises(ValueError, match=rf"images\[0\] cannot be read: .*({message})"):
+        as_set(Pictures(picture))
+
+
+def test_hidden_16_bit_values_get_the_background(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    saved(Image.fromarray(DEEP), transparency=int(DEEP[1, 1]))(tmp_path / "a" / "0")
+    wanted = torch.tensor(np.where(DEEP[1, 1] == DEEP, 65535, DEEP) / 65535, dtype=torch.float32)
+    found = load_folder(tmp_path, background=1.0, test_fraction=0.0, normalization=IDENTITY).train
+    assert torch.allclose(found.images[0, 0], wanted)
