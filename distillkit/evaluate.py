@@ -12,9 +12,11 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from distillkit._sanity_checks import check_baseline, check_factor, check_test_images
 from distillkit._utils import check
 from distillkit._utils.display import stable_repr
 from distillkit._utils.progress import bar
+from distillkit._utils.user_warnings import each_warning_once
 from distillkit.labels import Relabel
 from distillkit.labels._teacher import try_teacher
 from distillkit.networks._factory import NetworkFactory, build, require_factory
@@ -22,7 +24,7 @@ from distillkit.protocols import describe_protocol
 from distillkit.rng import as_generator, derive
 from distillkit.robustness import Perturbation, pixels_in_range, require_perturbations
 from distillkit.sets import Images, LabeledImages, StoredImages, TiledImages, as_set
-from distillkit.sets._class_index import class_labels, class_rows, random_rows
+from distillkit.sets._class_index import class_labels, class_rows, random_rows, with_class_labels
 from distillkit.training import CLASSIC, Protocol, accuracy, require_protocol, train
 
 __all__ = ["Evaluation", "Row", "evaluate"]
@@ -157,7 +159,8 @@ def evaluate(
             images per class as in the set, and the result has a second row of accuracies per architecture. The
             accuracy of a distilled set should be higher than that of random images. The random images are sampled anew
             for each network; initial weights and order of batches are the same as for the set. If the set is a
-            `TiledImages`, the random images are shrunk to the same tiles.
+            `TiledImages`, the random images are shrunk to the same tiles. If the set has soft labels, random images
+            need soft labels of the same teacher: pass `soft_labels(real, teacher)`.
         against: corruptions and attacks, such as `[Corruption("gaussian_noise", 3), PGD(8 / 255)]` of
             `distillkit.robustness`. For each entry, every network is also tested on the changed test images. All
             networks are tested with the same noise. The test images must be pixels in [0, 1] after removing their
@@ -167,8 +170,9 @@ def evaluate(
         progress: whether to show a progress bar, which counts epochs.
 
     Raises:
-        TypeError, ValueError: an argument is invalid, the sets differ in normalization, shape or classes, or the
-            protocol's teacher is not clearly better than chance on `real` (on `test` if `real` is not given).
+        TypeError, ValueError: an argument is invalid; the sets differ in normalization, shape or classes, or in their
+            kind of labels; `real` has fewer images than the set; a network returns NaN; or the protocol's teacher is
+            not clearly better than chance on `real` (on `test` if `real` is not given).
         FloatingPointError: training diverged.
 
     Deviation: the tables of DC, DSA and DM give the population standard deviation of the accuracies over networks; here
@@ -189,6 +193,12 @@ def evaluate(
     if real is not None:
         real = as_set(real, name="real", progress=progress)
         data.require_compatible(real, names=("data", "real"))
+    with each_warning_once() as outermost:
+        if outermost:
+            if real is not None:
+                check_baseline(data, real, relabel=protocol.relabel is not None)
+            check_test_images(test, {"data": data, "real": real})
+            check_factor(data.info, protocol.augment, relabel=protocol.relabel is not None)
     factories = dict(factory) if isinstance(factory, Mapping) else {"": factory}
     for name, make in factories.items():
         require_factory(make, f"factory[{name!r}]" if name else "factory")
@@ -207,7 +217,7 @@ def evaluate(
     rows = []
     kinds = ("set",) if real is None else ("set", "random real")
     total = len(factories) * len(kinds) * num_networks * protocol.num_epochs
-    with bar(total, "evaluate", unit="epoch", progress=progress) as shown:
+    with each_warning_once(), bar(total, "evaluate", unit="epoch", progress=progress) as shown:
         for name, make in factories.items():
             for kind in kinds:
                 accuracies, begun, architecture = [], time.perf_counter(), name
@@ -224,7 +234,7 @@ def evaluate(
                     for other, one in perturbations.items():
                         draws = derive(seed, other, "against")
                         changed[other].append(accuracy(network, test, against=one, generator=draws, chunk=chunk))
-                labels = protocol.labels or ("hard" if kind != "set" or data.labels.ndim == 1 else "one row")
+                labels = protocol.labels or ("hard" if data.labels.ndim == 1 else "one row")
                 seconds, found = time.perf_counter() - begun, {other: tuple(each) for other, each in changed.items()}
                 rows.append(Row(kind, architecture, tuple(accuracies), seconds, labels, found))
     return Evaluation(tuple(rows), protocol, len(data), perturbations)
@@ -233,6 +243,6 @@ def evaluate(
 def _random_like(data: LabeledImages, real: LabeledImages, generator: torch.Generator) -> LabeledImages:
     counts = torch.bincount(class_labels(data), minlength=data.num_classes)
     wanted = counts.nonzero().flatten().tolist()
-    index, _ = random_rows(class_rows(real, wanted), counts[wanted].tolist(), generator)
+    index, _ = random_rows(class_rows(with_class_labels(real), wanted), counts[wanted].tolist(), generator)
     drawn = real[index.to(real.images.device)].to(data.images.device, data.images.dtype)
     return data.tiles.pack(drawn) if isinstance(data, TiledImages) else drawn

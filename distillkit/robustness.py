@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit._utils.options import NonNegative, Positive, PositiveInt, check_options
+from distillkit._utils.options import PositiveInt, check_options
 from distillkit.normalization import Normalization
 
 __all__ = ["FGSM", "PGD", "Corruption", "Perturbation", "pixels_in_range", "require_perturbations"]
@@ -89,6 +90,21 @@ def _block_means(size: int, share: float, like: Tensor) -> Tensor:
     return same / same.sum(1, keepdim=True)
 
 
+def _budget(value: float, name: str, above: float | None = None) -> float:
+    value = check.real_number(value, name, least=0.0, above=above)
+    if value >= 1:
+        raise ValueError(
+            f"{name} must be below 1, because pixels are in [0, 1], got {value:g}; for a budget in 0..255 pass "
+            f"{value:g} / 255"
+        )
+    return value
+
+
+Budget = Annotated[float, _budget]
+"""Change of a pixel in [0, 1)."""
+StepSize = Annotated[float, functools.partial(_budget, above=0.0)]
+"""Change of a pixel in (0, 1)."""
+
 CorruptionKind = Literal["gaussian_noise", "shot_noise", "gaussian_blur", "contrast", "brightness", "pixelate"]
 _CORRUPTIONS: dict[CorruptionKind, tuple[Callable[[Tensor, float, torch.Generator], Tensor], tuple[float, ...]]] = {
     # hendrycks/robustness@ca36008 ImageNet-C/create_c/make_cifar_c.py
@@ -156,7 +172,7 @@ class FGSM(Perturbation):
     Paper: Goodfellow et al., "Explaining and harnessing adversarial examples" (ICLR 2015).
     """
 
-    epsilon: NonNegative
+    epsilon: Budget
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -187,9 +203,9 @@ class PGD(Perturbation):
     Paper: Madry et al., "Towards deep learning models resistant to adversarial attacks" (ICLR 2018).
     """
 
-    epsilon: NonNegative
+    epsilon: Budget
     steps: PositiveInt = 10
-    step_size: Positive | None = None
+    step_size: StepSize | None = None
     random_start: bool = True
 
     def __post_init__(self) -> None:

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+from distillkit._sanity_checks import check_baseline, check_factor, check_test_images
 from distillkit._utils import check
+from distillkit._utils.user_warnings import each_warning_once
 from distillkit.evaluate import Row, evaluate
 from distillkit.networks._factory import NetworkFactory
 from distillkit.rng import as_generator, derive
@@ -207,7 +209,9 @@ def scores(
         data: the set to score, a `LabeledImages` or anything that `sets.as_set` accepts.
         test: test images with class indices.
         factory: function without arguments that returns a network.
-        real: the real training images, with class indices.
+        real: the real training images. If `data` has soft labels and the protocol does not relabel, random images need
+            soft labels of the same teacher: pass `soft_labels(real, teacher)`. The whole real set is always used with
+            its class indices.
         protocol: the set's own training protocol. It must have an augmentation, because ARS compares training with and
             without augmentation. Trainings with hard labels use the same protocol without its teacher.
         whole: protocol of the training on the whole real set, which takes long if the protocol has many epochs.
@@ -251,6 +255,10 @@ def scores(
     rows: dict[str, Row] = {}
     settings: dict[str, Mapping[str, Any]] = {}
 
+    check_baseline(data, real, relabel=protocol.relabel is not None)
+    check_test_images(test, {"data": data, "real": real})
+    check_factor(data.info, protocol.augment, relabel=protocol.relabel is not None)
+
     def measure(variant: Protocol, train_set: LabeledImages | None, *names: str) -> None:
         """Train networks, and store the results in `Scores.rows` and the selected settings in `Scores.settings`.
 
@@ -264,9 +272,9 @@ def scores(
 
         @functools.cache
         def trained(position: int, *, final: bool) -> tuple[Row, ...]:
-            images, against = (real, test) if final else (part, held_out)
+            images, against = (real, test) if final else (part, with_class_labels(held_out))
             return evaluate(
-                images if train_set is None else train_set, against, factory,
+                with_class_labels(images) if train_set is None else train_set, against, factory,
                 protocol=replace(variant, **tried[position]),
                 num_networks=num_networks if final else 1, real=images if len(names) > 1 else None,
                 generator=derive(seed, "final" if final else "search"), chunk=chunk, progress=progress,
@@ -278,10 +286,11 @@ def scores(
 
     if whole is not None:
         require_protocol(whole)
-    measure(whole or hard, None, "real, hard")
-    measure(hard, with_class_labels(data), "set, hard")
-    measure(protocol, data, "set", "random")
-    measure(plain, data, "set, no augmentation", "random, no augmentation")
+    with each_warning_once():
+        measure(whole or hard, None, "real, hard")
+        measure(hard, with_class_labels(data), "set, hard")
+        measure(protocol, data, "set", "random")
+        measure(plain, data, "set, no augmentation", "random, no augmentation")
     return Scores(rows, settings, _fraction(weight, "weight"), _fraction(augmented_weight, "augmented_weight"))
 
 
@@ -295,7 +304,7 @@ def _checked_settings(protocol: Protocol, settings: Mapping[str, Any]) -> None:
 def _split(real: LabeledImages, share: float, seed: int) -> tuple[LabeledImages, LabeledImages]:
     """Split a set into two parts. The second part gets the fraction `share` of each class, at least one image."""
     first, second = [], []
-    for c, rows in class_rows(real).items():
+    for c, rows in class_rows(with_class_labels(real)).items():
         if len(rows) < 2:
             raise ValueError(f"real must have at least 2 images of each class to hold some out, got 1 of class {c}")
         order = rows[torch.randperm(len(rows), generator=derive(seed, c, "held out"))]

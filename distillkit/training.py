@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distillkit._optimizers import OPTIMIZERS
+from distillkit._sanity_checks import check_factor, check_perturbed, require_numbers
 from distillkit._utils.batches import batch_indices, require_batch_statistics, uses_batch_statistics
 from distillkit._utils.eval_mode import eval_mode
 from distillkit._utils.options import Decay, NonNegative, Positive, PositiveInt, check_options
 from distillkit._utils.progress import bar
-from distillkit._utils.user_warnings import warn
+from distillkit._utils.user_warnings import each_warning_once, warn
 from distillkit.augment import Augmentation, apply_augmentation, require_augmentation, require_normalization
 from distillkit.chunking import chunk_size, forward_chunks
+from distillkit.labels._teacher import try_teacher
 from distillkit.labels._views import Mixing, ViewOptions, mixed_batches, require_mixing
 from distillkit.labels.relabel import Relabel
 from distillkit.labels.stored_labels import StoredLabels
@@ -189,8 +191,9 @@ def train(
         progress: whether to show a progress bar.
 
     Raises:
-        TypeError, ValueError: the set is empty, its rows are not probabilities, or the network does not accept the
-            images or does not return K finite logits for each.
+        TypeError, ValueError: the set is empty, its rows are not probabilities, the network does not accept the images
+            or does not return K finite logits for each, or the protocol's teacher is not clearly better than chance on
+            the set. For a set that no network recognizes, try the teacher on real images by `stored_soft_labels`.
         FloatingPointError: the loss is not finite.
     """
     require_protocol(protocol)
@@ -202,6 +205,11 @@ def train(
     require_normalization(protocol.augment, data.normalization)
     generator = as_generator(generator)
     check_network(require_network(network), images, classes=data.num_classes)
+    with each_warning_once() as outermost:
+        if outermost:
+            check_factor(data.info, protocol.augment, relabel=protocol.relabel is not None)
+            if isinstance(protocol.relabel, Relabel) and protocol.relabel.teacher is not None:
+                try_teacher(protocol.relabel.teacher, data, "data")
     network.train()
     whole = uses_batch_statistics(network)
     require_batch_statistics(network, images, min(protocol.batch, len(images)))
@@ -306,8 +314,8 @@ def accuracy(
         chunk: number of images per forward pass; the default depends on device and image size.
 
     Raises:
-        ValueError: the set is empty, its labels are not class indices, or `against` is given and the set's pixels are
-            not in [0, 1].
+        ValueError: the set is empty, its labels are not class indices, the network returns NaN, or `against` is given
+            and the set's pixels are not in [0, 1] or `against` returns no finite images.
     """
     if not isinstance(data, StoredImages):
         data = as_set(data, name="data")
@@ -318,14 +326,17 @@ def accuracy(
     like = next(network.parameters(), torch.empty(0))
     images = data.read([]).images.to(like) if isinstance(data, StoredImages) else data.images
     size = chunk_size(images, chunk)
-    check_network(network, images, classes=data.num_classes)
+    check_network(network, images, classes=data.num_classes, probabilities="warn" if against else "accept")
     parts: Iterable[Tensor] = _read_chunks(data, size, like) if isinstance(data, StoredImages) else [images]
     generator = as_generator(generator)
     if against is not None:
         [against] = require_perturbations([against]).values()
         parts = _perturbed(network, (x for part in parts for x in part.split(size)), data, against, generator)
     with eval_mode(network):
-        guesses = torch.cat([logits.argmax(1) for part in parts for logits in forward_chunks(network, part, size)])
+        logits = torch.cat([logits for part in parts for logits in forward_chunks(network, part, size)])
+    seen = "data" if against is None else f"data under {against}"
+    require_numbers(logits, f"network ({type(network).__name__})", seen)
+    guesses = logits.argmax(1)
     return float((guesses == data.labels.to(guesses.device)).double().mean())
 
 
@@ -346,8 +357,5 @@ def _perturbed(
         pixels = pixels_in_range(images, normalization, "data")
         labels = data.labels[first : first + len(images)].to(images.device)
         changed = against(pixels, labels, lambda x: network(normalization.encode(x)), generator)
-        if not isinstance(changed, Tensor) or changed.shape != pixels.shape:
-            came = list(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
-            raise ValueError(f"{against} must return images of shape {list(pixels.shape)}, got {came}")
-        yield normalization.encode(changed.detach().clamp(0, 1))
+        yield normalization.encode(check_perturbed(changed, pixels, str(against)).detach().clamp(0, 1))
         first += len(images)

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["warn", "without_warnings"]
+__all__ = ["each_warning_once", "warn", "without_warnings"]
 
 _OURS = ("distillkit.", "fl.", "attacks.")
 _silent: ContextVar[bool] = ContextVar("silent", default=False)
+_given: ContextVar[set[str] | None] = ContextVar("given", default=None)
 
 
 def warn(message: str) -> None:
@@ -20,8 +21,11 @@ def warn(message: str) -> None:
     Args:
         message: description of the problem, and what to do about it.
     """
-    if _silent.get():
+    given = _given.get()
+    if _silent.get() or (given is not None and message in given):
         return
+    if given is not None:
+        given.add(message)
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(_OURS):
         level, frame = level + 1, frame.f_back
@@ -36,3 +40,19 @@ def without_warnings() -> Iterator[None]:
         yield
     finally:
         _silent.reset(token)
+
+
+@contextmanager
+def each_warning_once() -> Iterator[bool]:
+    """Give each warning once in this thread during a `with` block, which may call other functions of the library.
+
+    The value of the block is True in the outermost block only. The functions inside need not repeat its checks.
+    """
+    if _given.get() is not None:
+        yield False
+        return
+    token = _given.set(set())
+    try:
+        yield True
+    finally:
+        _given.reset(token)

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from distillkit._sanity_checks import require_numbers
 from distillkit._utils.eval_mode import eval_mode
 from distillkit._utils.user_warnings import warn
 from distillkit.chunking import chunk_size, forward_chunks
@@ -35,14 +36,14 @@ def require_teacher(teacher: object, images: Tensor, classes: int, role: str = "
         role: name of the argument in messages.
 
     Raises:
-        TypeError, ValueError: the value is not a network, or the network does not accept the images or returns another
-            number of logits.
+        TypeError, ValueError: the value is not a network, or the network does not accept the images, returns another
+            number of logits, or ends in a softmax.
     """
     if not isinstance(teacher, nn.Module):
         came = f"the class {teacher.__name__}" if isinstance(teacher, type) else type(teacher).__name__
         raise TypeError(f"{role} must be a trained network (nn.Module), got {came}")
     require_network(teacher)
-    check_network(teacher, images, classes=classes, name=role)
+    check_network(teacher, images, classes=classes, probabilities="refuse", name=role)
     return teacher
 
 
@@ -53,9 +54,14 @@ def teacher_logits(teacher: nn.Module, images: Tensor, chunk: int | None = None)
         teacher: the network.
         images: float [N, C, H, W].
         chunk: number of images per forward pass; the default depends on device and image size.
+
+    Raises:
+        ValueError: a logit is NaN.
     """
     with eval_mode(teacher):
-        return torch.cat(list(forward_chunks(teacher, images, chunk_size(images, chunk))))
+        logits = torch.cat(list(forward_chunks(teacher, images, chunk_size(images, chunk))))
+    require_numbers(logits, "teacher", "images")
+    return logits
 
 
 def try_teacher(teacher: nn.Module, pool: LabeledImages | StoredImages, name: str, role: str = "teacher") -> float:
@@ -81,7 +87,13 @@ def try_teacher(teacher: nn.Module, pool: LabeledImages | StoredImages, name: st
     like = next(teacher.parameters(), some.images) if isinstance(teacher, nn.Module) else some.images
     some = some.to(like.device, like.dtype)
     require_teacher(teacher, some.images, some.num_classes, role)
-    guesses, labels = teacher_logits(teacher, some.images).argmax(1).cpu(), class_labels(some).cpu()
+    logits = teacher_logits(teacher, some.images)
+    if len(some) >= _FEW and bool(((logits >= 0) & (logits <= 1)).all()):
+        warn(
+            f"all outputs of {role} lie in [0, 1], as after a sigmoid, but logits are expected: soft labels are then "
+            "nearly uniform. Remove its last activation"
+        )
+    guesses, labels = logits.argmax(1).cpu(), class_labels(some).cpu()
     hits, count, classes = int((guesses == labels).sum()), len(labels), some.num_classes
     if classes > 1 and _tail(hits, count, 1 / classes) > _LEVEL:
         words = (

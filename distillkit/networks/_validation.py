@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
+from distillkit._sanity_checks import check_logits
 from distillkit._utils.eval_mode import eval_mode
 from distillkit.networks._base import Network, require_network
 from distillkit.networks.samplers import NetworkSampler
@@ -48,6 +49,7 @@ def check_network(
     classes: int | None = None,
     more: bool = False,
     features: bool = False,
+    probabilities: Literal["warn", "refuse", "accept"] = "warn",
     name: str = "network",
 ) -> None:
     """Check that a network fits the data, by passing two noise images through it in eval mode.
@@ -59,11 +61,12 @@ def check_network(
         more: whether a network with more than K logits is accepted, too.
         features: whether the embeddings are used. They must then be [2, d]. If `classes` is given too, the logits must
             be the output of the network's `classifier` for these embeddings.
+        probabilities: what to do if the network ends in a softmax, so that the logits are probabilities.
         name: name of the argument in error messages.
 
     Raises:
         ValueError: the network is on another device than the images, does not accept images of this shape, or returns
-            wrong shapes, NaN or Inf.
+            wrong shapes, NaN or Inf; or it ends in a softmax and `probabilities` is "refuse".
     """
     shape = tuple(images.shape[1:])
     require_same_device(cast(Network, network), images, name)
@@ -91,6 +94,8 @@ def check_network(
             f"{name} must return {classes} logits, one per class of the data, but {_kind(network)} returns "
             f"{logits.shape[1]}; build it for {classes} classes, or pass num_classes={logits.shape[1]} for the data"
         )
+    if logits is not None and probabilities != "accept":
+        check_logits(logits, f"{name} ({_kind(network)})", refuse=probabilities == "refuse")
     if again is not None and logits is not None and not _alike(again, logits):
         raise ValueError(
             f"{name}'s logits must be the output of its classifier, but those of {_kind(network)} are not; name the "

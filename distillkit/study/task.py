@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from distillkit._sanity_checks import check_test_images
 from distillkit._utils import check
 from distillkit.data import Split, StoredSplit, clients
 from distillkit.data._hold_out import (
@@ -113,6 +114,8 @@ class Task:
             object.__setattr__(self, "data", as_split(*self.data))
         if not isinstance(self.data, Split | StoredSplit):
             check.callable_with(self.data, "data", [], "partial(load, 'digits', size=16), or a pair (train, test)")
+        if isinstance(self.data, Split) and isinstance(self.data.train, LabeledImages):
+            check_test_images(self.data.test, {"train": self.data.train, "validation": self.data.validation})
         if self.partition is not None and not callable(self.partition):
             raise TypeError(
                 "partition must be a function such as partial(partition.dirichlet, clients=10, alpha=0.1), got "

@@ -185,8 +185,15 @@ def test_random_baseline_draws_equally_many_images_of_each_class(monkeypatch: py
     assert not torch.equal(seen[2].images, seen[3].images)
     assert all(any(torch.equal(image, own) for own in real.images) for image in seen[2].images)
     soft = uneven.replace(labels=torch.tensor([[0.6, 0.4], [0.1, 0.9], [0.2, 0.8]]))
-    evaluate(soft, real, convnet, num_networks=1, real=real)
+    rows = torch.eye(2)[real.labels] * 0.8 + 0.1
+    labelled = real.replace(labels=rows, columns={"class": real.labels})
+    found = evaluate(soft, real, convnet, num_networks=1, real=labelled)
+    assert [row.labels for row in found.rows] == ["one row", "one row"]
     assert seen[-1].counts().tolist() == [1, 2]
+    assert all(
+        any(torch.equal(x, other) and torch.equal(y, row) for other, row in zip(real.images, rows))
+        for x, y in zip(*seen[-1])
+    )
 
 
 def test_means_and_deviations_are_those_of_the_runs() -> None:

@@ -205,8 +205,10 @@ def test_wrong_settings_to_search_are_named_before_the_start(search: Any) -> Non
 def test_soft_labels_count_in_the_own_protocol_only() -> None:
     rows = torch.eye(2)[1 - REAL[:40].labels] * 0.98 + 0.01
     wrong = REAL[:40].replace(labels=rows, columns={"class": REAL[:40].labels})
-    found = measure(wrong)
-    assert found.rows["set"].labels == "one row"
+    pool = REAL.replace(labels=torch.eye(2)[REAL.labels], columns={"class": REAL.labels})
+    found = measure(wrong, real=pool)
+    assert found.rows["set"].labels == found.rows["random"].labels == "one row"
+    assert found.rows["real, hard"].labels == "hard"
     assert found.rows["set, hard"].labels == "hard"
     assert found.rows["set"].mean < 0.5 < found.rows["set, hard"].mean
 
@@ -219,6 +221,8 @@ def test_soft_labels_count_in_the_own_protocol_only() -> None:
         ({"validation": 1.0}, "validation must be less than 1"),
         ({"weight": 2}, "weight must be a fraction"),
         ({"real": REAL[:1]}, "at least 2 images of each class"),
+        ({"real": REAL[:20]}, "all of its images are in data"),
+        ({"real": REAL[30:40]}, r"real must be the real training images, at least as many as data has \(20\)"),
         ({"whole": 0.9}, "protocol must be a Protocol"),
     ],
 )

@@ -191,7 +191,7 @@ def test_stored_labels_refuse_other_images_and_options() -> None:
 def test_records_hold_a_teacher_by_fingerprint_and_path(tmp_path: Path) -> None:
     data, teacher = stripes(60), trained_teacher()
     options = protocol(Relabel(teacher, mix=CutMix(), path="teacher.pt"), epochs=1)
-    result = evaluate(data, data, convnet, num_networks=1, protocol=options, real=data)
+    result = evaluate(data, data, convnet, num_networks=1, protocol=options, real=stripes(90, 4))
     assert [row.labels for row in result.rows] == ["per view", "per view"]
     record = json.loads(json.dumps(result.record()))["protocol"]["relabel"]
     assert record["teacher"]["path"] == "teacher.pt"

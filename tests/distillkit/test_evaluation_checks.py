@@ -1,0 +1,246 @@
+"""Mistakes in trainings, tests and labels that give plausible numbers are named, and valid calls cause no warning."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from distillkit import LabeledImages, Normalization
+from distillkit._sanity_checks import check_factor
+from distillkit.data import Split, open_npz
+from distillkit.evaluate import evaluate
+from distillkit.labels import Relabel, soft_labels, stored_soft_labels
+from distillkit.networks import build
+from distillkit.protocols import PROTOCOLS
+from distillkit.robustness import FGSM, PGD, Perturbation
+from distillkit.scores import scores
+from distillkit.study import Task
+from distillkit.training import CLASSIC, Protocol, accuracy, train
+from tests.distillkit.labels.toys import convnet, stripes, trained_teacher
+
+SHORT = replace(CLASSIC, epochs=1)
+SMALL, REAL, TEST = stripes(9, 1, 0.4), stripes(120, 2, 0.4), stripes(60, 3, 0.4)
+
+
+def said(call: Callable[[], Any]) -> list[str]:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        call()
+    return [str(one.message) for one in seen if "images range" not in str(one.message)]
+
+
+def measure(data: Any = SMALL, test: Any = TEST, factory: Any = convnet, **options: Any) -> Any:
+    options = {"protocol": SHORT, "num_networks": 2, "progress": False, **options}
+    return evaluate(data, test, factory, **options)
+
+
+def pixels(count: int, seed: int, channels: int = 3) -> LabeledImages:
+    levels = torch.randint(256, (count, channels, 7, 9), generator=torch.Generator().manual_seed(seed))
+    return LabeledImages(levels / 255, torch.arange(count) % 3, num_classes=3)
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 7 * 9, 3))
+
+
+@pytest.mark.parametrize("change", ["none", "normalized", "permuted", "subset", "8 bits", "half"])
+def test_test_images_among_training_images_are_counted_once(change: str) -> None:
+    test, other = pixels(40, 0), pixels(90, 1)
+    leaked = test
+    if change == "permuted":
+        leaked = test[torch.randperm(40, generator=torch.Generator().manual_seed(4))]
+    if change == "subset":
+        leaked = test[torch.arange(0, 40, 4)]
+    real = LabeledImages.concatenate([other, leaked])
+    if change == "8 bits":  # the test set has pixels between the levels of the stored training images
+        noise = torch.rand(test.images.shape, generator=torch.Generator().manual_seed(5)) - 0.5
+        test = test.replace(images=(test.images + noise / 255).clamp(0, 1))
+    norm = Normalization((0.3, 0.5, 0.6), (0.2, 0.25, 0.3)) if change == "normalized" else None
+    small = pixels(6, 2)
+    if norm is not None:
+        real, small, test = (one.renormalize(norm) for one in (real, small, test))
+    if change == "half":
+        real = real.to(dtype=torch.float16).to(dtype=torch.float32)
+    found = said(lambda: measure(small, test, linear, real=real))
+    least = 30 if change == "8 bits" else len(leaked)
+    [text] = [one for one in found if "images of test are also in real" in one]
+    assert least <= int(text.split()[0]) <= len(leaked)
+    assert said(lambda: measure(small, test, linear, real=other if norm is None else other.renormalize(norm))) == []
+
+
+NOTED: dict[str, tuple[Callable[[], Any], str]] = {
+    "the set is the test set": (lambda: measure(TEST, TEST), "60 of 60 images of test are also in data"),
+    "real is the test set": (lambda: measure(real=TEST), "60 of 60 images of test are also in real"),
+    "swapped": (lambda: measure(REAL, SMALL), "test has 9 images and data has 120.*arguments swapped"),
+    "swapped, made": (
+        lambda: measure(REAL, stripes(90, 7).replace(info={"method": "random"})),
+        "test has 90 images, made by 'random', and data has 120",
+    ),
+    "scores": (
+        lambda: scores(
+            SMALL, TEST, convnet, real=LabeledImages.concatenate([REAL, TEST]), num_networks=1, progress=False,
+            protocol=replace(SHORT, augment=lambda x, generator, *, siamese=False: x), search=[{}, {"lr": 0.1}],
+        ),
+        "60 of 60 images of test are also in real",
+    ),
+    "a study": (lambda: Task("own", Split(REAL, REAL[:5], ("a", "b", "c"))), "5 of 5 images of test are also in train"),
+    "a class without enough images": (
+        lambda: measure(real=REAL[torch.cat([torch.arange(0, 120, 3), torch.tensor([1, 4, 2, 5])])]),
+        r"real has fewer images than data in 2 classes: 1 \(2\), 2 \(2\)",
+    ),
+    "softmax": (lambda: measure(factory=ending(nn.Softmax(1))), r"network \(Sequential\) must return logits.*softmax"),
+    "softmax, attacked": (
+        lambda: accuracy(build(ending(nn.Softmax(1)), 0), TEST01, against=FGSM(0.1)), "must return logits",
+    ),
+    "sigmoid": (lambda: soft_labels(SMALL, nn.Sequential(TEACHER, nn.Sigmoid()), pool=REAL), "outputs of teacher lie"),
+    "mosaics": (
+        lambda: train(build(convnet, 0), made(factor=2), relabelled("rded"), progress=False),
+        r"data hold 2 x 2 crops.*use PROTOCOLS\['rded-factor-2'\], or augment=ShufflePatches\(2",
+    ),
+    "single crops": (
+        lambda: measure(made(factor=1), protocol=relabelled("rded-factor-2")),
+        r"shuffles 2 x 2 patches, but .* 1 x 1 crops.*use PROTOCOLS\['rded'\]",
+    ),
+}  # fmt: skip
+
+
+def ending(layer: nn.Module) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(convnet(), layer)
+
+
+def made(**info: Any) -> LabeledImages:
+    return stripes(12, 6, 0.2).replace(info={"method": "stitch", **info})
+
+
+def relabelled(name: str) -> Protocol:
+    return replace(PROTOCOLS[name].with_teacher(TEACHER), epochs=1)
+
+
+TEACHER = trained_teacher()
+TEST01 = TEST.replace(images=TEST.images.sigmoid())
+
+
+@pytest.mark.parametrize("call", NOTED)
+def test_a_probable_mistake_is_named_once(call: str) -> None:
+    function, text = NOTED[call]
+    found = said(function)
+    assert len(found) == len(set(found)) <= 2
+    assert len([one for one in found if re.search(text, one)]) == 1, found
+
+
+def test_valid_calls_cause_no_warning() -> None:
+    real = soft_labels(REAL, TEACHER)
+    log = lambda: nn.Sequential(convnet(), nn.LogSoftmax(1))  # noqa: E731
+    calls: list[Callable[[], Any]] = [
+        lambda: measure(real=REAL),
+        lambda: measure(soft_labels(SMALL, TEACHER, pool=REAL), real=real),
+        lambda: measure(factory=log),
+        lambda: measure(made(factor=2), protocol=relabelled("rded-factor-2"), real=REAL),
+        lambda: measure(made(factor=1), protocol=relabelled("rded")),
+        lambda: measure(made(factor=2)),
+        lambda: accuracy(build(ending(nn.Softmax(1)), 0), TEST),
+        lambda: soft_labels(SMALL, nn.Sequential(TEACHER, nn.LogSoftmax(1)), pool=REAL),
+    ]
+    assert [said(call) for call in calls] == [[]] * len(calls)
+    assert said(lambda: check_factor({}, PROTOCOLS["rded-factor-2"].augment, relabel=True)) == []
+
+
+class Broken(Perturbation):
+    """Perturbation that returns a given value."""
+
+    def __init__(self, value: Callable[[Tensor], Any]) -> None:
+        self.value = value
+
+    def __call__(self, pixels: Tensor, labels: Tensor, logits: Any, generator: torch.Generator) -> Tensor:
+        return self.value(pixels)  # type: ignore[no-any-return]
+
+    def __str__(self) -> str:
+        return "broken"
+
+
+class NaNAbove(nn.Module):
+    """Network that returns NaN for bright images, but not for the noise of the first check."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = convnet()
+
+    def forward(self, images: Tensor) -> Tensor:
+        bright = images.flatten(1).amax(1) > 1e3
+        return self.body(images.clamp(-3, 3)).masked_fill(bright[:, None], torch.nan)
+
+
+def bright(count: int) -> LabeledImages:
+    data = stripes(count, 5)
+    return data.replace(images=torch.where(torch.arange(count).view(-1, 1, 1, 1) == 4, 1e4, data.images))
+
+
+UNTRAINED = build(convnet, 3)
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "soft against hard": (lambda: measure(soft_labels(SMALL, TEACHER, pool=REAL), real=REAL), "from the same teacher"),
+    "hard against soft": (lambda: measure(real=soft_labels(REAL, TEACHER)), "from the same teacher"),
+    "soft against hard in scores": (
+        lambda: scores(
+            soft_labels(SMALL, TEACHER, pool=REAL), TEST, convnet, real=REAL, progress=False,
+            protocol=replace(SHORT, augment=lambda x, generator, *, siamese=False: x),
+        ),
+        "from the same teacher",
+    ),
+    "real is smaller": (lambda: measure(REAL, real=SMALL), r"at least as many as data has \(120\).*got 9"),
+    "real is the set": (lambda: measure(real=SMALL), "all of its images are in data"),
+    "softmax": (lambda: soft_labels(SMALL, nn.Sequential(TEACHER, nn.Softmax(1)), pool=REAL), r"teacher .*softmax"),
+    "softmax in Relabel": (
+        lambda: train(
+            build(convnet, 0), SMALL, replace(SHORT, relabel=Relabel(nn.Sequential(TEACHER, nn.Softmax(1)))),
+            progress=False,
+        ),
+        r"teacher .*softmax",
+    ),
+    "softmax in stored labels": (
+        lambda: stored_soft_labels(SMALL, replace(SHORT, relabel=Relabel(nn.Sequential(TEACHER, nn.Softmax(1))))),
+        r"teacher .*softmax",
+    ),
+    "untrained": (
+        lambda: train(build(convnet, 0), REAL, replace(SHORT, relabel=Relabel(UNTRAINED)), progress=False),
+        "not clearly better than chance",
+    ),
+    "NaN of a teacher": (lambda: soft_labels(bright(60), NaNAbove()), r"teacher returns NaN for 1 of 60 .*first: 4"),
+    "NaN of a network": (lambda: accuracy(NaNAbove(), bright(20)), r"NaNAbove\) returns NaN for 1 of 20 .*first: 4"),
+    "NaN of a perturbation": (
+        lambda: accuracy(convnet(), TEST01, against=Broken(lambda x: x.log() * 0 / 0)),
+        "broken must return finite pixels, but 60 of 60",
+    ),
+    "pixels in 0..255": (lambda: accuracy(convnet(), TEST01, against=Broken(lambda x: 255 * x)), r"pixels in \[0, 1\]"),
+    "8-bit pixels": (lambda: accuracy(convnet(), TEST01, against=Broken(lambda x: (255 * x).byte())), "divide by 255"),
+    "FGSM(8)": (lambda: FGSM(8), "epsilon must be below 1, .*pass 8 / 255"),
+    "FGSM(1)": (lambda: FGSM(1), "epsilon must be below 1"),
+    "PGD(8)": (lambda: PGD(8), "epsilon must be below 1"),
+    "PGD(step_size=2)": (lambda: PGD(8 / 255, step_size=2), "step_size must be below 1, .*pass 2 / 255"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_a_certain_mistake_is_refused(call: str) -> None:
+    function, text = REFUSED[call]
+    with pytest.raises(ValueError, match=text):
+        function()
+
+
+def test_a_stored_test_set_is_compared(tmp_path: Path) -> None:
+    test = pixels(40, 0)
+    levels = (255 * test.images).round().byte().permute(0, 2, 3, 1).numpy()
+    labels = test.labels.numpy()
+    np.savez(tmp_path / "x.npz", train_images=levels, test_images=levels, train_labels=labels, test_labels=labels)
+    opened = open_npz(tmp_path / "x.npz", cache=tmp_path / "cache", progress=False).test
+    found = said(lambda: measure(test[:9].renormalize(opened.normalization), opened, linear))
+    assert found == [found[0]]
+    assert found[0].startswith("9 of 40 images of test are also in data")
