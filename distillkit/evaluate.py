@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from distillkit._sanity_checks import check_baseline, check_factor, check_test_images
+from distillkit._evaluation_checks import check_baseline, check_factor, check_test_images
 from distillkit._utils import check
 from distillkit._utils.display import stable_repr
 from distillkit._utils.progress import bar

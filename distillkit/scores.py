@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from distillkit._sanity_checks import check_baseline, check_factor, check_test_images
+from distillkit._evaluation_checks import check_baseline, check_factor, check_test_images
 from distillkit._utils import check
 from distillkit._utils.user_warnings import each_warning_once
 from distillkit.evaluate import Row, evaluate

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from distillkit._evaluation_checks import check_factor
 from distillkit._optimizers import OPTIMIZERS
-from distillkit._sanity_checks import check_factor, check_perturbed, require_numbers
+from distillkit._sanity_checks import check_perturbed, require_numbers
 from distillkit._utils.batches import batch_indices, require_batch_statistics, uses_batch_statistics
 from distillkit._utils.eval_mode import eval_mode
 from distillkit._utils.options import Decay, NonNegative, Positive, PositiveInt, check_options

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from distillkit._sanity_checks import check_test_images
+from distillkit._evaluation_checks import check_test_images
 from distillkit._utils import check
 from distillkit.data import Split, StoredSplit, clients
 from distillkit.data._hold_out import (

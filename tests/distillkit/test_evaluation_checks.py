@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import LabeledImages, Normalization
-from distillkit._sanity_checks import check_factor
+from distillkit._evaluation_checks import check_factor
 from distillkit.data import Split, open_npz
 from distillkit.evaluate import evaluate
 from distillkit.labels import Relabel, soft_labels, stored_soft_labels

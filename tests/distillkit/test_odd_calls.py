@@ -186,6 +186,11 @@ def data() -> LabeledImages:
     return LabeledImages.from_pixels(pixels, LABELS, num_classes=3, normalization=HALF)
 
 
+def pool() -> LabeledImages:
+    """Return a set of real images that contains other images than `data`."""
+    return LabeledImages.concatenate([data(), data().replace(images=data().images.flip(3))])
+
+
 def net() -> nn.Module:
     return ConvNet((1, 8, 8), 3, width=4, depth=1)
 
@@ -247,7 +252,8 @@ def drawn(figure: Any) -> None:
 def _makes(value: Any) -> bool:
     """Return whether an argument is a factory of arguments (`net` is none: it is an argument itself)."""
     return (
-        any(value is maker for maker in (data, made, sampler, taught)) or getattr(value, "__name__", "") == "<lambda>"
+        any(value is maker for maker in (data, pool, made, sampler, taught))
+        or getattr(value, "__name__", "") == "<lambda>"
     )
 
 
@@ -367,7 +373,7 @@ CALLS: dict[str, Call] = {
         factory=net,
         num_networks=1,
         protocol=Protocol(epochs=1),
-        real=data,
+        real=pool,
         chunk=4,
     ),
     "train": C(
@@ -910,7 +916,6 @@ ACCEPTED: Listed = {
     ("require_*", "augment", "None"): "no augmentation",
     ("require_normalization", "augment", "*"): "what was told no normalisation contradicts none",
     ("*", "data", "dtype"): VALID,
-    ("*", "test", "dtype"): "the test images follow the set's precision",
     ("*", "images", "dtype"): VALID,
     ("*", "real", "dtype"): VALID,
     ("*", "init", "dtype"): VALID,
@@ -936,7 +941,7 @@ SOFT = "`labels`, which rows are not"
 OTHERWISE: Listed = {
     ("*", "*", "other labels"): SOFT,
     **{("initial_images given", "*", c): BOTH for c in ("shape", "channels", "class count", "space", "empty")},
-    **{(name, "*", "empty"): BOTH for name in ("evaluate", "real_and_synthetic")},
+    ("real_and_synthetic", "*", "empty"): BOTH,
     ("fit_to_gradient", "synthetic", "*"): NETWORK,
     ("stitch", "images", "class count"): "the observer",
     **{("canary_attack", "records", c): "the network of the caller" for c in ("shape", "channels")},
