@@ -113,6 +113,12 @@ def test_jump_is_discarded_only_if_it_made_the_difference() -> None:
     assert why is not None
     assert why.startswith("a client with noise images fails with the new state")
     assert "NaN or Inf" in str(judged(1.0, float("inf")))
+    good_until, bad_from = 1.0, 1e20
+    while bad_from / good_until > 1.01:
+        middle = (good_until * bad_from) ** 0.5
+        good_until, bad_from = (middle, bad_from) if judged(1.0, middle) is None else (good_until, middle)
+    assert judged(bad_from / 2.9, bad_from) is None  # such growth is not tried
+    assert judged(bad_from / 3.1, bad_from) is not None
 
 
 LARGE: dict[str, Any] = {"factory": Tiny, "lr": 1e-6, "batch": 8, "max_update_norm": 1e6}

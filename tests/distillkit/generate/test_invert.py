@@ -20,7 +20,7 @@ from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
 from distillkit.sets import TiledImages, Tiles
 
-SHAPE = (3, 8, 8)
+SHAPE = (3, 8, 6)
 
 
 class Small(nn.Module):
@@ -277,7 +277,7 @@ def test_a_network_without_parameters() -> None:
         (TypeError, "teacher must be an nn.Module", {"teacher": lambda x: x}),
         (TypeError, "student must be an nn.Module", {"student": 3}),
         (ValueError, "student must have the teacher's 4 classes, got 3", {"student": net(0, classes=3)}),
-        (ValueError, r"teacher must give logits \[B, K\], got \[2, 3, 8, 8\]", {"teacher": nn.Identity()}),
+        (ValueError, r"teacher must give logits \[B, K\], got \[2, 3, 8, 6\]", {"teacher": nn.Identity()}),
         (ValueError, r"teacher cannot take images of shape=\(1, 8, 8\)", {"shape": (1, 8, 8)}),
         (ValueError, r"shape must be 3 numbers \(C, H, W\)", {"shape": (8, 8)}),
         (ValueError, "shape must be at least 1", {"shape": (3, 0, 8)}),
@@ -289,13 +289,13 @@ def test_a_network_without_parameters() -> None:
         (ValueError, "lr", {"lr": 0.0}),
         (ValueError, "batch", {"batch": 0}),
         (TypeError, "parametrize must be a Tiles", {"parametrize": 2}),
-        (ValueError, "divisible by 3, got 8x8", {"parametrize": Tiles(3)}),
+        (ValueError, "divisible by 4, got 8x6", {"parametrize": Tiles(4)}),
         (ValueError, "total_variation must be at least 0", {"total_variation": -1.0}),
         (ValueError, "divergence must be one of", {"divergence": "kl"}),
         (ValueError, "must have a BatchNorm layer", {"batch_norm": 1.0, "teacher": net(0, norm=False)}),
         (
             ValueError,
-            r"parametrize must give images of shape=\(3, 8, 8\)",
+            r"parametrize must give images of shape=\(3, 8, 6\)",
             {"parametrize": LatentDecoder(lambda: SmallDecoder((3, 4, 4)))},
         ),
     ],
