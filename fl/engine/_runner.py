@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from distillkit._utils.progress import bar
+from distillkit._utils.user_warnings import warn
 from distillkit.fingerprint import tensor_fingerprint
 from distillkit.privacy import Ledger
 from distillkit.sets import LabeledImages
+from fl.engine import history
 from fl.engine._backends import RunContext, ServerThread
 from fl.engine._config import RunConfig
 from fl.engine._devices import placed
@@ -28,6 +30,9 @@ from fl.method import Method
 from fl.participants import Interrupted, Scratch, Server
 
 __all__ = ["Deployment", "execute"]
+
+_NAMED_AFTER = 3
+"""Clients that have failed in every round are named in a warning after this round, and after the last one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,11 +118,16 @@ def execute(
             runner.run_setup(range(server.clients), config.min_replies)
         remaining = range(server.round + 1, config.rounds + 1)
         defers = defer_tests and config.evaluate != "none" and not method.private and not method.draws_clients
-        total = server.round + len(remaining)
+        total, named = server.round + len(remaining), set[str]()
         with bar(total, "simulate", unit="round", progress=progress, done=len(rows)) as shown:
 
             def on_row(row: dict[str, Any]) -> None:
                 rows.append(row)
+                if row["round"] in (_NAMED_AFTER, config.rounds):
+                    for client, why in history.always_failed(rows).items():
+                        if client not in named:
+                            warn(f"client {client} failed in every round in which it was drawn: {why}")
+                            named.add(client)
                 if row["accuracy"] is not None:
                     shown.set_postfix_str(f"accuracy {100 * row['accuracy']:.1f} %")
                 shown.update()

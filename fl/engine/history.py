@@ -111,6 +111,22 @@ def masked(row: Row) -> dict[str, Any]:
     return hidden | ({"noted": None} if "noted" in row else {})
 
 
+def always_failed(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the clients that failed in every round in which they were drawn, with the last reason, by client index.
+
+    Rounds whose clients were drawn in secret are left out.
+
+    Args:
+        rows: rows of the run's history.
+    """
+    reasons, usable = dict[str, str](), set[str]()
+    for row in rows:
+        if row["drawn"] is not None:
+            usable |= set(map(str, row["drawn"])) - set(row["failed"])
+            reasons |= row["failed"]
+    return {client: why for client, why in reasons.items() if client not in usable}
+
+
 def summary(rows: Sequence[Row], **names: Any) -> dict[str, Any]:
     """Return the contents of a finished run's `summary.json`: its final accuracy, costs, epsilon and failures.
 

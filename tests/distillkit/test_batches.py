@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from distillkit.rng import derive
 from distillkit.training import Protocol, train
 from fl import FedAvg, FedDM, simulate
 from fl.addons import Ditto, FedDF
+from fl.engine.history import always_failed
 from fl.methods import FedProto
 
 
@@ -151,3 +153,26 @@ def test_an_attack_replays_the_merged_batches() -> None:
                 p.sub_(p.grad, alpha=0.1)  # type: ignore[arg-type]
     for (name, p), sent in zip(net.named_parameters(), update):
         assert torch.allclose(p - start[name], sent, atol=1e-6), name
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_a_client_that_fails_in_every_round_is_named_once(rounds: int) -> None:
+    sets = [data(9), data(1), data(8)]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        run = simulate(FedAvg(factory=Pooled, batch=4), sets, test=data(6), rounds=rounds, progress=False)
+    assert [list(row["failed"]) for row in run.rows] == [["1"]] * rounds
+    found = [str(one.message) for one in seen if "failed in every round" in str(one.message)]
+    assert len(found) == 1
+    assert "client 1 failed in every round" in found[0]
+    assert "cannot normalize a batch of one image" in found[0]
+
+
+def test_a_client_that_succeeds_once_is_not_named() -> None:
+    rows = [
+        {"drawn": [0, 1, 2], "failed": {"1": "a", "2": "b"}},
+        {"drawn": [1, 2], "failed": {"2": "c"}},
+        {"drawn": None, "failed": {"#1": "d"}},
+        {"drawn": [3], "failed": {"3": "e"}},
+    ]
+    assert always_failed(rows) == {"2": "c", "3": "e"}
