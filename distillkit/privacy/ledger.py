@@ -35,6 +35,12 @@ _RDP_REMARK = (
     "by RDP: an upper bound, 5 to 26 % above the truth in the settings compared; distillkit[pld] brings a tight one"
 )
 
+_OPACUS_REMARK = (
+    "charged from an Opacus accountant, after the releases: epsilon assumes that the loop drew records by "
+    "Poisson sampling (poisson_sampling=True), that no layer mixes records, that all its steps are in the history, and "
+    "that nobody predicts PyTorch's generator (secure_mode=True); float32 rounding of sums and noise is not covered"
+)
+
 
 class Ledger:
     """Privacy ledger: a record of the privacy budget spent on every client's data.
@@ -217,6 +223,39 @@ class Ledger:
         """
         with self._synced():
             self._check_budget(events)
+            self._write(*({"event": asdict(event)} for event in events))
+            for event in events:
+                self._add_event(event)
+
+    def charge_history(self, accountant: Any, *, client: int | str = ALL_CLIENTS) -> None:
+        """Charge all releases that an Opacus accountant recorded, after a training loop of your own with Opacus.
+
+        Call the method once, after the last step: a second call charges the same releases again. Epsilon is computed by
+        this package, for both adding and removing a record. Because the releases have already happened, they are
+        charged even if they exceed the budget. `Guarantee.remarks` states what the loop must have done.
+
+        Args:
+            accountant: `PrivacyEngine.accountant`, or another Opacus accountant. Its attribute `history` lists
+                (noise multiplier, sample rate, number of steps) tuples.
+            client: id of the client whose records the loop trained on; the default is every client.
+
+        Raises:
+            TypeError: `accountant` has no such history.
+            NotAccountable, ValueError: a sample rate or noise multiplier in the history is out of range.
+            distillkit.locking.InUse: another process is in a `run_lock` block for this ledger.
+        """
+        history = getattr(accountant, "history", None)
+        if not isinstance(history, list) or any(not isinstance(s, tuple | list) or len(s) != 3 for s in history):
+            raise TypeError(
+                "accountant must be an Opacus accountant, whose history lists (noise multiplier, sample rate, steps), "
+                f"got {type(accountant).__name__}; pass privacy_engine.accountant"
+            )
+        events = [Event("opacus", sigma, rate, count, client) for sigma, rate, count in history]
+        if not events:
+            return
+        self.assume("charge_history", ASSUMPTIONS["train_private"])
+        self.add_remark(_OPACUS_REMARK)
+        with self._synced():
             self._write(*({"event": asdict(event)} for event in events))
             for event in events:
                 self._add_event(event)

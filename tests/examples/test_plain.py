@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -27,8 +28,8 @@ def test_script_is_short_and_needs_only_the_packages(script: Path) -> None:
     assert script.name in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_there_are_six_scripts() -> None:
-    assert len(SCRIPTS) == 6
+def test_there_are_seven_scripts() -> None:
+    assert len(SCRIPTS) == 7
 
 
 def images_of(folder: Path) -> None:
@@ -78,3 +79,14 @@ def test_own_addon(tmp_path: Path) -> None:
     assert l2.startswith("FedAvg(L2): 0.")
     assert both.startswith("FedAvg(L2, FedProx): 0.")
     assert len({line.split()[-1] for line in (plain, l2)}) == 2
+
+
+def test_opacus_loop(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    ours, theirs, audit = run("opacus_loop", tmp_path).splitlines()
+    epsilon, opacus = (float(re.findall(r"epsilon:? (\d+\.\d+)", line)[0]) for line in (ours, theirs))
+    assert "Poisson sampling" in ours
+    assert epsilon == pytest.approx(opacus, rel=0.01)
+    bound, reached = map(float, re.findall(r"\d+\.\d+", audit))
+    assert bound < epsilon
+    assert reached > 0.3

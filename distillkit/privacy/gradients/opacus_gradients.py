@@ -104,12 +104,20 @@ class OpacusGradients:
         self._compare(network, like)
 
     def chunk_size(self, expected: float, chunk: int | None = None) -> int:
-        """Return the number of records for one call of `add_to`; see `ExampleGradients.chunk_size`."""
+        """Return the number of records for one call of `add_to`, so that memory suffices.
+
+        Args:
+            expected, chunk: arguments of `ExampleGradients.chunk_size`.
+        """
         rows = 0 if self._ghost else sum(p.numel() for p in self._own)
         return chunk_for(self._activations + rows, 0, self._device, expected, chunk)
 
     def add_to(self, private: PrivateGradient, *examples: Tensor, generator: torch.Generator | None = None) -> None:
-        """Add the clipped gradients of n records to the sum of a step; see `ExampleGradients.add_to`."""
+        """Add the clipped gradients of n records to the sum of a step.
+
+        Args:
+            private, examples, generator: arguments of `ExampleGradients.add_to`.
+        """
         count = len(examples[0])
         if not count:
             return
@@ -347,7 +355,12 @@ def clipped_gradients(
 
 
 def note_opacus(ledger: Ledger, kind: str) -> None:
-    """Record in the ledger what a guarantee assumes if Opacus computes the gradients."""
+    """Record in the ledger what a guarantee assumes if Opacus computes the gradients.
+
+    Args:
+        ledger: ledger that is charged for the gradients.
+        kind: one of `GRADIENTS`.
+    """
     if kind != "captured":
         ledger.add_remark(_REMARK.format(kind) + (_GHOST_REMARK if kind == "opacus-ghost" else ""))
 

@@ -21,6 +21,7 @@ from distillkit.privacy import (
     PrivacyError,
     PrivateGradient,
     Secret,
+    compose,
     train_private,
 )
 from distillkit.privacy.gradients.opacus_gradients import clipped_gradients
@@ -76,6 +77,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "rows": Rows,
     "own": lambda: flat(Scaled()),
     "frozen": frozen,
+    "frozen batch norm": lambda: flat(nn.BatchNorm1d(6).requires_grad_(False).eval()),
     "dropout off": lambda: flat(nn.Dropout(0.0)),
 }
 
@@ -105,7 +107,7 @@ def gradient_norms(network: nn.Module, images: Tensor, labels: Tensor) -> list[f
 @pytest.mark.parametrize("kind", OPACUS)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_sums_equal_those_of_captured_gradients(kind: str, name: str) -> None:
-    network = build(lambda: NETWORKS[name]().double(), 0).train()
+    network = build(lambda: NETWORKS[name]().double(), 0)
     images = torch.randn(9, 1, 5, 4, generator=derive(1), dtype=torch.float64)
     images *= torch.logspace(-1, 1, 9).view(-1, 1, 1, 1)
     images[5] = torch.nan
@@ -258,3 +260,39 @@ def test_networks_that_opacus_cannot_train_are_refused_before_the_charge(kind: s
 def test_an_unknown_way_is_refused() -> None:
     with pytest.raises(ValueError, match=r"gradients must be one of .*opacus-ghost"):
         train_private(flat(), torch.zeros(4, 1, 5, 4), torch.zeros(4).long(), size=4, sigma=1.0, gradients="ghost")
+
+
+@pytest.mark.parametrize("name", ["RDPAccountant", "PRVAccountant"])
+def test_history_of_an_accountant_is_charged(name: str) -> None:
+    from opacus import accountants
+
+    accountant = getattr(accountants, name)()
+    for sigma, rate, steps in ((1.1, 0.05, 30), (0.9, 0.02, 10)):
+        for _ in range(steps):
+            accountant.step(noise_multiplier=sigma, sample_rate=rate)
+    ledger = Ledger(delta=1e-5, budget=0.1)
+    ledger.charge_history(accountant, client="a")
+    guarantee = ledger.guarantee("a")
+    assert sorted(ledger.spends("a")) == [(0.9, 0.02, 10), (1.1, 0.05, 30)]
+    assert guarantee.epsilon == compose([(1.1, 0.05, 30), (0.9, 0.02, 10)], 1e-5).epsilon
+    theirs = accountants.PRVAccountant()
+    theirs.history = accountant.history
+    assert guarantee.epsilon == pytest.approx(theirs.get_epsilon(1e-5), rel=0.03)
+    assert guarantee.budget is None
+    assert "poisson_sampling=True" in str(guarantee)
+    assert guarantee.assumptions["charge_history"]
+
+
+def test_history_without_noise_or_of_another_object() -> None:
+    from opacus.accountants import RDPAccountant
+
+    ledger, accountant = Ledger(), RDPAccountant()
+    ledger.charge_history(accountant)
+    assert ledger.events == ()
+    assert ledger.guarantee().remarks == ()
+    for wrong in (None, [(1.0, 0.1, 3)], type("Other", (), {"history": [1.0]})()):
+        with pytest.raises(TypeError, match=r"pass privacy_engine\.accountant"):
+            ledger.charge_history(wrong)
+    accountant.step(noise_multiplier=0.0, sample_rate=0.1)
+    ledger.charge_history(accountant)
+    assert ledger.epsilon() is None
