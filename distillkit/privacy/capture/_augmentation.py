@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from distillkit.privacy.capture._captured_function import capture
+from distillkit.privacy.capture._private_records import holds_fake
 from distillkit.privacy.capture._tracing import MARKER
 from distillkit.privacy.capture._trusted import is_own_augmentation
 from distillkit.privacy.errors import BatchStatistics
@@ -46,4 +47,8 @@ def captured_augmentation(
         return [out[0]]
 
     captured = capture(one, [], [like], function_name=function_name)
+    if kept := holds_fake(augment):
+        raise BatchStatistics(
+            f"{function_name} keeps a tensor of an image ({kept}), which it could use for other images; store nothing"
+        )
     return lambda images, generator: captured([], images, generator=generator, common=siamese)[0]

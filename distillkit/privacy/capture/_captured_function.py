@@ -104,6 +104,10 @@ class CapturedFunction:
                 failure = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         else:
             raise NotCapturable(f"{self._function_name} fails on a noise record: {failure}")
+        if any(row.layout != torch.strided for row in single):
+            raise NotCapturable(
+                f"{self._function_name} has sparse gradients, as of nn.Embedding(sparse=True); use dense ones"
+            )
         self._outputs = [row[:0] for row in single]
         try:
             together = self._evaluate(shared, inputs)

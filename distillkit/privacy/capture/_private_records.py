@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from distillkit.privacy.errors import NotCapturable
 from distillkit.rng import derive
 
-__all__ = ["PrivateRecords", "Untouched", "active_records", "apart_from_records", "declare_records"]
+__all__ = ["PrivateRecords", "Untouched", "active_records", "apart_from_records", "declare_records", "holds_fake"]
 
 _ACTIVE: ContextVar[PrivateRecords | None] = ContextVar("private records", default=None)
 _FACTS = ("dtype", "device", "ndim", "dim", "layout", "requires_grad", "is_cuda", "is_floating_point")
@@ -228,6 +228,11 @@ def _reachable(root: object, *, functions: bool = True) -> Iterator[tuple[str, T
             stack = [(f"{p}.{f.__name__}", f) for p, f in methods if f.__name__ in names and id(f) not in seen]
 
 
+def holds_fake(root: object) -> str:
+    """Return the place of a fake tensor that a traced function left in an object's data or closure, or ""."""
+    return next((path for path, tensor in _reachable(root) if isinstance(tensor, FakeTensor)), "")
+
+
 def _is_library(value: Any) -> bool:
     return (getattr(value, "__module__", None) or "").split(".")[0] in _LIBRARIES
 
@@ -261,7 +266,8 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _memory(tensor: Tensor) -> tuple[str, int, int] | None:
     """Return the device and the range of addresses of a tensor's storage, or None if it has no memory."""
-    if isinstance(tensor, FakeTensor) or tensor.layout != torch.strided or tensor.device.type == "meta":
+    wrapped = isinstance(tensor, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    if wrapped or tensor.layout != torch.strided or tensor.device.type == "meta":
         return None
     storage = tensor.untyped_storage()
     start = storage.data_ptr()

@@ -182,6 +182,10 @@ def train_private(
     chunk = source.chunk_size(rate * size, chunk)
     with Untouched(records, "the optimizer", shape=False):
         update = torch.optim.SGD(parameters, lr=lr) if optimizer is None else optimizer(parameters)
+    if not isinstance(update, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must return a torch.optim optimizer, got a {type(update).__name__}")
+    if isinstance(update, torch.optim.LBFGS):
+        raise TypeError("optimizer must step by one noised gradient, but LBFGS evaluates the loss; use SGD or Adam")
     private = PrivateGradient(parameters, sigma=sigma, clip=clip, denominator=rate * size, secret=secret)
     account.ledger.assume("train_private")
     note_opacus(account.ledger, gradients)

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from distillkit.networks import ConvNet, build
 from distillkit.privacy import (
@@ -19,6 +20,7 @@ from distillkit.privacy import (
     BudgetExhausted,
     Ledger,
     NotAccountable,
+    NotCapturable,
     NotSeparable,
     PrivacyError,
     Secret,
@@ -29,6 +31,7 @@ from distillkit.privacy import (
     train_private,
     without_batch_norm,
 )
+from distillkit.privacy.capture._augmentation import captured_augmentation
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from tests.distillkit.privacy.options import grouped
@@ -284,6 +287,80 @@ def test_refusals_name_the_remedy(toy_set: LabeledImages, factory: Any, loss: An
     with pytest.raises(PrivacyError, match=words):
         train(factory(), toy_set, loss=loss, ledger=ledger)
     assert ledger.events == ()
+
+
+class Keeping:
+    """Augmentation that mixes an image with the last one."""
+
+    last: Tensor | None = None
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        before, self.last = self.last, images
+        return images if before is None else images + before.mean(0)
+
+
+def test_augmentation_that_keeps_a_tensor_is_refused_when_captured() -> None:
+    with pytest.raises(BatchStatistics, match=r"Keeping keeps a tensor of an image \(it.last\)"):
+        captured_augmentation(Keeping(), torch.zeros(1, 1, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"), [(torch.optim.LBFGS, "LBFGS evaluates the loss"), (lambda p: None, "got a NoneType")]
+)
+def test_optimizer_without_steps_by_a_gradient_is_refused(toy_set: LabeledImages, optimizer: Any, words: str) -> None:
+    ledger = Ledger()
+    with pytest.raises(TypeError, match=words):
+        train(linear(), toy_set, optimizer=optimizer, ledger=ledger)
+    assert ledger.events == ()
+
+
+class Checkpointed(nn.Module):
+    """Network whose dropout would draw another mask in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(16, 8).double(), nn.Linear(8, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(checkpoint(lambda h: F.dropout(self.body(h).tanh()), x.flatten(1), use_reentrant=False))
+
+
+def grown(x: Tensor) -> Tensor:
+    return x.flatten(1)[:, :1].clone().resize_(len(x), 16)
+
+
+def beyond(x: Tensor) -> Tensor:
+    return torch.as_strided(x[:, :, :1], (len(x), 16), (16, 1))
+
+
+class First(nn.Module):
+    """Linear network that first applies a function."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function, self.head = function, nn.Linear(16, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.function(x))
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        (Checkpointed, "draws random numbers in the backward pass"),
+        (lambda: First(grown), "may read memory that holds no value"),
+        (lambda: First(beyond), "read memory outside a tensor"),
+    ],
+)
+def test_results_that_their_inputs_do_not_determine_are_refused(
+    toy_set: LabeledImages, factory: Any, words: str
+) -> None:
+    ledger = Ledger()
+    with pytest.raises(NotCapturable, match=words):
+        train(factory(), toy_set, ledger=ledger)
+    assert ledger.events == ()
+    train(First(lambda x: torch.as_strided(x, (len(x), 16), (16, 1))), toy_set)
+    train(First(torch.func.vmap(torch.flatten)), toy_set)
 
 
 @pytest.mark.parametrize("state", ["autocast", "inference", "precision"])

@@ -88,7 +88,6 @@ REFUSED: dict[str, Refused] = {
     "keeps by list": Refused(NotCapturable, READS),
     "keeps by storage": Refused(NotCapturable, CANNOT),
     "keeps by file": Refused(NotCapturable, CANNOT),
-    "keeps by optimizer": Refused(NotCapturable, "none of PyTorch's"),
     "halves until it is small": Refused(NotCapturable, CHOOSES),
     "warns": Refused(NotCapturable, CHOOSES),
     "asserts": Refused(NotCapturable, CHOOSES),
@@ -241,7 +240,7 @@ def remembering(z: Tensor, y: Tensor) -> Tensor:
 
 LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Any], Verdict]] = {
     "supervised contrast": (lambda z, y: -(z @ z.T).log_softmax(1).diagonal(), Refused(NotSeparable, "every row")),
-    "class balance": (lambda z, y: rows(z, y) / y.bincount(minlength=3)[y], Refused(NotSeparable, "every row")),
+    "class balance": (lambda z, y: rows(z, y) / y.bincount(minlength=3)[y], Refused(NotCapturable, READS)),
     "hard examples": (hard, Refused(NotSeparable, "every row")),
     "temperature of the batch": (lambda z, y: rows(z / z.std(0, unbiased=False), y), Refused(NotSeparable, "every")),
     "prior of the batch": (lambda z, y: rows(z - z.softmax(1).mean(0).log(), y), Refused(NotSeparable, "every row")),
@@ -252,7 +251,7 @@ LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Any], Verdict]] = {
     "labels of the neighbour": (lambda z, y: rows(z, y.roll(1)), Refused(NotSeparable, "every row")),
     "scaled by a detached sum": (lambda z, y: rows(z, y) / rows(z, y).detach().sum(), Refused(NotSeparable, "every")),
     "ranks": (lambda z, y: rows(z, y) * rows(z, y).argsort().argsort(), Refused(NotSeparable, "every row")),
-    "rare classes": (rare, Refused(NotSeparable, "every row")),
+    "rare classes": (rare, Refused(NotCapturable, CHOOSES)),
     "remembers in a view": (remembering, Refused(BatchStatistics, "changes|writes")),
     "changes labels in place": (lambda z, y: rows(z, y.clamp_(max=1)), None),
     "no gradient": (lambda z, y: rows(z.detach(), y), None),
