@@ -41,13 +41,8 @@ def folder(path: str, config: Mapping[str, Any], test_fraction: float) -> tuple[
     """Return a folder's training and test images. A label is the index of the class among all nodes' classes."""
     channels, names = config["channels"], [name.strip() for name in config["classes"].split(",")]
     public = Normalization((HALF,) * channels, (HALF,) * channels)
-    found = load_folder(
-        path, size=config["size"], channels=channels, normalization=public, test_fraction=test_fraction, progress=False
-    )
-    unknown = sorted(set(found.classes) - set(names))
-    if unknown:
-        raise ValueError(f"{path} has classes that are not in `classes` of the run config: {', '.join(unknown)}")
-    indices = torch.tensor([names.index(name) for name in found.classes])
-    own = {"num_classes": len(names), "class_names": names}
-    train, test = (part.replace(labels=indices[part.labels], **own) for part in found)
-    return train, test
+    found = load_folder(  # classes and hold-out as private methods require them: no image changes them for others
+        path, size=config["size"], channels=channels, normalization=public, classes=names, hold_out="content",
+        test_fraction=test_fraction, progress=False,
+    )  # fmt: skip
+    return found.train, found.test
