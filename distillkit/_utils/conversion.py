@@ -26,7 +26,7 @@ from distillkit._utils.progress import bar
 
 __all__ = [
     "FileBacked", "as_tensor", "class_names", "format_bytes", "is_dataset", "is_labeled_source", "read",
-    "require_in_memory", "unsupported",
+    "require_in_memory", "unsupported", "whole_dataset",
 ]  # fmt: skip
 
 _WANTED = "an image [C, H, W] (a tensor, an array or a PIL picture) and its label"
@@ -212,7 +212,7 @@ def read(source: Any, name: str, *, progress: bool = True) -> tuple[Any, Any]:
         return source[0], source[1]
     require_in_memory(source, name)
     if isinstance(source, DataLoader):
-        source = _dataset_of(source, name)
+        source = whole_dataset(source, name)
     if isinstance(source, TensorDataset) and len(source.tensors) == 2:
         return source.tensors
     total = len(cast(Sized, source)) if hasattr(source, "__len__") else 0
@@ -240,7 +240,7 @@ def read(source: Any, name: str, *, progress: bool = True) -> tuple[Any, Any]:
     return torch.stack(images), torch.stack(labels)
 
 
-def _dataset_of(loader: DataLoader[Any], name: str) -> Any:
+def whole_dataset(loader: DataLoader[Any], name: str) -> Any:
     """Return the dataset of a loader. The loader is not iterated, so no random numbers are drawn.
 
     A loader with its own sampler or `collate_fn` is refused, because it may yield other items than those of its

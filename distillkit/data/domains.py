@@ -21,6 +21,7 @@ from distillkit.data.readers.npz import load_npz
 from distillkit.data.split import Split
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.sets import LabeledImages
+from distillkit.sets._info import inherited_info
 from distillkit.sets._validation import FOUND_CLASSES
 
 __all__ = ["as_domains", "load_domains"]
@@ -155,6 +156,7 @@ def as_domains(
     info |= stricter(*(one.get("hold_out") for one in infos))
     if classes is None and any(one.get("classes") == FOUND_CLASSES for one in infos):
         info["classes"] = FOUND_CLASSES
+    info |= inherited_info([one.info for split in splits.values() for one in (split.train, split.test)])
     given = classes is not None or all(split.train.classes_given for split in splits.values())
     builder = SplitBuilder(labels, names, normalization, info, given, columns, domains=tuple(splits))
     return builder.build(pixels)

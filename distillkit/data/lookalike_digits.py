@@ -18,6 +18,7 @@ from distillkit.data._pixels import to_pixels
 from distillkit.data.split import Split
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
+from distillkit.sets._info import inherited_info
 
 __all__ = ["mnist_m_like", "synth_digits_like"]
 
@@ -76,6 +77,7 @@ def mnist_m_like(
             pixels[part][begin : begin + len(grey)] = (_crops(images, len(grey), height, width, rng) - grey).abs()
     name = str(digits.train.info.get("dataset", "digits"))
     info = {"dataset": "mnistm-like" if name == "mnist" else f"{name}-m-like", "photos": len(images)}
+    info |= inherited_info([data.info for data in parts.values()], "photos of unknown origin")
     labels = {part: data.labels for part, data in parts.items()}
     return SplitBuilder(labels, digits.classes, normalization, info, digits.train.classes_given).build(pixels)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from distillkit.normalization import Normalization
 
-__all__ = ["GUARANTEE", "combined_info", "derived_info", "replaced_info"]
+__all__ = ["GUARANTEE", "combined_info", "derived_info", "inherited_info", "replaced_info"]
 
 GUARANTEE = (
     "epsilon", "delta", "relation", "accountant", "valid_if", "budget", "reason", "nominal_epsilon", "remarks",
@@ -43,7 +43,7 @@ def combined_info(infos: Sequence[Info], unknown: str = "") -> dict[str, Any]:
     made = {k: v for k, v in made.items() if k not in (*GUARANTEE, *_MARKS)}
     if others:
         made["provenance"] = _distinct(entry for info in distinct for entry in _provenance(info))
-    return made | _marks(infos) | _guarantee(infos, unknown)
+    return made | inherited_info(infos, unknown)
 
 
 def derived_info(facts: Info, sources: Sequence[Info], method: str, unknown: str = "") -> dict[str, Any]:
@@ -59,7 +59,12 @@ def derived_info(facts: Info, sources: Sequence[Info], method: str, unknown: str
         unknown: as in `combined_info`.
     """
     own = {name: value for name, value in facts.items() if name not in GUARANTEE}
-    return own | _guarantee(sources, unknown) | _marks([*sources, facts, {"derived": method}])
+    return own | inherited_info([*sources], unknown) | _marks([*sources, facts, {"derived": method}])
+
+
+def inherited_info(infos: Sequence[Info], unknown: str = "") -> dict[str, Any]:
+    """Return only the guarantee and the marks of `combined_info`, for a set that describes itself in other entries."""
+    return _marks(infos) | _guarantee(infos, unknown)
 
 
 def replaced_info(data: Any, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, overload
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from distillkit import _sanity_checks
 from distillkit._utils import check, conversion
@@ -202,7 +202,7 @@ class LabeledImages:
             dataset = Subset(dataset, range(len(dataset)))  # type: ignore[arg-type]
         if not conversion.is_dataset(dataset):
             raise TypeError(conversion.unsupported(dataset, "dataset", labels=False))
-        whole = resolve_subset(dataset)
+        whole = resolve_subset(dataset, "dataset")
         if isinstance(whole, LabeledImages):
             return require_consistent(whole, "dataset", num_classes, normalization)
         return set_from_source(dataset, "dataset", num_classes, normalization, progress=progress)
@@ -554,14 +554,25 @@ class LabeledImages:
         return as_html(repr(self), [self[rows].pixels() for rows in sample_rows(classes)], len(classes.unique()))
 
 
-def resolve_subset(images: Any) -> Any:
-    """Convert a `torch.utils.data.Subset` of a `LabeledImages` to a `LabeledImages`.
+def resolve_subset(images: Any, name: str = "images") -> Any:
+    """Convert a `Subset`, `ConcatDataset` or `DataLoader` of `LabeledImages` to a `LabeledImages`.
 
     Reading the subset item by item would lose the set's normalization, its `columns` and its number of classes.
 
     Args:
-        images: a `Subset` of a `LabeledImages`, or a `Subset` of such a `Subset`. Other values are returned unchanged.
+        images: a `Subset`, `ConcatDataset` or `DataLoader` of sets, or of such objects. Other values are returned
+            unchanged.
+        name: name of the argument in error messages.
     """
+    if isinstance(images, DataLoader):
+        whole = resolve_subset(images.dataset)
+        if isinstance(whole, LabeledImages):
+            conversion.whole_dataset(images, name)  # refuses a loader that yields other items
+            return whole
+        return images
+    if isinstance(images, ConcatDataset):
+        parts = [resolve_subset(part) for part in images.datasets]
+        return LabeledImages.concatenate(parts) if all(isinstance(part, LabeledImages) for part in parts) else images
     if not isinstance(images, Subset):
         return images
     whole = resolve_subset(images.dataset)

@@ -38,11 +38,11 @@ def as_set(
     """Convert images in any supported form to a `LabeledImages`.
 
     Args:
-        images: one of three forms. (1) A `LabeledImages` or a `torch.utils.data.Subset` of one. (2) A tensor or NumPy
-            array of images [N, C, H, W], together with `labels`. (3) A source of images and labels: a pair `(images,
-            labels)`, a `torch.utils.data.Dataset` of pairs `(image, label)`, which is read into memory once, or a
-            `DataLoader`, whose dataset is read. Float images must already be in the normalized space. uint8 and PIL
-            images are pixels in 0..255, which this function normalizes.
+        images: one of three forms. (1) A `LabeledImages`, or a `Subset`, `ConcatDataset` or `DataLoader` of sets. (2) A
+            tensor or NumPy array of images [N, C, H, W], together with `labels`. (3) A source of images and labels: a
+            pair `(images, labels)`, a `torch.utils.data.Dataset` of pairs `(image, label)`, which is read into memory
+            once, or a `DataLoader`, whose dataset is read. Float images must already be in the normalized space. uint8
+            and PIL images are pixels, which this function normalizes.
         labels: class indices [N] or label rows float [N, K], as a tensor, an array or a list. Pass them only if
             `images` is a tensor or array.
         num_classes: number of classes, K. Default: the number of class names in the dataset's attribute `classes`.
@@ -60,7 +60,7 @@ def as_set(
             An item of the dataset is not a pair of an image and a label.
     """
     conversion.require_in_memory(images, name)
-    images = resolve_subset(images)
+    images = resolve_subset(images, name)
     if labels is not None and (isinstance(images, LabeledImages) or conversion.is_labeled_source(images)):
         raise TypeError(f"labels must be left out when {name} is a {type(images).__name__} (it has its own)")
     if isinstance(images, LabeledImages):

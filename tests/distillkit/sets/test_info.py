@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from distillkit import LabeledImages, Normalization
 from distillkit.condense import (
@@ -24,10 +25,11 @@ from distillkit.condense import (
     random_subset,
     stitch,
 )
+from distillkit.data import Split, load_domains, mnist_m_like
 from distillkit.networks import FixedNetwork
 from distillkit.privacy import Guarantee, Ledger, PrivacyError, condense_private, image_sgd, train_private
 from distillkit.rng import derive
-from distillkit.sets import TiledImages, Tiles
+from distillkit.sets import TiledImages, Tiles, as_set
 from distillkit.sets._class_index import with_class_labels
 from distillkit.sets._info import GUARANTEE
 
@@ -71,6 +73,10 @@ KEPT: dict[str, Callable[[LabeledImages], LabeledImages]] = {
     "tiled slice": lambda s: Tiles(2).pack(s)[:2],
     "tiled to": lambda s: Tiles(2).pack(s).to("cpu"),
     "parts": lambda s: LabeledImages.from_parts(*s.parts()),
+    "subset": lambda s: as_set(Subset(Subset(s, range(6)), [0, 1])),
+    "loader": lambda s: as_set(DataLoader(s, batch_size=3)),
+    "loader of a subset": lambda s: LabeledImages.from_dataset(DataLoader(Subset(s, [1, 2]))),
+    "one dataset": lambda s: as_set(ConcatDataset([s])),
     "hard labels": lambda s: with_class_labels(s.replace(labels=rows(s), info=s.info)),
     "random subset": lambda s: random_subset(s, ipc=2),
     "random tiles": lambda s: random_subset(s, ipc=1, parametrize=Tiles(2)),
@@ -85,6 +91,9 @@ ENDED: dict[str, Callable[[LabeledImages], LabeledImages]] = {
     "relabel as measured": lambda s: s.replace(normalization=MEASURED),
     "stored images": lambda s: Tiles(2).pack(s).with_stored(torch.rand(2, 1, 8, 8)),
     "join": lambda s: LabeledImages.concatenate([s, make({}, 1)]),
+    "two datasets": lambda s: as_set(DataLoader(ConcatDataset([s, Subset(make({}, 1), [0])]))),
+    "domains": lambda s: load_domains({"a": Split(s, make({}, 1), ("x", "y"))}).train,
+    "photos": lambda s: mnist_m_like(Split(s, s, ("x", "y")), photos=[torch.rand(3, 9, 9)]).train,
     "join first": lambda s: LabeledImages.concatenate([make({"dataset": "x"}, 1), s]),
     "join refused": lambda s: LabeledImages.concatenate([s, make({"epsilon": None, "reason": "seeded"}, 1)]),
     "join other relation": lambda s: LabeledImages.concatenate([s, make(SAFE | {"relation": "replace one record"})]),
