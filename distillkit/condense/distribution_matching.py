@@ -80,7 +80,8 @@ def distribution_matching(
         networks: sampler of the networks phi, which must have the images' device and dtype. If their batch norm uses
             batch statistics, all classes share one forward pass, which is not chunked. In separate passes, batch norm
             would normalize every class to the same mean.
-        ipc: number of synthetic images per class.
+        ipc: number of synthetic images per class. A set that is passed as `init` determines the number instead, and
+            `info["ipc"]` records it: an int, or a list if the classes differ.
         steps: number of optimization steps.
         match: `"embedding"`, or `"embedding+logits"` to add the squared distance of the mean logits (FedDM). You can
             also pass your own loss: a function of the embeddings of one class's real images [n, d] and synthetic images

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -93,7 +94,7 @@ ENDED: dict[str, Callable[[LabeledImages], LabeledImages]] = {
     "join": lambda s: LabeledImages.concatenate([s, make({}, 1)]),
     "two datasets": lambda s: as_set(DataLoader(ConcatDataset([s, Subset(make({}, 1), [0])]))),
     "domains": lambda s: load_domains({"a": Split(s, make({}, 1), ("x", "y"))}).train,
-    "photos": lambda s: mnist_m_like(Split(s, s, ("x", "y")), photos=[torch.rand(3, 9, 9)]).train,
+    "photos": lambda s: mnist_m_like(Split(s, s, ("x", "y")), photos=[np.zeros((9, 9, 3), np.uint8)]).train,
     "join first": lambda s: LabeledImages.concatenate([make({"dataset": "x"}, 1), s]),
     "join refused": lambda s: LabeledImages.concatenate([s, make({"epsilon": None, "reason": "seeded"}, 1)]),
     "join other relation": lambda s: LabeledImages.concatenate([s, make(SAFE | {"relation": "replace one record"})]),
@@ -201,3 +202,14 @@ def test_what_was_selected_by_data_is_no_record(kind: str, tmp_path: Path) -> No
                 call(derived)
     if kind == "herding":
         assert PRIVATE["train_private"](chosen.replace(info={})) is not None
+
+
+@pytest.mark.parametrize("method", [distribution_matching, gradient_matching])
+@pytest.mark.parametrize(
+    ("rows", "tiles", "ipc"), [(slice(6), None, 3), (slice(5), None, [3, 2]), (slice(8), Tiles(2), 1)]
+)
+def test_images_per_class_are_those_of_the_given_start(method: Any, rows: slice, tiles: Tiles | None, ipc: Any) -> None:
+    steps = {"steps": 1} if method is distribution_matching else {"iterations": 1}
+    start = make({}, 1)[rows]
+    options: dict[str, Any] = {"networks": FixedNetwork(CNN), "init": start, "parametrize": tiles, "progress": False}
+    assert method(make({}), **steps, **options).info["ipc"] == ipc
