@@ -109,8 +109,8 @@ class OpacusGradients:
         Args:
             expected, chunk: arguments of `ExampleGradients.chunk_size`.
         """
-        rows = 0 if self._ghost else sum(p.numel() for p in self._own)
-        return chunk_for(self._activations + rows, 0, self._device, expected, chunk)
+        sizes = [0 if self._ghost else p.numel() for p in self._own]
+        return chunk_for(self._activations + sum(sizes), max(sizes), self._device, expected, chunk)
 
     def add_to(self, private: PrivateGradient, *examples: Tensor, generator: torch.Generator | None = None) -> None:
         """Add the clipped gradients of n records to the sum of a step.
