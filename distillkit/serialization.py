@@ -348,8 +348,6 @@ class _Decoder:
             for old in (names,) if isinstance(names, str) else names:
                 if old in options and old not in known:
                     options[new] = options.pop(old)
-        if hasattr(kind, "upgrade_options"):
-            options = kind.upgrade_options(options)
         if not issubclass(kind, nn.Module):
             return kind(*args, **options)
         with torch.random.fork_rng(devices=[]):

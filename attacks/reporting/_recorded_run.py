@@ -63,6 +63,12 @@ class RecordedRun:
         return dict(recipe.get("with") or {}) if isinstance(recipe, dict) else {}
 
     @property
+    def client_optimizer(self) -> dict[str, Any]:
+        """Options of the clients' optimizer by name: the fields of `fl.ClientOptimizer` that the run recorded."""
+        recorded = self.settings.get("optimizer")
+        return {"name": "sgd", **(recorded.get("with") or {})} if isinstance(recorded, dict) else {"name": recorded}
+
+    @property
     def shape(self) -> tuple[int, ...] | None:
         """Shape (C, H, W) of the run's images; None if it is not recorded."""
         if self.published_set is not None:

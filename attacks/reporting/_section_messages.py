@@ -184,5 +184,6 @@ def _plain_sgd(run: RecordedRun) -> bool:
     if not isinstance(recipe, dict) or set(recipe) != {"object", "with"} or recipe["object"] != "fl:FedAvg":
         return False
     options = run.settings
-    plain = options.get("optimizer") == "sgd" and not options.get("weight_decay") and options.get("objective") is None
+    optimizer = run.client_optimizer
+    plain = optimizer.get("name") == "sgd" and not optimizer.get("weight_decay") and options.get("objective") is None
     return plain and options.get("phases") is None and str(run.config.get("task", "")).startswith("Classification(")

@@ -148,9 +148,9 @@ def replay_obstacle(run: RecordedRun) -> str:
     if not isinstance(recipe, dict) or recipe.get("object") != "fl:FedAvg" or set(recipe) != {"object", "with"}:
         return "the folder does not record how its messages are replayed (the method is not plain FedAvg)"
     odd = [n for n in ("augment", "objective", "phases", "assign") if options.get(n) is not None]
-    odd += ["optimizer"] if options.get("optimizer") != "sgd" else []
+    optimizer = run.client_optimizer
+    odd += ["optimizer"] if optimizer.get("name") != "sgd" or optimizer.get("state") == "client" else []
     odd += ["personal"] if (options.get("personal") or {}).get("tuple") else []
-    odd += ["optimizer_state"] if options.get("optimizer_state") == "client" else []
     if odd:
         return f"the run's {', '.join(odd)} cannot be replayed from the folder"
     if not str(run.config.get("task", "")).startswith("Classification("):
@@ -201,9 +201,9 @@ def fedavg_update(
     return FedAvgUpdate(
         model,
         [update[name] for name, _ in model.named_parameters()],
-        lr=_learning_rate(run) * (options.get("lr_decay") or 1.0) ** (up.round - 1),
+        lr=_learning_rate(run) * run.client_optimizer.get("lr_decay", 1.0) ** (up.round - 1),
         momentum=options.get("momentum") or 0.0,
-        weight_decay=options.get("weight_decay") or 0.0,
+        weight_decay=run.client_optimizer.get("weight_decay", 0.0),
         **batches,
     )
 

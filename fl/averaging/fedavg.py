@@ -376,9 +376,9 @@ class FedAvg(Entries, Method):
         """
         settings, optimizer = self.settings, self.settings.optimizer
         options = {
-            "lr": settings.lr, "momentum": settings.momentum, "weight_decay": optimizer.weight_decay,
-            "optimizer": optimizer.name, "optimizer_state": None if optimizer.state == "round" else optimizer.state,
-            "lr_decay": optimizer.lr_decay, "batch": settings.batch, "phases": settings.phases,
+            "lr": settings.lr, "momentum": settings.momentum,
+            "optimizer": optimizer.name if optimizer == ClientOptimizer(optimizer.name) else optimizer,
+            "batch": settings.batch, "phases": settings.phases,
             "weights": settings.weights, "buffers": settings.buffers, "personal": settings.personal,
             "predict": settings.predict, "architectures": [n for n in self.networks.names if n],
             "objective": settings.objective, "augment": settings.augment,
@@ -387,21 +387,6 @@ class FedAvg(Entries, Method):
             "max_samples": settings.max_samples if settings.max_samples != MAX_WEIGHT else None,
         }  # fmt: skip
         return self.addons, {k: v for k, v in options.items() if v not in ((), [], None)}
-
-    @classmethod
-    def upgrade_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the options in an older record to the present options.
-
-        Args:
-            options: options as the record holds them, by name. In older records, `weight_decay`, `lr_decay` and
-                `optimizer_state` are separate options; they are now fields of `ClientOptimizer`.
-        """
-        options = dict(options)
-        former = {"weight_decay": "weight_decay", "lr_decay": "lr_decay", "optimizer_state": "state"}
-        fields = {field: options.pop(old) for old, field in former.items() if old in options}
-        if fields:
-            options["optimizer"] = ClientOptimizer(options.get("optimizer", "sgd"), **fields)
-        return options
 
     def _view(self, server: Server) -> AveragingServer:
         return AveragingServer.from_server(server, self.settings)

@@ -33,6 +33,8 @@ DIGITS = load("digits", size=8)
 TRAIN, TEST = DIGITS.train[:60], DIGITS.test[:150]
 OWNERS = [torch.arange(3, 60), torch.arange(3)]
 FACTORY = partial(ConvNet, (1, 8, 8), width=8, depth=1, norm="none", activation="tanh")
+KEPT = {"optimizer": {"object": "fl:ClientOptimizer", "with": {"name": "sgd", "state": "client"}}}
+DECAYING = {"optimizer": {"object": "fl:ClientOptimizer", "with": {"lr_decay": 0.5}}}
 GIVEN: dict[str, Any] = {"members": TRAIN, "non_members": TEST, "network": FACTORY(10)}
 
 
@@ -101,7 +103,11 @@ def test_too_many_records_are_left_out_with_a_note(
 
 def test_messages_that_cannot_be_replayed_are_noted(run: Path, tmp_path: Path) -> None:
     for number, (settings, said) in enumerate(
-        [({"optimizer": "adam"}, "run's optimizer cannot be"), ({"weights": "uniform"}, "number of records")]
+        [
+            ({"optimizer": "adam"}, "run's optimizer cannot be"),
+            (KEPT, "run's optimizer cannot be"),
+            ({"weights": "uniform"}, "number of records"),
+        ]
     ):
         other = altered(run, tmp_path / str(number), **settings)
         assert any(said in line for line in report(other, **GIVEN).missing)
@@ -113,11 +119,11 @@ def test_messages_that_cannot_be_replayed_are_noted(run: Path, tmp_path: Path) -
 def test_replay_from_the_folder_equals_the_clients_training(run: Path, tmp_path: Path) -> None:
     """The folder's options reproduce the sent update from the client's own images."""
     for number, (said, epochs, lr) in enumerate(
-        [({}, 1, 0.1), ({"steps": 3, "epochs": None}, 3, 0.1), ({"lr_decay": 0.5}, 1, 0.05)]
+        [({}, 1, 0.1), ({"steps": 3, "epochs": None}, 3, 0.1), (DECAYING, 1, 0.05)]
     ):
         folder = open_run(altered(run, tmp_path / str(number), **said))
         down, up = message_pair(folder, 1, None)
-        later = replace(up, round=2) if said.get("lr_decay") else up
+        later = replace(up, round=2) if said is DECAYING else up
         observed_message = fedavg_update(folder, FACTORY(10), down, later, 3)
         own = TRAIN[OWNERS[1]]
         expected = FedAvgUpdate.of(observed_message.network, own.images, own.labels, lr=lr, epochs=epochs)

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import fl
+from distillkit.augment import DSA
 from fl import ClientOptimizer, FedAvg, simulate
-from fl.addons import SCAFFOLD, Ditto, FedNova, FedProx
+from fl.addons import SCAFFOLD, Ditto, FedDecorr, FedExP, FedNova, FedProx
 from fl.averaging.optimizer import load_state, saved_state
 from fl.batches import Phase
 from tests.fl import linear
@@ -99,9 +101,6 @@ def test_nothing_more_is_sent_and_the_default_keeps_nothing(tmp_path: Path) -> N
     plain, kept = play(), play(optimizer=ClientOptimizer(state="client"))
     assert_same(plain, play(optimizer=ClientOptimizer(state="round")))
     assert [(r["up"], r["down"]) for r in kept.rows] == [(r["up"], r["down"]) for r in plain.rows]
-    assert "optimizer_state='client'" in repr(
-        FedAvg(factory=Tiny, momentum=0.9, optimizer=ClientOptimizer(state="client"))
-    )
 
 
 def test_refusals() -> None:
@@ -139,3 +138,23 @@ def test_saved_state_is_a_copy(kind: str) -> None:
     assert all(
         torch.equal(a, b) for a, b in zip(saved_state(first, names).values(), saved_state(second, names).values())
     )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"momentum": 0.9, "optimizer": ClientOptimizer(state="client")},
+        {"optimizer": ClientOptimizer("adam", weight_decay=0.1, lr_decay=0.9), "steps": 3, "weights": "uniform"},
+        {"phases": [Phase(steps=2, train="classifier.*"), Phase()], "predict": "all", "buffers": "drop"},
+        {"max_samples": 50.0, "max_update_norm": 5.0, "batch": 7, "lr": 0.3, "augment": DSA("flip")},
+    ],
+)
+@pytest.mark.parametrize("addons", [(), (FedProx(0.3),), (Ditto(lam=0.2, steps=3), FedExP(), FedDecorr(0.2))])
+def test_what_a_repr_shows_can_be_passed_to_the_constructor(options: dict[str, Any], addons: tuple[Any, ...]) -> None:
+    method = FedAvg(*addons, factory=Tiny, **options)
+    names = {**vars(fl), **vars(fl.addons), "DSA": DSA, "Tiny": Tiny}
+    again = eval(f"{repr(method)[:-1]}, factory=Tiny)", names)
+    assert repr(again) == repr(method)
+    assert again.settings.optimizer == method.settings.optimizer
+    assert [vars(a) for a in again.addons] == [vars(a) for a in method.addons]
