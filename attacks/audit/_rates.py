@@ -12,7 +12,7 @@ from attacks._binomial import lower, upper
 
 __all__ = ["p_value"]
 
-_POINTS, _SPREAD, _SHARE = 48, 9.0, 0.001
+_POINTS, _SPREAD, _SHARE = 48, 9.0, 0.1
 """Values of q at which the probability is computed in each of two passes, standard deviations of the counts that are
 summed, and share of the level that the interval of q uses."""
 
@@ -34,7 +34,7 @@ def p_value(
         hits, runs: number of events, and of runs in which the event seems more likely.
         others, other_runs: the same for the other runs.
         claim: pairs of epsilon and delta.
-        level: error probability at which the p-value will be compared. The interval of q uses a thousandth of it.
+        level: error probability at which the p-value will be compared. The interval of q uses a tenth of it.
 
     Source: Berger and Boos, "P values maximized over a confidence set for the nuisance parameter" (JASA 1994).
     """

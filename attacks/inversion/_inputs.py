@@ -13,6 +13,10 @@ from distillkit._utils import check
 __all__ = ["check_bias", "check_layer", "check_tensors", "check_update", "compute_logits", "copy_state"]
 
 
+_WEIGHTS = 0.9
+"""Smallest cosine between a message and the network's weights at which the message is taken for weights."""
+
+
 def check_bias(bias_gradient: Tensor, least: int = 1, name: str = "bias_gradient") -> Tensor:
     """Check that the gradient of a bias is a finite vector [K], and return it as float64.
 
@@ -72,6 +76,14 @@ def check_update(network: nn.Module, tensors: Sequence[Tensor], name: str) -> tu
     for one, shape in zip(given, shapes):
         if list(one.shape) != shape:
             raise ValueError(f"{name} must have the shapes of network.parameters(), got {list(one.shape)}, not {shape}")
+    sent, weights = (
+        torch.cat([t.detach().double().flatten().cpu() for t in side]) for side in (given, network.parameters())
+    )
+    if float(torch.cosine_similarity(sent, weights, dim=0)) > _WEIGHTS:
+        raise ValueError(
+            f"{name} must be a gradient or a change of weights, but it points in the direction of the network's "
+            "weights themselves: subtract the weights that the client received"
+        )
     return given
 
 

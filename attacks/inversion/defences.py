@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from attacks.inversion._inputs import check_tensors
 from attacks.inversion.observation import ObservedMessage, require_message
 from distillkit._utils import check
 from distillkit.rng import derive
@@ -181,7 +182,7 @@ class DefendedMessage:
         self.defences, self.ordered = defences, message.ordered
         self.observed = message.observed
         for one in defences:
-            self.observed = tuple(t.detach() for t in one(self.observed))
+            self.observed = check_tensors(one(self.observed), f"the result of the defence {type(one).__name__}")
         self._message = copy.copy(message)
         self._message.observed = self.observed  # labels are inferred from the sent message
 

@@ -25,6 +25,7 @@ def invert_gradient(
     lr: float | None = None,
     total_variation: float | None = None,
     restarts: int = 1,
+    scale: float = 1.0,
     normalization: Normalization = IDENTITY,
     seed: int = 0,
 ) -> Reconstruction:
@@ -36,8 +37,8 @@ def invert_gradient(
     Args:
         network: the client's network, with the weights at which the gradient was computed; see `Gradient`.
         gradients: gradient of the mean cross-entropy of the batch, one tensor per parameter.
-        shape, count, labels, method, steps, lr, total_variation, restarts, normalization, seed: arguments of
-            `invert_message`.
+        shape, count, labels, method, steps, lr, total_variation, restarts, scale, normalization, seed: arguments
+            of `invert_message`.
 
     Returns:
         The reconstructed images and labels. The order of images within a class is arbitrary, so pair them with
@@ -57,6 +58,7 @@ def invert_gradient(
         lr=lr,
         total_variation=total_variation,
         restarts=restarts,
+        scale=scale,
         normalization=normalization,
         seed=seed,
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +22,8 @@ from distillkit.rng import derive
 
 __all__ = ["METHODS", "Reconstruction", "invert_message"]
 
+_FAILED = {"geiping": 0.8, "dlg": 0.05}
+"""Loss above which a search has failed."""
 METHODS = ("geiping", "dlg")
 """Methods of `invert_message` and `invert_gradient`."""
 
@@ -56,6 +60,7 @@ def invert_message(
     priors: Sequence[tuple[float, Prior]] = (),
     group: float = 0.0,
     restarts: int = 1,
+    scale: float = 1.0,
     normalization: Normalization = IDENTITY,
     seed: int = 0,
 ) -> Reconstruction:
@@ -93,6 +98,8 @@ def invert_message(
         group: weight of GradInversion's group consistency, the l2 distance of a restart's images from the mean over all
             restarts. This term needs "geiping" and at least two restarts, which then run together.
         restarts: number of searches, each from different initial noise.
+        scale: number by which the client multiplied the message before sending it, for example its share in an average;
+            negative if the sign is reversed. "dlg" fails with a wrong number. "geiping" needs only the sign.
         normalization: the client's normalization of pixels in [0, 1].
         seed: seed of the initial noise.
 
@@ -130,24 +137,43 @@ def invert_message(
     check.instance(normalization, Normalization, "normalization", "a Normalization")
     if len(normalization.mean) not in (1, dims[0]):
         raise ValueError(f"normalization must have one value per channel of {dims}, got {len(normalization.mean)}")
+    if not check.real_number(scale, "scale"):
+        raise ValueError("scale must not be 0, which would hide the message, got 0")
     require_message(message, "message")
+    if scale != 1:
+        message = copy.copy(message)
+        message.observed = tuple(t / scale for t in message.observed)  # labels are inferred from it, too
     target = message.observed
     starts = [_noise((count, *dims), target[0], seed, restart) for restart in range(restarts)]
     num_classes = message.count_classes(starts[0])
     known = labels is not None
     if labels is None:
         labels = message.read_labels(count, _noise((64, *dims), target[0], seed, -1))
+    if isinstance(labels, Tensor) and labels.ndim == 2:
+        raise ValueError(
+            f"labels must be class indices, int [{count}], got rows {list(labels.shape)}; pass labels.argmax(1) if "
+            "each row has one class"
+        )
     truth = check.class_labels(labels, count, num_classes).to(starts[0].device)
     permuted = [
         truth if known or not message.ordered else truth[_permute_labels(count, seed, r)] for r in range(restarts)
     ]
     _check_replay(message, starts[0], permuted[0])
-    scale = 1.0 if geiping else sum(float(g.double().square().sum()) for g in target)
+    for number, (_, prior) in enumerate(weighted):
+        value = prior(starts[0].clone().requires_grad_())
+        if not isinstance(value, Tensor) or value.numel() != 1 or not bool(value.isfinite()):
+            got = (
+                f"{list(value.shape)}, {value.detach().flatten()[:1].tolist()}"
+                if isinstance(value, Tensor)
+                else type(value).__name__
+            )
+            raise ValueError(f"priors[{number}] must return one finite number as a tensor, got {got}")
+    power = 1.0 if geiping else sum(float(g.double().square().sum()) for g in target)
 
     def loss_with(own: Tensor) -> Callable[[Tensor], Tensor]:
         def loss(x: Tensor) -> Tensor:
             sent = message.replay(x, own)
-            value = gradient_distance(sent, target, metric="cos" if geiping else "mse", eps=0.0) / scale
+            value = gradient_distance(sent, target, metric="cos" if geiping else "mse", eps=0.0) / power
             if variation:
                 value = value + variation * _variation(x)
             for weight, prior in weighted:
@@ -165,6 +191,14 @@ def invert_message(
     else:
         found = [lbfgs(f, x, steps) for f, x in zip(losses, starts)]
     chosen = min(range(restarts), key=lambda r: found[r][1])
+    if (failed := found[chosen][1]) > _FAILED[method]:
+        warnings.warn(
+            f"no images were found whose message is similar to the observed one (loss {failed:.2g}). Apart from a bad "
+            "start (restarts) or a defence, the message may be scaled or have the opposite sign (scale), or the "
+            "client's network was in the other mode (training or eval) or had other weights",
+            UserWarning,
+            stacklevel=2,
+        )
     rows = torch.arange(count, device=truth.device) if known else permuted[chosen].argsort(stable=True)
     images = _to_pixels(found[chosen][0], losses[chosen], normalization)[rows]
     return Reconstruction(images, permuted[chosen][rows], tuple(value for _, value in found))
@@ -228,6 +262,9 @@ def _check_replay(message: ObservedMessage, images: Tensor, labels: Tensor) -> N
         raise ValueError(
             f"message must replay images {list(images.shape)} and labels {list(labels.shape)}: {first}"
         ) from error
+    for number, one in enumerate(check.sequence(sent, "the message's replay", "tensors, like the observed ones")):
+        if not bool(check.float_tensor(one, f"tensor {number} of the message's replay").isfinite().all()):
+            raise ValueError(f"the message's replay must be finite, but tensor {number} holds NaN or Inf")
     shapes = [[list(t.shape) for t in side] for side in (sent, message.observed)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"message must replay tensors of the observed shapes, {shapes[1]}, got {shapes[0]}")

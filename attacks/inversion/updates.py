@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from functools import partial
 
@@ -29,6 +30,10 @@ class Gradient:
             use eval mode for a network with dropout.
         gradients: one tensor per parameter, in the order of `network.parameters()`.
 
+    A network with batch norm in training mode uses the statistics of the batch, so its gradient differs from that in
+    eval mode. The mode of the network must therefore be that of the client; a warning names the assumed mode if the
+    network is in training mode and has dropout or batch norm.
+
     Raises:
         TypeError, ValueError: `network` is not a network, or the gradients have other shapes than its parameters, are
             not finite, or are all 0.
@@ -39,6 +44,7 @@ class Gradient:
     def __init__(self, network: nn.Module, gradients: Sequence[Tensor]) -> None:
         self.observed = check_update(network, gradients, "gradients")
         self.network = network
+        _warn_of_mode(network)
 
     @staticmethod
     def of(network: nn.Module, images: Tensor, labels: Tensor) -> Gradient:
@@ -129,6 +135,7 @@ class FedAvgUpdate:
     ) -> None:
         self.observed = check_update(network, update, "update")
         self.network = network
+        _warn_of_mode(network)
         self.lr = check.real_number(lr, "lr", above=0)
         self.epochs = check.positive_int(epochs, "epochs")
         self.batch = None if batch is None else check.positive_int(batch, "batch")
@@ -228,6 +235,18 @@ class FedAvgUpdate:
         if (most := max(int(rows.max()) for rows in self.order)) >= count:
             raise ValueError(f"order must point into the {count} images, got the index {most}")
         return list(self.order)
+
+
+def _warn_of_mode(network: nn.Module) -> None:
+    kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+    found = sorted({type(layer).__name__ for layer in network.modules() if isinstance(layer, kinds) and layer.training})
+    if found:
+        warnings.warn(
+            f"network is in training mode and has {' and '.join(found)}, so the attack assumes that the client "
+            "computed its message in training mode; call network.eval() if it did not",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _gradient(

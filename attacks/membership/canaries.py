@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from attacks.membership._inputs import decisions
+from attacks.membership._inputs import decisions, require_network
 from attacks.statistics import Rate
 from distillkit._utils import check
 from distillkit.rng import as_generator
@@ -133,7 +133,8 @@ def canary_attack(
         teachers, so repeat the attack with several seeds.
 
     Raises:
-        TypeError, ValueError: an argument is invalid, or the observed model returns neither logits nor class indices.
+        TypeError, ValueError: an argument is invalid, or the observed model is not a network or returns neither
+            logits nor class indices. This is checked after the first teacher is trained.
 
     Sources: canaries as in Carlini et al., "The Secret Sharer" (USENIX Security 2019); leaks of teachers through soft
     labels in Jagielski et al., "Students Parrot Their Teachers" (NeurIPS 2023).
@@ -153,13 +154,24 @@ def canary_attack(
     observed = []
     for (half, _), (teacher_seed, seed) in zip(planted, seeds, strict=True):
         teacher = train(half, teacher_seed)
+        _require_result(teacher, "train")
         observed.append(teacher if publish is None else publish(teacher, seed))
+        _require_result(observed[-1], "publish" if publish else "train")
+        decisions(observed[-1], records.images[:1], chunk)  # fails before the second teacher is trained
     taught, control = (
         torch.cat([_repeats(network, *own, chunk) for network, own in zip(order, planted, strict=True)])
         for order in (observed, observed[::-1])
     )
     taught_rate, control_rate = (Rate.of(int(hits.sum()), len(hits)) for hits in (taught, control))
     return CanaryAttack(taught_rate, control_rate, int((taught & ~control).sum()), int((control & ~taught).sum()))
+
+
+def _require_result(network: object, name: str) -> None:
+    try:
+        require_network(network, f"the result of {name}")
+    except TypeError as error:
+        missing = "; does it end with a return?" if network is None else ""
+        raise TypeError(f"{error}{missing}") from error
 
 
 def _repeats(observed: Observed, records: LabeledImages, chosen: Tensor, chunk: int | None) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.membership._inputs import decisions
+from attacks.membership._inputs import decisions, require_network
 from distillkit._utils import check
 from distillkit.rng import as_generator
 
@@ -52,15 +52,15 @@ def label_only(
         Scores, float64 [n], in [0, 1]; higher for members. Many records may have equal scores.
 
     Raises:
-        TypeError, ValueError: an argument is invalid, or the network returns neither logits nor class indices.
+        TypeError, ValueError: an argument is invalid, or the network returns NaN, or neither logits of at least two
+            classes nor class indices.
 
     Paper: Choquette-Choo et al., "Label-only membership inference attacks" (ICML 2021), with translations as in section
     4.1 and noise as in section 4.2. Deviations: our score is the share of right decisions, where the paper trains a
     classifier on the decisions of a shadow model. We use noise at fixed levels to measure the distance to the decision
     boundary, and do not search for the boundary.
     """
-    if not callable(network) or isinstance(network, type):
-        raise TypeError(f"network must be a network, or a function of images, got {type(network).__name__}")
+    require_network(network)
     images = check.batch_of_images(images).detach()
     labels = check.class_labels(labels, len(images), None).to(images.device)
     shift = check.positive_int(shift, "shift", least=0, most=min(images.shape[2:]) - 1)

@@ -13,7 +13,7 @@ from distillkit._utils import check
 
 __all__ = ["VARIANCES", "lira"]
 
-Variance = Literal["pooled", "example", "conjugate"]
+Variance = Literal["pooled", "fixed", "example", "conjugate"]
 VARIANCES = get_args(Variance)
 """Estimators of the variance of a record's scores over shadow models; see `lira`."""
 
@@ -44,11 +44,12 @@ def lira(
         shadows: scores of the shadow models, [S, n].
         online: False for the offline attack above, True for the online one.
         variance: estimator of the variance of a record's scores around their mean. `"pooled"` uses one variance for all
-            records; this is the paper's choice for fewer than 64 shadow models, called fixed variance there.
-            `"example"` uses one variance per record. `"conjugate"` shrinks each record's variance towards a common
-            value, more strongly if the records' variances agree. For this, an inverse-gamma prior is fitted by moments
-            (Smyth, "Linear models and empirical Bayes methods", 2004), and the Gaussian is replaced by a Student t
-            distribution.
+            records, that of the scores around each record's own mean. `"fixed"` uses the variance of all scores around
+            their overall mean, as the authors' code does if there are few shadow models; the paper recommends one
+            variance for fewer than 64. Offline, `"pooled"` and `"fixed"` order the records equally. `"example"` uses
+            one variance per record. `"conjugate"` shrinks each record's variance towards a common value, more strongly
+            if the records' variances agree. For this, an inverse-gamma prior is fitted by moments (Smyth, "Linear
+            models and empirical Bayes methods", 2004), and the Gaussian is replaced by a Student t distribution.
 
     Returns:
         Scores, float64 [n], higher for members. Scores of different records can be compared with each other.
@@ -85,7 +86,7 @@ class _Fit:
 
     def __init__(self, chosen: Tensor, shadows: Tensor, variance: Variance, preposition: str) -> None:
         count = chosen.sum(0).double()
-        least = 1 if variance == "pooled" else 2
+        least = 1 if variance in ("pooled", "fixed") else 2
         few = int((count < least).sum())
         if few or not bool((count > 1).any()):
             raise ValueError(
@@ -97,8 +98,8 @@ class _Fit:
         pooled = squares.sum() / (count - 1).clamp_min(0).sum()
         self.freedom = torch.full_like(self.mean, math.inf)
         own = squares / (count - 1).clamp_min(1)
-        if variance == "pooled":
-            own = pooled.expand_as(own)
+        if variance in ("pooled", "fixed"):
+            own = (pooled if variance == "pooled" else shadows[chosen].var(correction=0)).expand_as(own)
         elif variance == "conjugate":
             prior, at = _prior(own, count - 1, pooled)
             if math.isinf(prior):

@@ -9,14 +9,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
+from attacks.membership._inputs import outputs
 from attacks.membership.scores import stable_logit
 from distillkit._utils import check
 from distillkit._utils.display import short_repr
-from distillkit._utils.eval_mode import eval_mode
-from distillkit.chunking import chunk_size, forward_chunks
 
 __all__ = ["Pipeline", "Scorer", "model_scorer"]
 
@@ -156,8 +154,9 @@ def model_scorer(
         check.positive_int(chunk, "chunk")
 
     def scorer(images: Tensor, labels: Tensor) -> Tensor:
-        with eval_mode(network):
-            logits = torch.cat(list(forward_chunks(network, images, chunk_size(images, chunk))))
+        logits = outputs(network, images, chunk)
+        if logits.ndim != 2:
+            raise ValueError(f"network must return logits [n, K], got {logits.dtype} {list(logits.shape)}")
         return logits if score is None else score(logits, labels)
 
     return scorer

@@ -66,12 +66,12 @@ def slow_p_value(counts: tuple[int, int, int, int], claim: list[tuple[float, flo
     most, slope = allowed(q)
     statistic = (p - most) / np.sqrt(p * (1 - p) / n + slope**2 * q * (1 - q) / m)
     extreme = statistic >= statistic[hits, others] - 1e-9
-    low, high = (beta.ppf([level / 2000], others, m - others + 1)[0] if others else 0.0), 1.0
+    low, high = (beta.ppf([level / 20], others, m - others + 1)[0] if others else 0.0), 1.0
     if others < m:
-        high = beta.ppf(1 - level / 2000, others + 1, m - others)
+        high = beta.ppf(1 - level / 20, others + 1, m - others)
     grid = np.linspace(low, high, 600)
     chances = [(binom.pmf(k, n, allowed(x)[0]) * binom.pmf(j, m, x))[extreme].sum() for x in grid]
-    return min(1.0, max(chances) + level / 1000)
+    return min(1.0, max(chances) + level / 10)
 
 
 @pytest.mark.parametrize("counts", [(9, 12, 2, 15), (12, 12, 0, 12), (7, 20, 3, 18), (0, 9, 9, 9), (20, 20, 19, 20)])
@@ -185,7 +185,7 @@ def test_many_run_bound_has_its_coverage() -> None:
 def test_maximum_bound_is_reached_by_disjoint_outcomes() -> None:
     found = epsilon_lower_bound(torch.ones(200, dtype=torch.float64), torch.zeros(200, dtype=torch.float64), 0.0)
     assert found == pytest.approx(max_lower_bound(200))
-    assert max_lower_bound(200) == pytest.approx(-math.log(1 - 0.05 ** (1 / 100)), rel=1e-3)  # q^100 at p = 1
+    assert max_lower_bound(200) == pytest.approx(-math.log(1 - 0.045 ** (1 / 100)), rel=1e-3)  # (1 - q)^100 at p = 1
 
 
 def chance(m: int, r: int, v: int, epsilon: float, delta: float) -> float:

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attacks import align, match, psnr
-from attacks.inversion import invert_gradient
+from attacks.inversion import Gradient, invert_gradient
 from attacks.inversion._search import signed_adam
 from attacks.inversion.reconstruction import _to_pixels
 from distillkit import Normalization
+from distillkit.data import load
 from distillkit.losses import gradient_distance
 from distillkit.networks import ConvNet, build
 from distillkit.normalization import IDENTITY
@@ -167,3 +168,33 @@ BAD: list[tuple[Any, str]] = [
 def test_invalid_arguments_are_named(call: Any, said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
         call()
+
+
+def tiny(seed: int = 0, norm: str = "none") -> tuple[nn.Module, Any, list[torch.Tensor]]:
+    private = load("digits", size=8).train[:1]
+    network = build(lambda: ConvNet((1, 8, 8), 10, width=8, depth=1, norm=norm, activation="tanh"), seed).eval()
+    loss = F.cross_entropy(network(private.images), private.labels)
+    return network, private, list(torch.autograd.grad(loss, list(network.parameters())))
+
+
+@pytest.mark.parametrize("scale", [0.5, -0.1])
+def test_scaled_gradient_is_inverted_with_its_scale_and_named_without(scale: float) -> None:
+    network, private, sent = tiny()
+    options: Any = {"method": "dlg", "steps": 25, "normalization": private.normalization}
+    scaled = [scale * g for g in sent]
+    found = invert_gradient(network, scaled, (1, 8, 8), scale=scale, **options)
+    assert float(psnr(found.images, private.pixels())) > 60
+    with pytest.warns(UserWarning, match="the message may be scaled or have the opposite sign"):
+        invert_gradient(network, scaled, (1, 8, 8), labels=private.labels, **options)
+
+
+def test_weights_modes_and_label_rows_are_named() -> None:
+    network, private, sent = tiny(norm="batch")
+    with pytest.raises(ValueError, match="gradients must be a gradient .*: subtract the weights"):
+        invert_gradient(network, list(network.parameters()), (1, 8, 8))
+    with pytest.raises(ValueError, match=r"labels must be class indices, int \[1\], got rows \[1, 10\]"):
+        invert_gradient(network, sent, (1, 8, 8), labels=F.one_hot(private.labels, 10))
+    with pytest.raises(ValueError, match="scale must not be 0"):
+        invert_gradient(network, sent, (1, 8, 8), scale=0)
+    with pytest.warns(UserWarning, match="training mode and has BatchNorm2d"):
+        Gradient(network.train(), sent)

@@ -124,10 +124,17 @@ def test_seed_decides_the_result() -> None:
         ({"train": 3}, TypeError, "train is called as"),
         ({"publish": 3}, TypeError, "publish is called as"),
         ({"publish": lambda teacher, seed: lambda x: x}, ValueError, "network must return logits"),
+        ({"train": lambda known, seed: None}, TypeError, "the result of train must be .* got NoneType; does it end"),
+        ({"publish": lambda teacher, seed: None}, TypeError, "the result of publish must be .* got NoneType"),
+        ({"publish": lambda teacher, seed: lambda: teacher}, TypeError, "the result of publish is called as"),
         ({"records": records(60, 1)}, ValueError, "at least 2 classes"),
     ],
 )
 def test_wrong_arguments_are_refused(change: dict[str, Any], error: type[Exception], words: str) -> None:
+    trained = []
     given: dict[str, Any] = {"records": records(), "train": memorize, "canaries": 5, **change}
+    made = given.pop("train")
+    counted = (lambda known, seed: trained.append(seed) or made(known, seed)) if callable(made) else made
     with pytest.raises(error, match=words):
-        canary_attack(given.pop("records"), given.pop("train"), given.pop("publish", None), **given)
+        canary_attack(given.pop("records"), counted, given.pop("publish", None), **given)
+    assert len(trained) <= 1

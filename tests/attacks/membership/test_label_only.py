@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from attacks import roc
-from attacks.membership import Pipeline, Scorer, label_only, leave_one_out, run_shadows
+from attacks.membership import Pipeline, Scorer, label_only, leave_one_out, model_scorer, run_shadows
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
 
@@ -141,6 +141,18 @@ X, Y = records(0, 4)
         (lambda: label_only(ConvNet, X, Y), TypeError, "network must be"),
         (lambda: label_only(lambda x: x, X, Y), ValueError, r"network must return logits \[n, K\] or class indices"),
         (lambda: label_only(lambda x: x.mean((1, 2, 3)), X, Y), ValueError, "got torch.float32"),
+        (
+            lambda: label_only(lambda x: x.mean((1, 2, 3))[:, None], X, Y),
+            ValueError,
+            r"at least 2 classes, got .* \[4, 1\] for 4",
+        ),
+        (lambda: label_only(lambda x: x.new_zeros(len(x), 1).long(), X, Y), ValueError, r"got torch.int64 \[4, 1\]"),
+        (lambda: label_only(lambda x: x.new_zeros(len(x)).long() - 1, X, Y), ValueError, "at least 0, got -1"),
+        (lambda: label_only(lambda x: x.flatten(1) / 0 * 0, X, Y), ValueError, "network must not return NaN"),
+        (lambda: label_only(lambda: network(0), X, Y), TypeError, "call a factory first"),
+        (lambda: label_only(lambda seed: network(0), X, Y), TypeError, "a function that makes a .*: call it"),
+        (lambda: label_only(lambda x: x @ torch.zeros(3, 3), X, Y), ValueError, "network must take images"),
+        (lambda: model_scorer(network(0))(X / 0, Y), ValueError, "network must not return NaN"),
         (lambda: label_only(network(0), X, Y, shift=8), ValueError, "shift must be"),
         (lambda: label_only(network(0), X, Y, noise=(0.5, 0.0)), ValueError, r"noise\[1\] must be"),
         (lambda: label_only(network(0), X, Y, noise=0.5), TypeError, "noise must be"),
