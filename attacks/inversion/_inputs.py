@@ -13,8 +13,9 @@ from distillkit._utils import check
 __all__ = ["check_bias", "check_layer", "check_tensors", "check_update", "compute_logits", "copy_state"]
 
 
-_WEIGHTS = 0.9
-"""Smallest cosine between a message and the network's weights at which the message is taken for weights."""
+_WEIGHTS, _LEAST = 0.9, 100
+"""Cosine between a message and the network's weights above which the message is taken for weights, and the number of
+weights from which this is no coincidence."""
 
 
 def check_bias(bias_gradient: Tensor, least: int = 1, name: str = "bias_gradient") -> Tensor:
@@ -79,7 +80,7 @@ def check_update(network: nn.Module, tensors: Sequence[Tensor], name: str) -> tu
     sent, weights = (
         torch.cat([t.detach().double().flatten().cpu() for t in side]) for side in (given, network.parameters())
     )
-    if float(torch.cosine_similarity(sent, weights, dim=0)) > _WEIGHTS:
+    if len(sent) >= _LEAST and float(torch.cosine_similarity(sent, weights, dim=0)) > _WEIGHTS:
         raise ValueError(
             f"{name} must be a gradient or a change of weights, but it points in the direction of the network's "
             "weights themselves: subtract the weights that the client received"
