@@ -87,6 +87,7 @@ class PrivateRecords:
         self.tensors, self.content = tuple(tensors), content
         self._memory = [m for m in map(_memory, self.tensors) if m]
         self._codes: dict[torch.Size, Any] = {}
+        self._passed: dict[int, object] = {}
 
     def joined(self, tensors: Iterable[Tensor]) -> PrivateRecords:
         """Return these records together with further ones."""
@@ -130,8 +131,9 @@ class PrivateRecords:
 
     def refuse_reachable(self, root: object, name: str, *, functions: bool = True) -> None:
         """Refuse an object from which the records can be reached, if contents are compared; see `_reachable`."""
-        if self.content and self.tensors:
+        if self.content and self.tensors and id(root) not in self._passed:
             self.refuse(_reachable(root, functions=functions), name)
+            self._passed[id(root)] = root
 
     def refuse_state(self, network: nn.Module, name: str) -> None:
         """Refuse a network whose parameters or buffers hold the records."""
