@@ -604,3 +604,10 @@ def test_epochs_are_rounded_to_the_nearest_number_of_steps(rate: float, epochs: 
     method = FedAvg(DPSGD(sigma=1.5, rate=rate, size=12), factory=Tiny, epochs=epochs, weights="uniform", lr=0.1)
     simulate(method, [images(12, 1)], rounds=1, ledger=ledger, progress=False)
     assert [event.count for event in ledger.events] == [steps]
+
+
+def test_opacus_trains_on_the_objective_alone() -> None:
+    with pytest.raises(ValueError, match=r"DPSGD\(gradients='opacus-ghost'\) trains on the objective alone, but MOON"):
+        play(noisy(gradients="opacus-ghost"), MOON())
+    with pytest.raises(ValueError, match="gradients must be one of"):
+        noisy(gradients="ghost")
