@@ -122,12 +122,12 @@ def check_logits(logits: Tensor, name: str, *, refuse: bool) -> None:
         warn(words)
 
 
-def require_numbers(logits: Tensor, network: str, data: str) -> None:
+def require_numbers(logits: Tensor, source: str, data: str) -> None:
     """Refuse logits that are NaN, whose largest entry is meaningless.
 
     Args:
         logits: logits [N, K].
-        network, data: names of the network and of the set of its images in the message.
+        source, data: names of the network and of the set of its images in the message.
 
     Raises:
         ValueError: a logit is NaN.
@@ -135,7 +135,7 @@ def require_numbers(logits: Tensor, network: str, data: str) -> None:
     bad = logits.isnan().any(1)
     if bool(bad.any()):
         raise ValueError(
-            f"{network} returns NaN for {int(bad.sum())} of {len(bad)} images of {data} (first: "
+            f"{source} returns NaN for {int(bad.sum())} of {len(bad)} images of {data} (first: "
             f"{int(bad.nonzero()[0])}); check that its weights are finite, as they are not after a diverged training"
         )
 
