@@ -170,8 +170,10 @@ class DPSGD(AddOn):
         if self.gradients != "captured":
             objective = local.settings.objective_of(local.task)
 
-            def of_rows(net: nn.Module, images: torch.Tensor, labels: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
-                rows = [objective(logits[None], label[None]) for logits, label in zip(net(images), labels)]
+            def of_rows(
+                network: nn.Module, images: torch.Tensor, labels: torch.Tensor, *_: torch.Tensor
+            ) -> torch.Tensor:
+                rows = [objective(logits[None], label[None]) for logits, label in zip(network(images), labels)]
                 return local.weight * torch.stack(rows)
 
             return clipped_gradients(self.gradients, local.net, of_rows, tensors, trained=moved)

@@ -122,7 +122,8 @@ def train_private(
             batches and noise. Default: a new ledger in memory.
         gradients: how clipped gradients are computed. `"captured"` as above, for every network. `"opacus"` runs the
             network on batches, with the hooks of Opacus' `GradSampleModule`; `"opacus-ghost"` uses its ghost clipping,
-            which is fastest for large linear layers. The guarantee then assumes more; see `OPACUS_REMARKS`.
+            which is fastest for large linear layers. The guarantee then assumes more, which the
+            ledger's remarks state.
         chunk: maximum number of records whose gradients are in memory at once; the default depends on device, network
             and rate * size.
         progress: whether to show a progress bar on a terminal.
@@ -162,9 +163,9 @@ def train_private(
 
     columns = 0  # of the logits: a number of classes that was found in the labels would depend on one record
 
-    def losses(net: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    def losses(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         nonlocal columns
-        outputs = net(inputs)
+        outputs = network(inputs)
         if isinstance(outputs, Tensor) and outputs.ndim == 2:
             columns = outputs.shape[1]
         elif loss is None and not isinstance(outputs, Tensor):

@@ -387,7 +387,7 @@ def _shared_copy(network: nn.Module, trained: Mapping[str, nn.Parameter], name: 
     return twin
 
 
-def _refuse_unsupported(twin: nn.Module, name: str) -> None:
+def _refuse_unsupported(network: nn.Module, name: str) -> None:
     """Raise Opacus' refusals, with the names of the layers.
 
     Raises:
@@ -395,12 +395,12 @@ def _refuse_unsupported(twin: nn.Module, name: str) -> None:
     """
     from opacus.validators import ModuleValidator
 
-    errors = ModuleValidator.validate(twin)
+    errors = ModuleValidator.validate(network)
     if not errors:
         return
     found = [
         f"{path or name} ({type(module).__name__})"
-        for path, module in twin.named_modules()
+        for path, module in network.named_modules()
         if any(p.requires_grad for p in module.parameters(recurse=False))
         and type(module) in ModuleValidator.VALIDATORS
         and ModuleValidator.VALIDATORS[type(module)](module)
