@@ -63,7 +63,7 @@ def images(name: str, size: int, mean: float, std: float, root: Path | None, rec
 
 
 class Bfloat16(ConvNet):
-    """A ConvNet that computes in bfloat16 and returns float32. Private maps normalize its float32 embeddings."""
+    """A ConvNet that computes in bfloat16 and returns float32, for the networks that test a set."""
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
         """Return the embeddings of `images`."""
@@ -136,7 +136,7 @@ def main(words: list[str] | None = None) -> None:
     network: Any = partial(ConvNet, (1, 16, 16), width=32, depth=2)
     size, space = 16, (0.1307, 0.3081)
     if o.dataset.endswith("28"):
-        size, space, network = 28, (0.0, 0.35), partial(Bfloat16, (1, 28, 28), width=64, depth=3)
+        size, space, network = 28, (0.0, 0.35), partial(ConvNet, (1, 28, 28), width=64, depth=3)
     read = partial(images, o.dataset.removesuffix("28"), size, *space, o.data, o.records)
     public = partial(images, "mnist" if o.dataset == "usps" else "usps", 16, *space, o.data, RECORDS["public"])
     tune_on = Task("public", public, factory=network) if size == 16 and o.preset != "smoke" else None

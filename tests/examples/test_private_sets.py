@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from distillkit import LabeledImages
-from distillkit.networks import ConvNet, RandomNetworks, build
-from distillkit.privacy import Ledger, PublicEmbedders, class_sums
+from distillkit.networks import ConvNet, build
+from distillkit.privacy import Ledger
 from distillkit.rng import derive
 from distillkit.study import Condense, Study, Task, equal_search_sizes, read_records
 from distillkit.training import Protocol, train
@@ -116,7 +116,7 @@ def test_without_noise_the_private_set_has_infinite_epsilon(
     assert float((noised - clean).abs().mean()) < 0.02
 
 
-def test_bfloat16_networks_have_unit_sensitivity_and_train(private_sets: ModuleType) -> None:
+def test_bfloat16_networks_train(private_sets: ModuleType) -> None:
     images = torch.rand(6, 1, 8, 8, generator=derive(0))
     real = LabeledImages(images, torch.tensor([0, 1, 0, 1, 0, 1]), num_classes=2)
 
@@ -128,9 +128,6 @@ def test_bfloat16_networks_have_unit_sensitivity_and_train(private_sets: ModuleT
     rough, exact = network.features(images), ConvNet.features(network, images)
     assert not torch.equal(rough, exact)
     torch.testing.assert_close(rough, exact, rtol=0.05, atol=0.05)
-    embedders = PublicEmbedders(RandomNetworks(factory), 1, like=real)
-    with_all, without = (class_sums(*part, embedders, num_classes=2) for part in (real, real[1:]))
-    torch.testing.assert_close((with_all - without).norm(dim=2), torch.tensor([[1.0, 0.0]]).double(), atol=1e-5, rtol=0)
     before = network(images).detach().clone()
     train(network, real, Protocol(epochs=3, lr=0.1))
     assert not torch.allclose(network(images), before, atol=0.01)
@@ -156,7 +153,7 @@ def test_full_size_networks_learn_from_the_previous_pass(
     real = LabeledImages(torch.rand(20, 1, 28, 28, generator=derive(0)), torch.arange(20) % 10, num_classes=10)
     candidate = found["class means, epsilon 1"]
     make = candidate.make(  # type: ignore[misc]
-        factory=lambda: private_sets.Bfloat16((1, 28, 28), 10, width=4, depth=3),
+        factory=lambda: ConvNet((1, 28, 28), 10, width=4, depth=3),
         task=requested_studies[-1].design.tasks["mnist28"],
         **small,
     )
