@@ -48,23 +48,6 @@ _FUNCTION_PACKAGES = ("augment", "condense", "data", "generate", "losses", "netw
 _EXCLUDED_MODULES = ("distillkit.condense._state",)
 """Modules of those packages that write files. A config may not name their functions."""
 
-_RENAMED = {
-    "distillkit.data.partition:capped": "distillkit.data.partition:cap_size",
-    "distillkit.networks.base": "distillkit.networks._base",
-    "distillkit.networks.layers": "distillkit.networks._layers",
-    "distillkit.networks:AsMade": "distillkit.networks:KeepInit",
-    "distillkit.networks:frozen": "distillkit.networks:frozen_copy",
-    "distillkit.privacy:Plan": "distillkit.privacy:NoisePlan",
-    "distillkit.sets.stored": "distillkit.sets._stored",
-    "distillkit.study.condense": "distillkit.study.condense_candidate",
-    "distillkit.study.condense:Placed": "distillkit.study.condense_candidate:DeviceFactory",
-    "distillkit.study:Dealt": "distillkit.study:Allocation",
-    "distillkit.study:Way": "distillkit.study:Candidate",
-    "fl.averaging.entries": "fl.averaging._entries",
-    "fl:Holding": "fl:ClientData",
-}
-"""Modules, and paths of classes and functions, in older records, with their present names."""
-
 
 class SerializationError(TypeError):
     """Error for a value with a part that has no JSON form. The message names the part, and says what to use instead."""
@@ -343,11 +326,6 @@ class _Decoder:
         if not _is_constructible(kind):
             raise ConfigError(f"{at}: {config['object']} is neither a dataclass nor Configurable, so it is not built")
         args, options = self._arguments(config, at, depth)
-        known = inspect.signature(kind).parameters
-        for new, names in getattr(kind, "old_options", {}).items():
-            for old in (names,) if isinstance(names, str) else names:
-                if old in options and old not in known:
-                    options[new] = options.pop(old)
         if not issubclass(kind, nn.Module):
             return kind(*args, **options)
         with torch.random.fork_rng(devices=[]):
@@ -368,7 +346,7 @@ class _Decoder:
         if path in self.names:
             return self.names[path]
         try:
-            found = _find(_present_path(path), self.trust)
+            found = _find(path, self.trust)
         except LookupError as error:
             module = path.partition(":")[0]
             raise ConfigError(
@@ -500,11 +478,6 @@ def _source(value: Any) -> dict[str, str]:
     except (OSError, TypeError):
         return {}
     return {"source": hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}
-
-
-def _present_path(path: str) -> str:
-    module, colon, name = path.partition(":")
-    return _RENAMED.get(path, f"{_RENAMED.get(module, module)}{colon}{name}")
 
 
 def _is_constructible(kind: Any) -> bool:

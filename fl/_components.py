@@ -30,12 +30,9 @@ class KeyedObject(Configurable):
             with it, random draws depend on it, and add-ons act in the order of their keys. Default: the name of the
             class; the key of a parent class is not inherited. If you rename a class, set `key = "OldName"`; existing
             runs, checkpoints and transcripts (saved messages of a run) then stay valid.
-        old_options: former names of renamed options, so that records of older runs can be read. A mapping from the
-            present name of an option to its former name, or to a tuple of its former names, oldest first.
     """
 
     key: ClassVar[str] = "Keyed"
-    old_options: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -87,10 +84,9 @@ def stable_repr(value: Any) -> str:
 
 
 def identity(value: Any) -> str:
-    """Return a text form of a value. The text stays the same if classes and options are renamed.
+    """Return a text form of a value. The text stays the same if a class is renamed.
 
-    It is `stable_repr(value)`, in which the name of each class is replaced by its attribute `key` (see `KeyedObject`),
-    and the name of each option by the oldest name of this option.
+    It is `stable_repr(value)`, in which the name of each class is replaced by its attribute `key` (see `KeyedObject`).
     """
     return _represent(value, pinned=True)
 
@@ -117,7 +113,6 @@ def _represent(value: Any, *, pinned: bool) -> str:
     title = type(value).__qualname__
     if pinned and isinstance(value, KeyedObject):
         title = title if value.key == type(value).__name__ else value.key
-        named = {_oldest(value.old_options.get(option, option)): v for option, v in named.items()}
     return f"{title}({', '.join([*map(represent, given), *(f'{k}={represent(v)}' for k, v in named.items())])})"
 
 
@@ -212,7 +207,3 @@ def require_own_entries(parts: Sequence[KeyedObject]) -> None:
                 f"{known.owner} and {entry.owner} both have an entry with the key {entry.key!r}, and {one} and {other} "
                 "would overwrite each other's values: rename a class, or set another `key` in it"
             )
-
-
-def _oldest(names: str | tuple[str, ...]) -> str:
-    return names if isinstance(names, str) else names[0]

@@ -150,9 +150,9 @@ def open_run(folder: str | os.PathLike[str]) -> RecordedRun:
     if not (path / "config.json").is_file():
         raise NoRun(f"{path} holds no run (no config.json): give the out= folder of simulate, or of one run of a study")
     (config,) = _objects(path / "config.json", lines=False)
-    if config.get("format", "distillkit.run/1") not in ("distillkit.run/1", RUN_FORMAT):
+    if config.get("format") != RUN_FORMAT:
         raise DamagedRun(
-            f"{path / 'config.json'} has the format {config['format']!r}, but this version supports "
+            f"{path / 'config.json'} has the format {config.get('format')!r}, but this version supports "
             f"{RUN_FORMAT!r}: use the version of distillkit that wrote it"
         )
     models = sorted((path / "checkpoint").glob("model*.safetensors"))

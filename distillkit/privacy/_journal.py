@@ -30,17 +30,11 @@ class Chain:
     """Hash chain over the lines of a file.
 
     The field "after" of every line contains the hash of all lines before it. If a line is edited, moved, inserted or
-    removed, the hash in the next line therefore no longer matches. Files of earlier versions of distillkit begin with
-    lines that lack the field. Once a line has it, all later lines must have it.
-
-    Attributes:
-        unchained: number of lines that lack the field.
+    removed, the hash in the next line therefore no longer matches.
     """
 
     def __init__(self) -> None:
-        self.unchained = 0
         self._hashes = [""]
-        self._started = False
 
     @property
     def lines(self) -> int:
@@ -77,15 +71,9 @@ class Chain:
             line: the same line, parsed. The field "after" is removed from it.
 
         Returns:
-            Whether the line was added. A line with the field "after" is added if the field contains the hash of all
-            lines before it. A line without the field is added if no earlier line has the field.
+            Whether the line was added: its field "after" contains the hash of all lines before it.
         """
-        after = line.pop(_AFTER, None)
-        if after is None and not self._started:
-            self.unchained += 1
-        elif after == self._hashes[-1]:
-            self._started = True
-        else:
+        if line.pop(_AFTER, None) != self._hashes[-1]:
             return False
         self.add(raw)
         return True
@@ -186,7 +174,9 @@ class Journal:
                 self._refuse(f"line {self._bad[0]} of {self._path} is damaged, so its charge is unknown")
             elif not self.chain.read(raw, line):
                 number = self.chain.lines + 1
-                self._refuse(f"line {number} of {self._path} does not follow the lines before it: the file was edited")
+                self._refuse(
+                    f"line {number} of {self._path} does not follow the lines before it: it was edited, or is no ledger"
+                )
             elif line == _TORN:
                 torn += len(self._bad)
                 self._bad.clear()

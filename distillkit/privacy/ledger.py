@@ -61,8 +61,7 @@ class Ledger:
     it. The number of lines and the last hash, called the head, are also stored in the file `<path>.head`. A ledger file
     that was cut, edited, reordered or deleted contradicts its hashes or the head, and is refused. The folder of a
     federated run stores another copy of the head; see `require_head`. A consistent change to all of these files is not
-    detected. Ledger files of earlier versions of distillkit, which have no hashes, are accepted. The guarantee then has
-    a remark with the number of lines without hashes.
+    detected.
 
     **Budget**: a charge that would bring a client's epsilon above the budget is refused, so the budget holds for any
     stopping rule. If you look at releases or at epsilon to decide when to stop, report the *budget*. The epsilon of
@@ -181,15 +180,6 @@ class Ledger:
                     f"the ledger {self.path} is not the one that had {head.get('lines')} lines with the hash "
                     f"{str(head.get('hash'))[:8]}...: it was cut, edited or replaced. Restore the file"
                 )
-
-    @property
-    def unchained(self) -> int:
-        """Number of the ledger's lines that have no hash, because an earlier version of this package wrote them.
-
-        Changes to these lines are not detected.
-        """
-        with self._synced():
-            return self._journal.chain.unchained
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -449,12 +439,8 @@ class Ledger:
             self._registered.update(map(client_id, clients))
 
     def _all_remarks(self, bound: Bound | None) -> tuple[str, ...]:
-        remarks, unchained = list(self._remarks), self._journal.chain.unchained
-        if bound is not None and bound.accountant == "rdp":
-            remarks.append(_RDP_REMARK)
-        if unchained:
-            remarks.append(f"{unchained} lines of the ledger are of an earlier version, without a hash chain")
-        return tuple(remarks)
+        rdp = bound is not None and bound.accountant == "rdp"
+        return (*self._remarks, _RDP_REMARK) if rdp else tuple(self._remarks)
 
     def _assumptions(self) -> dict[str, tuple[str, ...]]:
         """Return the names of the inputs that are assumed to be public (keys of `PUBLIC_INPUTS`), by source.

@@ -13,7 +13,7 @@ The algorithm is in three files. Read them in this order:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from distillkit._utils.user_warnings import warn
 from distillkit.augment._validation import Augment
@@ -100,7 +100,6 @@ class FedAvg(Entries, Method):
     """
 
     key = "FedAvg"
-    old_options: ClassVar[Mapping[str, str]] = {"max_samples": "most_samples"}
 
     def __init__(
         self,

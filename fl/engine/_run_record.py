@@ -69,22 +69,20 @@ def _facts(data: LabeledImages | StoredImages | None, key: bytes) -> list[Any] |
 
 
 def read_config(out: Path) -> dict[str, Any]:
-    """Read a run's `config.json`, in the current format or in the older format "distillkit.run/1".
-
-    A run in the older format can be resumed, but `fl.study.load` cannot build its method again.
+    """Read a run's `config.json`.
 
     Args:
         out: folder of the run.
 
     Raises:
-        CheckpointError: the file is missing, damaged, or of a later version of distillkit.
+        CheckpointError: the file is missing, damaged, or of another version of distillkit.
     """
     path = out / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if not isinstance(config, dict) or config.get("format", "distillkit.run/1") not in ("distillkit.run/1", RUN_FORMAT):
+    if not isinstance(config, dict) or config.get("format") != RUN_FORMAT:
         found = config.get("format") if isinstance(config, dict) else type(config).__name__
         raise CheckpointError(
             f"{path} has the format {found!r}, which this version does not know (it writes {RUN_FORMAT!r}): use "

@@ -309,8 +309,6 @@ class Store:
         """Read the changed `ClientRecord`s of each round up to round `upto`, in the order of the rounds."""
         path = self._records
         if not path.exists():
-            self._adopt(upto)
-        if not path.exists():
             return []
         lines, kept = path.read_bytes().splitlines(), []
         for number, line in enumerate(lines, 1):
@@ -326,24 +324,6 @@ class Store:
                 break
             kept.append(found)
         return kept
-
-    def _adopt(self, upto: int) -> None:
-        """Write the file of `ClientRecord`s for a run of an older version of distillkit, which has no such file.
-
-        The new file records the version of each client's memory, that is, of the values that the client keeps between
-        rounds. Older versions of distillkit named the file of a memory by the index of the round in which the memory
-        was stored; this index is recorded as the version. The new file does not record which values the clients have in
-        their caches, so all values are sent again.
-
-        Args:
-            upto: index of the last completed round; memories of later rounds are ignored.
-        """
-        found: dict[str, int] = {}
-        for path in self.memories.glob("*/*.safetensors"):
-            if path.stem.isdecimal() and int(path.stem) <= upto:
-                found[path.parent.name] = max(int(path.stem), found.get(path.parent.name, 0))
-        if found:
-            self._append(self._records, {"round": upto, "clients": {k: {"memory": str(r)} for k, r in found.items()}})
 
     def state(self) -> Message:
         """Read and return the server's state after the last completed round.

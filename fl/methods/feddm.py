@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +66,6 @@ class FedDM(Method):
     """
 
     key = "FedDM"
-    old_options: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"max_samples": "most_samples"}
     model = Entry[Tensors]("first")
     images = Entry[LabeledImages]("union")
     samples = Entry[Tensor]("union")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,6 @@ class FedProto(Method):
     """
 
     key = "FedProto"
-    old_options: ClassVar[Mapping[str, str]] = {"max_samples": "most_samples"}
     prototypes = Entry[Tensor]("first")
     known = Entry[Tensor]("first")
     count = Entry[Tensor]("sum")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -88,10 +88,6 @@ class PrivateFedDM(FedDM):
     """
 
     key = "PrivateFedDM"
-    old_options: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
-        **FedDM.old_options,
-        "num_networks": ("networks", "draws"),
-    }
     counts = Entry[Tensor]("first")
     last = Entry[Tensor]("first")
 

@@ -105,7 +105,6 @@ class SecureSums(Filter):
     key = "SecureSums"
     before: ClassVar[tuple[str, ...]] = ("announce", "deal")
     after: ClassVar[tuple[str, ...]] = ("assent", "disclose")
-    old_options: ClassVar[Mapping[str, str]] = {"bounds": "most"}
 
     registry: Registry
     keyring: Keyring | None = field(default=None, repr=False, kw_only=True)

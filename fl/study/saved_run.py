@@ -182,14 +182,14 @@ def load(
         folder: folder of the run, written by `simulate(..., out=folder)` or a study.
         method: the method, if `config.json` cannot describe it (for example because its network factory is a lambda).
             Its description must be equal to the one in `config.json`.
-        factory: network factory, for a folder written by an earlier version of this package that did not record the
-            method. The history and the models are read, and the attribute `method` is None.
+        factory: network factory, for a folder that does not record the method. The history and the models are read,
+            and the attribute `method` is None.
         names: your functions and classes that the run uses, by "module:name": `{"models:small": small}`.
         trust: names of your modules whose functions and classes the run uses, for example `["models"]`; see
             `distillkit.serialization.from_config`.
 
     Raises:
-        fl.CheckpointError: there is no run in the folder, or a file is damaged or from a later version.
+        fl.CheckpointError: there is no run in the folder, or a file is damaged or from another version.
         NotRepeatable: the method is neither recorded nor passed, or the passed method differs from the recorded one.
     """
     folder = Path(folder)
@@ -214,20 +214,15 @@ def load(
     state = store.state() if manifest else Message()
     sets = {key: value for key, value in state.items() if isinstance(value, LabeledImages)}
     models: Mapping[str, nn.Module] = {}
-    if rows and built is not None and "images" in config:
+    if rows and built is not None:
         models = _models(built, config, state, len(rows), build)
     elif rows and factory is not None:
         models = _models_from_factory(factory, config, folder)
-    elif rows:
-        raise NotRepeatable(
-            f"{folder / 'config.json'} has the first format, without the images' shape, so its models cannot be built "
-            "from the method; pass factory=, the network factory"
-        )
     return SavedRun(folder, config, rows, line, built, state, models, sets, build)
 
 
 def _method(config: Mapping[str, Any], folder: Path, build: Callable[[Any], Any], optional: bool) -> Any:
-    why = config.get("recipe_missing", "it has the first format")
+    why = config.get("recipe_missing")
     if config.get("recipe") is not None:
         try:
             return build(config["recipe"])

@@ -159,7 +159,7 @@ def test_report_on_a_study_explains_how_to_keep_a_transcript(tmp_path: Path) -> 
 
 
 def test_published_set_alone_is_attacked(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "config.json").write_text('{"format": "distillkit.run/2"}', encoding="utf-8")
     TRAIN[:30].replace(info={"init": "real"}).save(tmp_path / "set.safetensors")
     found = report(tmp_path, members=TRAIN, non_members=DIGITS.test, started_from=torch.arange(30))
     assert "25 % of all records are recovered above 25 dB" in found.verdict

@@ -427,28 +427,5 @@ def test_functions_of_a_script_are_found_in_spawned_processes(process: str, monk
             from_config({"name": path})
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        *((old, new.partition(":")[2]) for old, new in serialization._RENAMED.items() if ":" in old),
-        ("distillkit.networks.base:SplitNetwork", "SplitNetwork"),
-        ("distillkit.networks.layers:InstanceNorm", "InstanceNorm"),
-        ("distillkit.sets.stored:PixelFile", "PixelFile"),
-        ("fl.averaging.entries:Entries.update", "Entries.update"),
-    ],
-)
-def test_renamed_and_moved_classes_of_older_records_are_found(path: str, name: str) -> None:
-    assert from_config({"name": path}).__qualname__ == name
-
-
-def test_renamed_options_of_older_records_are_read() -> None:
-    method = fl.FedAvg(
-        factory=partial(LeNet, (1, 16, 16)), optimizer=fl.ClientOptimizer("sgd", weight_decay=0.25, lr_decay=0.5)
-    )
-    config = to_config(method)
-    config["with"]["most_samples"] = config["with"].pop("max_samples")
-    assert to_config(from_config(config)) == to_config(method)
-
-
 def test_class_may_be_ordered_mapping_of_tensors(tmp_path: Path) -> None:
     assert list(through_json(OrderedDict(b=1, a=2))) == ["b", "a"]

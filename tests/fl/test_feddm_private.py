@@ -32,9 +32,7 @@ from distillkit.privacy import (
 )
 from distillkit.privacy._public_noise import public_noise
 from distillkit.rng import derive
-from distillkit.serialization import from_config
 from fl import Classification, Client, FedDM, MultiLabel, NoUsableReply, Run, simulate
-from fl._components import identity
 from fl.methods import PrivateFedDM, SummedFedDM
 from tests.fl.federations import Tiny, images, with_label_rows
 from tests.fl.test_feddm import train_server
@@ -541,13 +539,3 @@ def test_release_without_a_ledger_is_refused() -> None:
         method().synthesize(client, double(3).eval())
     with pytest.raises(PrivacyError, match="no ledger"):
         SummedFedDM.noised(client, "class_means", torch.zeros(1, 1), 1.0, 1.0, 1.0)
-
-
-@pytest.mark.parametrize("old", ["draws", "networks"])
-def test_records_with_an_old_name_of_num_networks_are_read(old: str) -> None:
-    net = {"partial": {"name": "distillkit.networks:ConvNet"}, "args": [{"tuple": [1, 8, 8]}]}
-    options = {"sigma": 2.0, "sizes": [5.0], "factory": net, old: 3}
-    found = from_config({"object": "fl.methods:PrivateFedDM", "with": options})
-    assert found.num_networks == 3
-    assert "networks=3" in identity(found)
-    assert "num_networks" not in identity(found)

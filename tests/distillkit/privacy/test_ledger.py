@@ -40,6 +40,7 @@ from distillkit.privacy import (
     train_private,
 )
 from distillkit.privacy._child_ledger import ChildLedger, child_state
+from tests.distillkit.privacy.options import write_chain
 
 ONE = Event("class_means", 2.0, client=0)
 
@@ -175,7 +176,7 @@ def test_damaged_and_missing_lines_are_refused(tmp_path: Path) -> None:
         ledger.spend(ONE)
     head_of(path).unlink()
     path.write_text('{"accuracy": 1}\n', encoding="utf-8")
-    with pytest.raises(ValueError, match="line 1 of .* is not a line of a ledger"):
+    with pytest.raises(ValueError, match="line 1 of .* was edited, or is no ledger"):
         Ledger(path)
 
 
@@ -188,10 +189,10 @@ def test_damaged_and_missing_lines_are_refused(tmp_path: Path) -> None:
     ids=str,
 )  # fmt: skip
 def test_refused_line_stays_refused_and_later_lines_are_not_skipped(odd: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "l").write_text(json.dumps({"event": asdict(ONE)}) + "\n", encoding="utf-8")
+    event = {"event": asdict(ONE)}
+    write_chain(tmp_path / "l", event)
     ledger = Ledger(tmp_path / "l")
-    with open(tmp_path / "l", "a", encoding="utf-8") as file:
-        file.write(f"{json.dumps(odd)}\n{json.dumps({'event': asdict(ONE)})}\n")
+    write_chain(tmp_path / "l", event, odd, event)
     for use in (ledger.epsilon, ledger.epsilon, lambda: ledger.spend(ONE), lambda: Ledger(tmp_path / "l")):
         with pytest.raises(ValueError, match="line 2 of .* is not a line of a ledger: .* give the path of a ledger"):
             use()

@@ -24,9 +24,9 @@ from distillkit.privacy import (
 )
 from distillkit.privacy._child_ledger import mirror_lines
 from distillkit.sets import LabeledImages
+from tests.distillkit.privacy.options import write_chain
 
 ONE = Event("class_means", 2.0, client="a")
-OLD = Path(__file__).parent / "old_ledger.jsonl"
 """A ledger as commit e6fffac wrote it: no first line with options, no hashes."""
 
 
@@ -148,37 +148,6 @@ def test_given_relation_is_the_only_one(tmp_path: Path) -> None:
         Ledger(relation="label change")
 
 
-def test_ledger_of_an_earlier_version_is_read_and_continued(tmp_path: Path) -> None:
-    path = tmp_path / "l"
-    path.write_bytes(OLD.read_bytes())
-    old = Ledger(path, budget=9.0)
-    assert old.unchained == 4
-    assert old.epsilon("1") == compose([(2.0, 1.0, 3)], 1e-5).epsilon
-    assert "4 lines of the ledger are of an earlier version, without a hash chain" in str(old.guarantee())
-    old.spend(replace(ONE, client=1))
-    again = Ledger(path)
-    assert again.epsilon(1) == compose([(2.0, 1.0, 4)], 1e-5).epsilon
-    edited(path, 2)
-    with pytest.raises(ValueError, match="edited"):  # the new line follows the old ones as they were
-        Ledger(path)
-    (tmp_path / "l.head").unlink()
-    removed(path, 4)
-    assert Ledger(path).unchained == 4
-
-
-def test_chained_file_cannot_pass_for_an_old_one_without_a_trace(tmp_path: Path) -> None:
-    head = charged(tmp_path / "l").head
-    lines = [json.loads(line) for line in (tmp_path / "l").read_text(encoding="utf-8").splitlines()]
-    plain = [{k: v for k, v in line.items() if k != "after"} for line in lines[1:-1]]
-    (tmp_path / "l").write_text("".join(json.dumps(line) + "\n" for line in plain), encoding="utf-8")
-    with pytest.raises(ValueError, match="lost or changed"):
-        Ledger(tmp_path / "l")
-    (tmp_path / "l.head").unlink()
-    with pytest.raises(ValueError, match="is not the one"):
-        Ledger(tmp_path / "l").require_head(head)
-    assert "without a hash chain" in str(Ledger(tmp_path / "l").guarantee())
-
-
 def test_failed_write_is_not_counted_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk leaves half a line; the next charge ends it, and the chain goes on."""
     ledger = charged(tmp_path / "l", 1)
@@ -249,12 +218,11 @@ def test_disjoint_is_an_assumption_if_there_are_several_clients() -> None:
         ledger.spend(*pair)
         ledger.assume("DPSGD")
     single.spend(pair[0])
-    assert disjoint.guarantee().assumptions["Ledger"] == ("disjoint",)
-    assert disjoint.guarantee().info()["assumed_public"]["Ledger"] == ["disjoint"]
+    assert "disjoint" in disjoint.guarantee().assumptions["Ledger"]
+    assert "disjoint" in disjoint.guarantee().info()["assumed_public"]["Ledger"]
     assert "disjoint" in disjoint.guarantee().assumptions["DPSGD"]
-    assert "Ledger" not in overlapping.guarantee().assumptions
-    assert "disjoint" not in overlapping.guarantee().assumptions["DPSGD"]
-    assert single.guarantee().assumptions == {}
+    assert not any("disjoint" in names for names in overlapping.guarantee().assumptions.values())
+    assert not any("disjoint" in names for names in single.guarantee().assumptions.values())
 
 
 # Numbers that no accountant can handle.
@@ -293,8 +261,7 @@ def test_nothing_is_trained_with_noise_beyond_accounting(toy_set: LabeledImages)
 
 @pytest.mark.parametrize("name", ["sigma", "count", "round"])
 def test_line_with_a_huge_number_is_refused(name: str, tmp_path: Path) -> None:
-    line = json.dumps({"event": {**asdict(ONE), name: 7}}).replace(f'"{name}": 7', f'"{name}": 1{"0" * 400}')
-    (tmp_path / "l").write_text(line + "\n", encoding="utf-8")
+    write_chain(tmp_path / "l", {"event": {**asdict(ONE), name: 10**400}})
     if name == "round":
         assert len(Ledger(tmp_path / "l").events) == 1
     else:
@@ -316,13 +283,3 @@ def test_stated_budget_is_one_that_holds(tmp_path: Path) -> None:
     assert ledger.guarantee("A").budget == 3.0
     assert ledger.guarantee("B").budget is None is ledger.guarantee().budget
     assert ledger.guarantee("B").nominal > 3.0
-
-
-def test_line_without_a_hash_is_refused_behind_chained_lines(tmp_path: Path) -> None:
-    """Only an earlier version's ledger begins with such lines."""
-    path = tmp_path / "ledger.jsonl"
-    Ledger(path).spend(Event("sum", 2.0, client=0))
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"remark": "nothing was spent"}) + "\n")
-    with pytest.raises(ValueError, match="does not follow the lines before it"):
-        Ledger(path)
