@@ -44,8 +44,8 @@ def low_bit_scores(released: Tensor, sums: Tensor, std: float) -> Tensor:
         the power of two.
 
     Raises:
-        TypeError, ValueError: a tensor is not finite floating-point numbers, the shapes differ, or `std` is out of
-            range.
+        TypeError, ValueError: a tensor is not finite floating-point numbers, `released` is empty, the shapes differ,
+            or `std` is out of range.
     """
     std = check.real_number(std, "std", above=0.0)
     for name, value in (("released", released), ("sums", sums)):
@@ -54,10 +54,10 @@ def low_bit_scores(released: Tensor, sums: Tensor, std: float) -> Tensor:
             raise TypeError(f"{name} must be a floating-point tensor, got {got}")
         if not bool(value.isfinite().all()):
             raise ValueError(f"{name} must be finite, but {int((~value.isfinite()).sum())} of {value.numel()} are not")
-    if released.ndim < 2 or sums.shape not in (released.shape, released.shape[1:]):
+    if released.ndim < 2 or not released.numel() or sums.shape not in (released.shape, released.shape[1:]):
         raise ValueError(
-            f"released must be [runs, ...] and sums the same shape or that of one run, got {list(released.shape)} and "
-            f"{list(sums.shape)}"
+            "released must be [runs, ...] with at least one value, and sums the same shape or that of one run, got "
+            f"{list(released.shape)} and {list(sums.shape)}"
         )
     gaps = (released.detach().double() - sums.detach().double()).flatten(1).cpu()
     columns, chance = [], 2 * _NEAR
