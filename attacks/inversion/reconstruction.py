@@ -90,9 +90,10 @@ def invert_message(
             each).
         lr: step size of "geiping": the distance that a pixel moves in each of the first steps, in normalized units.
             None for the paper's 0.1, which suits thousands of steps; with a few hundred steps, also try 0.3.
-        total_variation: weight of the mean absolute difference between neighboring pixels; None for 0.1 ("geiping")
-            and 0 ("dlg"). With instance norm, the message does not determine the contrast of the images. Then a weight
-            of 0.1 removes the contrast, and 0.03 preserves more of it.
+        total_variation: weight of the mean absolute difference between neighboring pixels; None for 0.001 ("geiping")
+            and 0 ("dlg"). Mean PSNR after 240 steps on 10 images, 2 untrained networks and 2 seeds: 21.8 dB with 0,
+            22.7 with 0.001, 21.2 with 0.01 and 19.5 with 0.1. With instance norm, after as few steps, larger weights
+            give more of the content (0.1), but less of the contrast, which the message does not determine then.
         priors: pairs of a weight and a function that maps images (normalized for the network) to a scalar, such as
             `batch_norm_prior(network)` or `distillkit.losses.image_l2`. Weight times scalar is added to the loss.
         group: weight of GradInversion's group consistency, the l2 distance of a restart's images from the mean over all
@@ -114,10 +115,11 @@ def invert_message(
     Papers: Zhu, Liu and Han, "Deep Leakage from Gradients" (NeurIPS 2019); Geiping et al., "Inverting Gradients"
     (NeurIPS 2020), for the cosine objective with total variation, with the schedule of the authors' code; Yin et al.,
     "See through Gradients" (CVPR 2021), for group consistency. Deviations: DLG optimizes labels together with the
-    images; we infer them first, as iDLG does. DLG does not restrict images to the range of pixels. For group
-    consistency, the images of each restart are paired with images of the same class from a reference restart, so that
-    the sum of squared distances is smallest. Paired images are then averaged pixel by pixel. The paper also aligns
-    paired images by registration, and uses another optimizer. The choice among restarts ignores the group term.
+    images; we infer them first, as iDLG does. DLG does not restrict images to the range of pixels. The weight of the
+    total variation in Geiping et al. is 0.1. For group consistency, the images of each restart are paired with images
+    of the same class from a reference restart, so that the sum of squared distances is smallest. Paired images are then
+    averaged pixel by pixel. The paper also aligns paired images by registration, and uses another optimizer. The choice
+    among restarts ignores the group term.
     """
     dims = tuple(check.positive_int(d, "shape") for d in check.sequence(shape, "shape", "sizes (C, H, W)", 3))
     count, restarts = check.positive_int(count, "count"), check.positive_int(restarts, "restarts")
@@ -127,7 +129,7 @@ def invert_message(
     if lr is not None and not geiping:
         raise ValueError(f"lr applies to method='geiping' only (L-BFGS uses step size 1), got {lr!r} for {method!r}")
     lr = check.real_number(0.1 if lr is None else lr, "lr", above=0)
-    default = 0.1 if geiping else 0.0
+    default = 0.001 if geiping else 0.0
     variation = check.real_number(default if total_variation is None else total_variation, "total_variation", least=0)
     weighted = _priors(priors)
     group = check.real_number(group, "group", least=0)

@@ -71,8 +71,8 @@ def test_loss_is_the_papers_at_the_returned_images(method: str) -> None:
     assert found.losses == pytest.approx((float(distance + 0.2 * (rows + columns)),), rel=1e-4)
 
 
-def test_lr_decays_as_in_the_paper() -> None:
-    """A tenth as large after 3/8, 5/8 and 7/8 of the steps."""
+def test_lr_decays_as_in_the_paper_and_has_its_default() -> None:
+    """A tenth as large after 3/8, 5/8 and 7/8 of the steps. The default weight of the total variation is 0.001."""
     start = torch.full((1, *SHAPE), 3.0)
     ((moved, loss),) = signed_adam([lambda x: x.sum()], [start], 10, 0.3, Normalization((0.5,), (0.02,)))
     way = 3 * 0.3 + 3 * 0.03 + 2 * 0.003 + 2 * 0.0003
@@ -80,9 +80,10 @@ def test_lr_decays_as_in_the_paper() -> None:
     assert loss == pytest.approx(64 * (3 - way))
     net = network("relu")
     gradients = sent(net, pictures(1), torch.tensor([2]))
-    default, papers, other = (invert_gradient(net, gradients, SHAPE, steps=3, lr=lr).images for lr in (None, 0.1, 0.3))
-    assert torch.equal(default, papers)
-    assert not torch.equal(default, other)
+    options: list[dict[str, Any]] = [{}, {"lr": 0.1, "total_variation": 0.001}, {"lr": 0.3}, {"total_variation": 0.1}]
+    default, stated, *others = (invert_gradient(net, gradients, SHAPE, steps=3, **given).images for given in options)
+    assert torch.equal(default, stated)
+    assert not any(torch.equal(default, other) for other in others)
 
 
 def test_values_outside_the_box_are_kept_for_contrast_invariant_networks() -> None:
