@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from attacks import align, match, psnr
 from distillkit.rng import derive
+from tests.refused import refused
 
 SEEDS = st.integers(0, 2**16)
 
@@ -77,9 +78,6 @@ IMAGES = torch.zeros(2, 1, 4, 4)
 
 @pytest.mark.parametrize("function", [align, match])
 def test_invalid_arguments_are_named(function: Any) -> None:
-    with pytest.raises(ValueError, match="images and references must have the same shape"):
-        function(IMAGES, IMAGES[:1])
-    with pytest.raises(TypeError, match="references must be floating point"):
-        function(IMAGES, IMAGES.int())
-    with pytest.raises(ValueError, match="images must be finite"):
-        function(IMAGES / 0, IMAGES)
+    refused(lambda: function(IMAGES, IMAGES[:1]), ValueError, "images and references must have the same shape")
+    refused(lambda: function(IMAGES, IMAGES.int()), TypeError, "references must be floating point")
+    refused(lambda: function(IMAGES / 0, IMAGES), ValueError, "images must be finite")

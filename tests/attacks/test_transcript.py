@@ -17,6 +17,7 @@ from distillkit.rng import derive
 from fl._codec import encode
 from fl.engine.store import Store
 from fl.message import Message
+from tests.refused import refused
 
 
 def tensor(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -89,16 +90,14 @@ def test_altered_bits_are_detected(place: float, bit: int, tmp_path_factory: pyt
     path.write_bytes(data)
     if b"\\u001F" in data:  # the same JSON as before
         return
-    with pytest.raises(DamagedTranscript, match="0-up.safetensors"):
-        list(read_transcript(out))
+    refused(lambda: list(read_transcript(out)), DamagedTranscript, "0-up.safetensors")
 
 
 @pytest.mark.parametrize("size", [0, 7, 100, -1])
 def test_truncated_messages_are_refused(size: int, tmp_path: Path) -> None:
     path = run(tmp_path) / "transcript" / "2" / "11-down.safetensors"
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(DamagedTranscript, match="11-down.safetensors is damaged"):
-        list(read_transcript(tmp_path))
+    refused(lambda: list(read_transcript(tmp_path)), DamagedTranscript, "11-down.safetensors is damaged")
 
 
 def test_message_in_anothers_place_is_refused(tmp_path: Path) -> None:
@@ -111,8 +110,7 @@ def test_message_in_anothers_place_is_refused(tmp_path: Path) -> None:
 def test_another_format_is_refused(tmp_path: Path) -> None:
     path = run(tmp_path) / "transcript" / "2" / "3-up.safetensors"
     small_set(0).save(path)
-    with pytest.raises(DamagedTranscript, match="not a message"):
-        list(read_transcript(tmp_path))
+    refused(lambda: list(read_transcript(tmp_path)), DamagedTranscript, "not a message")
 
 
 @pytest.mark.parametrize(
@@ -141,10 +139,8 @@ def test_folder_without_messages_explains_how_to_keep_them(tmp_path: Path) -> No
     for odd in (None, 3, b"run", [tmp_path]):
         with pytest.raises(TypeError, match="folder must be the path"):
             read_transcript(odd)  # type: ignore[arg-type]
-    with pytest.raises(NoTranscript, match="does not exist"):
-        read_transcript(tmp_path / "nowhere")
-    with pytest.raises(NoTranscript, match="transcript=True"):
-        read_transcript(tmp_path)
+    refused(lambda: read_transcript(tmp_path / "nowhere"), NoTranscript, "does not exist")
+    refused(lambda: read_transcript(tmp_path), NoTranscript, "transcript=True")
 
 
 def test_reader_and_writer_checksums_agree() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distillkit._utils import check
+from tests.refused import refused
 
 good_shapes = st.tuples(*[st.integers(1, 3)] * 4)
 
@@ -67,8 +68,7 @@ def test_valid_labels_become_int64(values: list[int], dtype: torch.dtype) -> Non
     ],
 )
 def test_invalid_labels_are_refused(labels: Any, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match="marks must.*" + words):
-        check.class_labels(labels, 2, 5, "marks")
+    refused(lambda: check.class_labels(labels, 2, 5, "marks"), error, "marks must.*" + words)
 
 
 def test_labels_without_a_count_or_class_count() -> None:
@@ -86,8 +86,7 @@ def test_positive_int_accepts_its_interval(value: int, least: int, most: int | N
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", None])
 def test_positive_int_refuses_other_types(value: Any) -> None:
-    with pytest.raises(TypeError, match="count must be an int, got"):
-        check.positive_int(value, "count")
+    refused(lambda: check.positive_int(value, "count"), TypeError, "count must be an int, got")
 
 
 @given(st.floats(-9, 9), st.booleans())
@@ -96,8 +95,7 @@ def test_real_number_accepts_its_interval(value: float, closed: bool) -> None:
     if (-1 <= value <= 2) if closed else (-1 < value < 2):
         assert check.real_number(value, "rate", **limits) == value
     else:
-        with pytest.raises(ValueError, match="rate must be"):
-            check.real_number(value, "rate", **limits)
+        refused(lambda: check.real_number(value, "rate", **limits), ValueError, "rate must be")
 
 
 @pytest.mark.parametrize(
@@ -113,14 +111,12 @@ def test_real_number_accepts_its_interval(value: float, closed: bool) -> None:
     ],
 )
 def test_real_number_names_its_interval(value: float, limits: dict[str, float], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        check.real_number(value, "rate", **limits)
+    refused(lambda: check.real_number(value, "rate", **limits), ValueError, words)
 
 
 @pytest.mark.parametrize("value", [True, "1", None, 1j])
 def test_real_number_refuses_other_types(value: Any) -> None:
-    with pytest.raises(TypeError, match="rate must be a number, got"):
-        check.real_number(value, "rate")
+    refused(lambda: check.real_number(value, "rate"), TypeError, "rate must be a number, got")
 
 
 def test_an_integer_becomes_a_float() -> None:
@@ -129,8 +125,7 @@ def test_an_integer_becomes_a_float() -> None:
 
 def test_one_of() -> None:
     assert check.one_of("b", "kind", ("a", "b")) == "b"
-    with pytest.raises(ValueError, match="kind must be one of 'a', 'b', got 'c'"):
-        check.one_of("c", "kind", ("a", "b"))
+    refused(lambda: check.one_of("c", "kind", ("a", "b")), ValueError, "kind must be one of 'a', 'b', got 'c'")
 
 
 def test_rows() -> None:
@@ -149,5 +144,4 @@ def test_rows() -> None:
 
 def test_instance() -> None:
     assert check.instance(3, int, "count", "an integer") == 3
-    with pytest.raises(TypeError, match="count must be an integer, got str"):
-        check.instance("3", int, "count", "an integer")
+    refused(lambda: check.instance("3", int, "count", "an integer"), TypeError, "count must be an integer, got str")

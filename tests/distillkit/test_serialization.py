@@ -44,6 +44,7 @@ from distillkit.serialization import (
     to_config,
 )
 from distillkit.training import Protocol
+from tests.refused import refused
 
 HERE = __name__
 small = partial(ConvNet, (1, 8, 8), 3, width=4, depth=2)
@@ -235,8 +236,7 @@ def test_recorded_class_without_options_takes_none() -> None:
     class Nothing(Configurable):
         pass
 
-    with pytest.raises(TypeError, match=r"Nothing\(\) takes no arguments"):
-        Nothing(3)
+    refused(lambda: Nothing(3), TypeError, r"Nothing\(\) takes no arguments")
 
 
 def loop() -> list[Any]:
@@ -269,8 +269,7 @@ def loop() -> list[Any]:
     ids=lambda v: v if isinstance(v, str) else "",
 )
 def test_unserializable_objects_are_named_with_path_and_remedy(value: Any, message: str) -> None:
-    with pytest.raises(SerializationError, match=message):
-        to_config(value)
+    refused(lambda: to_config(value), SerializationError, message)
 
 
 def test_local_classes_and_functions_have_no_path() -> None:
@@ -280,10 +279,8 @@ def test_local_classes_and_functions_have_no_path() -> None:
     class Inside:
         pass
 
-    with pytest.raises(SerializationError, match=r"^value is the nested function .*inside.*top level"):
-        to_config(inside)
-    with pytest.raises(SerializationError, match=r"^value is a .*Inside, .* top level"):
-        to_config(Inside())
+    refused(lambda: to_config(inside), SerializationError, r"^value is the nested function .*inside.*top level")
+    refused(lambda: to_config(Inside()), SerializationError, r"^value is a .*Inside, .* top level")
 
 
 # Files that mean harm, or are damaged.
@@ -308,8 +305,7 @@ WORLD = [
 def test_file_cannot_name_other_objects(path: str, kind: str) -> None:
     said = {"partial": {"name": path}} if kind == "partial" else {kind: path}
     before = set(sys.modules)
-    with pytest.raises(ConfigError, match=r"config.*names='?|config"):
-        from_config(said, trust=[HERE])
+    refused(lambda: from_config(said, trust=[HERE]), ConfigError, r"config.*names='?|config")
     assert set(sys.modules) - before == set()
 
 
@@ -347,16 +343,14 @@ def test_module_is_trusted_only_by_its_exact_name() -> None:
     ids=str,
 )  # fmt: skip
 def test_damaged_or_unknown_values_are_refused_by_path(said: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^config\[1\]"):
-        from_config([0, said], store=tmp_path)
+    refused(lambda: from_config([0, said], store=tmp_path), ConfigError, r"^config\[1\]")
 
 
 def test_too_deep_nesting_is_refused() -> None:
     deep: Any = 1
     for _ in range(500):
         deep = [deep]
-    with pytest.raises(ConfigError, match="nested deeper"):
-        from_config(deep)
+    refused(lambda: from_config(deep), ConfigError, "nested deeper")
 
 
 @settings(max_examples=50)
@@ -370,17 +364,13 @@ def test_changed_or_missing_tensors_are_refused(tmp_path: Path) -> None:
     said = to_config([torch.zeros(2), digits()], store=tmp_path)
     files = {k: tmp_path / f"{v}.safetensors" for part in said for k, v in part.items()}
     digits().replace(labels=torch.zeros(6, dtype=torch.int64)).save(files["set"])
-    with pytest.raises(ConfigError, match=r"config\[1\].*was changed"):
-        from_config(said, store=tmp_path)
+    refused(lambda: from_config(said, store=tmp_path), ConfigError, r"config\[1\].*was changed")
     other = to_config(torch.ones(2), store=tmp_path)
     os.replace(tmp_path / f"{other['tensor']}.safetensors", files["tensor"])
-    with pytest.raises(ConfigError, match=r"config\[0\].*were changed"):
-        from_config(said, store=tmp_path)
+    refused(lambda: from_config(said, store=tmp_path), ConfigError, r"config\[0\].*were changed")
     files["tensor"].unlink()
-    with pytest.raises(ConfigError, match=r"config\[0\].*does not exist"):
-        from_config(said, store=tmp_path)
-    with pytest.raises(ConfigError, match=r"config\[0\] needs .* pass store="):
-        from_config(said)
+    refused(lambda: from_config(said, store=tmp_path), ConfigError, r"config\[0\].*does not exist")
+    refused(lambda: from_config(said), ConfigError, r"config\[0\] needs .* pass store=")
 
 
 def test_trusted_packages_have_no_functions_that_write_files() -> None:

@@ -17,6 +17,7 @@ from fl.addons import Condensed, FedProx
 from fl.averaging.addon import AddOn
 from fl.batches import Phase
 from tests.fl.federations import Tiny, federation, images
+from tests.refused import refused
 
 
 class OneWeight(nn.Module):
@@ -257,17 +258,13 @@ def test_invalid_options_are_refused_when_built() -> None:
 
     with pytest.raises(ValueError, match="Fast and Slow cannot be combined: both fill the slot 'server_step'"):
         FedAvg(Slow(), Fast(), factory=Tiny)
-    with pytest.raises(ValueError, match="FedProx is given twice"):
-        FedAvg(FedProx(0.1), FedProx(0.2), factory=Tiny)
-    with pytest.raises(ValueError, match="lr must be greater than 0"):
-        FedAvg(factory=Tiny, lr=0.0)
+    refused(lambda: FedAvg(FedProx(0.1), FedProx(0.2), factory=Tiny), ValueError, "FedProx is given twice")
+    refused(lambda: FedAvg(factory=Tiny, lr=0.0), ValueError, "lr must be greater than 0")
     for name in ("", "a/b"):
         with pytest.raises(ValueError, match=f"names that are not empty and hold no '/'.*got '{name}'"):
             FedAvg(factory={name: Tiny, "c": Tiny}, assign={0: name, 1: "c"})
-    with pytest.raises(ValueError, match="assign must say"):
-        FedAvg(factory={"a": Tiny, "b": Tiny})
-    with pytest.raises(ValueError, match="mu must be at least 0"):
-        FedProx(-1.0)
+    refused(lambda: FedAvg(factory={"a": Tiny, "b": Tiny}), ValueError, "assign must say")
+    refused(lambda: FedProx(-1.0), ValueError, "mu must be at least 0")
     with pytest.raises(ValueError, match="initial holds names that the network lacks: nothing"):
         simulate(FedAvg(factory=Tiny, initial={"nothing": torch.zeros(1)}), federation(), rounds=1, progress=False)
 

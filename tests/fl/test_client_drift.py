@@ -14,6 +14,7 @@ from fl.aggregation import Aggregator
 from fl.averaging.addon import AddOn
 from tests.fl.federations import Tiny, federation, images
 from tests.fl.invariances import assert_same
+from tests.refused import refused
 
 TEST = images(40, 77)
 
@@ -101,11 +102,8 @@ def test_opposite_updates_cancel_out() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="every"):
-        ClientDrift(every=0)
-    with pytest.raises(ValueError, match=r"needs images on the server: server_data=\{'pool'"):
-        play(ClientDrift("pool"))
+    refused(lambda: ClientDrift(every=0), ValueError, "every")
+    refused(lambda: play(ClientDrift("pool")), ValueError, r"needs images on the server: server_data=\{'pool'")
     with pytest.raises(ValueError, match="ClientDrift needs the clients' models, but FedNova rescales"):
         FedAvg(ClientDrift(), FedNova(), factory=Tiny)
-    with pytest.raises(ValueError, match="leave personal out"):
-        play(ClientDrift(), personal="classifier.*")
+    refused(lambda: play(ClientDrift(), personal="classifier.*"), ValueError, "leave personal out")

@@ -15,6 +15,7 @@ from fl.averaging.addon import AddOn
 from tests.fl import linear
 from tests.fl.federations import Tiny, federation, images
 from tests.fl.invariances import assert_invariant, assert_same
+from tests.refused import refused
 
 
 class Peek(AddOn):
@@ -114,14 +115,10 @@ def test_personal_models_beat_the_global_one_with_conflicting_labels() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="lam must be at least 0"):
-        Ditto(-0.1)
-    with pytest.raises(ValueError, match="steps must be"):
-        Ditto(steps=0)
-    with pytest.raises(ValueError, match="Ditto needs whole models"):
-        FedAvg(Ditto(), factory=Tiny, personal="classifier.*")
-    with pytest.raises(ValueError, match="both fill the slot 'personal_model'"):
-        FedAvg(Ditto(), FineTune(), factory=Tiny)
+    refused(lambda: Ditto(-0.1), ValueError, "lam must be at least 0")
+    refused(lambda: Ditto(steps=0), ValueError, "steps must be")
+    refused(lambda: FedAvg(Ditto(), factory=Tiny, personal="classifier.*"), ValueError, "Ditto needs whole models")
+    refused(lambda: FedAvg(Ditto(), FineTune(), factory=Tiny), ValueError, "both fill the slot 'personal_model'")
 
 
 def test_memory_has_batch_statistics_of_its_own() -> None:

@@ -58,6 +58,7 @@ from fl.methods import FedRep
 from tests.fl import linear
 from tests.fl.federations import Tiny, images
 from tests.fl.invariances import assert_same
+from tests.refused import refused
 
 DELTA = 1e-5
 
@@ -502,8 +503,7 @@ class ByColumn(AddOn):
 def test_column_of_a_client_is_read_by_a_term() -> None:
     clients = [d.replace(columns={"gain": torch.ones(len(d))}) for d in CLIENTS]
     assert not play(noisy(), ByColumn(), clients=clients, rounds=1).rows[0]["failed"]
-    with pytest.raises(NoUsableReply, match="3 of 3 clients failed"):
-        play(noisy(), ByColumn(), rounds=1)
+    refused(lambda: play(noisy(), ByColumn(), rounds=1), NoUsableReply, "3 of 3 clients failed")
 
 
 def weighted(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -559,8 +559,7 @@ def test_networks_and_losses_that_mix_examples_are_refused_at_the_start(name: st
     options, kind, why = BAD[name]
     rows: list[Any] = []
     clients = CLIENTS if "weights" not in name or name == "class weights" else linear.clients()
-    with pytest.raises(kind, match=why):
-        play(noisy(), clients=clients, how={"on_round": rows.append}, **options)
+    refused(lambda: play(noisy(), clients=clients, how={"on_round": rows.append}, **options), kind, why)
     assert not rows
 
 
@@ -609,5 +608,4 @@ def test_epochs_are_rounded_to_the_nearest_number_of_steps(rate: float, epochs: 
 def test_opacus_trains_on_the_objective_alone() -> None:
     with pytest.raises(ValueError, match=r"DPSGD\(gradients='opacus-ghost'\) trains on the objective alone, but MOON"):
         play(noisy(gradients="opacus-ghost"), MOON())
-    with pytest.raises(ValueError, match="gradients must be one of"):
-        noisy(gradients="ghost")
+    refused(lambda: noisy(gradients="ghost"), ValueError, "gradients must be one of")

@@ -21,6 +21,7 @@ from fl.message import Message
 from fl.method import Method
 from fl.methods import FedProto
 from tests.fl.federations import Tiny, federation
+from tests.refused import refused
 
 
 def play(method: Method, **options: Any) -> Any:
@@ -82,8 +83,7 @@ def test_other_architecture_assignment_is_another_run(kind: Any, function: bool,
 
     play(method("aab"), out=tmp_path / "run")
     play(method("aab"), out=tmp_path / "run", rounds=2, resume=True)
-    with pytest.raises(CheckpointError, match="assigned: was"):
-        play(method("aba"), out=tmp_path / "run", rounds=3, resume=True)
+    refused(lambda: play(method("aba"), out=tmp_path / "run", rounds=3, resume=True), CheckpointError, "assigned: was")
 
 
 def test_error_shows_only_the_differing_settings(tmp_path: Path) -> None:
@@ -100,8 +100,7 @@ def test_undeclared_entry_is_reported_with_its_writer() -> None:
         def after_training(self, local: Any, update: Any, reply: Message) -> None:
             reply[FedAvg.last] = {"a": update["body.0.bias"]}
 
-    with pytest.raises(Exception, match=r"FedAvg.last is not expected: .*in `expect`"):
-        play(FedAvg(Sends(), factory=Tiny))
+    refused(lambda: play(FedAvg(Sends(), factory=Tiny)), Exception, r"FedAvg.last is not expected: .*in `expect`")
 
 
 @pytest.mark.parametrize(
@@ -127,8 +126,7 @@ def test_failing_send_is_no_client_failure() -> None:
             message[FedAvg.last] = [1, 2]
 
     said = r"3 of 3 clients got no request, because the server's send raised TypeError: FedAvg.last must .*, in send\)"
-    with pytest.raises(NoUsableReply, match=said):
-        play(FedAvg(Lists(), factory=Tiny))
+    refused(lambda: play(FedAvg(Lists(), factory=Tiny)), NoUsableReply, said)
 
 
 class Ends(AddOn):

@@ -18,6 +18,7 @@ from tests.fl import linear
 from tests.fl.federations import Tiny, federation, images, with_label_rows
 from tests.fl.invariances import assert_same
 from tests.fl.reference_problems import wave
+from tests.refused import refused
 
 PROXY = np.array([[0.3, 1.2], [-0.8, 0.4], [1.1, -0.9], [0.5, 0.6]])
 
@@ -214,18 +215,14 @@ def test_refusals() -> None:
     for option, value in wrong.items():
         with pytest.raises(ValueError, match=option):
             FedDF(**{option: value})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="patience needs returns='best'"):
-        FedDF(patience=100)
-    with pytest.raises(ValueError, match="leave personal out"):
-        FedAvg(FedDF(), factory=Tiny, personal="classifier.*")
+    refused(lambda: FedDF(patience=100), ValueError, "patience needs returns='best'")
+    refused(lambda: FedAvg(FedDF(), factory=Tiny, personal="classifier.*"), ValueError, "leave personal out")
     with pytest.raises(ValueError, match="FedDF needs the clients' models, but FedNova rescales"):
         FedAvg(FedDF(), FedNova(), factory=Tiny)
     with pytest.raises(ValueError, match=r"FedAvgM needs the average in every round: use FedDF\(rate=1\)"):
         FedAvg(FedDF(rate=0.5), FedAvgM(0.5), factory=Tiny)
-    with pytest.raises(ValueError, match="server_data={'proxy'"):
-        play(FedDF(), data={"other": images(3, 0)})
-    with pytest.raises(ValueError, match="server_data={'validation'"):
-        play(FedDF(returns="best"), data={"proxy": images(3, 0)})
+    refused(lambda: play(FedDF(), data={"other": images(3, 0)}), ValueError, "server_data={'proxy'")
+    refused(lambda: play(FedDF(returns="best"), data={"proxy": images(3, 0)}), ValueError, "server_data={'validation'")
     with pytest.raises(ValueError, match=r"server_data\['proxy'\] does not fit clients\[0\]"):
         play(FedDF(), data={"proxy": images(3, 0).replace(normalization=Normalization((0.5,), (0.5,)))})
     with pytest.raises(ValueError, match="FedDF"):

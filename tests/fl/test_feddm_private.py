@@ -36,6 +36,7 @@ from fl import Classification, Client, FedDM, MultiLabel, NoUsableReply, Run, si
 from fl.methods import PrivateFedDM, SummedFedDM
 from tests.fl.federations import Tiny, images, with_label_rows
 from tests.fl.test_feddm import train_server
+from tests.refused import refused
 
 IPC, MAPS, STEPS, LR, RHO = 2, 3, 5, 3.0, 0.7
 SIGMA, SIGMA_SIZES = 4.0, 0.5
@@ -398,8 +399,7 @@ def test_epsilon_is_the_maximum_over_clients() -> None:
 def test_budget_stops_the_run() -> None:
     spent = 2 * MAPS / SIGMA**2 + 1 / SIGMA_SIZES**2
     ledger = Ledger(budget=gaussian_epsilon(spent**-0.5, 1e-5))
-    with pytest.raises(BudgetExhausted, match="the state after round 2 is kept"):
-        play(rounds=9, ledger=ledger)
+    refused(lambda: play(rounds=9, ledger=ledger), BudgetExhausted, "the state after round 2 is kept")
 
 
 @pytest.mark.parametrize("kind", [PrivateFedDM, SummedFedDM])
@@ -483,8 +483,7 @@ def test_missing_share_makes_the_round_unusable(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_invalid_options_are_refused_when_built(changes: dict[str, Any], error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
-        method(changes.pop("kind", PrivateFedDM), **changes)
+    refused(lambda: method(changes.pop("kind", PrivateFedDM), **changes), error, said)
 
 
 class Mixing(nn.Module):
@@ -504,13 +503,10 @@ class Mixing(nn.Module):
 def test_unsupported_networks_and_data_are_refused_at_the_start() -> None:
     white = Normalization((0.0,), (1.0,), zca=ZCA.fit(torch.randn(40, 1, 4, 4, generator=derive(0))))
     held = [images(20, seed=3).replace(normalization=white)]
-    with pytest.raises(PrivateStatistics, match="whitening was fitted on images"):
-        play(held=held, factory=Tiny)
+    refused(lambda: play(held=held, factory=Tiny), PrivateStatistics, "whitening was fitted on images")
     assert play(held=held, factory=Tiny, public_statistics=True).rows[0]["failed"] == {}
-    with pytest.raises(BatchStatistics, match="among other images"):
-        play(factory=lambda n: Mixing(n).double())
-    with pytest.raises(ValueError, match="sizes must be 3 numbers"):
-        play(sizes=[1.0, 2.0], sigma_sizes=None)
+    refused(lambda: play(factory=lambda n: Mixing(n).double()), BatchStatistics, "among other images")
+    refused(lambda: play(sizes=[1.0, 2.0], sigma_sizes=None), ValueError, "sizes must be 3 numbers")
     with pytest.raises(ValueError, match="needs exactly one class per image"):
         simulate(method(), [with_label_rows(c) for c in clients()], rounds=1, task=MultiLabel(3), progress=False)
 
@@ -519,8 +515,7 @@ def test_measured_statistics_are_refused_before_any_client_trains() -> None:
     data = images(20, seed=3)
     pixels = (data.images - data.images.min()) / (data.images.max() - data.images.min())
     held = LabeledImages.from_pixels(pixels, data.labels, num_classes=3, normalization=Normalization.of(pixels))
-    with pytest.raises(PrivateStatistics, match="mean and std were measured on images"):
-        play(held=[held], factory=Tiny)
+    refused(lambda: play(held=[held], factory=Tiny), PrivateStatistics, "mean and std were measured on images")
     assert play(held=[held], factory=Tiny, public_statistics=True).rows[0]["failed"] == {}
 
 
@@ -535,7 +530,6 @@ def test_number_of_records_never_makes_a_client_fail(kind: type[PrivateFedDM]) -
 
 def test_release_without_a_ledger_is_refused() -> None:
     client = Client(0, clients()[0], None, Classification(3), 1, 0)
-    with pytest.raises(PrivacyError, match="no ledger"):
-        method().synthesize(client, double(3).eval())
+    refused(lambda: method().synthesize(client, double(3).eval()), PrivacyError, "no ledger")
     with pytest.raises(PrivacyError, match="no ledger"):
         SummedFedDM.noised(client, "class_means", torch.zeros(1, 1), 1.0, 1.0, 1.0)

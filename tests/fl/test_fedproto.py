@@ -21,6 +21,7 @@ from fl.methods import FedProto
 from tests.fl import linear
 from tests.fl.federations import Tiny, federation, images, with_label_rows
 from tests.fl.invariances import assert_same
+from tests.refused import refused
 
 LABELS = [np.array([0, 1, 1]), np.array([1, 1]), np.array([0, 2, 0, 0])]
 
@@ -137,13 +138,10 @@ def test_refusals() -> None:
     for option, value in {"lam": -1.0, "lr": 0.0, "epochs": 0, "weights": "all", "predict": "none"}.items():
         with pytest.raises(ValueError, match=option):
             FedProto(factory=Tiny, **{option: value})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="assign must say"):
-        FedProto(factory={"a": Tiny, "b": Tiny})
+    refused(lambda: FedProto(factory={"a": Tiny, "b": Tiny}), ValueError, "assign must say")
     networks: dict[str, Any] = {"a": Tiny, "b": lambda k: nn.Sequential(nn.Flatten(), nn.Linear(16, k))}
-    with pytest.raises(ValueError, match="one size to share prototypes"):
-        start(FedProto(factory=networks, assign=lambda k: "a"))
-    with pytest.raises(ValueError, match="exactly one class per image"):
-        start(FedProto(factory=Tiny), task=MultiLabel(3))
+    refused(lambda: start(FedProto(factory=networks, assign=lambda k: "a")), ValueError, "one size to share prototypes")
+    refused(lambda: start(FedProto(factory=Tiny), task=MultiLabel(3)), ValueError, "exactly one class per image")
 
 
 @pytest.mark.golden("Condensed", source="Huang et al., TMLR 2024, section 5.1: FedProto on condensed data")

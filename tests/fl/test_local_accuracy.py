@@ -14,6 +14,7 @@ from fl.addons import FedAvgM, FedNova, LocalAccuracy, NaiveVHL, SharedPool
 from fl.averaging.addon import AddOn
 from tests.fl.federations import Tiny, federation, images
 from tests.fl.invariances import assert_same
+from tests.refused import refused
 
 TEST = images(40, 77)
 
@@ -66,20 +67,17 @@ def test_missing_test_set_is_an_error() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="every"):
-        LocalAccuracy(every=0)
+    refused(lambda: LocalAccuracy(every=0), ValueError, "every")
     with pytest.raises(TypeError, match="on must be a string"):
         LocalAccuracy(on=TEST)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="LocalAccuracy needs the clients' models, but FedNova rescales"):
         FedAvg(LocalAccuracy(), FedNova(), factory=Tiny)
-    with pytest.raises(ValueError, match="leave personal out"):
-        play(LocalAccuracy(), personal="classifier.*")
+    refused(lambda: play(LocalAccuracy(), personal="classifier.*"), ValueError, "leave personal out")
     for rule in ("local", "drop"):
         with pytest.raises(ValueError, match="LocalAccuracy runs .* but their batch statistics stay with the clients"):
             play(LocalAccuracy(), buffers=rule)
         play(LocalAccuracy(), buffers=rule, factory=Tiny, rounds=1)
-    with pytest.raises(ValueError, match="server_data={'test'"):
-        play(LocalAccuracy(), data={"other": TEST})
+    refused(lambda: play(LocalAccuracy(), data={"other": TEST}), ValueError, "server_data={'test'")
     for wrong in (TEST.replace(normalization=Normalization((0.5,), (0.5,))), images(0, 1)):
         with pytest.raises(ValueError, match=r"server_data\['test'\] (does not fit|has no images)"):
             play(LocalAccuracy(), data={"test": wrong})

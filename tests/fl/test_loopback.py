@@ -65,6 +65,7 @@ from fl.study import outcome_hash
 from tests.fl.invariances import assert_same
 from tests.fl.test_addon_combinations import NAMES, PICTURE, SHARED, Net, addon, digits, federation, normed, plain
 from tests.fl.test_private_runs import SIGMA, NoisySum, client_data
+from tests.refused import refused
 
 DM: dict[str, Any] = {"factory": Net, "ipc": 1, "steps": 2, "server_epochs": 1, "server_batch": 4}
 DP: dict[str, Any] = {"sigma": 2.0, "public_statistics": True, **DM}
@@ -213,8 +214,7 @@ def test_threads_and_loopback_resume_each_others_folders(tmp_path: Path) -> None
         run = play(method(), rounds=rounds, backend=backend, out=tmp_path, resume=True)
     assert_equal(run, play(method(), rounds=6))
     assert not any("bytes_resent" in row for row in run.rows[4:])
-    with pytest.raises(CheckpointError, match="faults"):
-        play(method(), rounds=8, backend=FAULTS, out=tmp_path, resume=True)
+    refused(lambda: play(method(), rounds=8, backend=FAULTS, out=tmp_path, resume=True), CheckpointError, "faults")
 
 
 def test_faults_are_drawn_from_their_seed_at_the_requested_rates() -> None:
@@ -223,10 +223,8 @@ def test_faults_are_drawn_from_their_seed_at_the_requested_rates() -> None:
     assert all(abs(fates[kind] - 500) < 80 for kind in ("lost", "twice", "late"))
     assert {Loopback().fate("local", r, 0) for r in range(50)} == {"arrives"}
     assert [Loopback(lose=1.0).fate(verb, 1, 0) for verb in ("local", "evaluate")] == ["lost", "lost"]
-    with pytest.raises(ValueError, match="at most 1 in all, got 0.5, 0.4 and 0.2"):
-        Loopback(lose=0.5, repeat=0.4, delay=0.2)
-    with pytest.raises(ValueError, match=r"lose must be in \[0, 1\], got 2"):
-        Loopback(lose=2)
+    refused(lambda: Loopback(lose=0.5, repeat=0.4, delay=0.2), ValueError, "at most 1 in all, got 0.5, 0.4 and 0.2")
+    refused(lambda: Loopback(lose=2), ValueError, r"lose must be in \[0, 1\], got 2")
     with pytest.raises(ValueError, match="backend must be 'threads' or a backend such as fl.Loopback.*got 'cloud'"):
         play(plain(), backend="cloud")
     for wrong in (3, Loopback):
@@ -502,8 +500,7 @@ def test_malformed_replies_are_refused_by_field(change: dict[str, Any], said: st
     reply, facts = from_parts(*result_parts("3-a", ClientResult(4, Message.unchecked({"x": 1.0}), seconds=1.0)))
     assert read_result(reply, facts)[1].client == 4
     other = json.dumps({**json.loads(facts["answer"]), **change})
-    with pytest.raises(ValueError, match=f"not a result: its answer's {said}"):
-        read_result(reply, {**facts, "answer": other})
+    refused(lambda: read_result(reply, {**facts, "answer": other}), ValueError, f"not a result: its answer's {said}")
 
 
 def test_error_texts_of_clients_are_cut_to_a_line_of_the_history() -> None:

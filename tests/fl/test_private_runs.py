@@ -42,6 +42,7 @@ from fl.engine._client_runtime import FAILED_PRIVATELY
 from fl.engine._validation import EXACT_TESTS
 from fl.method import evaluation_spec
 from tests.fl.federations import Tiny, images
+from tests.refused import refused
 
 SIGMA = 2.0
 DELTA = 1e-5
@@ -171,8 +172,7 @@ def test_run_with_an_incomplete_ledger_is_not_resumed(tmp_path: Path) -> None:
     path, beside = tmp_path / "ledger.jsonl", tmp_path / "ledger.jsonl.head"
     lines = path.read_bytes().splitlines()
     path.unlink()
-    with pytest.raises(ValueError, match="lost lines"):
-        play(rounds=3, out=tmp_path, resume=True)
+    refused(lambda: play(rounds=3, out=tmp_path, resume=True), ValueError, "lost lines")
     beside.unlink()
     with pytest.raises(CheckpointError, match="has epsilon 0, but the run had spent 2.943"):
         play(rounds=3, out=tmp_path, resume=True)
@@ -296,8 +296,7 @@ def test_seeded_noise_differs_between_clients_and_rounds() -> None:
 
 def test_run_is_not_resumed_with_another_source_of_noise_or_delta(tmp_path: Path) -> None:
     play(rounds=1, out=tmp_path, secret=1)
-    with pytest.raises(CheckpointError, match="privacy"):
-        play(rounds=2, out=tmp_path, resume=True)
+    refused(lambda: play(rounds=2, out=tmp_path, resume=True), CheckpointError, "privacy")
     with pytest.raises(CheckpointError, match="privacy"):
         play(rounds=2, out=tmp_path, resume=True, secret=1, ledger=Ledger(tmp_path / "other.jsonl", delta=1e-6))
 
@@ -309,8 +308,7 @@ def test_method_not_declared_private_cannot_charge() -> None:
     with pytest.raises(NoUsableReply, match="the method must have `private = True`"):
         simulate(Silent(), client_data()[:2], rounds=1, progress=False)
     client = Client(0, empty_client(), None, None, 1, 0)  # type: ignore[arg-type]
-    with pytest.raises(PrivacyError, match="the run has no ledger to charge"):
-        client.spend("x", 1.0)
+    refused(lambda: client.spend("x", 1.0), PrivacyError, "the run has no ledger to charge")
 
 
 class Chosen(NoisySum):

@@ -65,6 +65,7 @@ from fl.method import Method
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, Real, SingleImage, SummedFedDM
 from tests.fl.federations import Tiny, federation, images
 from tests.fl.invariances import assert_same
+from tests.refused import refused
 
 PICTURE = torch.linspace(0, 1, 108).reshape(3, 6, 6)
 
@@ -219,8 +220,7 @@ def test_subclass_has_its_own_key_and_its_parents_entries() -> None:
 
 @pytest.mark.parametrize("wrong", [3, "", "a b", "a.b", None, Entry[float]("sum")], ids=str)
 def test_key_must_be_a_valid_name(wrong: Any) -> None:
-    with pytest.raises(TypeError, match=r"^Odd.key must be a name, as 'Odd', got"):
-        type("Odd", (AddOn,), {"key": wrong})
+    refused(lambda: type("Odd", (AddOn,), {"key": wrong}), TypeError, r"^Odd.key must be a name, as 'Odd', got")
 
 
 def test_two_parts_with_one_key_are_refused_by_name() -> None:
@@ -294,8 +294,7 @@ def test_annotation_cannot_make_a_reserved_attribute_an_option(base: Any, name: 
         Filter: lambda: Filtered(FedAvg(factory=Tiny), mine),
         Method: lambda: simulate(mine, federation(), rounds=1, progress=False),
     }
-    with pytest.raises(TypeError, match=error):
-        use[base]()
+    refused(lambda: use[base](), TypeError, error)
 
 
 def test_attributes_without_annotation_and_properties_are_no_options() -> None:
@@ -329,8 +328,7 @@ def test_attributes_without_annotation_and_properties_are_no_options() -> None:
 def test_declarations_of_an_add_on_are_checked_when_installed(name: str, value: Any, error: str) -> None:
     """A misspelt `data_access` must not bypass the check of DP-SGD, which would then ignore the term."""
     mine = type("Mine", (AddOn,), {name: value})()
-    with pytest.raises((TypeError, ValueError), match=error):
-        FedAvg(mine, factory=Tiny)
+    refused(lambda: FedAvg(mine, factory=Tiny), (TypeError, ValueError), error)
 
 
 class Scaffold(AddOn):
@@ -357,16 +355,14 @@ def test_two_entries_with_one_key_are_refused_by_their_owners() -> None:
         key = "Shift"
         total = Entry[Tensor]("sum")
 
-    with pytest.raises(ValueError, match="have the same key, 'Scaffold'"):
-        FedAvg(Scaffold(), SCAFFOLD(), factory=Tiny)
+    refused(lambda: FedAvg(Scaffold(), SCAFFOLD(), factory=Tiny), ValueError, "have the same key, 'Scaffold'")
     with pytest.raises(ValueError, match=r"Heir and SCAFFOLD share the entry SCAFFOLD.control, .* one of its own"):
         FedAvg(Heir(), SCAFFOLD(), factory=Tiny)
     with pytest.raises(ValueError, match=r"Heir and Other share the entry SCAFFOLD.control"):
         FedAvg(Heir(), Other(), factory=Tiny)
     here = re.escape(__name__)
     shifts = rf"{here}.*Averages and {here}.Shift both have an entry with the key 'Shift.total', and Averages and Shift"
-    with pytest.raises(ValueError, match=shifts):
-        Filtered(Averages(factory=Tiny), Shift())
+    refused(lambda: Filtered(Averages(factory=Tiny), Shift()), ValueError, shifts)
     with pytest.raises(ValueError, match=r"Renamed and .*Noisy both have an entry with the key 'Noisy.total'"):
         Filtered(FedAvg(Renamed(), factory=Tiny), Noisy())
 

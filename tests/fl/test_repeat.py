@@ -26,6 +26,7 @@ from fl.study import Federated, NotRepeatable, load, outcome_hash, repeat
 from tests.fl.federations import Tiny, federation, images, without_checksums
 from tests.fl.test_addon_combinations import Net, addon, plain
 from tests.fl.test_loopback import METHODS, play
+from tests.refused import refused
 
 HERE = [__name__, "tests.fl.federations", "tests.fl.test_addon_combinations"]
 COUNT = 60
@@ -135,10 +136,8 @@ def test_records_stay_with_their_clients_under_another_seed(run: Path, tmp_path:
         assert set(mine.tolist()) == {row for row in had.tolist() if row % 2 == 0}
     assert shadow.config["data"] == again(run, keep=range(0, COUNT, 2)).config["data"]
     assert again(tmp_path / "other", seed=3).hash == known.hash
-    with pytest.raises(NotRepeatable, match="data: was"):
-        again(run, seed=8, data=partial(load_data, 5))
-    with pytest.raises(ValueError, match="seed must be at least 0"):
-        again(run, seed=-1)
+    refused(lambda: again(run, seed=8, data=partial(load_data, 5)), NotRepeatable, "data: was")
+    refused(lambda: again(run, seed=-1), ValueError, "seed must be at least 0")
 
 
 def test_clients_train_only_on_the_kept_records(run: Path) -> None:
@@ -167,8 +166,7 @@ def test_interrupted_repetition_continues(run: Path, tmp_path: Path) -> None:
     for name in ("summary.json",):
         (tmp_path / name).unlink()
     assert again(run, out=tmp_path).hash == found.hash
-    with pytest.raises(ValueError, match="another folder than the run's"):
-        again(run, out=run)
+    refused(lambda: again(run, out=run), ValueError, "another folder than the run's")
 
 
 def test_other_hash_is_warned_of_with_both_versions(run: Path, tmp_path: Path) -> None:
@@ -215,10 +213,8 @@ def test_run_of_simulate_is_repeated_on_given_images(tmp_path: Path) -> None:
     assert found.hash == outcome_hash(ran)
     with pytest.raises(NotRepeatable, match=r"data: was .*, now"):
         again(tmp_path / "run", clients=federation()[::-1], test=HOW["test"])
-    with pytest.raises(NotRepeatable, match=r"test: was \[9, .*, now None"):
-        again(tmp_path / "run", clients=federation())
-    with pytest.raises(ValueError, match="test goes with clients"):
-        again(tmp_path / "run", test=HOW["test"])
+    refused(lambda: again(tmp_path / "run", clients=federation()), NotRepeatable, r"test: was \[9, .*, now None")
+    refused(lambda: again(tmp_path / "run", test=HOW["test"]), ValueError, "test goes with clients")
     with pytest.raises(ValueError, match="keep and data are for a run of a study"):
         again(tmp_path / "run", clients=federation(), keep=[1])
 
@@ -228,8 +224,7 @@ def test_seeded_private_run_repeats_to_the_same_hash(tmp_path: Path) -> None:
     ran = simulate(method, federation(), rounds=2, seed=4, secret=7, out=tmp_path / "run", progress=False)
     found = again(tmp_path / "run", clients=federation())
     assert found.hash == outcome_hash(ran)
-    with pytest.raises(NotRepeatable, match="data: was"):
-        again(tmp_path / "run", clients=federation()[::-1])
+    refused(lambda: again(tmp_path / "run", clients=federation()[::-1]), NotRepeatable, "data: was")
 
 
 def test_faults_are_part_of_a_run(tmp_path: Path) -> None:
@@ -244,15 +239,13 @@ def test_faults_are_part_of_a_run(tmp_path: Path) -> None:
 def test_method_that_cannot_be_rebuilt_is_given_or_built_by_its_factory(tmp_path: Path) -> None:
     method = FedAvg(factory=lambda outputs: Tiny(outputs), steps=1)
     ran = simulate(method, federation(), out=tmp_path / "run", **HOW)
-    with pytest.raises(NotRepeatable, match=r"method.factory is a lambda, .* Pass method=.* factory="):
-        load(tmp_path / "run")
+    refused(lambda: load(tmp_path / "run"), NotRepeatable, r"method.factory is a lambda, .* Pass method=.* factory=")
     found = load(tmp_path / "run", factory=Tiny)
     assert found.method is None
     assert found.rows == json.loads(json.dumps(ran.rows))
     assert all(torch.equal(v, ran.models[""].state_dict()[n]) for n, v in found.models[""].state_dict().items())
     assert "an unknown method" in repr(found)
-    with pytest.raises(NotRepeatable, match="its weights do not fit"):
-        load(tmp_path / "run", factory=Net)
+    refused(lambda: load(tmp_path / "run", factory=Net), NotRepeatable, "its weights do not fit")
     assert load(tmp_path / "run", method=method).hash == outcome_hash(ran)
     found = again(tmp_path / "run", method=method, clients=federation(), test=HOW["test"])
     assert found.hash == outcome_hash(ran)
@@ -265,15 +258,12 @@ def test_folders_of_other_formats_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**config, "format": "distillkit.run/9"}), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="run/9"):
-        load(tmp_path)
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        load(tmp_path / "nowhere")
+    refused(lambda: load(tmp_path), CheckpointError, "run/9")
+    refused(lambda: load(tmp_path / "nowhere"), CheckpointError, "cannot be read")
 
 
 def test_users_functions_require_trust(run: Path) -> None:
-    with pytest.raises(NotRepeatable, match=r"names 'tests.fl.federations:Tiny', .*trust=\['tests.fl.federations'\]"):
-        load(run)
+    refused(lambda: load(run), NotRepeatable, r"names 'tests.fl.federations:Tiny', .*trust=\['tests.fl.federations'\]")
     with pytest.raises(NotRepeatable, match=rf"task of the run .*trust=\['{__name__}'\]"):
         load(run, trust=["tests.fl.federations"]).task  # noqa: B018
 

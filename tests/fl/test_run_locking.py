@@ -25,6 +25,7 @@ from fl.study import Federated
 from tests.distillkit.test_locking import HOLD, TRY
 from tests.fl.federations import Tiny, federation
 from tests.fl.invariances import assert_same
+from tests.refused import refused
 
 
 @contextmanager
@@ -76,8 +77,7 @@ def test_run_locks_its_folder_and_ledger_from_first_to_last_round(tmp_path: Path
 
     def ask(row: dict[str, Any]) -> None:
         heard.extend(attempt_in_another_process(tmp_path / name) for name in (".owner.lock", "ledger.jsonl.owner.lock"))
-        with pytest.raises(InUse, match="already in use by this process"):
-            play(out=tmp_path, resume=True)
+        refused(lambda: play(out=tmp_path, resume=True), InUse, "already in use by this process")
 
     private(out=tmp_path, on_round=ask)
     assert len(heard) == 4
@@ -97,8 +97,7 @@ def test_ledger_of_a_running_process_is_read_only_for_others(tmp_path: Path) -> 
         for charge in (lambda: mine.spend(event), lambda: mine.void("x"), lambda: mine.add_remark("x")):
             with pytest.raises(InUse, match=rf"the ledger .*ledger\.jsonl is in use by process {pid}"):
                 charge()
-        with pytest.raises(InUse, match=str(pid)):
-            private(ledger=mine)
+        refused(lambda: private(ledger=mine), InUse, str(pid))
         assert path.read_bytes() == before
         assert mine.epsilon() == Ledger(path).epsilon() == epsilon
     mine.spend(event)
@@ -145,10 +144,8 @@ def test_history_with_unordered_rounds_is_refused_as_damaged(change: Any, why: s
     play(3, out=tmp_path)
     path = tmp_path / "history.jsonl"
     path.write_text("\n".join(change(path.read_text(encoding="utf-8").splitlines())) + "\n", encoding="utf-8")
-    with pytest.raises(CheckpointError, match=rf"history\.jsonl is damaged: {why}"):
-        read_history(path)
-    with pytest.raises(CheckpointError, match=rf"history\.jsonl is damaged: {why}"):
-        play(4, out=tmp_path, resume=True)
+    refused(lambda: read_history(path), CheckpointError, rf"history\.jsonl is damaged: {why}")
+    refused(lambda: play(4, out=tmp_path, resume=True), CheckpointError, rf"history\.jsonl is damaged: {why}")
 
 
 def test_torn_or_uncommitted_last_line_is_cut_and_the_run_resumes(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from fl import Keyring, NoUsableReply, Registry
 from fl.secure import AuthenticationError, MissingCryptography, ProtocolError, SecureSums, _crypto, _shamir
 from fl.secure._signed_messages import KeyBundle, sign_bundle
 from tests.fl.secure_protocol import ProtocolRun, plain
+from tests.refused import refused
 
 FEW = settings(max_examples=20, deadline=None)
 
@@ -33,8 +34,7 @@ def test_any_t_shares_recover_the_secret(data: st.DataObject, secret: int, count
     shares = dict(zip(points, _shamir.split(secret, points, threshold)))
     some = data.draw(st.permutations(points))[:threshold]
     assert _shamir.recover({x: shares[x] for x in some}) == secret
-    with pytest.raises(ValueError, match="shares must hold at least one share; got none"):
-        _shamir.recover({})
+    refused(lambda: _shamir.recover({}), ValueError, "shares must hold at least one share; got none")
 
 
 @pytest.mark.parametrize(("prime", "count", "threshold"), [(5, 4, 3), (7, 4, 2), (5, 3, 3)])
@@ -75,8 +75,7 @@ def test_field_holds_every_key_and_has_prime_order() -> None:
     ],
 )  # fmt: skip
 def test_invalid_sharing_arguments_are_refused(arguments: tuple[int, list[int], int], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        _shamir.split(*arguments)
+    refused(lambda: _shamir.split(*arguments), ValueError, said)
 
 
 # The sum.
@@ -192,19 +191,16 @@ def test_forged_keys_are_refused_by_name() -> None:
     stranger = _crypto.new_signing_key()
     keys = [_crypto.new_agreement_keys()[1] for _ in range(2)]
     run.bundles[2] = sign_bundle(run.context, 2, stranger, keys[0], keys[1], bytes(32))
-    with pytest.raises(AuthenticationError, match="the keys of client 2 are not signed for this round"):
-        run.deal([0])
+    refused(lambda: run.deal([0]), AuthenticationError, "the keys of client 2 are not signed for this round")
     run.bundles[2] = KeyBundle(keys[0] + run.sessions[2].announce_keys()[32:])  # one key exchanged, the signature left
-    with pytest.raises(AuthenticationError, match="client 2"):
-        run.deal([1])
+    refused(lambda: run.deal([1]), AuthenticationError, "client 2")
 
 
 def test_keys_of_another_round_are_refused() -> None:
     first = ProtocolRun(range(4), 3).run_until("announce")
     second = ProtocolRun(range(4), 3, number=2, before=first).run_until("announce")
     second.bundles[1] = first.bundles[1]
-    with pytest.raises(AuthenticationError, match="client 1.*from another round"):
-        second.deal([0])
+    refused(lambda: second.deal([0]), AuthenticationError, "client 1.*from another round")
 
 
 def test_own_old_keys_are_detected() -> None:
@@ -212,8 +208,7 @@ def test_own_old_keys_are_detected() -> None:
     before = dict(run.bundles)
     run.announce()  # the round is run again
     run.bundles[0] = before[0]
-    with pytest.raises(ProtocolError, match="passes on keys of client 0 that it did not announce"):
-        run.deal([0])
+    refused(lambda: run.deal([0]), ProtocolError, "passes on keys of client 0 that it did not announce")
 
 
 def test_strangers_and_too_few_participants_are_refused() -> None:
@@ -221,8 +216,7 @@ def test_strangers_and_too_few_participants_are_refused() -> None:
     with pytest.raises(ProtocolError, match="2 clients take part, and the threshold is 3"):
         run.sessions[0].share_secrets({k: run.bundles[k] for k in (0, 1)})
     six = ProtocolRun(range(6), 3).run_until("announce")
-    with pytest.raises(ProtocolError, match="more than half"):
-        six.deal([0])
+    refused(lambda: six.deal([0]), ProtocolError, "more than half")
     with pytest.raises(AuthenticationError, match="client 9 have no key in the registry"):
         run.sessions[0].share_secrets({**{k: run.bundles[k] for k in range(3)}, 9: run.bundles[4]})
 
@@ -251,8 +245,7 @@ def test_client_signs_one_sum_and_discloses_once() -> None:
     with pytest.raises(ProtocolError, match="'assent' of round 1.*each step is taken once"):
         run.sessions[0].sign_survivors([0, 1, 2])
     run.disclose(range(4))
-    with pytest.raises(ProtocolError, match="its last step is nothing"):
-        run.sessions[0].disclose_shares(run.signatures)
+    refused(lambda: run.sessions[0].disclose_shares(run.signatures), ProtocolError, "its last step is nothing")
     with pytest.raises(ProtocolError):
         run.sessions[0].sign_survivors([0, 1, 2])
     assert not run.keyring.sessions
@@ -305,15 +298,13 @@ def test_step_of_another_round_or_run_is_refused() -> None:
 def test_false_share_is_detected() -> None:
     run = ProtocolRun(range(4), 3).run_until("disclose")
     run.shares[1][2] = bytes(32) + b"\1"
-    with pytest.raises(NoUsableReply, match=r"client 2's secret from clients \[0, 1, 2\] do not give the secret"):
-        run.sum()
+    refused(lambda: run.sum(), NoUsableReply, r"client 2's secret from clients \[0, 1, 2\] do not give the secret")
 
 
 def test_client_with_a_key_outside_the_registry_sends_nothing() -> None:
     run = ProtocolRun(range(3), 2)
     run.keyring.identities[1] = _crypto.new_signing_key()
-    with pytest.raises(ProtocolError, match="keyring's key of client 1 is not its key in the registry"):
-        run.announce()
+    refused(lambda: run.announce(), ProtocolError, "keyring's key of client 1 is not its key in the registry")
 
 
 def test_keys_of_small_order_are_refused() -> None:
@@ -350,12 +341,10 @@ def test_invalid_registries_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="clients' numbers"):
         Registry([key, other])  # type: ignore[arg-type]
     (tmp_path / "x").write_text("[1]", encoding="utf-8")
-    with pytest.raises(ValueError, match="is not a registry"):
-        Registry.read(tmp_path / "x")
+    refused(lambda: Registry.read(tmp_path / "x"), ValueError, "is not a registry")
     with pytest.raises(LookupError, match=r"client 7 is not in the registry, which has 2 clients \(0, 1\)"):
         Registry({0: key, 1: other}).of(7)
-    with pytest.raises(LookupError, match="client 3 has no key in its keyring"):
-        Keyring(tmp_path).signing_key(3)
+    refused(lambda: Keyring(tmp_path).signing_key(3), LookupError, "client 3 has no key in its keyring")
 
 
 def test_error_without_cryptography_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

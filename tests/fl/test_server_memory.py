@@ -26,6 +26,7 @@ from fl.engine.store import CheckpointError, Store
 from fl.message import Entry, Message
 from fl.participants import Client
 from tests.fl.federations import Tiny, images
+from tests.refused import refused
 
 
 class Alive:
@@ -230,8 +231,7 @@ def test_resumed_run_keeps_only_committed_memories(memories: MemoryStore) -> Non
 
 
 def test_lost_memory_differs_from_a_client_without_memory(memories: MemoryStore) -> None:
-    with pytest.raises(CheckpointError, match="1-a"):
-        memories.load(4, "1-a")
+    refused(lambda: memories.load(4, "1-a"), CheckpointError, "1-a")
     memories.stage(4, "1-a", memory(1.0))
     copy = memories.load(4, "1-a")
     copy[FedAvg.samples] = 9.0
@@ -279,8 +279,7 @@ def test_uncommitted_records_are_truncated(tmp_path: Path) -> None:
         assert (found.round, found.metadata, found.changes) == (2, {}, [{"4": {"memory": "1-a", "bodies": {}}}])
         assert records.read_text(encoding="utf-8") == whole
     records.write_text(whole[:20] + "\n" + whole, encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"clients\.jsonl is damaged: line 1"):
-        Store(tmp_path).restore("run")
+    refused(lambda: Store(tmp_path).restore("run"), CheckpointError, r"clients\.jsonl is damaged: line 1")
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe{\x80", bytes(40), b"3", b"[]", b"null", b"{}"], ids=repr)
@@ -294,8 +293,7 @@ def test_damaged_run_files_are_refused_by_file_name(damage: bytes, tmp_path: Pat
         store.folder / "clients.jsonl", store.folder / "manifest.json", tmp_path / "config.json"
     )  # fmt: skip
     records.write_bytes(damage + b"\n" + records.read_bytes())
-    with pytest.raises(CheckpointError, match=r"clients\.jsonl is damaged: line 1"):
-        store.restore("run")
+    refused(lambda: store.restore("run"), CheckpointError, r"clients\.jsonl is damaged: line 1")
     manifest.write_bytes(damage)
     for read in (store.state, store.rows, lambda: store.restore("run")):
         with pytest.raises(CheckpointError, match=r"manifest\.json is (damaged|not a checkpoint)"):

@@ -25,6 +25,7 @@ from fl.averaging.addon import AddOn
 from fl.methods import ClippedCrossEntropy, SingleImage
 from tests.fl.federations import Tiny, federation, images
 from tests.fl.invariances import assert_invariant, assert_same
+from tests.refused import refused
 
 PHOTO = torch.rand(1, 24, 30, generator=derive(0))
 SMALL: dict[str, Any] = {"keep": 6, "count": 14, "steps": 3, "batch": 4, "selection": {"clusters": 4}}
@@ -340,8 +341,7 @@ def test_unrequested_weights_are_refused_by_name() -> None:
 
 def test_round_with_zero_total_weight_fails() -> None:
     method = SingleImage(PHOTO, Weightless(), factory=Tiny, shared={**SMALL, "warm_rounds": 0}, epochs=1)
-    with pytest.raises(NoUsableReply, match="all weights"):
-        simulate(method, federation(), rounds=1, progress=False)
+    refused(lambda: simulate(method, federation(), rounds=1, progress=False), NoUsableReply, "all weights")
 
 
 def test_defaults_are_the_papers_setting() -> None:
@@ -374,8 +374,7 @@ def test_defaults_are_the_papers_setting() -> None:
     ],
 )
 def test_invalid_options_are_refused(options: dict[str, Any], error: str) -> None:
-    with pytest.raises(ValueError, match=error):
-        SharedImage(PHOTO, **{**SMALL, **options})
+    refused(lambda: SharedImage(PHOTO, **{**SMALL, **options}), ValueError, error)
 
 
 def test_incompatible_parts_are_refused_when_built() -> None:
@@ -386,10 +385,8 @@ def test_incompatible_parts_are_refused_when_built() -> None:
         FedAvg(SharedImage(PHOTO, **SMALL, rate=1.0), other, factory=Tiny)
     with pytest.raises(ValueError, match="FedDF and SharedImage cannot be combined: both fill the slot 'refine'"):
         FedAvg(shared, FedDF(), factory=Tiny)
-    with pytest.raises(ValueError, match="leave personal out"):
-        FedAvg(shared, factory=Tiny, personal="classifier.*")
-    with pytest.raises(ValueError, match="max_norm must be greater than 0"):
-        ClippedCrossEntropy(0.0)
+    refused(lambda: FedAvg(shared, factory=Tiny, personal="classifier.*"), ValueError, "leave personal out")
+    refused(lambda: ClippedCrossEntropy(0.0), ValueError, "max_norm must be greater than 0")
 
 
 def test_images_of_another_space_are_refused() -> None:
@@ -404,8 +401,6 @@ def test_images_of_another_space_are_refused() -> None:
             play(
                 clients=[data], factory=lambda k, d=flat: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(d, k))
             )
-    with pytest.raises(ValueError, match="returns='best' needs server_data"):
-        play(shared={"returns": "best"})
+    refused(lambda: play(shared={"returns": "best"}), ValueError, "returns='best' needs server_data")
     rows = LabeledImages(torch.zeros(6, 1, 4, 4), torch.ones(6, 3), num_classes=3)
-    with pytest.raises(ValueError, match="SharedImage"):
-        play(clients=[rows], simulation={"task": MultiLabel(3)})
+    refused(lambda: play(clients=[rows], simulation={"task": MultiLabel(3)}), ValueError, "SharedImage")

@@ -36,6 +36,7 @@ from attacks.membership import (
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
 from tests.attacks.membership.importable_fit import IMAGES, fit
+from tests.refused import refused
 
 LABELS = torch.arange(20) % 2
 POPULATION = (torch.rand(6, 1, 4, 4, generator=derive(1)), torch.arange(6) % 2)
@@ -211,18 +212,15 @@ def test_folder_of_another_design_is_refused(tmp_path: Path) -> None:
             with pytest.raises(ValueError, match=f"of another design .*{said}.*use another folder"):
                 call(one, seed)
     (tmp_path / "design.json").unlink()
-    with pytest.raises(ValueError, match=r"holds shadows but no design\.json"):
-        run_shadows(pipeline(), 4, out=tmp_path)
+    refused(lambda: run_shadows(pipeline(), 4, out=tmp_path), ValueError, r"holds shadows but no design\.json")
     (tmp_path / "design.json").write_text("{half", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"has a damaged design\.json"):
-        run_shadows(pipeline(), 4, out=tmp_path)
+    refused(lambda: run_shadows(pipeline(), 4, out=tmp_path), ValueError, r"has a damaged design\.json")
 
 
 def test_damaged_shadow_is_named(tmp_path: Path) -> None:
     run_shadows(pipeline(), 4, out=tmp_path, progress=False)
     (tmp_path / "shadow-00002.safetensors").write_bytes(b"half")
-    with pytest.raises(ValueError, match=r"shadow-00002\.safetensors is damaged"):
-        run_shadows(pipeline(), 4, out=tmp_path)
+    refused(lambda: run_shadows(pipeline(), 4, out=tmp_path), ValueError, r"shadow-00002\.safetensors is damaged")
 
 
 def test_cost_estimate_runs_one_shadow_and_keeps_it(tmp_path: Path) -> None:
@@ -461,8 +459,7 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
 @pytest.mark.parametrize("case", range(len(REFUSALS)))
 def test_invalid_arguments_are_named(case: int) -> None:
     call, said = REFUSALS[case]
-    with pytest.raises((TypeError, ValueError), match=said):
-        call()
+    refused(lambda: call(), (TypeError, ValueError), said)
 
 
 def test_every_shadow_is_a_target_in_turn() -> None:

@@ -12,6 +12,7 @@ from distillkit import LabeledImages, Normalization
 from distillkit.condense.coresets import herding, k_center, random_subset
 from distillkit.networks import build
 from distillkit.rng import derive
+from tests.refused import refused
 
 ALL = [random_subset, herding, k_center]
 Chooser = Callable[..., LabeledImages]
@@ -159,11 +160,7 @@ def test_identical_images_are_not_selected_twice(choose: Chooser) -> None:
 @pytest.mark.parametrize("choose", ALL)
 def test_invalid_input_is_refused(choose: Chooser) -> None:
     images, labels = data([3, 3])
-    with pytest.raises(ValueError, match="ipc must be at least 1"):
-        choose(images, labels, ipc=0)
-    with pytest.raises(TypeError, match="labels must be given"):
-        choose(images, ipc=1)
-    with pytest.raises(ValueError, match="have none"):
-        choose(images, labels, ipc=1, num_classes=3, classes=[2])
-    with pytest.raises(ValueError, match="class indices"):
-        choose(LabeledImages(images, torch.full((6, 2), 0.5)), ipc=1)
+    refused(lambda: choose(images, labels, ipc=0), ValueError, "ipc must be at least 1")
+    refused(lambda: choose(images, ipc=1), TypeError, "labels must be given")
+    refused(lambda: choose(images, labels, ipc=1, num_classes=3, classes=[2]), ValueError, "have none")
+    refused(lambda: choose(LabeledImages(images, torch.full((6, 2), 0.5)), ipc=1), ValueError, "class indices")

@@ -21,6 +21,7 @@ from distillkit.losses.matching import gradient_distance
 from distillkit.networks import ConvNet, build
 from distillkit.networks.samplers import FixedNetwork, RandomNetworks
 from distillkit.rng import derive
+from tests.refused import refused
 
 
 def data(counts: list[int], shape: tuple[int, int, int] = (1, 8, 8), seed: int = 0) -> LabeledImages:
@@ -65,8 +66,7 @@ def test_default_loops_exist_for_every_ipc() -> None:
     assert all(1 <= i <= 50 for i in inner)
     assert inner[:10] == sorted(inner[:10])
     assert inner[9:] == sorted(inner[9:], reverse=True)
-    with pytest.raises(ValueError, match="ipc must be at least 1"):
-        loops_for(0)
+    refused(lambda: loops_for(0), ValueError, "ipc must be at least 1")
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 5, 16, None])
@@ -381,8 +381,7 @@ def test_networks_with_any_channels_run() -> None:
     ],
 )
 def test_inner_training_names_an_invalid_option(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        InnerTraining(**options)
+    refused(lambda: InnerTraining(**options), ValueError, message)
 
 
 @pytest.mark.parametrize(
@@ -484,8 +483,7 @@ def test_fit_to_gradient_resumes_bitwise_equal() -> None:
     whole = fit_to_gradient(network, start, target, steps=4, callback=lambda p: states.append(p.state()))
     again = fit_to_gradient(network, start, target, steps=4, resume=states[1])
     assert torch.equal(again.images, whole.images)
-    with pytest.raises(ValueError, match=r"lr=1\.0"):
-        fit_to_gradient(network, start, target, steps=4, lr=0.5, resume=states[1])
+    refused(lambda: fit_to_gradient(network, start, target, steps=4, lr=0.5, resume=states[1]), ValueError, r"lr=1\.0")
     with pytest.raises(ValueError, match="other arguments: target="):
         fit_to_gradient(network, start, [-t for t in target], steps=4, resume=states[1])
     with pytest.raises(ValueError, match="other arguments: data="):
@@ -498,16 +496,14 @@ def test_fit_to_gradient_resumes_bitwise_equal() -> None:
 
 def test_fit_to_gradient_refuses_mismatched_targets() -> None:
     network, start, target = server_case()
-    with pytest.raises(ValueError, match="for each of the"):
-        fit_to_gradient(network, start, target[:-1])
+    refused(lambda: fit_to_gradient(network, start, target[:-1]), ValueError, "for each of the")
     with pytest.raises(ValueError, match="no parameters of the network: mask"):
         fit_to_gradient(network, start, {"mask": target[0]})
     with pytest.raises(ValueError, match=r"must be a tensor \[2\], got \[3\]"):
         fit_to_gradient(network, start, [*target[:-1], torch.zeros(3)])
     with pytest.raises(ValueError, match="must be finite"):
         fit_to_gradient(network, start, [*target[:-1], torch.full((2,), torch.nan)])
-    with pytest.raises(ValueError, match="target must hold at least one"):
-        fit_to_gradient(network, start, {})
+    refused(lambda: fit_to_gradient(network, start, {}), ValueError, "target must hold at least one")
     with pytest.raises(TypeError, match="network must be"):
         fit_to_gradient("net", start, target)  # type: ignore[arg-type]
 

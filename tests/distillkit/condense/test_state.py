@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from distillkit._utils.files import write_tensors
 from distillkit.condense import Progress, load_state, save_state
 from distillkit.condense._state import pack_arguments, restore_state
+from tests.refused import refused
 
 ARGUMENTS = {"lr": 1.0, "shape": (3, 8, 8), "name": "DM é"}
 
@@ -38,16 +39,13 @@ def test_failed_save_keeps_the_old_file(tmp_path: Path) -> None:
 
 
 def test_foreign_damaged_and_missing_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="should hold a condenser's state"):
-        load_state(tmp_path / "nothing")
+    refused(lambda: load_state(tmp_path / "nothing"), FileNotFoundError, "should hold a condenser's state")
     foreign = tmp_path / "foreign"
     save_file({"images": torch.zeros(1)}, foreign)
-    with pytest.raises(ValueError, match="is not a condenser's state"):
-        load_state(foreign)
+    refused(lambda: load_state(foreign), ValueError, "is not a condenser's state")
     path = save_state(tmp_path / "torn", state())
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(ValueError, match="damaged"):
-        load_state(path)
+    refused(lambda: load_state(path), ValueError, "damaged")
 
 
 def test_resuming_requires_equal_arguments_and_no_fewer_steps(tmp_path: Path) -> None:
@@ -59,8 +57,7 @@ def test_resuming_requires_equal_arguments_and_no_fewer_steps(tmp_path: Path) ->
         assert int(found["step"]) == 3
     with pytest.raises(ValueError, match=r"other arguments: lr=1.0 \(now 0.5\), new=None \(now 1\)"):
         restore_state(state(), {**ARGUMENTS, "lr": 0.5, "new": 1}, 5)
-    with pytest.raises(ValueError, match="already done 3 steps, but steps=2"):
-        restore_state(state(), ARGUMENTS, 2)
+    refused(lambda: restore_state(state(), ARGUMENTS, 2), ValueError, "already done 3 steps, but steps=2")
     with pytest.raises(ValueError, match="must be a condenser's state, got a mapping of nothing"):
         restore_state({}, ARGUMENTS, 2)
     with pytest.raises(TypeError, match="resume must be a state or the path of one, got int"):

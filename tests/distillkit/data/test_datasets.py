@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from distillkit import LabeledImages, Normalization
 from distillkit.data import Split, load
 from distillkit.rng import derive
+from tests.refused import refused
 
 PUBLISHED = {
     "mnist": ([0.1307], [0.3081]),
@@ -224,11 +225,9 @@ def test_the_root_comes_from_the_argument_or_the_environment(tmp_path: Path, mon
     write_idx(tmp_path / "there", "mnist")
     monkeypatch.setenv("DISTILLKIT_DATA", str(tmp_path / "there"))
     assert len(load("mnist").train) == 10
-    with pytest.raises(FileNotFoundError, match="MNIST/raw/train-images"):
-        load("mnist", root=tmp_path)
+    refused(lambda: load("mnist", root=tmp_path), FileNotFoundError, "MNIST/raw/train-images")
     monkeypatch.delenv("DISTILLKIT_DATA")
-    with pytest.raises(ValueError, match=r"root must name the folder of mnist; .*DISTILLKIT_DATA"):
-        load("mnist")
+    refused(lambda: load("mnist"), ValueError, r"root must name the folder of mnist; .*DISTILLKIT_DATA")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -248,8 +247,7 @@ def test_missing_files_are_named_with_the_command(name: str, tmp_path: Path, mon
 
 def test_only_the_missing_files_are_named(tmp_path: Path) -> None:
     write_usps(tmp_path / "USPS", "train")
-    with pytest.raises(FileNotFoundError, match=r"missing USPS/usps\.t\.bz2\. Get"):
-        load("usps", root=tmp_path)
+    refused(lambda: load("usps", root=tmp_path), FileNotFoundError, r"missing USPS/usps\.t\.bz2\. Get")
 
 
 def test_damaged_files_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,19 +257,16 @@ def test_damaged_files_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ValueError, match=r"usps in .* cannot be read \(USPS/usps\.bz2.*delete the files"):
         load("usps", root=tmp_path)
     (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"mnist in .* cannot be read"):
-        load("mnist", root=tmp_path)
+    refused(lambda: load("mnist", root=tmp_path), ValueError, r"mnist in .* cannot be read")
     batch = tmp_path / "cifar-10-batches-py" / "data_batch_3"
     batch.write_bytes(batch.read_bytes() + b"x")
-    with pytest.raises(ValueError, match=r"cifar10 in .* cannot be read .*corrupted"):
-        load("cifar10", root=tmp_path)
+    refused(lambda: load("cifar10", root=tmp_path), ValueError, r"cifar10 in .* cannot be read .*corrupted")
 
 
 def test_a_foreign_pickle_is_never_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as scope:
         write_cifar(tmp_path, "cifar10", scope)
-    with pytest.raises(ValueError, match="corrupted"):
-        load("cifar10", root=tmp_path)
+    refused(lambda: load("cifar10", root=tmp_path), ValueError, "corrupted")
 
 
 def test_missing_files_are_downloaded_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,5 +288,4 @@ def test_missing_files_are_downloaded_only_on_request(tmp_path: Path, monkeypatc
         raise ConnectionError("no network")
 
     monkeypatch.setattr("torchvision.datasets.usps.download_url", fail)
-    with pytest.raises(ConnectionError, match="no network"):
-        load("usps", root=tmp_path / "new", download=True)
+    refused(lambda: load("usps", root=tmp_path / "new", download=True), ConnectionError, "no network")

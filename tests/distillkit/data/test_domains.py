@@ -10,6 +10,7 @@ from PIL import Image
 
 from distillkit import LabeledImages, Normalization
 from distillkit.data import Split, as_domains, clients, load, load_domains, load_folder, partition
+from tests.refused import refused
 
 HALF = Normalization([0.5], [0.5])
 
@@ -131,14 +132,12 @@ def test_a_source_without_a_test_set_is_allowed(tmp_path: Path) -> None:
 def test_incompatible_sources_are_refused(
     splits: Any, options: dict[str, Any], error: type[Exception], words: str
 ) -> None:
-    with pytest.raises(error, match=words):
-        as_domains(splits, **options)
+    refused(lambda: as_domains(splits, **options), error, words)
 
 
 def test_different_shapes_are_refused_with_the_remedy(tmp_path: Path) -> None:
     places = {"colour": folder(tmp_path / "colour"), "grey": folder(tmp_path / "grey", grey=True)}
-    with pytest.raises(ValueError, match=r"'colour' is \[3, 6, 6\].*'grey' is \[1, 6, 6\]; give channels="):
-        load_domains(places)
+    refused(lambda: load_domains(places), ValueError, r"'colour' is \[3, 6, 6\].*'grey' is \[1, 6, 6\]; give channels=")
     assert load_domains(places, channels=3).train.shape == (3, 6, 6)
     with pytest.raises(ValueError, match="'digits' is .*; give size="):
         load_domains({"a": split(tuple("0123456789"), [0], 0.0), "digits": load("digits")}, channels=3)
@@ -148,8 +147,7 @@ def test_missing_and_invalid_sources_are_named(tmp_path: Path) -> None:
     folder(tmp_path / "north")
     with pytest.raises(FileNotFoundError, match=r"sources are missing: south \(.*/south\), east \("):
         load_domains({name: tmp_path / name for name in ("north", "south", "east")})
-    with pytest.raises(FileNotFoundError, match="no folder"):
-        load_domains(tmp_path / "nowhere")
+    refused(lambda: load_domains(tmp_path / "nowhere"), FileNotFoundError, "no folder")
     with pytest.raises(FileNotFoundError, match="has no sub-folders; expected one per source"):
         load_domains(tmp_path / "north" / "cat")
     folder(tmp_path / "one" / "train")
@@ -157,8 +155,7 @@ def test_missing_and_invalid_sources_are_named(tmp_path: Path) -> None:
         load_domains(tmp_path / "one")
     with pytest.raises(ValueError, match=r"load your own pictures with .* load_domains\(\{name: path"):
         load_domains([str(tmp_path / "north")])
-    with pytest.raises(ValueError, match="sources must be distinct"):
-        load_domains(["digits", "digits"])
+    refused(lambda: load_domains(["digits", "digits"]), ValueError, "sources must be distinct")
     with pytest.raises(TypeError, match="sources must be name -> path or Split, but 'a' is a int"):
         load_domains({"a": 5})  # type: ignore[dict-item]
     with pytest.raises(TypeError, match="sources must be a list"):

@@ -10,6 +10,7 @@ import torch
 
 from distillkit import Normalization
 from distillkit.data import clients, load_femnist, partition
+from tests.refused import refused
 
 TRAIN = {"all_data_0": {"f0002_01": 3, "f0001_41": 5}, "all_data_1": {"f0000_14": 2}}
 TEST = {"all_data_0": {"f0002_01": 1, "f0001_41": 2}, "all_data_1": {"f0000_14": 1}}
@@ -111,8 +112,7 @@ def test_missing_files_are_named_with_the_command_that_makes_them(tmp_path: Path
     write(tmp_path)
     for file in (tmp_path / "test").iterdir():
         file.unlink()
-    with pytest.raises(FileNotFoundError, match=r"lacks test/\*\.json; make them with"):
-        load_femnist(tmp_path)
+    refused(lambda: load_femnist(tmp_path), FileNotFoundError, r"lacks test/\*\.json; make them with")
 
 
 def wrong(**change: Any) -> dict[str, Any]:
@@ -155,8 +155,7 @@ WHITE = [[1.0] * 784] * 2
 def test_a_file_of_another_layout_is_refused_by_name(held: Any, words: str, tmp_path: Path) -> None:
     file = write(tmp_path) / "train" / "all_data_1_niid_0_keep_0_train_9.json"
     file.write_text(json.dumps(held), encoding="utf-8")
-    with pytest.raises(ValueError, match=f"{file.name}.*{words}"):
-        load_femnist(tmp_path)
+    refused(lambda: load_femnist(tmp_path), ValueError, f"{file.name}.*{words}")
 
 
 def test_damaged_repeated_and_empty_files_are_refused_by_name(tmp_path: Path) -> None:
@@ -172,5 +171,4 @@ def test_damaged_repeated_and_empty_files_are_refused_by_name(tmp_path: Path) ->
         other.write_text(json.dumps({"users": [], "num_samples": [], "user_data": {}}), encoding="utf-8")
     write_train = {"users": ["f0000_14"], "num_samples": [0], "user_data": {"f0000_14": {"x": [], "y": []}}}
     file.write_text(json.dumps(write_train), encoding="utf-8")
-    with pytest.raises(ValueError, match="test has no pictures"):
-        load_femnist(tmp_path)
+    refused(lambda: load_femnist(tmp_path), ValueError, "test has no pictures")

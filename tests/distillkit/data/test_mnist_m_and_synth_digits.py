@@ -12,6 +12,7 @@ from torch import Tensor
 
 from distillkit import Normalization
 from distillkit.data import load
+from tests.refused import refused
 
 HALF = Normalization([0.5], [0.5])
 LABELS = {"train": [3, 0, 9, 1], "test": [7, 2]}
@@ -83,12 +84,10 @@ def test_missing_mnistm_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"mnist_m_test lacks 1 pictures, such as 00000001\.png"):
         load("mnistm", root=tmp_path / "a")
     (tmp_path / "a" / "mnist_m" / "mnist_m_test_labels.txt").unlink()
-    with pytest.raises(FileNotFoundError, match=r"missing mnist_m_test_labels\.txt"):
-        load("mnistm", root=tmp_path / "a")
+    refused(lambda: load("mnistm", root=tmp_path / "a"), FileNotFoundError, r"missing mnist_m_test_labels\.txt")
     ported(tmp_path / "b" / "MNISTM")
     (tmp_path / "b" / "MNISTM" / "mnist_m_test.pt").unlink()
-    with pytest.raises(FileNotFoundError, match=r"missing mnist_m_test\.pt"):
-        load("mnistm", root=tmp_path / "b")
+    refused(lambda: load("mnistm", root=tmp_path / "b"), FileNotFoundError, r"missing mnist_m_test\.pt")
 
 
 @pytest.mark.parametrize("text", ["00000000.png 10\n", "00000000.png\n", "00000000.png three\n", ""])
@@ -120,8 +119,7 @@ def test_a_pt_file_constructs_nothing_but_tensors(
 ) -> None:
     ported(tmp_path / "MNIST-M")
     torch.save(held, tmp_path / "MNIST-M" / "mnist_m_train.pt")
-    with pytest.raises(ValueError, match=rf"mnist_m_train\.pt .*{words}"):
-        load("mnistm", root=tmp_path)
+    refused(lambda: load("mnistm", root=tmp_path), ValueError, rf"mnist_m_train\.pt .*{words}")
     assert "executed" not in capsys.readouterr().out
 
 
@@ -151,8 +149,7 @@ def test_missing_or_damaged_synthdigits_files_are_named(tmp_path: Path) -> None:
     matlab(tmp_path / "SynthDigits")
     file = tmp_path / "SynthDigits" / "synth_test_32x32.mat"
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"synth_test_32x32\.mat is damaged or lacks X or y"):
-        load("synthdigits", root=tmp_path)
+    refused(lambda: load("synthdigits", root=tmp_path), ValueError, r"synth_test_32x32\.mat is damaged or lacks X or y")
     for change in ({"y": np.zeros((9, 1))}, {"X": np.zeros((32, 32, 3, 4))}, {"X": np.zeros((32, 32, 1, 4), np.uint8)}):
         matlab(tmp_path / "SynthDigits", **change)
         with pytest.raises(ValueError, match=r"synth_train_32x32\.mat must hold X, uint8"):

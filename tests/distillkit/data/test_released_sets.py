@@ -17,6 +17,7 @@ from distillkit import LabeledImages, Normalization
 from distillkit.data import load_set
 from distillkit.normalization import IDENTITY
 from distillkit.rng import derive
+from tests.refused import refused
 
 X = torch.randn(6, 3, 4, 4, generator=derive(0))
 Y = torch.arange(6) % 3
@@ -131,10 +132,8 @@ def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
 
 def test_what_a_file_does_not_say_must_be_given(tmp_path: Path) -> None:
     path = dm(tmp_path / "a.pt", 1)
-    with pytest.raises(TypeError, match=r"normalization must be given, because a\.pt does not contain it"):
-        load_set(path)
-    with pytest.raises(ValueError, match="logits=True needs label rows"):
-        load_set(path, normalization=CIFAR, logits=True)
+    refused(lambda: load_set(path), TypeError, r"normalization must be given, because a\.pt does not contain it")
+    refused(lambda: load_set(path, normalization=CIFAR, logits=True), ValueError, "logits=True needs label rows")
     torch.save({"weights": X}, tmp_path / "b.pt")
     with pytest.raises(ValueError, match=r"b\.pt holds a dictionary of weights; expected tensors `images`"):
         load_set(tmp_path / "b.pt", normalization=CIFAR)
@@ -142,10 +141,8 @@ def test_what_a_file_does_not_say_must_be_given(tmp_path: Path) -> None:
         torch.save(content, tmp_path / "c.pt")
         with pytest.raises(ValueError, match=r"c\.pt"):
             load_set(tmp_path / "c.pt", normalization=CIFAR)
-    with pytest.raises(FileNotFoundError, match="d.pt does not exist"):
-        load_set(tmp_path / "d.pt", normalization=CIFAR)
-    with pytest.raises(FileNotFoundError, match="no set or file 'cifar10-dm-3'; shipped sets: "):
-        load_set("cifar10-dm-3")
+    refused(lambda: load_set(tmp_path / "d.pt", normalization=CIFAR), FileNotFoundError, "d.pt does not exist")
+    refused(lambda: load_set("cifar10-dm-3"), FileNotFoundError, "no set or file 'cifar10-dm-3'; shipped sets: ")
 
 
 def test_own_files_and_folders_of_pictures(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from distillkit.evaluate import evaluate
 from distillkit.networks import ConvNet
 from distillkit.sets import StoredImages, as_set
 from distillkit.training import Protocol, accuracy
+from tests.refused import refused
 
 HALF = Normalization([0.5], [0.5])
 
@@ -166,8 +167,7 @@ def test_a_folder_that_has_changed_gets_a_new_cache(tmp_path: Path) -> None:
     assert new.train.path != old.path
     both = [load_folder(path).train.renormalize(new.train.normalization), new.train.read()]
     assert torch.allclose(both[0].images, both[1].images, atol=1e-6)
-    with pytest.raises(FileNotFoundError, match="open the source again"):
-        old.read([0])
+    refused(lambda: old.read([0]), FileNotFoundError, "open the source again")
     (path / "cat" / "1.png").unlink()
     assert len(open_folder(path, cache=tmp_path / "cache", test_fraction=0).train) == 9
     assert len(list((tmp_path / "cache").glob("*.npy"))) == 1
@@ -227,23 +227,20 @@ def test_the_folder_and_the_size_of_a_cache_are_reported(tmp_path: Path, monkeyp
     with pytest.raises(OSError, match=r"1.89 kB to .*full.*1 kB are free\); give cache=, a folder with enough space"):
         open_folder(path, cache=tmp_path / "full")
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(OSError, match="cannot write a cache of 1.89 kB"):
-        open_folder(path, cache=tmp_path / "file")
+    refused(lambda: open_folder(path, cache=tmp_path / "file"), OSError, "cannot write a cache of 1.89 kB")
 
 
 def test_open_folder_refuses_what_load_folder_refuses(tmp_path: Path) -> None:
     path = made(tmp_path / "pets")
     made(path / "deeper", 2, (4, 4))
     (path / "cat" / "9.png").write_bytes(b"no picture")
-    with pytest.raises(ValueError, match=r"9\.png"):
-        open_folder(path, size=4, cache=tmp_path / "cache")
+    refused(lambda: open_folder(path, size=4, cache=tmp_path / "cache"), ValueError, r"9\.png")
     (path / "cat" / "9.png").unlink()
     open_folder(path, size=(9, 7), cache=tmp_path / "cache")  # a cache of the first picture's own shape
     for load in (load_folder, open_folder):
         with pytest.raises(ValueError, match="pictures differ.*give size="):
             load(path, **({"cache": tmp_path / "cache"} if load is open_folder else {}))
-    with pytest.raises(FileNotFoundError, match="no folder"):
-        open_folder(tmp_path / "nowhere")
+    refused(lambda: open_folder(tmp_path / "nowhere"), FileNotFoundError, "no folder")
 
 
 def test_components_explain_how_to_read_stored_images(pets: Path, tmp_path: Path) -> None:
@@ -254,8 +251,7 @@ def test_components_explain_how_to_read_stored_images(pets: Path, tmp_path: Path
             as_set(images, name="real")
         with pytest.raises(TypeError, match=rf"^images {words}"):
             random_subset(images, ipc=1)
-    with pytest.raises(TypeError, match=words):
-        LabeledImages.from_dataset(Subset(data, [0]))
+    refused(lambda: LabeledImages.from_dataset(Subset(data, [0])), TypeError, words)
     with pytest.raises(AttributeError, match="are in a file"):
         _ = data.images
     assert as_set(data.read([0, 1])).info == data.info
@@ -280,8 +276,7 @@ def test_a_stored_test_set_is_read_in_chunks(pets: Path, tmp_path: Path, monkeyp
     assert evaluate(small, train, factory, **options).rows[0].accuracies == (
         evaluate(small, whole, factory, **options).rows[0].accuracies
     )
-    with pytest.raises(ValueError, match="normalizations"):
-        evaluate(small, train.replace(normalization=HALF), factory)
+    refused(lambda: evaluate(small, train.replace(normalization=HALF), factory), ValueError, "normalizations")
 
 
 def test_clients_of_a_stored_set_read_nothing(pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,14 +290,10 @@ def test_clients_of_a_stored_set_read_nothing(pets: Path, tmp_path: Path, monkey
 
 def test_invalid_changes_of_a_stored_set_are_refused(pets: Path, tmp_path: Path) -> None:
     data = open_folder(pets, cache=tmp_path).train
-    with pytest.raises(TypeError, match="replace takes labels.*got images"):
-        data.replace(images=torch.zeros(1))
-    with pytest.raises(ValueError, match="below num_classes=1"):
-        data.replace(num_classes=1)
-    with pytest.raises(ValueError, match="2 channels|has 2"):
-        data.replace(normalization=Normalization([0.5, 0.5], [1.0, 1.0]))
-    with pytest.raises(ValueError, match="column 'user' must have 10 rows"):
-        data.replace(columns={"user": torch.arange(3)})
+    refused(lambda: data.replace(images=torch.zeros(1)), TypeError, "replace takes labels.*got images")
+    refused(lambda: data.replace(num_classes=1), ValueError, "below num_classes=1")
+    refused(lambda: data.replace(normalization=Normalization([0.5, 0.5], [1.0, 1.0])), ValueError, "2 channels|has 2")
+    refused(lambda: data.replace(columns={"user": torch.arange(3)}), ValueError, "column 'user' must have 10 rows")
     rows = data.replace(labels=torch.eye(2)[data.labels])
     assert (rows.counts().tolist(), len(rows[:0].read())) == ([5, 5], 0)
     assert rows[torch.tensor([8])].read().labels.tolist() == [[0.0, 1.0]]
@@ -346,8 +337,7 @@ def test_an_npz_that_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
 
     def refused(match: str, **changes: Any) -> None:
         np.savez_compressed(path, **{k: v for k, v in {**good, **changes}.items() if v is not None})
-        with pytest.raises(ValueError, match=match):
-            open_npz(path, cache=cache)
+        refused(lambda: open_npz(path, cache=cache), ValueError, match)
 
     refused("lacks test_images", test_images=None)
     refused("train_images of .* is in Fortran order", train_images=np.asfortranarray(good["train_images"]))
@@ -360,10 +350,8 @@ def test_an_npz_that_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[2000:2100] = bytes(100)
     path.write_bytes(data)
-    with pytest.raises(ValueError, match="is damaged"):
-        open_npz(path, cache=cache)
-    with pytest.raises(FileNotFoundError, match="expected an .npz"):
-        open_npz(tmp_path / "nothing.npz")
+    refused(lambda: open_npz(path, cache=cache), ValueError, "is damaged")
+    refused(lambda: open_npz(tmp_path / "nothing.npz"), FileNotFoundError, "expected an .npz")
 
 
 def test_pictures_that_exceed_memory_are_refused_before_reading(
@@ -372,8 +360,7 @@ def test_pictures_that_exceed_memory_are_refused_before_reading(
     pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2}  # the twelve pictures take 9,072 bytes
     monkeypatch.setattr(os, "sysconf", pages.__getitem__)
     words = r"12 pictures of \[3, 9, 7\] take 9.07 kB as floats, .* 8.19 kB of memory; use open_folder\(\.\.\.\)"
-    with pytest.raises(ValueError, match=words):
-        load_folder(pets)
+    refused(lambda: load_folder(pets), ValueError, words)
     open_folder(pets, cache=tmp_path)
     with monkeypatch.context() as elsewhere:
         elsewhere.delattr(os, "sysconf")  # where nobody says how much there is, nothing is refused

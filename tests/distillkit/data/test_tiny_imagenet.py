@@ -9,6 +9,7 @@ from PIL import Image
 
 from distillkit import Normalization
 from distillkit.data import load, open_dataset
+from tests.refused import refused
 from tests.stored import require_same
 
 HALF = Normalization([0.5], [0.5])
@@ -66,11 +67,9 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         load("tiny-imagenet", root=tmp_path)
     for file in (folder / "train" / "n01" / "images").iterdir():
         file.unlink()
-    with pytest.raises(FileNotFoundError, match="train/n01/images holds no pictures"):
-        load("tiny-imagenet", root=tmp_path)
+    refused(lambda: load("tiny-imagenet", root=tmp_path), FileNotFoundError, "train/n01/images holds no pictures")
     (folder / "train" / "n01" / "images").rmdir()
-    with pytest.raises(FileNotFoundError, match="missing train/n01/images"):
-        load("tiny-imagenet", root=tmp_path)
+    refused(lambda: load("tiny-imagenet", root=tmp_path), FileNotFoundError, "missing train/n01/images")
 
 
 @pytest.mark.parametrize(
@@ -85,8 +84,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 )
 def test_files_of_another_layout_are_refused(file: str, text: str, words: str, tmp_path: Path) -> None:
     (write(tmp_path) / file).write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=words):
-        load("tiny-imagenet", root=tmp_path)
+    refused(lambda: load("tiny-imagenet", root=tmp_path), ValueError, words)
 
 
 def test_stored_pictures_equal_loaded_ones(tmp_path: Path) -> None:

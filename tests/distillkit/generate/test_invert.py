@@ -19,6 +19,7 @@ from distillkit.networks import build
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
 from distillkit.sets import TiledImages, Tiles
+from tests.refused import refused
 
 SHAPE = (3, 8, 6)
 
@@ -302,15 +303,13 @@ def test_a_network_without_parameters() -> None:
 )
 def test_invalid_arguments_are_named(error: type[Exception], match: str, options: dict[str, Any]) -> None:
     given_options = {"teacher": TEACHER, "targets": TARGETS, "shape": SHAPE, "steps": 1, **options}
-    with pytest.raises(error, match=match):
-        invert(**given_options)
+    refused(lambda: invert(**given_options), error, match)
 
 
 def test_latent_decoder_refuses_networks_and_lengths_that_are_not_positive() -> None:
     with pytest.raises(TypeError, match="factory must be a function that returns a network"):
         LatentDecoder(SmallDecoder(SHAPE))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="latent must be at least 1"):
-        LatentDecoder(lambda: SmallDecoder(SHAPE), 0)
+    refused(lambda: LatentDecoder(lambda: SmallDecoder(SHAPE), 0), ValueError, "latent must be at least 1")
 
 
 def test_tiles_are_optimized_as_autograd_through_decoding_does() -> None:
@@ -370,8 +369,7 @@ def test_tiles_take_rows_of_several_labels_and_no_targets() -> None:
 
 @pytest.mark.parametrize("arguments", [((3, 8), 4, 4), ((3, 8, 0), 4, 4), ((3, 8, 8), 0, 4), ((3, 8, 8), 4, 1)])
 def test_the_small_decoder_refuses(arguments: Any) -> None:
-    with pytest.raises(ValueError, match=r"shape|latent|width"):
-        SmallDecoder(*arguments)
+    refused(lambda: SmallDecoder(*arguments), ValueError, r"shape|latent|width")
 
 
 @given(st.lists(st.integers(0, 3000), min_size=1, max_size=12), st.integers(1, 400))
@@ -395,9 +393,6 @@ def test_complement_targets_by_example() -> None:
     assert complement_targets(torch.tensor([10, 7, 9]), total=10).tolist() == [1] * 7 + [2] * 2
     exact = complement_targets(torch.tensor([10, 7, 9]), total=10, rounding="largest_remainder")
     assert exact.tolist() == [1] * 8 + [2] * 2
-    with pytest.raises(ValueError, match="counts"):
-        complement_targets(torch.tensor([], dtype=torch.long))
-    with pytest.raises(TypeError, match="counts"):
-        complement_targets(torch.tensor([0.5]))
-    with pytest.raises(ValueError, match="rounding"):
-        complement_targets(torch.tensor([1]), rounding="up")
+    refused(lambda: complement_targets(torch.tensor([], dtype=torch.long)), ValueError, "counts")
+    refused(lambda: complement_targets(torch.tensor([0.5])), TypeError, "counts")
+    refused(lambda: complement_targets(torch.tensor([1]), rounding="up"), ValueError, "rounding")

@@ -17,6 +17,7 @@ from torchvision.transforms import functional as pil
 
 from distillkit.generate.patches import CropParameters, Patches
 from distillkit.normalization import Normalization
+from tests.refused import refused
 
 
 def picture(height: int = 90, width: int = 120, channels: int = 3) -> Tensor:
@@ -83,8 +84,7 @@ def test_crops_are_8_bit_pixels_and_differ(global_rng_untouched: None) -> None:
 
 def test_a_larger_count_only_adds_crops() -> None:
     assert torch.equal(Patches(picture(), seed=3, count=5).batch(range(5)), FEW[:5])
-    with pytest.raises(IndexError, match=r"index must be in \[0, 5\), got 5"):
-        Patches(picture(), count=5)[5]
+    refused(lambda: Patches(picture(), count=5)[5], IndexError, r"index must be in \[0, 5\), got 5")
 
 
 def test_parameters_keep_the_published_ranges() -> None:
@@ -220,15 +220,11 @@ def test_a_set_records_the_origin_of_its_crops() -> None:
     ],
 )
 def test_invalid_arguments_are_named(error: type[Exception], match: str, options: dict[str, Any]) -> None:
-    with pytest.raises(error, match=match):
-        Patches(**{"image": picture(), **options})
+    refused(lambda: Patches(**{"image": picture(), **options}), error, match)
 
 
 @pytest.mark.parametrize("indices", [torch.tensor([0.0]), torch.tensor([[0]]), [0.5], [True]])
 def test_bad_indices_are_refused(indices: Any) -> None:
-    with pytest.raises(TypeError, match=r"ind(ex|ices) must be"):
-        PATCHES.batch(indices)
-    with pytest.raises(IndexError, match="got -1"):
-        PATCHES.batch([-1])
-    with pytest.raises(TypeError, match="index must be an int, got float"):
-        PATCHES[0.5]
+    refused(lambda: PATCHES.batch(indices), TypeError, r"ind(ex|ices) must be")
+    refused(lambda: PATCHES.batch([-1]), IndexError, "got -1")
+    refused(lambda: PATCHES[0.5], TypeError, "index must be an int, got float")

@@ -18,6 +18,7 @@ from distillkit.generate import invert
 from distillkit.networks import ConvNet, FixedNetwork, KeepInit, NetworkBall, RandomNetworks, build
 from distillkit.rng import derive
 from distillkit.training import Protocol, accuracy, train
+from tests.refused import refused
 
 SHAPE, CLASSES = (3, 16, 16), 3
 
@@ -87,8 +88,7 @@ def test_every_component_accepts_a_modern_network(component: str, network: str) 
 @pytest.mark.parametrize("network", MODERN)
 def test_authors_initialization_is_kept_and_depends_on_the_seed(network: str, global_rng_untouched: None) -> None:
     make = MODERN[network]
-    with pytest.raises(TypeError, match=r"cannot redraw .* KeepInit\(factory\)"):
-        RandomNetworks(make)
+    refused(lambda: RandomNetworks(make), TypeError, r"cannot redraw .* KeepInit\(factory\)")
     one, two = RandomNetworks(KeepInit(make)), RandomNetworks(KeepInit(make))
     first = weights(one.draw(derive(5)))
     assert torch.equal(first, weights(two.draw(derive(5))))
@@ -144,8 +144,7 @@ def test_redraw_without_the_generator_is_refused() -> None:
     def redraw(network: nn.Module, generator: torch.Generator) -> None:
         network.get_parameter("class_token").fill_(float(next(count)))
 
-    with pytest.raises(ValueError, match="must draw from the generator alone"):
-        RandomNetworks(vit, redraw)
+    refused(lambda: RandomNetworks(vit, redraw), ValueError, "must draw from the generator alone")
 
 
 def test_second_derivative_of_attention_equals_that_of_its_formula() -> None:
@@ -290,8 +289,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 def test_incompatible_network_is_refused_before_the_call(
     call: Callable[[], Any], error: type[Exception], words: str
 ) -> None:
-    with pytest.raises(error, match=words):
-        call()
+    refused(lambda: call(), error, words)
 
 
 def test_network_for_other_classes_is_accepted_for_embeddings() -> None:

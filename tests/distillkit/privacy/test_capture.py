@@ -32,6 +32,7 @@ from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from tests.distillkit.privacy.faulty_network import FaultyNetwork
 from tests.distillkit.privacy.options import grouped
+from tests.refused import refused
 
 DATA = LabeledImages(torch.randn(24, 1, 4, 4, generator=derive(0)), torch.arange(24) % 3, num_classes=3)
 CANARY = 5
@@ -167,8 +168,7 @@ def test_what_is_no_function_of_one_record_is_refused_by_name(name: str, global_
     function, kind, why = REFUSED[name]
     model, ledger = build(lambda: Alone(function), 0), Ledger()
     before = {n: t.clone() for n, t in model.state_dict().items()}
-    with pytest.raises(kind, match=f"^the network Alone(?s:.)*{why}"):
-        train(model, ledger=ledger)
+    refused(lambda: train(model, ledger=ledger), kind, f"^the network Alone(?s:.)*{why}")
     assert ledger.events == ()
     assert model.seen == []
     assert not hasattr(model, "last")
@@ -321,8 +321,7 @@ def test_record_for_which_an_operator_fails_counts_as_zero() -> None:
 
 def test_measured_normalization_is_refused_unless_public() -> None:
     measured = DATA.replace(normalization=Normalization.of(DATA.images))
-    with pytest.raises(PrivateStatistics, match="train_private"):
-        train(FaultyNetwork(3), measured)
+    refused(lambda: train(FaultyNetwork(3), measured), PrivateStatistics, "train_private")
     train(FaultyNetwork(3), DATA.replace(normalization=Normalization.of(DATA.images, public=True)))
 
 
@@ -356,8 +355,7 @@ def test_masks_differ_between_examples_and_have_the_rate() -> None:
     used = (weight[:, 0] != 0).double()
     assert float(used.mean()) == pytest.approx(0.7, abs=5 * (0.21 / 20_000) ** 0.5)
     assert len({tuple(row.tolist()) for row in used}) == 50
-    with pytest.raises(ValueError, match="draws random numbers: pass generator="):
-        gradients(images, labels)
+    refused(lambda: gradients(images, labels), ValueError, "draws random numbers: pass generator=")
 
 
 @pytest.mark.parametrize("draw", ["rand", "randn", "uniform_", "normal_", "bernoulli", "rand_like", "randint"])

@@ -37,6 +37,7 @@ from distillkit.privacy.condensation import condense_private as condense
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from tests.distillkit.privacy.options import grouped
+from tests.refused import refused
 
 Factory = Callable[[], nn.Module]
 
@@ -70,8 +71,7 @@ def test_centre_is_the_mean_embedding_of_public_noise(toy_set: LabeledImages, to
     turned = embedders_of(toy_set, toy_network, centers=shown, augment=DSA("flip_crop"), clip=math.inf)[1]
     assert not torch.allclose(turned.center, turned.network.features(shown).mean(0))
     torch.testing.assert_close(turned(shown).mean(0), torch.zeros_like(turned.center), atol=1e-9, rtol=0)
-    with pytest.raises(ValueError, match="centers"):
-        embedders_of(toy_set, toy_network, centers=shown[0])
+    refused(lambda: embedders_of(toy_set, toy_network, centers=shown[0]), ValueError, "centers")
     assert embedders.dim == 16
     assert embedders_of(toy_set, toy_network, match="embedding+logits").dim == 19
 
@@ -211,10 +211,8 @@ def test_release_charges_first_and_draws_once(toy_set: LabeledImages, toy_networ
         release(sums, sigma=2.0, sensitivity=1.0, ledger=Account(poor, secret=secret))
     assert secret.draws == 1
     assert poor.events == ()
-    with pytest.raises(PrivacyError, match="bounded sensitivity"):
-        release(sums, sigma=2.0, sensitivity=math.inf, ledger=ledger)
-    with pytest.raises(ValueError, match="sums must have shape"):
-        release(sums[0], sigma=2.0, sensitivity=1.0, ledger=ledger)
+    refused(lambda: release(sums, sigma=2.0, sensitivity=math.inf, ledger=ledger), PrivacyError, "bounded sensitivity")
+    refused(lambda: release(sums[0], sigma=2.0, sensitivity=1.0, ledger=ledger), ValueError, "sums must have shape")
 
 
 def test_noise_covers_every_class_and_scales_with_the_sensitivity(toy_set: LabeledImages) -> None:
@@ -393,12 +391,9 @@ def test_options_are_applied(toy_set: LabeledImages, toy_network: Factory) -> No
     assert not torch.equal(one.images, two.images)
     with pytest.raises(ValueError, match="size must be one positive number, or one per class"):
         condensed(toy_set, toy_network, size=torch.tensor([1.0, 0.0, 2.0]))
-    with pytest.raises(ValueError, match="first_share"):
-        condensed(toy_set, toy_network, first_share=0.6)
-    with pytest.raises(ValueError, match="first_num_networks"):
-        condensed(toy_set, toy_network, first_num_networks=0)
-    with pytest.raises(ValueError, match="init must hold 2 images"):
-        condensed(toy_set, toy_network, init=start[:4])
+    refused(lambda: condensed(toy_set, toy_network, first_share=0.6), ValueError, "first_share")
+    refused(lambda: condensed(toy_set, toy_network, first_num_networks=0), ValueError, "first_num_networks")
+    refused(lambda: condensed(toy_set, toy_network, init=start[:4]), ValueError, "init must hold 2 images")
     with pytest.raises(ValueError, match="delta must equal the ledger's"):
         condensed(toy_set, toy_network, ledger=Ledger(delta=1e-6))
     with pytest.raises(ValueError, match="targets must be"):

@@ -35,6 +35,7 @@ from distillkit.privacy.capture._augmentation import captured_augmentation
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from tests.distillkit.privacy.options import grouped
+from tests.refused import refused
 
 
 def convnet(norm: str = "instance") -> nn.Module:
@@ -177,8 +178,7 @@ def test_options_are_applied(toy_set: LabeledImages) -> None:
     for wrong in ({"epsilon": 3.0}, {"sigma": None}):
         with pytest.raises(PrivacyError, match="either epsilon"):
             train(model, toy_set, **wrong)
-    with pytest.raises(NotAccountable, match="below one over the number"):
-        train(model, toy_set, delta=0.2)
+    refused(lambda: train(model, toy_set, delta=0.2), NotAccountable, "below one over the number")
     with pytest.raises(NotSeparable, match="one value for each example"):
         train(model, toy_set, rate=1.0, loss=lambda logits, labels: F.cross_entropy(logits, labels))
 
@@ -186,8 +186,7 @@ def test_options_are_applied(toy_set: LabeledImages) -> None:
 def test_batch_norm_is_refused_or_converted(toy_set: LabeledImages) -> None:
     model = build(lambda: ConvNet((1, 4, 4), 3, width=4, depth=1, norm="batch").double(), 0)
     ledger = Ledger()
-    with pytest.raises(BatchStatistics, match=r"body\.1.*without_batch_norm\(network\)"):
-        train(model, toy_set, ledger=ledger)
+    refused(lambda: train(model, toy_set, ledger=ledger), BatchStatistics, r"body\.1.*without_batch_norm\(network\)")
     assert ledger.events == ()
     converted = without_batch_norm(model)
     assert isinstance(model.body[1], nn.BatchNorm2d)  # type: ignore[index, union-attr]
@@ -284,8 +283,7 @@ def test_usual_programs_are_accepted(toy_set: LabeledImages, factory: Callable[[
 )
 def test_refusals_name_the_remedy(toy_set: LabeledImages, factory: Any, loss: Any, words: str) -> None:
     ledger = Ledger()
-    with pytest.raises(PrivacyError, match=words):
-        train(factory(), toy_set, loss=loss, ledger=ledger)
+    refused(lambda: train(factory(), toy_set, loss=loss, ledger=ledger), PrivacyError, words)
     assert ledger.events == ()
 
 
@@ -309,8 +307,7 @@ def test_augmentation_that_keeps_a_tensor_is_refused_when_captured() -> None:
 )
 def test_optimizer_without_steps_by_a_gradient_is_refused(toy_set: LabeledImages, optimizer: Any, words: str) -> None:
     ledger = Ledger()
-    with pytest.raises(TypeError, match=words):
-        train(linear(), toy_set, optimizer=optimizer, ledger=ledger)
+    refused(lambda: train(linear(), toy_set, optimizer=optimizer, ledger=ledger), TypeError, words)
     assert ledger.events == ()
 
 
@@ -356,8 +353,7 @@ def test_results_that_their_inputs_do_not_determine_are_refused(
     toy_set: LabeledImages, factory: Any, words: str
 ) -> None:
     ledger = Ledger()
-    with pytest.raises(NotCapturable, match=words):
-        train(factory(), toy_set, ledger=ledger)
+    refused(lambda: train(factory(), toy_set, ledger=ledger), NotCapturable, words)
     assert ledger.events == ()
     train(First(lambda x: torch.as_strided(x, (len(x), 16), (16, 1))), toy_set)
     train(First(torch.func.vmap(torch.flatten)), toy_set)
@@ -373,8 +369,7 @@ def test_ambient_states_that_change_the_arithmetic_are_refused(toy_set: LabeledI
             stack.enter_context(torch.autocast("cpu"))
         else:
             stack.enter_context(torch.inference_mode())
-        with pytest.raises(PrivacyError, match="is active"):
-            train(linear(), toy_set)
+        refused(lambda: train(linear(), toy_set), PrivacyError, "is active")
 
 
 def test_unsupported_models_are_refused() -> None:

@@ -31,6 +31,7 @@ from distillkit.privacy import (
 from distillkit.privacy.capture._trusted import is_own_network
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
+from tests.refused import refused
 
 
 def by_place(x: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
@@ -136,8 +137,7 @@ class Sometimes:
 def test_every_draw_is_captured(toy_set: LabeledImages) -> None:
     honest, bad = (build(lambda f=f: Function(f), 0).double().eval() for f in (lambda n, x: x, ink))
     embedders = PublicEmbedders(Sometimes(lambda k: bad if k > 3 else honest), 5, like=toy_set, centers=0)
-    with pytest.raises(NotCapturable, match="chooses by the values"):
-        class_sums(*toy_set, embedders, num_classes=3)
+    refused(lambda: class_sums(*toy_set, embedders, num_classes=3), NotCapturable, "chooses by the values")
     normed = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3)).double()
     sampler = RandomNetworks(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.Linear(16, 3)).double())
     embedders = PublicEmbedders(sampler, 2, like=toy_set, centers=0)
@@ -251,7 +251,5 @@ def test_separable_loss_is_checked_at_many_sizes() -> None:
     def noisy(embedding: Tensor, means: Tensor) -> Tensor:
         return (embedding - means).square().sum(1) * torch.rand(1)
 
-    with pytest.raises(NotSeparable, match="depends on that row alone"):
-        require_separable(eight)
-    with pytest.raises(PrivacyError, match="depends on that row alone"):
-        require_separable(noisy)
+    refused(lambda: require_separable(eight), NotSeparable, "depends on that row alone")
+    refused(lambda: require_separable(noisy), PrivacyError, "depends on that row alone")

@@ -25,6 +25,7 @@ from distillkit.privacy import (
 from distillkit.privacy._child_ledger import mirror_lines
 from distillkit.sets import LabeledImages
 from tests.distillkit.privacy.options import write_chain
+from tests.refused import refused
 
 ONE = Event("class_means", 2.0, client="a")
 """A ledger as commit e6fffac wrote it: no first line with options, no hashes."""
@@ -100,13 +101,10 @@ def test_head_detects_changes_of_a_rewritten_chain(change: Any, tmp_path: Path) 
     (tmp_path / "l").unlink()
     (tmp_path / "l.head").unlink()
     fresh = charged(tmp_path / "l", 4)
-    with pytest.raises(ValueError, match="is not the one that had 6 lines .* cut, edited or replaced"):
-        fresh.require_head(head)
+    refused(lambda: fresh.require_head(head), ValueError, "is not the one that had 6 lines .* cut, edited or replaced")
     fresh.spend(replace(ONE, sigma=4.0), ONE)
-    with pytest.raises(ValueError, match="is not the one that had 6 lines"):
-        fresh.require_head(head)
-    with pytest.raises(ValueError, match="is not the one"):
-        fresh.require_head({"lines": 10**9, "hash": "x"})
+    refused(lambda: fresh.require_head(head), ValueError, "is not the one that had 6 lines")
+    refused(lambda: fresh.require_head({"lines": 10**9, "hash": "x"}), ValueError, "is not the one")
 
 
 @pytest.mark.parametrize(
@@ -141,11 +139,9 @@ def test_options_of_a_concurrent_ledger_are_compared(tmp_path: Path) -> None:
 
 def test_given_relation_is_the_only_one(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "l", relation=REPLACE_RECORD)
-    with pytest.raises(NotAccountable, match="keep two ledgers"):
-        ledger.spend(ONE)
+    refused(lambda: ledger.spend(ONE), NotAccountable, "keep two ledgers")
     assert not (tmp_path / "l").exists()
-    with pytest.raises(NotAccountable, match="relation must be one of"):
-        Ledger(relation="label change")
+    refused(lambda: Ledger(relation="label change"), NotAccountable, "relation must be one of")
 
 
 def test_failed_write_is_not_counted_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,8 +154,7 @@ def test_failed_write_is_not_counted_twice(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(ledger._journal, "_write", half)
-    with pytest.raises(OSError, match="No space"):
-        ledger.spend(ONE)
+    refused(lambda: ledger.spend(ONE), OSError, "No space")
     monkeypatch.undo()
     ledger.spend(replace(ONE, sigma=7.0))
     assert ledger.epsilon() == Ledger(tmp_path / "l").epsilon()
@@ -179,8 +174,7 @@ def test_unknown_client_is_an_error(tmp_path: Path) -> None:
         for ask in (known.epsilon, known.guarantee):
             with pytest.raises(PrivacyError, match="client 'a' was neither charged nor registered"):
                 ask("a")
-    with pytest.raises(PrivacyError, match="neither charged nor registered"):
-        Ledger().epsilon("a")
+    refused(lambda: Ledger().epsilon("a"), PrivacyError, "neither charged nor registered")
 
 
 def test_registered_clients_that_spent_nothing_have_epsilon_0(tmp_path: Path) -> None:
@@ -207,8 +201,7 @@ def test_charge_to_all_clients_is_every_clients_while_none_has_a_name() -> None:
     ledger.spend(replace(ONE, client=ALL_CLIENTS))
     assert ledger.epsilon("anyone") == ledger.epsilon() == compose([(2.0, 1.0, 1)], 1e-5).epsilon
     ledger.register(["anyone"])
-    with pytest.raises(PrivacyError, match="neither charged"):
-        ledger.epsilon("someone")
+    refused(lambda: ledger.epsilon("someone"), PrivacyError, "neither charged")
 
 
 def test_disjoint_is_an_assumption_if_there_are_several_clients() -> None:
@@ -233,12 +226,9 @@ def test_disjoint_is_an_assumption_if_there_are_several_clients() -> None:
 def test_noise_beyond_accounting_is_refused_before_anything_is_written(
     sigma: float, rate: float, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match="sigma must be"):
-        Event("x", sigma, rate)
-    with pytest.raises(ValueError, match="sigma must be"):
-        compose([(sigma, rate, 1)], 1e-5)
-    with pytest.raises(ValueError, match="sigma must be"):
-        Account(Ledger(tmp_path / "l")).spend("x", sigma, rate=rate)
+    refused(lambda: Event("x", sigma, rate), ValueError, "sigma must be")
+    refused(lambda: compose([(sigma, rate, 1)], 1e-5), ValueError, "sigma must be")
+    refused(lambda: Account(Ledger(tmp_path / "l")).spend("x", sigma, rate=rate), ValueError, "sigma must be")
     assert not (tmp_path / "l").exists()
 
 
@@ -265,8 +255,7 @@ def test_line_with_a_huge_number_is_refused(name: str, tmp_path: Path) -> None:
     if name == "round":
         assert len(Ledger(tmp_path / "l").events) == 1
     else:
-        with pytest.raises(ValueError, match="line 1 of .* is not a line of a ledger"):
-            Ledger(tmp_path / "l")
+        refused(lambda: Ledger(tmp_path / "l"), ValueError, "line 1 of .* is not a line of a ledger")
 
 
 # The budget that a guarantee states.

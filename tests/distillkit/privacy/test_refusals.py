@@ -36,6 +36,7 @@ from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol
 from tests.distillkit.privacy.options import grouped
+from tests.refused import refused
 
 Factory = Callable[[], nn.Module]
 
@@ -52,8 +53,7 @@ def condense(request: pytest.FixtureRequest, toy_network: Factory) -> Callable[.
 
 
 def test_class_count_must_be_public(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
-    with pytest.raises(PrivacyError, match="num_classes must be given"):
-        condense(toy_set.images, toy_set.labels)
+    refused(lambda: condense(toy_set.images, toy_set.labels), PrivacyError, "num_classes must be given")
     derived = LabeledImages(toy_set.images, toy_set.labels, normalization=toy_set.normalization)
     ledger = Ledger()
     for data in (derived, derived[:5], LabeledImages.concatenate([derived, toy_set])):
@@ -73,8 +73,7 @@ def test_refused_calls_are_not_charged(
     condense: Callable[..., LabeledImages], toy_set: LabeledImages, wrong: dict[str, Any]
 ) -> None:
     ledger = Ledger()
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        condense(toy_set, ledger=ledger, **wrong)
+    refused(lambda: condense(toy_set, ledger=ledger, **wrong), ValueError, next(iter(wrong)))
     assert ledger.events == ()
 
 
@@ -107,8 +106,7 @@ def test_private_initial_images_are_refused(
     condense: Callable[..., LabeledImages], toy_set: LabeledImages, init: str
 ) -> None:
     ledger = Ledger()
-    with pytest.raises(PrivateInitialization, match="init='noise'"):
-        condense(toy_set, init=init, ledger=ledger)
+    refused(lambda: condense(toy_set, init=init, ledger=ledger), PrivateInitialization, "init='noise'")
     with pytest.raises(PrivateInitialization, match="an image of the private set"):
         condense(toy_set, init=toy_set[:3], ledger=ledger)
     assert ledger.events == ()
@@ -220,20 +218,19 @@ def test_delta_is_compared_with_the_noised_size_after_the_fact(toy_set: LabeledI
 
 
 def test_out_of_range_delta_is_refused(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
-    with pytest.raises(NotAccountable, match="delta must be in"):
-        condense(toy_set, delta=0.0)
+    refused(lambda: condense(toy_set, delta=0.0), NotAccountable, "delta must be in")
 
 
 def test_normalization_is_accepted_by_its_origin(
     condense: Callable[..., LabeledImages], toy_set: LabeledImages
 ) -> None:
-    """Equal numbers are refused or accepted for every dataset alike, so a refusal reveals nothing about it."""
+    """Equal numbers are is_refused or accepted for every dataset alike, so a refusal reveals nothing about it."""
     pixels = torch.rand(12, 1, 4, 4, generator=derive(0), dtype=torch.float64)
     measured = Normalization.of(pixels)
-    for normalization, refused in ((measured, True), (Normalization(measured.mean, measured.std), False)):
+    for normalization, is_refused in ((measured, True), (Normalization(measured.mean, measured.std), False)):
         data = LabeledImages.from_pixels(pixels, toy_set.labels, num_classes=3, normalization=normalization)
         for one in (data, data[:11], data[:0]):
-            if refused:
+            if is_refused:
                 with pytest.raises(PrivateStatistics, match=r"public=True"):
                     condense(one)
             else:
@@ -242,13 +239,11 @@ def test_normalization_is_accepted_by_its_origin(
 
 
 def test_ledger_with_another_delta_is_refused(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
-    with pytest.raises(ValueError, match="delta must equal the ledger's"):
-        condense(toy_set, ledger=Ledger(delta=1e-6))
+    is_refused(lambda: condense(toy_set, ledger=Ledger(delta=1e-6)), ValueError, "delta must equal the ledger's")
 
 
 def test_out_of_range_epsilon_is_refused(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
-    with pytest.raises(ValueError, match="epsilon must be greater than 0"):
-        condense(toy_set, epsilon=0.0)
+    refused(lambda: condense(toy_set, epsilon=0.0), ValueError, "epsilon must be greater than 0")
 
 
 def test_non_separable_losses_are_refused(toy_set: LabeledImages, toy_network: Factory) -> None:
@@ -261,10 +256,8 @@ def test_non_separable_losses_are_refused(toy_set: LabeledImages, toy_network: F
             toy_set, size=12, sigma=1.0, networks=RandomNetworks(toy_network), loss=cosine_of_means, ledger=ledger
         )
     cosine_of_means.why = "its denominator is the norm of a batch mean"  # type: ignore[attr-defined]
-    with pytest.raises(NotSeparable, match="its denominator is the norm of a batch mean"):
-        require_separable(cosine_of_means)
-    with pytest.raises(NotSeparable, match="one value per row"):
-        require_separable(separable(cosine_of_means))
+    refused(lambda: require_separable(cosine_of_means), NotSeparable, "its denominator is the norm of a batch mean")
+    refused(lambda: require_separable(separable(cosine_of_means)), NotSeparable, "one value per row")
     with pytest.raises(NotSeparable, match="depends on that row alone"):
         require_separable(separable(lambda e, m: (e - m).square().sum(1) / e.norm()))
     with pytest.raises(NotSeparable):
@@ -274,12 +267,9 @@ def test_non_separable_losses_are_refused(toy_set: LabeledImages, toy_network: F
 
 def test_invalid_options_are_named(toy_set: LabeledImages, toy_network: Factory) -> None:
     networks = RandomNetworks(toy_network)
-    with pytest.raises(ValueError, match="clip"):
-        PublicEmbedders(networks, 1, like=toy_set, clip=-1.0)
-    with pytest.raises(ValueError, match="match"):
-        PublicEmbedders(networks, 1, like=toy_set, match="gradient")
-    with pytest.raises(ValueError, match="num_networks"):
-        PublicEmbedders(networks, 0, like=toy_set)
+    refused(lambda: PublicEmbedders(networks, 1, like=toy_set, clip=-1.0), ValueError, "clip")
+    refused(lambda: PublicEmbedders(networks, 1, like=toy_set, match="gradient"), ValueError, "match")
+    refused(lambda: PublicEmbedders(networks, 0, like=toy_set), ValueError, "num_networks")
     with pytest.raises(ValueError, match="histogram_share"):
         condense_private(toy_set, epsilon=1.0, networks=networks, passes=Passes(histogram_share=0.9))
     for option in ({"rate": 0.0}, {"steps": 0}, {"size": 0}, {"lr": -1.0}, {"sigma": -1.0}):

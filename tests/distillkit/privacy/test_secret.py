@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distillkit.privacy import Secret, as_secret
+from tests.refused import refused
 
 
 def noise(secret: Secret, shape: Sequence[int], std: float) -> torch.Tensor:
@@ -65,11 +66,9 @@ def test_noised_values_are_rounded_once_on_a_public_grid(seed: int, log_std: flo
 
 
 def test_discrete_noise_has_no_seed_and_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="no seed"):
-        Secret(0, discrete=True)
+    refused(lambda: Secret(0, discrete=True), ValueError, "no seed")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"distillkit\[opendp\]"):
-        Secret(discrete=True)
+    refused(lambda: Secret(discrete=True), ImportError, r"distillkit\[opendp\]")
 
 
 def test_uniforms_never_reach_zero_or_one() -> None:
@@ -115,10 +114,8 @@ def test_invalid_arguments_are_refused() -> None:
     assert as_secret(4).seeded
     with pytest.raises(TypeError, match="seed"):
         Secret("a")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="std"):
-        noise(secret, (2,), -1.0)
-    with pytest.raises(ValueError, match="rate"):
-        secret.poisson(3, 1.5)
+    refused(lambda: noise(secret, (2,), -1.0), ValueError, "std")
+    refused(lambda: secret.poisson(3, 1.5), ValueError, "rate")
 
 
 def test_generator_state_is_derived_entirely_from_the_secret(global_rng_untouched: None) -> None:

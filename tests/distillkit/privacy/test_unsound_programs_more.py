@@ -44,6 +44,7 @@ from tests.distillkit.privacy import unsound_programs as programs
 from tests.distillkit.privacy.faulty_network import FaultyNetwork
 from tests.distillkit.privacy.unsound_programs import CANARY, DATA, SPACE, Alone, Palette, palettes, raw_pixels
 from tests.fl.federations import images
+from tests.refused import refused
 
 pytestmark = pytest.mark.slow  # captures at every entry point
 
@@ -437,8 +438,7 @@ def test_program_that_reads_the_private_set_is_refused(where: str) -> None:
         else:
             trained(plain, DATA, loss=lambda z, y: rows(z * bank.sum(), y))
 
-    with pytest.raises(NotCapturable, match="uses the records themselves"):
-        run()
+    refused(lambda: run(), NotCapturable, "uses the records themselves")
 
 
 # Matching losses of image_sgd.
@@ -589,8 +589,7 @@ ADDONS: dict[str, tuple[type[Public], Verdict]] = {
 
 
 def test_addon_that_looks_below_its_empty_set_finds_nothing() -> None:
-    with pytest.raises(NoUsableReply, match="failed"):
-        averaged(CLIENT, ReadsBelowTheView())
+    refused(lambda: averaged(CLIENT, ReadsBelowTheView()), NoUsableReply, "failed")
 
 
 @pytest.mark.parametrize("name", ADDONS)
@@ -662,8 +661,7 @@ def test_buffers_of_a_private_client_do_not_hold_records(how: str) -> None:
 def test_networks_of_private_feddm_keep_nothing_of_records() -> None:
     options: dict[str, Any] = {"sigma": 2.0, "sigma_sizes": 2.0, "num_networks": 1, "ipc": 1, "steps": 1}
     method = PrivateFedDM(factory=WritesStatistics, least=0.0, server_epochs=1, **options)
-    with pytest.raises(PrivacyError, match="changes mean"):
-        simulate(method, [CLIENT], rounds=1, progress=False, ledger=Ledger())
+    refused(lambda: simulate(method, [CLIENT], rounds=1, progress=False, ledger=Ledger()), PrivacyError, "changes mean")
 
 
 OBJECTIVES: dict[str, tuple[dict[str, Any], Verdict]] = {

@@ -25,6 +25,7 @@ from distillkit.labels import StoredLabels
 from distillkit.normalization import IDENTITY, ZCA
 from distillkit.rng import derive
 from distillkit.sets import Tiles
+from tests.refused import refused
 
 NAMES = st.sampled_from([(), ("ant", "bee", "cat"), ("T-shirt/top", "Coat", 'a,"b"'), ("zoo", "Ape", "ape")])
 
@@ -221,8 +222,7 @@ def test_a_changed_folder_is_refused_and_the_file_named(kind: str, tmp_path: Pat
     folder = soft().export(tmp_path / "a")
     damage, message = DAMAGES[kind]
     damage(folder)
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        LabeledImages.load(folder)
+    refused(lambda: LabeledImages.load(folder), (ValueError, FileNotFoundError), message)
     if kind not in ("no table", "empty table", "a list", "no JSON"):
         for read in (load_folder, open_folder, load_set):
             with pytest.raises((ValueError, FileNotFoundError), match=r"LabeledImages\.load|load_folder"):
@@ -235,8 +235,7 @@ def test_an_exported_folder_keeps_its_neighbours_and_becomes_pictures_on_request
         (folder / name).write_text("text", encoding="utf-8")
     assert_same(LabeledImages.load(folder), soft())
     assert_same(load_set(folder), soft())
-    with pytest.raises(ValueError, match=r"is an exported LabeledImages.*LabeledImages\.load"):
-        load_folder(tmp_path)
+    refused(lambda: load_folder(tmp_path), ValueError, r"is an exported LabeledImages.*LabeledImages\.load")
     (folder / "labels.csv").unlink()
     (folder / "set.json").unlink()
     plain = load_set(folder)
@@ -262,8 +261,7 @@ def test_a_changed_npz_is_refused(change: dict[str, Any], message: str, tmp_path
     with np.load(data.export(tmp_path / "a.npz"), allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files} | change
     np.savez(tmp_path / "c.npz", allow_pickle=False, **{k: v for k, v in arrays.items() if v is not None})
-    with pytest.raises(ValueError, match=message):
-        LabeledImages.load(tmp_path / "c.npz")
+    refused(lambda: LabeledImages.load(tmp_path / "c.npz"), ValueError, message)
 
 
 def whitened() -> LabeledImages:

@@ -17,6 +17,7 @@ from distillkit import LabeledImages, Normalization
 from distillkit.data import clients
 from distillkit.normalization import IDENTITY, ZCA
 from distillkit.sets import as_set
+from tests.refused import refused
 
 HALF = Normalization([0.5], [0.25])
 
@@ -111,15 +112,13 @@ def test_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Monk
         raise safetensors.SafetensorError("No space left on device")
 
     monkeypatch.setattr(safetensors.torch, "save_file", full)
-    with pytest.raises(OSError, match=r"cannot write .*set\.safetensors: No space left"):
-        make(seed=1).save(path)
+    refused(lambda: make(seed=1).save(path), OSError, r"cannot write .*set\.safetensors: No space left")
     assert path.read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"cannot write .*nowhere"):
-        make().save(tmp_path / "nowhere" / "set.safetensors")
+    refused(lambda: make().save(tmp_path / "nowhere" / "set.safetensors"), OSError, r"cannot write .*nowhere")
 
 
 def test_invalid_files_are_refused(tmp_path: Path) -> None:
@@ -132,8 +131,7 @@ def test_invalid_files_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="damaged or not a safetensors file"):
             LabeledImages.load(path)
     safetensors.torch.save_file({"images": torch.zeros(1)}, path)
-    with pytest.raises(ValueError, match="not a saved LabeledImages"):
-        LabeledImages.load(path)
+    refused(lambda: LabeledImages.load(path), ValueError, "not a saved LabeledImages")
 
 
 @pytest.mark.parametrize("meta", [None, "{", "{}", json.dumps({"num_classes": 1, "mean": [0], "std": [0], "info": {}})])
@@ -142,8 +140,7 @@ def test_inconsistent_file_is_refused(tmp_path: Path, meta: str | None) -> None:
     tensors = {"images": torch.zeros(1, 1, 1, 1), "labels": torch.zeros(1, dtype=torch.long)}
     header = {"format": "distillkit.LabeledImages/1"} | ({} if meta is None else {"set": meta})
     safetensors.torch.save_file(tensors, path, metadata=header)
-    with pytest.raises(ValueError, match="is damaged"):
-        LabeledImages.load(path)
+    refused(lambda: LabeledImages.load(path), ValueError, "is damaged")
 
 
 # Reading
@@ -215,8 +212,7 @@ def test_repr_shows_the_content() -> None:
 def test_info_of_numpy_numbers_becomes_python_numbers() -> None:
     info = {"steps": np.int64(3), "rate": np.float32(0.5), "pair": (np.bool_(True), 1)}
     assert make(info=info).info == {"steps": 3, "rate": 0.5, "pair": [True, 1]}
-    with pytest.raises(TypeError, match="info must be a mapping of JSON values: set is not a JSON value"):
-        make(info={"a": {1}})
+    refused(lambda: make(info={"a": {1}}), TypeError, "info must be a mapping of JSON values: set is not a JSON value")
 
 
 def test_info_is_a_copy() -> None:
@@ -305,13 +301,11 @@ def test_concatenate_refuses_differences_with_a_remedy() -> None:
         LabeledImages.concatenate([a, b])
 
     b = a.replace(labels=torch.eye(2))
-    with pytest.raises(ValueError, match=r"class indices and rows; .*one_hot"):
-        LabeledImages.concatenate([a, b])
+    refused(lambda: LabeledImages.concatenate([a, b]), ValueError, r"class indices and rows; .*one_hot")
     rows = a.replace(labels=torch.nn.functional.one_hot(a.labels, a.num_classes).float())
     assert LabeledImages.concatenate([rows, b]).labels.shape == (4, 2)
 
-    with pytest.raises(ValueError, match="at least one set, got none"):
-        LabeledImages.concatenate([])
+    refused(lambda: LabeledImages.concatenate([]), ValueError, "at least one set, got none")
 
 
 # The grid
@@ -334,10 +328,8 @@ def test_every_image_is_in_its_place_of_the_grid(n: int, columns: int, padding: 
 def test_default_grid_has_ten_columns() -> None:
     assert make(3, (1, 2, 2)).grid().shape == (1, 2 + 4, 2 + 3 * 4)
     assert make(11, (1, 2, 2)).grid().shape == (1, 2 + 2 * 4, 2 + 10 * 4)
-    with pytest.raises(ValueError, match="an empty set has no grid"):
-        make(0).grid()
-    with pytest.raises(ValueError, match="padding must be at least 0"):
-        make(1).grid(padding=-1)
+    refused(lambda: make(0).grid(), ValueError, "an empty set has no grid")
+    refused(lambda: make(1).grid(padding=-1), ValueError, "padding must be at least 0")
 
 
 # Bad input
@@ -369,15 +361,13 @@ X, Y = torch.zeros(2, 1, 3, 3), torch.tensor([0, 1])
     ],
 )
 def test_invalid_input_is_named(arguments: Any, options: Any, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        LabeledImages(*arguments, **options)
+    refused(lambda: LabeledImages(*arguments, **options), error, words)
 
 
 def test_from_pixels_refuses_the_same_input_as_the_class() -> None:
     with pytest.raises(TypeError, match=r"pixels must be a torch\.Tensor"):
         LabeledImages.from_pixels([[0.0]], Y)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="pixels must have 4 dimensions"):
-        LabeledImages.from_pixels(X[0], Y)
+    refused(lambda: LabeledImages.from_pixels(X[0], Y), ValueError, "pixels must have 4 dimensions")
 
 
 # as_set
@@ -393,12 +383,9 @@ def test_as_set_accepts_tensors_or_a_set() -> None:
 
 def test_as_set_refuses_contradictions() -> None:
     data = LabeledImages(X, Y, num_classes=2)
-    with pytest.raises(TypeError, match="labels must be left out"):
-        as_set(data, Y)
-    with pytest.raises(TypeError, match="labels must be given"):
-        as_set(X)
-    with pytest.raises(ValueError, match="num_classes=3, but the set has 2"):
-        as_set(data, num_classes=3)
+    refused(lambda: as_set(data, Y), TypeError, "labels must be left out")
+    refused(lambda: as_set(X), TypeError, "labels must be given")
+    refused(lambda: as_set(data, num_classes=3), ValueError, "num_classes=3, but the set has 2")
     with pytest.raises(ValueError, match=r"normalization is mean \(0\.5\) .*, but the set's is pixels"):
         as_set(data, normalization=HALF)
 

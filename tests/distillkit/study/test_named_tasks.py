@@ -14,6 +14,7 @@ from distillkit import LabeledImages, Normalization
 from distillkit.data import Split, StoredSplit
 from distillkit.serialization import from_config, to_config
 from distillkit.study import TASK_NAMES, named_task
+from tests.refused import refused
 
 
 @pytest.mark.parametrize("name", TASK_NAMES)
@@ -25,8 +26,7 @@ def test_every_task_is_rebuilt_from_its_json(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted({*TASK_NAMES} - {"digits", "synthdigitslike"}))
 def test_every_task_names_what_is_missing(name: str, tmp_path: Path) -> None:
-    with pytest.raises((FileNotFoundError, ValueError), match=str(tmp_path)):
-        named_task(name, root=tmp_path).load()
+    refused(lambda: named_task(name, root=tmp_path).load(), (FileNotFoundError, ValueError), str(tmp_path))
 
 
 def test_digits_are_allocated() -> None:
@@ -60,9 +60,6 @@ def test_large_data_are_read_from_disk(name: str, tmp_path: Path) -> None:
 
 def test_invalid_names_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DISTILLKIT_DATA", raising=False)
-    with pytest.raises(ValueError, match="name must be one of"):
-        named_task("imagenet")
-    with pytest.raises(ValueError, match="root must name the folder of retina"):
-        named_task("retina")
-    with pytest.raises(TypeError, match="epochs"):
-        named_task("digits", epochs=3)
+    refused(lambda: named_task("imagenet"), ValueError, "name must be one of")
+    refused(lambda: named_task("retina"), ValueError, "root must name the folder of retina")
+    refused(lambda: named_task("digits", epochs=3), TypeError, "epochs")

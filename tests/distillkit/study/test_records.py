@@ -24,6 +24,7 @@ from distillkit.study import (
 from distillkit.study._groups import group_records
 from distillkit.study._record_files import as_records
 from tests.distillkit.study.sample_records import record, write
+from tests.refused import refused
 
 THREE = [record([0.1, 0.2], seed=seed) for seed in (1, 0)] + [record(0.5, "DM"), record([None, None], "Local")]
 
@@ -75,14 +76,11 @@ def test_files_of_unfinished_runs_are_not_read(tmp_path: Path) -> None:
 
 
 def test_folder_without_runs_is_refused_and_its_content_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no subfolder holds a summary\.json$"):
-        read_records(tmp_path)
+    refused(lambda: read_records(tmp_path), FileNotFoundError, r"no subfolder holds a summary\.json$")
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "history.jsonl").touch()
-    with pytest.raises(FileNotFoundError, match="1 runs have begun"):
-        read_records(tmp_path)
-    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
-        read_records(tmp_path / "nowhere")
+    refused(lambda: read_records(tmp_path), FileNotFoundError, "1 runs have begun")
+    refused(lambda: read_records(tmp_path / "nowhere"), FileNotFoundError, "nowhere does not exist")
 
 
 def test_folder_of_an_older_script_is_refused_by_name(tmp_path: Path) -> None:
@@ -90,14 +88,12 @@ def test_folder_of_an_older_script_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(
         '[{"run": "a", "dataset": "digits", "accuracy_mean": 0.5}]', encoding="utf-8"
     )
-    with pytest.raises(FileNotFoundError, match=r"summary\.json is of one run or of another program"):
-        read_records(tmp_path)
+    refused(lambda: read_records(tmp_path), FileNotFoundError, r"summary\.json is of one run or of another program")
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "summary.json").write_text(
         '{"run": "a", "dataset": "digits", "method": "DM", "seed": 0}', encoding="utf-8"
     )
-    with pytest.raises(RecordError, match=r"a/summary\.json: line lacks task, accuracy_last; it has run"):
-        read_records(tmp_path)
+    refused(lambda: read_records(tmp_path), RecordError, r"a/summary\.json: line lacks task, accuracy_last; it has run")
 
 
 def test_two_runs_that_differ_only_in_the_split_are_refused(tmp_path: Path) -> None:
@@ -105,8 +101,7 @@ def test_two_runs_that_differ_only_in_the_split_are_refused(tmp_path: Path) -> N
     a, b = (record([0.1], split=split, run=split) for split in ("iid", "Dirichlet 0.1"))
     with pytest.raises(RecordError, match=r"Dirichlet 0\.1 and .*iid both have .* differ in run, split"):
         read_records(write(tmp_path, [b, a]))
-    with pytest.raises(RecordError, match="and differ in run, split"):
-        as_records([a, b])
+    refused(lambda: as_records([a, b]), RecordError, "and differ in run, split")
 
 
 @pytest.mark.parametrize(
@@ -123,15 +118,13 @@ def test_two_runs_that_differ_only_in_the_split_are_refused(tmp_path: Path) -> N
 def test_damaged_files_are_named(tmp_path: Path, name: str, content: str, said: str) -> None:
     write(tmp_path, THREE)
     (tmp_path / "digits-DM-0" / name).write_bytes(content.encode("latin1"))
-    with pytest.raises(RecordError, match=said):
-        read_records(tmp_path)
+    refused(lambda: read_records(tmp_path), RecordError, said)
 
 
 def test_history_shorter_than_its_summary_is_refused(tmp_path: Path) -> None:
     write(tmp_path, THREE)
     (tmp_path / "digits-FedAvg-0" / "history.jsonl").unlink()
-    with pytest.raises(RecordError, match=r"has 2 rounds, but .*history\.jsonl has 0"):
-        read_records(tmp_path)
+    refused(lambda: read_records(tmp_path), RecordError, r"has 2 rounds, but .*history\.jsonl has 0")
 
 
 @pytest.mark.parametrize(
@@ -147,8 +140,7 @@ def test_history_shorter_than_its_summary_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_line_of_another_type_is_refused(facts: dict[str, Any], said: str) -> None:
-    with pytest.raises(RecordError, match=said):
-        Record({**record(0.5).line, **facts})
+    refused(lambda: Record({**record(0.5).line, **facts}), RecordError, said)
 
 
 def test_values_are_looked_up_in_the_line_then_in_the_last_round() -> None:
@@ -182,10 +174,8 @@ def test_groups_know_their_missing_seeds() -> None:
 
 @pytest.mark.parametrize("wrong", [None, 3, [3], {"a": 1}, [record(0.5), "x"]])
 def test_other_objects_are_refused(wrong: Any) -> None:
-    with pytest.raises(TypeError, match="records must be a list of"):
-        as_records(wrong)
-    with pytest.raises(ValueError, match="records must hold at least one run"):
-        as_records([])
+    refused(lambda: as_records(wrong), TypeError, "records must be a list of")
+    refused(lambda: as_records([]), ValueError, "records must hold at least one run")
 
 
 # One file.
@@ -262,8 +252,7 @@ def test_late_without_rounds_is_none_and_zero_rounds_are_refused() -> None:
     runs = Records([record(0.5)])
     assert runs.late(1)[0].line["accuracy_late"] is None
     assert runs[0].last("accuracy_late") is None
-    with pytest.raises(ValueError, match="rounds must be at least 1"):
-        runs.late(0)
+    refused(lambda: runs.late(0), ValueError, "rounds must be at least 1")
 
 
 @given(st.lists(st.none() | st.floats(0, 1), min_size=1, max_size=7))

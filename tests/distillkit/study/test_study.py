@@ -25,6 +25,7 @@ from distillkit.study import Candidate, Condense, Cost, Job, Study, Task, grid, 
 from distillkit.study.condense_candidate import run_device, save_state
 from distillkit.study.study import WorkerKilled
 from distillkit.training import Protocol
+from tests.refused import refused
 
 
 def images(count: int, seed: int) -> LabeledImages:
@@ -199,10 +200,8 @@ def test_candidate_may_have_its_own_rule_named_in_the_choice(tmp_path: Path) -> 
     assert "rule: last; own for Personal; tuning seeds" in str(tuning_table(tmp_path))
     with pytest.raises(ValueError, match="different candidates with the names Personal"):
         executed(Study(tmp_path, task(), {"Personal": known(search=tries)}, seeds=(0,)))
-    with pytest.raises(ValueError, match="rule must be one of"):
-        known(rule="best")
-    with pytest.raises(ValueError, match="like='A' uses that candidate's choice"):
-        known(like="A", rule="own")
+    refused(lambda: known(rule="best"), ValueError, "rule must be one of")
+    refused(lambda: known(like="A", rule="own"), ValueError, "like='A' uses that candidate's choice")
 
 
 @dataclass(frozen=True)
@@ -358,32 +357,24 @@ def test_one_configuration_each_tunes_nothing(tmp_path: Path) -> None:
 def test_invalid_arguments_are_named(
     tmp_path: Path, options: dict[str, Any], error: type[Exception], words: str
 ) -> None:
-    with pytest.raises(error, match=words):
-        Study(tmp_path, **{"tasks": task(), "candidates": {"A": known()}, **options})
+    refused(lambda: Study(tmp_path, **{"tasks": task(), "candidates": {"A": known()}, **options}), error, words)
 
 
 def test_invalid_candidate_is_refused_with_the_reason() -> None:
-    with pytest.raises(ValueError, match="tasks must hold at least one"):
-        known(tasks=[])
-    with pytest.raises(TypeError, match="tasks"):
-        known(tasks="digits")
+    refused(lambda: known(tasks=[]), ValueError, "tasks must hold at least one")
+    refused(lambda: known(tasks="digits"), TypeError, "tasks")
     with pytest.raises(TypeError, match="make must be a function"):
         Known(3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="search must hold at least one"):
-        known(search=[])
-    with pytest.raises(TypeError, match="search\\[0\\]"):
-        known(search=["lr"])
-    with pytest.raises(ValueError, match="like='A'"):
-        known(search=grid(value=[1, 2]), like="A")
+    refused(lambda: known(search=[]), ValueError, "search must hold at least one")
+    refused(lambda: known(search=["lr"]), TypeError, "search\\[0\\]")
+    refused(lambda: known(search=grid(value=[1, 2]), like="A"), ValueError, "like='A'")
     assert grid(a=[1, 2], b=[3, 4]) == [{"a": 1, "b": 3}, {"a": 1, "b": 4}, {"a": 2, "b": 3}, {"a": 2, "b": 4}]
-    with pytest.raises(ValueError, match="lr must have at least one value"):
-        grid(lr=[])
+    refused(lambda: grid(lr=[]), ValueError, "lr must have at least one value")
 
 
 def test_task_without_a_name_is_refused_first(tmp_path: Path) -> None:
     study = Study(tmp_path, task(partition=lambda labels: [torch.arange(len(labels))]), {"A": known()})
-    with pytest.raises(SerializationError, match="tasks\\['made'\\].partition"):
-        executed(study)
+    refused(lambda: executed(study), SerializationError, "tasks\\['made'\\].partition")
     assert not Known.executed
 
 
@@ -468,8 +459,7 @@ def test_estimate_counts_every_epoch_and_one_evaluation(tmp_path: Path, monkeypa
     ids=["draws", "threads", "delta", "protocol"],
 )  # fmt: skip
 def test_evaluation_options_are_checked_before_the_set_is_made(wrong: dict[str, Any]) -> None:
-    with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
-        Condense(lambda factory: random_subset, **wrong)
+    refused(lambda: Condense(lambda factory: random_subset, **wrong), (TypeError, ValueError), next(iter(wrong)))
 
 
 def test_private_condenser_gets_a_ledger_and_reports_its_epsilon(tmp_path: Path) -> None:
@@ -561,11 +551,9 @@ def test_condenser_may_request_the_task(tmp_path: Path) -> None:
 
 def test_errors_name_a_wrong_setting_and_a_script_without_main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = Study(tmp_path, task(), {"A": known(settings={"learning": 1})}, seeds=(0,))
-    with pytest.raises(TypeError, match="candidates\\['A'\\] cannot be built with {'learning': 1}"):
-        executed(study)
+    refused(lambda: executed(study), TypeError, "candidates\\['A'\\] cannot be built with {'learning': 1}")
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
-    with pytest.raises(RuntimeError, match="if __name__ == '__main__'"):
-        executed(study)
+    refused(lambda: executed(study), RuntimeError, "if __name__ == '__main__'")
 
 
 def test_estimated_time_counts_the_remaining_runs(tmp_path: Path) -> None:
@@ -645,8 +633,7 @@ def test_networks_are_created_on_the_runs_device_and_others_evaluated(tmp_path: 
         seeing(split.train, factory=candidate.factory(where.task, split))
     count = sum(p.numel() for p in where.task.network(split)(2).parameters())
     assert seen == [("meta", count)]
-    with pytest.raises(TypeError, match="tested"):
-        replace(candidate, tested=3)
+    refused(lambda: replace(candidate, tested=3), TypeError, "tested")
     other = replace(candidate, tested=tested)
     other.run(other.build(where.task, split, {}), where)
     assert seen[1:] == [("cpu", count), ("tested", 2)]
@@ -695,5 +682,4 @@ def test_study_with_a_deadline_stops_after_each_step_and_continues(
 
     plenty = Study(tmp_path / "plenty", task(), candidates, **how)
     assert not plenty.run(trial=False, progress=False, seconds=1e6).missing
-    with pytest.raises(ValueError, match="seconds must be greater than 0"):
-        study.run(seconds=0.0)
+    refused(lambda: study.run(seconds=0.0), ValueError, "seconds must be greater than 0")

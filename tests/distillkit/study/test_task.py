@@ -17,6 +17,7 @@ from distillkit.data import Split, load, partition, split_by
 from distillkit.networks import ConvNet
 from distillkit.serialization import from_config, to_config
 from distillkit.study import Task, as_split
+from tests.refused import refused
 
 PLAIN = Normalization([0.0], [1.0])
 
@@ -186,21 +187,18 @@ def test_tensors_become_a_split() -> None:
     ],
 )
 def test_invalid_arguments_are_named(options: dict[str, Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        Task(**{"name": "made", "data": task().data, **options})
+    refused(lambda: Task(**{"name": "made", "data": task().data, **options}), error, words)
 
 
 def test_set_without_owners_needs_a_partition() -> None:
     one = Task("made", data=task().data)
-    with pytest.raises(ValueError, match="partition must be given"):
-        one.assign(one.load(), 0)
+    refused(lambda: one.assign(one.load(), 0), ValueError, "partition must be given")
 
     def by_hospital(hospital: torch.Tensor) -> list[torch.Tensor]:
         return [hospital]
 
     with pytest.raises(ValueError, match="'hospital'"):
         Task("made", data=task().data, partition=by_hospital).assign(one.load(), 0)
-    with pytest.raises(ValueError, match="keep must be numbers"):
-        task().assign(one.load(), 0, keep=torch.tensor([60]))
+    refused(lambda: task().assign(one.load(), 0, keep=torch.tensor([60])), ValueError, "keep must be numbers")
     with pytest.raises(TypeError, match="keep must be numbers"):
         task().assign(one.load(), 0, keep=torch.ones(60, dtype=torch.bool))

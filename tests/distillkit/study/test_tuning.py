@@ -12,6 +12,7 @@ from distillkit.serialization import to_config
 from distillkit.study import Cost, Estimate, RecordError, equal_search_sizes, read_choice, tuning_table
 from distillkit.study._cost_estimate import EstimateRow
 from distillkit.study._tuning import RULES, best_configuration, score_configuration
+from tests.refused import refused
 
 
 def tried(*scores: float | None, **settings: list[Any]) -> dict[str, Any]:
@@ -49,13 +50,11 @@ def test_configurations_are_counted_and_controls_have_those_of_another(tmp_path:
     with pytest.raises(ValueError, match="equally many configurations; on digits they have FedAvg 3, FedProx 2"):
         equal_search_sizes(tmp_path)
     write(tmp_path, {"FedAvg": AVG, "DM": tried()})
-    with pytest.raises(ValueError, match="DM 1"):
-        equal_search_sizes(tmp_path)
+    refused(lambda: equal_search_sizes(tmp_path), ValueError, "DM 1")
     write(tmp_path, {"FedAvg": tried(), "DM": tried()})
     assert equal_search_sizes(tmp_path) == {"digits": 1, "other": 1}
     write(tmp_path, {})
-    with pytest.raises(ValueError, match="with candidates, got one without"):
-        equal_search_sizes(tmp_path)
+    refused(lambda: equal_search_sizes(tmp_path), ValueError, "with candidates, got one without")
 
 
 def test_table_shows_the_choice_and_the_grids_edges(tmp_path: Path) -> None:
@@ -72,8 +71,7 @@ def test_table_shows_the_choice_and_the_grids_edges(tmp_path: Path) -> None:
     }  # fmt: skip
     assert "rule: last; tuning seeds: 100." in str(table)
     assert tuning_table(tmp_path, task="other").cells == tuple(("other", *line[1:]) for line in table.cells[:4])
-    with pytest.raises(ValueError, match="task must be one of 'digits', 'other', got 'x'"):
-        tuning_table(tmp_path, task="x")
+    refused(lambda: tuning_table(tmp_path, task="x"), ValueError, "task must be one of 'digits', 'other', got 'x'")
     assert read_choice(tmp_path)[1] == {"rule": "last", "seeds": [100]}
 
 
@@ -84,14 +82,11 @@ def test_two_values_are_not_marked_as_edges(tmp_path: Path) -> None:
 
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"choice\.json does not exist"):
-        equal_search_sizes(tmp_path)
+    refused(lambda: equal_search_sizes(tmp_path), FileNotFoundError, r"choice\.json does not exist")
     (tmp_path / "choice.json").write_text("{", encoding="utf-8")
-    with pytest.raises(RecordError, match=r"choice\.json is damaged"):
-        equal_search_sizes(tmp_path)
+    refused(lambda: equal_search_sizes(tmp_path), RecordError, r"choice\.json is damaged")
     write(tmp_path, {}, format="distillkit.choice/0")
-    with pytest.raises(RecordError, match="has the format 'distillkit.choice/0', this version reads"):
-        tuning_table(tmp_path)
+    refused(lambda: tuning_table(tmp_path), RecordError, "has the format 'distillkit.choice/0', this version reads")
     for wrong in (0, 2, None):
         write(tmp_path, {"FedAvg": {**AVG, "chosen": wrong}})
         with pytest.raises(RecordError, match=f"configuration {wrong} of FedAvg on digits is not the best"):

@@ -27,6 +27,7 @@ from tests.fl.federations import images
 from tests.fl.flower import fake_flower
 from tests.fl.flower.test_runs import DM, FAST, Killed, assert_equal, client_data, grid, run_in_threads, run_on_grid
 from tests.fl.test_private_runs import SIGMA, NoisySum
+from tests.refused import refused
 
 METHODS: dict[str, Callable[[], Method]] = {
     "PrivateFedDM": lambda: PrivateFedDM(
@@ -129,8 +130,7 @@ def test_charge_is_on_disk_before_noise_is_drawn(tmp_path: Path) -> None:
             seen.append(sum(e.round == client.round for e in events_of(tmp_path)[str(client.id)]))
             raise OSError("the disk is full")
 
-    with pytest.raises(NoUsableReply, match=FAILED_PRIVATELY):
-        run_on_grid(grid(Looking(), tmp_path), Looking(), **SUM)
+    refused(lambda: run_on_grid(grid(Looking(), tmp_path), Looking(), **SUM), NoUsableReply, FAILED_PRIVATELY)
     assert seen == [1] * 5
     assert {k: len(e) for k, e in events_of(tmp_path).items()} == {str(k): 1 for k in range(5)}
 
@@ -196,8 +196,7 @@ def test_node_with_a_lost_ledger_is_named(tmp_path: Path) -> None:
     summed(tmp_path / "nodes", ledger=book)
     for path in sorted((tmp_path / "nodes").glob("ledgers/*.jsonl"))[:1]:
         path.unlink()
-    with pytest.raises(NoUsableReply, match="did not report earlier charges"):
-        summed(tmp_path / "nodes", ledger=book)
+    refused(lambda: summed(tmp_path / "nodes", ledger=book), NoUsableReply, "did not report earlier charges")
 
 
 def test_new_data_of_a_partition_inherit_earlier_charges(tmp_path: Path) -> None:
@@ -212,8 +211,7 @@ def test_private_handshake_reveals_nothing_measured(tmp_path: Path) -> None:
     empty = summed(tmp_path / "nodes", load_client=lambda k: images(6, seed=k)[: 6 * (k > 0)], rounds=1)
     assert empty.rows[0]["empty"] == []
     counted = lambda k: (images(6, seed=k).images, images(6, seed=k).labels)  # noqa: E731
-    with pytest.raises(ValueError, match="node 10.*num_classes must be given"):
-        summed(tmp_path / "others", load_client=counted)
+    refused(lambda: summed(tmp_path / "others", load_client=counted), ValueError, "node 10.*num_classes must be given")
 
 
 # The mirror.
@@ -239,8 +237,7 @@ def test_mirror_adds_every_line_once_across_restarts(tmp_path: Path) -> None:
     mirror_lines(run, "b", 4, lines)
     assert run.guarantee(4).reason == run.guarantee(3).reason == "raw images took part"
     assert run.guarantee().remarks == ("tuned on the data",)
-    with pytest.raises(PrivacyError, match="neither charged nor registered"):
-        run.guarantee("nobody")
+    refused(lambda: run.guarantee("nobody"), PrivacyError, "neither charged nor registered")
     assert ledger_lines(node, 5) == ledger_lines(node)[4:]
 
 

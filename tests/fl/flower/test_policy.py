@@ -28,6 +28,7 @@ from tests.fl.flower import fake_flower
 from tests.fl.flower.test_node_ledger import METHODS, SUM, events_of
 from tests.fl.flower.test_runs import DM, FAST, client_data, run_on_grid
 from tests.fl.test_private_runs import SIGMA, NoisySum
+from tests.refused import refused
 
 GOOD: dict[str, str] = {
     "epsilon": "8.0", "delta": "1e-5", "smallest_sigma": "1.0", "largest_rate": "1.0", "largest_clip": "1.0",
@@ -139,8 +140,7 @@ def test_changed_app_code_is_refused_by_its_hash(tmp_path: Path) -> None:
     (code / "client_app.py").write_text("sigma = 0.2\n", encoding="utf-8")
     (found,) = of_client_1(one_strict(tmp_path, NoisySum(), code=code, app=f'"{agreed}"'))
     assert found == f"refused: its policy allows the app {agreed}, and this one is {app_hash(code)}"
-    with pytest.raises(ValueError, match=r"code=Path\(__file__\).parent"):
-        one_strict(tmp_path, NoisySum(), app=f'"{agreed}"')
+    refused(lambda: one_strict(tmp_path, NoisySum(), app=f'"{agreed}"'), ValueError, r"code=Path\(__file__\).parent")
 
 
 def test_app_hash_covers_names_and_bytes_but_no_byte_code(tmp_path: Path) -> None:
@@ -156,8 +156,7 @@ def test_app_hash_covers_names_and_bytes_but_no_byte_code(tmp_path: Path) -> Non
     assert before == app_hash(tmp_path / "two")
     shutil.move(tmp_path / "two" / "a.py", tmp_path / "two" / "c.py")
     assert before != app_hash(tmp_path / "two")
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        app_hash(tmp_path / "nowhere")
+    refused(lambda: app_hash(tmp_path / "nowhere"), FileNotFoundError, "nowhere")
 
 
 def test_seeded_noise_is_refused(tmp_path: Path) -> None:
@@ -236,8 +235,7 @@ def test_malformed_ledger_position_gets_only_a_refusal(asked: Any, tmp_path: Pat
         reply, facts = from_parts(*guard.reply_parts(job, found, asked))
         assert not len(reply)
         assert facts == {"refused": "the method is private, and the server does not say which ledger lines it has seen"}
-    with pytest.raises(ValueError, match="does not say which ledger lines"):
-        guard.ledger_report(asked)
+    refused(lambda: guard.ledger_report(asked), ValueError, "does not say which ledger lines")
     with pytest.raises(ValueError, match="runs no private method, and keeps no ledger"):
         ReleaseGuard(FedAvg(**FAST), policy, None).ledger_report({"name": "a", "seen": 0})
 
@@ -264,8 +262,7 @@ def test_node_with_an_unusable_policy_refuses_everything(tmp_path: Path) -> None
     app = client_app(NoisySum(), client_data, folder=tmp_path / "nodes", policy=policy)
     policy.unlink()
     there = fake_flower.Grid(app, {100 + k: fake_flower.context(100 + k, k, 5) for k in range(5)})
-    with pytest.raises(NoUsableReply, match="did not report earlier charges"):
-        run_on_grid(there, NoisySum(), **SUM)
+    refused(lambda: run_on_grid(there, NoisySum(), **SUM), NoUsableReply, "did not report earlier charges")
 
 
 @pytest.mark.parametrize(
@@ -295,10 +292,8 @@ def test_policy_files_with_bad_keys_or_values_are_refused(
     changes: dict[str, str | None], said: str, tmp_path: Path
 ) -> None:
     path = written(tmp_path / "policy.toml", **changes)
-    with pytest.raises((TypeError, ValueError), match=f"the policy {path}.*{said}"):
-        read_policy(path)
-    with pytest.raises((TypeError, ValueError), match=said):
-        client_app(NoisySum(), client_data, folder=tmp_path, policy=path)
+    refused(lambda: read_policy(path), (TypeError, ValueError), f"the policy {path}.*{said}")
+    refused(lambda: client_app(NoisySum(), client_data, folder=tmp_path, policy=path), (TypeError, ValueError), said)
 
 
 def test_policy_name_lists_class_add_ons_and_filters() -> None:
@@ -339,5 +334,4 @@ def test_limits_of_a_policy_are_allowed_and_the_next_value_is_not(tmp_path: Path
             exact.require_events([Event("sum", 9.0, 0.01), event])
     method = FedAvg(DPSGD(sigma=1.0, rate=0.5, size=9, clip=2.0), **FAST, weights="uniform")
     policy(largest_clip="2.0").require_request(method, "local", None)
-    with pytest.raises(PolicyRefusal, match="largest_clip"):
-        policy(largest_clip="1.9999").require_request(method, "local", None)
+    refused(lambda: policy(largest_clip="1.9999").require_request(method, "local", None), PolicyRefusal, "largest_clip")

@@ -23,6 +23,7 @@ from tests.fl.federations import Tiny, federation, images
 from tests.fl.flower import fake_flower
 from tests.fl.invariances import assert_same
 from tests.fl.test_addon_combinations import PICTURE, SHARED
+from tests.refused import refused
 
 FAST: dict[str, Any] = {"factory": Tiny, "epochs": 1, "lr": 0.05, "batch": 8}
 DM: dict[str, Any] = {"factory": Tiny, "ipc": 1, "steps": 2, "server_epochs": 1, "server_batch": 4}
@@ -151,8 +152,7 @@ def test_faulty_replies_are_errors_in_the_history(
 
 def test_every_client_failing_ends_the_run(tmp_path: Path) -> None:
     there = grid(METHODS["FedAvg"](), tmp_path, lambda _, kind, __: "error" if kind == "train.job" else None)
-    with pytest.raises(NoUsableReply, match="the app crashed"):
-        run_on_grid(there, METHODS["FedAvg"]())
+    refused(lambda: run_on_grid(there, METHODS["FedAvg"]()), NoUsableReply, "the app crashed")
 
 
 class Hanging(FedAvg):
@@ -303,15 +303,13 @@ def strange(folder: Path, change: str) -> fake_flower.Grid:
     ],
 )  # fmt: skip
 def test_incompatible_node_is_refused_by_name(change: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(IncompatibleNode, match=said):
-        run_on_grid(strange(tmp_path, change), METHODS["FedAvg"]())
+    refused(lambda: run_on_grid(strange(tmp_path, change), METHODS["FedAvg"]()), IncompatibleNode, said)
 
 
 def test_missing_nodes_are_named(tmp_path: Path) -> None:
     there = grid(METHODS["FedAvg"](), tmp_path)
     del there.nodes[103]
-    with pytest.raises(NoUsableReply, match=r"partitions \[3\]"):
-        run_on_grid(there, METHODS["FedAvg"](), connect_timeout=0.3)
+    refused(lambda: run_on_grid(there, METHODS["FedAvg"](), connect_timeout=0.3), NoUsableReply, r"partitions \[3\]")
 
 
 def test_node_with_a_failing_app_is_named_with_flowers_reason(tmp_path: Path) -> None:
