@@ -224,7 +224,7 @@ def test_out_of_range_delta_is_refused(condense: Callable[..., LabeledImages], t
 def test_normalization_is_accepted_by_its_origin(
     condense: Callable[..., LabeledImages], toy_set: LabeledImages
 ) -> None:
-    """Equal numbers are is_refused or accepted for every dataset alike, so a refusal reveals nothing about it."""
+    """Equal numbers are refused or accepted for every dataset alike, so a refusal reveals nothing about it."""
     pixels = torch.rand(12, 1, 4, 4, generator=derive(0), dtype=torch.float64)
     measured = Normalization.of(pixels)
     for normalization, is_refused in ((measured, True), (Normalization(measured.mean, measured.std), False)):
@@ -239,7 +239,7 @@ def test_normalization_is_accepted_by_its_origin(
 
 
 def test_ledger_with_another_delta_is_refused(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
-    is_refused(lambda: condense(toy_set, ledger=Ledger(delta=1e-6)), ValueError, "delta must equal the ledger's")
+    refused(lambda: condense(toy_set, ledger=Ledger(delta=1e-6)), ValueError, "delta must equal the ledger's")
 
 
 def test_out_of_range_epsilon_is_refused(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
