@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.refused import refused
 from tests.scripts import load_script
 
 SCRIPT = load_script("docs/scripts/which_method.py")
@@ -31,10 +32,8 @@ def test_numbers_are_beside_their_candidate(monkeypatch: pytest.MonkeyPatch) -> 
         ("a set", "DM", "–", "12.3 ± 0.4", "13.0 (13.0 to 13.0) by the set; 2.0 (2.0 to 2.0) by the model"),
     )
     monkeypatch.setitem(SCRIPT.TABLES, "sets", choice._replace(rows=(row._replace(way="DSA"),)))
-    with pytest.raises(ValueError, match="has no run of DSA on digits"):
-        SCRIPT.table("sets")
-    with pytest.raises(ValueError, match="a choice must be one of sets, federated"):
-        SCRIPT.table("other")
+    refused(lambda: SCRIPT.table("sets"), ValueError, "has no run of DSA on digits")
+    refused(lambda: SCRIPT.table("other"), ValueError, "a choice must be one of sets, federated")
 
 
 def test_every_card_is_an_answer() -> None:

@@ -24,6 +24,7 @@ from fl import ClientDP, FedAvg, Filtered, RunFolder, simulate
 from fl.engine._client_runtime import FAILED_PRIVATELY
 from fl.engine.store import Store
 from fl.message import Message
+from tests.refused import refused
 
 DIGITS = load("digits", size=8)
 TRAIN = DIGITS.train[:60]
@@ -260,11 +261,7 @@ def test_invalid_audits_are_refused_first(run: Path, tmp_path: Path) -> None:
         with pytest.raises(error, match=match):
             Audit(*odd)  # type: ignore[arg-type]
     for half in (Audit, lambda: Audit(inside), lambda: Audit(outside=outside, claim=PROFILE)):
-        with pytest.raises(ValueError, match="inside and outside must both be given"):
-            half()
-    with pytest.raises(TypeError, match="noise must be the result of audit_noise, got int"):
-        Audit(noise=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="confidence must be"):
-        Audit(inside, outside, PROFILE, confidence=1.0)
-    with pytest.raises(TypeError, match="mechanism must describe"):
-        Audit(inside, outside, PROFILE, mechanism=3)  # type: ignore[arg-type]
+        refused(half, ValueError, "inside and outside must both be given")
+    refused(lambda: Audit(noise=3), TypeError, "noise must be the result of audit_noise, got int")
+    refused(lambda: Audit(inside, outside, PROFILE, confidence=1.0), ValueError, "confidence must be")
+    refused(lambda: Audit(inside, outside, PROFILE, mechanism=3), TypeError, "mechanism must describe")

@@ -29,6 +29,7 @@ from distillkit.evaluate import evaluate
 from distillkit.networks import ConvNet
 from distillkit.sets import as_set
 from distillkit.training import Protocol
+from tests.refused import refused
 
 HALF = Normalization([0.5], [0.25])
 PIXELS = torch.arange(6 * 2 * 4 * 4).view(6, 2, 4, 4).float() / 200
@@ -148,8 +149,7 @@ def test_subset_of_a_set_keeps_its_space() -> None:
 def test_from_dataset() -> None:
     made = LabeledImages.from_dataset(Lazy(), normalization=HALF, num_classes=5)
     assert (made.normalization, made.num_classes) == (HALF, 5)
-    with pytest.raises(TypeError, match="dataset must be a torch"):
-        LabeledImages.from_dataset(PIXELS)  # type: ignore[arg-type]
+    refused(lambda: LabeledImages.from_dataset(PIXELS), TypeError, "dataset must be a torch")
 
 
 class Rows:
@@ -180,8 +180,7 @@ def test_the_advice_for_rows_and_pictures_works() -> None:
     assert len(LabeledImages.from_dataset([(PICTURES[0], 0), (PICTURES[1], 0)])) == 2
     with pytest.raises(TypeError, match=rf"a list of pairs or a DataLoader, got .*Rows; .*{ROWS.format('dataset')}"):
         LabeledImages.from_dataset(rows)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="dataset must hold at least one item"):
-        LabeledImages.from_dataset([])
+    refused(lambda: LabeledImages.from_dataset([]), ValueError, "dataset must hold at least one item")
 
 
 SPLIT = Split(LabeledImages(PIXELS, LABELS), LabeledImages(PIXELS, LABELS), ("a", "b", "c"))
@@ -241,8 +240,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
 
 @pytest.mark.parametrize(("source", "options", "error", "words"), REFUSED.values(), ids=REFUSED)
 def test_other_objects_are_refused(source: Any, options: dict[str, Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        as_set(source, name="data", **options)
+    refused(lambda: as_set(source, name="data", **options), error, words)
 
 
 @pytest.mark.parametrize("watched", [True, False])

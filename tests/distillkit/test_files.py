@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distillkit._utils.files import atomic_replace, contiguous_cpu, read_tensors, write_atomically, write_tensors
+from tests.refused import refused
 
 KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
 
@@ -24,8 +25,7 @@ def test_failing_block_leaves_only_the_old_file(tmp_path: Path) -> None:
             temporary.write_text("ne", encoding="utf-8")
             raise RuntimeError("half way")
 
-    with pytest.raises(RuntimeError, match="half way"):
-        fail()
+    refused(fail, RuntimeError, "half way")
     assert path.read_text(encoding="utf-8") == "old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -43,8 +43,7 @@ def test_old_file_exists_until_the_block_ends(tmp_path: Path) -> None:
 def test_os_error_names_the_file_and_keeps_the_old_one(tmp_path: Path) -> None:
     blocked = tmp_path / "folder"
     (blocked / "inside").mkdir(parents=True)
-    with pytest.raises(OSError, match="folder"):
-        write_atomically(blocked, "text")
+    refused(lambda: write_atomically(blocked, "text"), OSError, "folder")
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
 
 

@@ -176,8 +176,7 @@ def test_values_of_condensed_are_checked() -> None:
         ValueError, match=r"no global network with which to refine sets: give Condensed\(refine_steps=0\)"
     ):
         FedProto(factory=Tiny, condensed=Condensed())
-    with pytest.raises(TypeError, match="condensed must be a Condensed"):
-        FedProto(factory=Tiny, condensed=Condensed)  # type: ignore[arg-type]
+    refused(lambda: FedProto(factory=Tiny, condensed=Condensed), TypeError, "condensed must be a Condensed")
     assert FedProto(factory=Tiny, condensed=Condensed(ipc=0, selected=())).condensed is None
     assert "Condensed(ipc=2" in repr(FedProto(factory=Tiny, condensed=Condensed(ipc=2, refine_steps=0)))
 

@@ -16,6 +16,7 @@ from fl.addons import FedProx
 from fl.methods import FedRep
 from tests.fl.federations import Tiny, federation, images
 from tests.fl.invariances import assert_same
+from tests.refused import refused
 
 
 def descend(net: Tiny, names: str, data: Any, generator: torch.Generator, epochs: int, momentum: float) -> None:
@@ -90,7 +91,5 @@ def test_refusals() -> None:
     for name in ("personal", "phases", "epochs", "steps"):
         with pytest.raises(ValueError, match=f"{name} is set by FedRep itself"):
             FedRep(factory=Tiny, **{name: 1})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="head_epochs must be"):
-        FedRep(factory=Tiny, head_epochs=0)
-    with pytest.raises(ValueError, match="body_epochs must be"):
-        FedRep(factory=Tiny, body_epochs=0)
+    refused(lambda: FedRep(factory=Tiny, head_epochs=0), ValueError, "head_epochs must be")
+    refused(lambda: FedRep(factory=Tiny, body_epochs=0), ValueError, "body_epochs must be")

@@ -14,6 +14,7 @@ from fl.averaging.addon import AddOn
 from tests.fl import linear
 from tests.fl.federations import Tiny, federation, images
 from tests.fl.invariances import assert_invariant, assert_same
+from tests.refused import refused
 
 
 class Seen(FineTune):
@@ -73,7 +74,5 @@ def test_laws(tmp_path: Path) -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="epochs must be"):
-        FineTune(epochs=0)
-    with pytest.raises(ValueError, match="steps must be"):
-        FineTune(steps=0)
+    refused(lambda: FineTune(epochs=0), ValueError, "epochs must be")
+    refused(lambda: FineTune(steps=0), ValueError, "steps must be")

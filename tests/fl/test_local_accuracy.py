@@ -68,8 +68,7 @@ def test_missing_test_set_is_an_error() -> None:
 
 def test_refusals() -> None:
     refused(lambda: LocalAccuracy(every=0), ValueError, "every")
-    with pytest.raises(TypeError, match="on must be a string"):
-        LocalAccuracy(on=TEST)  # type: ignore[arg-type]
+    refused(lambda: LocalAccuracy(on=TEST), TypeError, "on must be a string")
     with pytest.raises(ValueError, match="LocalAccuracy needs the clients' models, but FedNova rescales"):
         FedAvg(LocalAccuracy(), FedNova(), factory=Tiny)
     refused(lambda: play(LocalAccuracy(), personal="classifier.*"), ValueError, "leave personal out")

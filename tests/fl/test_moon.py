@@ -15,6 +15,7 @@ from fl.averaging.addon import AddOn
 from tests.fl import linear
 from tests.fl.federations import Tiny, federation
 from tests.fl.invariances import assert_invariant, assert_same
+from tests.refused import refused
 
 
 def contrast(client: int, w: Any, start: Any, previous: Any, temperature: float) -> float:
@@ -89,7 +90,5 @@ def test_frozen_models_do_not_update_batch_statistics() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="mu must be at least 0"):
-        MOON(-1.0)
-    with pytest.raises(ValueError, match="temperature must be greater than 0"):
-        MOON(temperature=0.0)
+    refused(lambda: MOON(-1.0), ValueError, "mu must be at least 0")
+    refused(lambda: MOON(temperature=0.0), ValueError, "temperature must be greater than 0")

@@ -17,6 +17,7 @@ from fl.addons.robust_mean import _krum_choice, _trimmed_mean
 from tests.fl import quadratic
 from tests.fl.federations import Tiny, federation, images
 from tests.fl.invariances import assert_invariant, assert_same, network
+from tests.refused import refused
 
 RULES = {
     "median": RobustMean(1),
@@ -269,8 +270,7 @@ class Summed(AddOn):
     ],
 )
 def test_entries_it_cannot_guard_are_refused(make: Any, error: str) -> None:
-    with pytest.raises(ValueError, match=error):
-        make()
+    refused(make, ValueError, error)
 
 
 @pytest.mark.parametrize(
@@ -283,8 +283,7 @@ def test_entries_it_cannot_guard_are_refused(make: Any, error: str) -> None:
     ],
 )
 def test_too_few_clients_for_f_are_refused_before_round_1(rule: RobustMean, needed: int) -> None:
-    with pytest.raises(ValueError, match=rf"RobustMean\(attackers=.*needs {needed} replies a round; the run has 5"):
-        play(rule)
+    refused(lambda: play(rule), ValueError, rf"RobustMean\(attackers=.*needs {needed} replies a round; the run has 5")
     assert rule.needed == needed
 
 

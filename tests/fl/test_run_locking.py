@@ -95,8 +95,7 @@ def test_ledger_of_a_running_process_is_read_only_for_others(tmp_path: Path) -> 
     before, epsilon = path.read_bytes(), mine.epsilon()
     with locked_by_another_process(tmp_path / "ledger.jsonl.owner.lock") as pid:
         for charge in (lambda: mine.spend(event), lambda: mine.void("x"), lambda: mine.add_remark("x")):
-            with pytest.raises(InUse, match=rf"the ledger .*ledger\.jsonl is in use by process {pid}"):
-                charge()
+            refused(charge, InUse, rf"the ledger .*ledger\.jsonl is in use by process {pid}")
         refused(lambda: private(ledger=mine), InUse, str(pid))
         assert path.read_bytes() == before
         assert mine.epsilon() == Ledger(path).epsilon() == epsilon

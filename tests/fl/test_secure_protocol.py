@@ -338,8 +338,7 @@ def test_invalid_registries_are_refused(tmp_path: Path) -> None:
     for keys, said in (({0: key}, "at least two"), ({0: key, 1: key}, "one key twice"), ({0: key, 1: "x"}, "64 hexa")):
         with pytest.raises(ValueError, match=said):
             Registry(keys)
-    with pytest.raises(TypeError, match="clients' numbers"):
-        Registry([key, other])  # type: ignore[arg-type]
+    refused(lambda: Registry([key, other]), TypeError, "clients' numbers")
     (tmp_path / "x").write_text("[1]", encoding="utf-8")
     refused(lambda: Registry.read(tmp_path / "x"), ValueError, "is not a registry")
     with pytest.raises(LookupError, match=r"client 7 is not in the registry, which has 2 clients \(0, 1\)"):

@@ -296,8 +296,7 @@ def test_damaged_run_files_are_refused_by_file_name(damage: bytes, tmp_path: Pat
     refused(lambda: store.restore("run"), CheckpointError, r"clients\.jsonl is damaged: line 1")
     manifest.write_bytes(damage)
     for read in (store.state, store.rows, lambda: store.restore("run")):
-        with pytest.raises(CheckpointError, match=r"manifest\.json is (damaged|not a checkpoint)"):
-            read()
+        refused(read, CheckpointError, r"manifest\.json is (damaged|not a checkpoint)")
     config.write_bytes(damage)
     with pytest.raises(CheckpointError, match=r"config\.json|holds a run with other settings"):
         require_same(tmp_path, {"seed": 0})

@@ -16,6 +16,7 @@ from fl.averaging.addon import AddOn
 from tests.fl import quadratic
 from tests.fl.federations import Tiny, federation
 from tests.fl.invariances import assert_invariant, assert_same, network, tensors
+from tests.refused import refused
 
 Vector = Any
 
@@ -70,8 +71,7 @@ def test_adaptive_steps_follow_algorithm_2(initial: float | None) -> None:
 
 
 def test_base_class_of_adaptive_steps_cannot_be_used() -> None:
-    with pytest.raises(TypeError, match="abstract class ServerAdaptive .*second"):
-        ServerAdaptive()  # type: ignore[abstract]
+    refused(ServerAdaptive, TypeError, "abstract class ServerAdaptive .*second")
 
 
 def test_defaults_are_the_papers_decays() -> None:
@@ -151,5 +151,4 @@ def test_architecture_of_no_drawn_client_is_unchanged(addon: AddOn) -> None:
     ],
 )
 def test_refusals(make: Callable[[], Any], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        make()
+    refused(make, ValueError, why)

@@ -459,7 +459,7 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
 @pytest.mark.parametrize("case", range(len(REFUSALS)))
 def test_invalid_arguments_are_named(case: int) -> None:
     call, said = REFUSALS[case]
-    refused(lambda: call(), (TypeError, ValueError), said)
+    refused(call, (TypeError, ValueError), said)
 
 
 def test_every_shadow_is_a_target_in_turn() -> None:

@@ -11,6 +11,7 @@ from distillkit.augment import DSA
 from distillkit.condense import class_statistics, distribution_matching, images_from_statistics, initial_images
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.rng import derive
+from tests.refused import refused
 
 NORMALIZATION = Normalization((0.2, 0.4), (0.5, 0.5))
 
@@ -109,10 +110,8 @@ def test_initial_set_is_copied_in_class_order() -> None:
 
 
 def test_invalid_arguments_are_named() -> None:
-    with pytest.raises(ValueError, match="ipc must be at least 1"):
-        initial_images(real(2, 2), 0)
-    with pytest.raises(ValueError, match="init must be one of 'real', 'noise'"):
-        initial_images(real(2, 2), 1, init="zeros")
+    refused(lambda: initial_images(real(2, 2), 0), ValueError, "ipc must be at least 1")
+    refused(lambda: initial_images(real(2, 2), 1, init="zeros"), ValueError, "init must be one of 'real', 'noise'")
     with pytest.raises(ValueError, match=r"classes must be distinct and in \[0, 2\)"):
         initial_images(real(2, 2), 1, init="noise", classes=[2])
     with pytest.raises(ValueError, match="labels must be class indices"):

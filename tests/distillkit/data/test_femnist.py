@@ -162,8 +162,7 @@ def test_damaged_repeated_and_empty_files_are_refused_by_name(tmp_path: Path) ->
     file = write(tmp_path) / "train" / "all_data_1_niid_0_keep_0_train_9.json"
     for damaged in (file.read_bytes()[:-9], b"", b"\xff\xfe\x00"):
         file.write_bytes(damaged)
-        with pytest.raises(ValueError, match=rf"{file.name} is damaged or not of LEAF's layout"):
-            load_femnist(tmp_path)
+        refused(lambda: load_femnist(tmp_path), ValueError, rf"{file.name} is damaged or not of LEAF's layout")
     file.write_text(json.dumps(shard({"f0001_41": 1}, "train")), encoding="utf-8")
     with pytest.raises(ValueError, match=rf"{file.name} has user 'f0001_41', but so does another file of train"):
         load_femnist(tmp_path)

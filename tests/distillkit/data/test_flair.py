@@ -11,6 +11,7 @@ from PIL import Image
 
 from distillkit import Normalization
 from distillkit.data import clients, load_flair, open_flair, partition
+from tests.refused import refused
 from tests.stored import require_same
 
 HALF = Normalization([0.5], [0.5])
@@ -94,17 +95,14 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_metadata_of_another_layout_are_refused(records: Any, words: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=words):
-        load_flair(write(tmp_path, records), size=6)
+    refused(lambda: load_flair(write(tmp_path, records), size=6), ValueError, words)
 
 
 def test_damaged_metadata_and_invalid_options_are_refused(tmp_path: Path) -> None:
     file = write(tmp_path) / "labels_and_metadata.json"
-    with pytest.raises(ValueError, match="labels must be one of 'coarse', 'fine'"):
-        load_flair(tmp_path, size=6, labels="all")  # type: ignore[arg-type]
+    refused(lambda: load_flair(tmp_path, size=6, labels="all"), ValueError, "labels must be one of 'coarse', 'fine'")
     file.write_text(file.read_text(encoding="utf-8")[:-5], encoding="utf-8")
-    with pytest.raises(ValueError, match=r"labels_and_metadata\.json is damaged"):
-        load_flair(tmp_path, size=6)
+    refused(lambda: load_flair(tmp_path, size=6), ValueError, r"labels_and_metadata\.json is damaged")
 
 
 def test_too_many_photos_for_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,8 +94,7 @@ def test_a_missing_file_is_named_with_its_source(download: bool, tmp_path: Path)
 def test_invalid_contents_are_named(tmp_path: Path) -> None:
     for missing, words in (("test_labels", "lacks test_labels"), ("val_images", "lacks val_images and val_labels")):
         write(tmp_path, "bloodmnist", without=missing)
-        with pytest.raises(ValueError, match=rf"bloodmnist\.npz {words}"):
-            load("bloodmnist", root=tmp_path)
+        refused(lambda: load("bloodmnist", root=tmp_path), ValueError, rf"bloodmnist\.npz {words}")
     write(tmp_path, "bloodmnist", test_labels=np.full((4, 1), 8, np.uint8))
     refused(lambda: load("bloodmnist", root=tmp_path), ValueError, "labels must be below num_classes=8, got 8")
     file = tmp_path / "bloodmnist.npz"

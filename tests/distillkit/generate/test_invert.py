@@ -307,8 +307,7 @@ def test_invalid_arguments_are_named(error: type[Exception], match: str, options
 
 
 def test_latent_decoder_refuses_networks_and_lengths_that_are_not_positive() -> None:
-    with pytest.raises(TypeError, match="factory must be a function that returns a network"):
-        LatentDecoder(SmallDecoder(SHAPE))  # type: ignore[arg-type]
+    refused(lambda: LatentDecoder(SmallDecoder(SHAPE)), TypeError, "factory must be a function that returns a network")
     refused(lambda: LatentDecoder(lambda: SmallDecoder(SHAPE), 0), ValueError, "latent must be at least 1")
 
 

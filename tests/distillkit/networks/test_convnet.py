@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distillkit.networks import ConvNet, build
+from tests.refused import refused
 
 
 def count(model: nn.Module) -> int:
@@ -109,13 +110,11 @@ def test_without_pooling_the_map_keeps_its_size() -> None:
     ],
 )
 def test_invalid_arguments_are_refused(shape: tuple[int, int, int], options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ConvNet(shape, 10, **options)
+    refused(lambda: ConvNet(shape, 10, **options), ValueError, message)
 
 
 def test_one_class_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_classes must be at least 2, got 1"):
-        ConvNet((1, 8, 8), 1)
+    refused(lambda: ConvNet((1, 8, 8), 1), ValueError, "num_classes must be at least 2, got 1")
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 8, 8), (2, 1, 8, 9), (1, 8, 8)])

@@ -289,7 +289,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 def test_incompatible_network_is_refused_before_the_call(
     call: Callable[[], Any], error: type[Exception], words: str
 ) -> None:
-    refused(lambda: call(), error, words)
+    refused(call, error, words)
 
 
 def test_network_for_other_classes_is_accepted_for_embeddings() -> None:

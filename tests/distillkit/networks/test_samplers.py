@@ -12,6 +12,7 @@ from distillkit._utils.batches import uses_batch_statistics
 from distillkit.networks import ConvNet, FixedNetwork, NetworkBall, RandomNetworks, build
 from distillkit.networks._dropout import seeded_dropout
 from distillkit.rng import derive
+from tests.refused import refused
 
 SHAPE = (2, 8, 8)
 
@@ -119,16 +120,12 @@ def test_batch_statistics_are_detected() -> None:
 
 
 def test_invalid_arguments_are_named() -> None:
-    with pytest.raises(TypeError, match="factory must be a function"):
-        RandomNetworks(convnet())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="factory must return"):
-        RandomNetworks(lambda: 3)  # type: ignore[arg-type,return-value]
+    refused(lambda: RandomNetworks(convnet()), TypeError, "factory must be a function")
+    refused(lambda: RandomNetworks(lambda: 3), TypeError, "factory must return")
     with pytest.raises(TypeError, match=r"redraw must be a function of \(network, generator\), got int"):
         RandomNetworks(lambda: convnet(), redraw=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="radius must be greater than 0"):
-        NetworkBall(convnet(), 0.0)
-    with pytest.raises(TypeError, match=r"network must be an nn\.Module"):
-        FixedNetwork(convnet)  # type: ignore[arg-type]
+    refused(lambda: NetworkBall(convnet(), 0.0), ValueError, "radius must be greater than 0")
+    refused(lambda: FixedNetwork(convnet), TypeError, r"network must be an nn\.Module")
 
     class Bare(nn.Module):
         def features(self, images: torch.Tensor) -> torch.Tensor:
@@ -137,8 +134,7 @@ def test_invalid_arguments_are_named() -> None:
         def classifier(self, embedding: torch.Tensor) -> torch.Tensor:
             return embedding
 
-    with pytest.raises(ValueError, match="must have parameters"):
-        NetworkBall(Bare(), 1.0)
+    refused(lambda: NetworkBall(Bare(), 1.0), ValueError, "must have parameters")
 
 
 def test_samplers_have_a_readable_repr() -> None:

@@ -191,8 +191,7 @@ def test_refused_line_stays_refused_and_later_lines_are_not_skipped(odd: dict[st
     ledger = Ledger(tmp_path / "l")
     write_chain(tmp_path / "l", event, odd, event)
     for use in (ledger.epsilon, ledger.epsilon, lambda: ledger.spend(ONE), lambda: Ledger(tmp_path / "l")):
-        with pytest.raises(ValueError, match="line 2 of .* is not a line of a ledger: .* give the path of a ledger"):
-            use()
+        refused(use, ValueError, "line 2 of .* is not a line of a ledger: .* give the path of a ledger")
     assert len((tmp_path / "l").read_text(encoding="utf-8").splitlines()) == 3
 
 

@@ -75,8 +75,7 @@ def test_changed_file_is_refused(change: Any, number: int, tmp_path: Path) -> No
     charged(tmp_path / "l")
     change(tmp_path / "l", number)
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"edited|lost|not a line"):
-            Ledger(tmp_path / "l").epsilon()
+        refused(lambda: Ledger(tmp_path / "l").epsilon(), ValueError, r"edited|lost|not a line")
 
 
 def test_any_changed_byte_is_refused(tmp_path: Path) -> None:
@@ -132,8 +131,7 @@ def test_options_of_a_concurrent_ledger_are_compared(tmp_path: Path) -> None:
     first, second = Ledger(tmp_path / "l", budget=3.0), Ledger(tmp_path / "l", budget=4.0)
     first.spend(ONE)
     for use in (second.epsilon, lambda: second.spend(ONE)):
-        with pytest.raises(PrivacyError, match="budget must be that of the ledger"):
-            use()
+        refused(use, PrivacyError, "budget must be that of the ledger")
     assert len(first.events) == 1
 
 

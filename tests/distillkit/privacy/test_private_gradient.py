@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from distillkit.privacy import PrivacyError, PrivateGradient, Secret, image_sgd, train_private
 from distillkit.privacy.ledger import Ledger
 from distillkit.sets import LabeledImages
+from tests.refused import refused
 
 
 def silent(*parameters: torch.Tensor, clip: float = 1.0) -> PrivateGradient:
@@ -52,8 +53,7 @@ def test_a_clipped_example_never_exceeds_the_clip(seed: int, scale: float, clip:
 
 @pytest.mark.parametrize("clip", [0.0, -1.0, 1e-170, 9e-13, 1e31, math.nan])
 def test_a_clip_whose_square_could_underflow_is_refused(clip: float) -> None:
-    with pytest.raises(ValueError, match="clip must be"):
-        silent(torch.zeros(2), clip=clip)
+    refused(lambda: silent(torch.zeros(2), clip=clip), ValueError, "clip must be")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -82,8 +82,7 @@ def test_every_step_begins_with_an_empty_sum() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_refused_before_a_charge(dtype: torch.dtype) -> None:
-    with pytest.raises(PrivacyError, match=r"is torch\.b?float16.*\.float\(\)"):
-        silent(torch.zeros(2, dtype=dtype))
+    refused(lambda: silent(torch.zeros(2, dtype=dtype)), PrivacyError, r"is torch\.b?float16.*\.float\(\)")
     real = LabeledImages(torch.zeros(8, 1, 4, 4, dtype=dtype), torch.arange(8) % 2, num_classes=2)
     ledger = Ledger()
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2)).to(dtype)

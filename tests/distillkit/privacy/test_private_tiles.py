@@ -24,6 +24,7 @@ from distillkit.privacy import (
 from distillkit.privacy.condensation import condense_private as module
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, TiledImages, Tiles
+from tests.refused import refused
 
 Factory = Callable[[], nn.Module]
 TILES = Tiles(2)
@@ -158,10 +159,8 @@ def test_public_images_are_shrunk_and_a_tiled_set_is_used_as_it_is(
 
 
 def test_wrong_tiles_are_named(toy_set: LabeledImages, toy_network: Factory) -> None:
-    with pytest.raises(TypeError, match="parametrize must be a Tiles"):
-        condensed(toy_set, toy_network, parametrize=2)
-    with pytest.raises(ValueError, match="divisible by 3, got 4x4"):
-        condensed(toy_set, toy_network, parametrize=Tiles(3))
+    refused(lambda: condensed(toy_set, toy_network, parametrize=2), TypeError, "parametrize must be a Tiles")
+    refused(lambda: condensed(toy_set, toy_network, parametrize=Tiles(3)), ValueError, "divisible by 3, got 4x4")
     with pytest.raises(TypeError, match="parametrize must be a Tiles"):
         fit_to_means(
             noise(3),

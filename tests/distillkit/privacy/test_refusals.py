@@ -120,8 +120,7 @@ def test_strings_are_no_declaration_of_public_values(toy_set: LabeledImages, wor
         lambda: Normalization.of(pixels, public=word),
         lambda: Ledger(disjoint=word),
     ):
-        with pytest.raises(TypeError, match="must be True or False"):
-            wrong()
+        refused(wrong, TypeError, "must be True or False")
     for told in ("no", 0):
         with pytest.raises(TypeError, match="measured must be True or False"):
             Normalization((0.5,), (0.5,), measured=told)  # type: ignore[arg-type]

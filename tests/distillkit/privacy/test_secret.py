@@ -112,8 +112,7 @@ def test_invalid_arguments_are_refused() -> None:
     assert as_secret(secret) is secret
     assert not as_secret(None).seeded
     assert as_secret(4).seeded
-    with pytest.raises(TypeError, match="seed"):
-        Secret("a")  # type: ignore[arg-type]
+    refused(lambda: Secret("a"), TypeError, "seed")
     refused(lambda: noise(secret, (2,), -1.0), ValueError, "std")
     refused(lambda: secret.poisson(3, 1.5), ValueError, "rate")
 

@@ -438,7 +438,7 @@ def test_program_that_reads_the_private_set_is_refused(where: str) -> None:
         else:
             trained(plain, DATA, loss=lambda z, y: rows(z * bank.sum(), y))
 
-    refused(lambda: run(), NotCapturable, "uses the records themselves")
+    refused(run, NotCapturable, "uses the records themselves")
 
 
 # Matching losses of image_sgd.

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from distillkit import LabeledImages
 from distillkit.rng import derive
 from distillkit.sets._class_index import class_indices, class_rows, random_rows
+from tests.refused import refused
 
 LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=30)
 
@@ -67,13 +68,10 @@ def test_classes_are_sorted_for_any_numbers(classes: list[int]) -> None:
 
 @pytest.mark.parametrize("classes", [[], [1, 1], [5], [-1], [True], [0.5], "01", 3])
 def test_unknown_classes_are_refused_by_name(classes: object) -> None:
-    with pytest.raises((TypeError, ValueError), match="classes"):
-        class_indices(classes, 5)  # type: ignore[arg-type]
+    refused(lambda: class_indices(classes, 5), (TypeError, ValueError), "classes")
 
 
 def test_label_rows_and_empty_sets_have_no_classes() -> None:
     soft = LabeledImages(torch.rand(2, 1, 2, 2, generator=derive(0)), torch.eye(2))
-    with pytest.raises(ValueError, match="labels must be class indices"):
-        class_rows(soft)
-    with pytest.raises(ValueError, match="at least one image"):
-        class_rows(a_set([0])[:0])
+    refused(lambda: class_rows(soft), ValueError, "labels must be class indices")
+    refused(lambda: class_rows(a_set([0])[:0]), ValueError, "at least one image")

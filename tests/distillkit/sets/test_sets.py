@@ -128,8 +128,7 @@ def test_invalid_files_are_refused(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for torn in (b"", b"hello", whole[: len(whole) // 2], whole[:-1]):
         path.write_bytes(torn)
-        with pytest.raises(ValueError, match="damaged or not a safetensors file"):
-            LabeledImages.load(path)
+        refused(lambda: LabeledImages.load(path), ValueError, "damaged or not a safetensors file")
     safetensors.torch.save_file({"images": torch.zeros(1)}, path)
     refused(lambda: LabeledImages.load(path), ValueError, "not a saved LabeledImages")
 
@@ -365,8 +364,7 @@ def test_invalid_input_is_named(arguments: Any, options: Any, error: type[Except
 
 
 def test_from_pixels_refuses_the_same_input_as_the_class() -> None:
-    with pytest.raises(TypeError, match=r"pixels must be a torch\.Tensor"):
-        LabeledImages.from_pixels([[0.0]], Y)  # type: ignore[arg-type]
+    refused(lambda: LabeledImages.from_pixels([[0.0]], Y), TypeError, r"pixels must be a torch\.Tensor")
     refused(lambda: LabeledImages.from_pixels(X[0], Y), ValueError, "pixels must have 4 dimensions")
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distillkit.study.history import SeedMean, best_seed_mean, rounds_to
+from tests.refused import refused
 
 
 def rows(accuracies: list[float | None]) -> list[dict[str, Any]]:
@@ -60,9 +61,7 @@ def test_mismatched_histories_are_refused() -> None:
     for runs in ([], [[]]):
         with pytest.raises(ValueError, match="at least one history"):
             best_seed_mean(runs)
-    with pytest.raises(ValueError, match=r"runs\[1\] has 1, runs\[0\] 2"):
-        best_seed_mean([rows([0.1, 0.2]), rows([0.1])])
-    with pytest.raises(ValueError, match=r"runs\[1\] has 2"):
-        best_seed_mean([rows([0.1, 0.2]), rows([0.1, 0.2, 0.3])[1:]])
+    refused(lambda: best_seed_mean([rows([0.1, 0.2]), rows([0.1])]), ValueError, r"runs\[1\] has 1, runs\[0\] 2")
+    refused(lambda: best_seed_mean([rows([0.1, 0.2]), rows([0.1, 0.2, 0.3])[1:]]), ValueError, r"runs\[1\] has 2")
     with pytest.raises(ValueError, match=r"runs\[1\] has no accuracy in round 2"):
         best_seed_mean([rows([0.1, 0.2]), rows([0.1, None])])

@@ -26,6 +26,7 @@ from distillkit.study import (
 )
 from tests.distillkit.study.sample_records import record
 from tests.distillkit.study.test_study import Known, known, task
+from tests.refused import refused
 
 PILOT = PowerAnalysis({10: 0.31, 11: 0.33, 12: 0.29, 13: 0.30, 14: 0.35}, effect=0.06)
 SEEDS = tuple(range(PILOT.seeds))
@@ -129,12 +130,10 @@ def test_only_a_committed_design_is_run(tmp_path: Path) -> None:
     git(tmp_path, "init")
     for step in (["status"], ["add", "design.json"]):
         git(tmp_path, *step)
-        with pytest.raises(ValueError, match="must be committed before the first run"):
-            study.run(trial=False, progress=False)
+        refused(lambda: study.run(trial=False, progress=False), ValueError, "must be committed before the first run")
     git(tmp_path, "commit", "-m", "Register a design")
     path.write_text(path.read_text(encoding="utf-8").replace("is better", "is much better"), encoding="utf-8")
-    with pytest.raises(ValueError, match="must be committed"):
-        make(tmp_path, registered=path).run(trial=False, progress=False)
+    refused(lambda: make(tmp_path, registered=path).run(trial=False, progress=False), ValueError, "must be committed")
     assert Known.executed == []
     git(tmp_path, "checkout", "design.json")
     study.run(trial=False, progress=False)
@@ -171,8 +170,7 @@ def test_used_seeds_and_too_few_seeds_are_refused(tmp_path: Path) -> None:
     design = register(tmp_path, power=same, earlier=[[record(0.5, seed=40)], earlier(41, 42)])
     assert design.used_seeds == (40, 41, 42)
     assert read_design(design.path) == design
-    with pytest.raises(ValueError, match="path must be a new file"):
-        register(tmp_path)
+    refused(lambda: register(tmp_path), ValueError, "path must be a new file")
 
 
 def test_design_has_at_least_three_seeds(tmp_path: Path) -> None:
@@ -231,8 +229,7 @@ def test_changed_files_are_refused(tmp_path: Path) -> None:
     ]
     for change, message in changed:
         path.write_text(json.dumps({**content, **change}), encoding="utf-8")
-        with pytest.raises(RecordError, match=message):
-            read_design(path)
+        refused(lambda: read_design(path), RecordError, message)
     with pytest.raises(FileNotFoundError, match="Study.register writes it"):
         Study(tmp_path, task(), {"A": known()}, registered=tmp_path / "x.json")
 

@@ -18,6 +18,7 @@ from tests.fl.custom_methods.feddyn import FedDyn
 from tests.fl.custom_methods.fedmd import FedMD
 from tests.fl.federations import Tiny, federation, images
 from tests.fl.invariances import assert_same
+from tests.refused import refused
 
 HERE = Path(__file__).parent
 
@@ -65,10 +66,8 @@ def test_feddyn_converges_to_a_zero_mean_gradient_unlike_fedavg() -> None:
 
 
 def test_feddyn_refuses_incompatible_parts() -> None:
-    with pytest.raises(ValueError, match="weights='uniform'"):
-        FedAvg(FedDyn(), factory=Tiny)
-    with pytest.raises(ValueError, match="give one of them"):
-        FedAvg(FedDyn(), SCAFFOLD(), factory=Tiny, weights="uniform")
+    refused(lambda: FedAvg(FedDyn(), factory=Tiny), ValueError, "weights='uniform'")
+    refused(lambda: FedAvg(FedDyn(), SCAFFOLD(), factory=Tiny, weights="uniform"), ValueError, "give one of them")
 
 
 def wide(outputs: int) -> nn.Module:
