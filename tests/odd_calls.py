@@ -145,7 +145,7 @@ _FUNCTIONS: dict[str, Any] = {
     **{"no arguments": lambda: None, "three arguments": lambda a, b, c: a},
 }
 _LISTS: dict[str, Any] = {
-    **{"None": None, "number": 3, "string": "x", "wrong items": [object()], "empty": [], "class": list},
+    **{"None": None, "number": 3, "string": "x", "wrong items": [object()], "empty": [], "class": list}
 }
 _MAPPINGS: dict[str, Any] = {
     **{"None": None, "number": 3, "string": "x", "list": [1], "class": dict},

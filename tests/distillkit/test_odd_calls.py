@@ -132,14 +132,7 @@ from distillkit.plot import grid, mmd_table, pairwise_mmd, pixel_histogram, real
 from distillkit.plot import partition as plot_partition
 from distillkit.protocols import describe_protocol
 from distillkit.rng import derive
-from distillkit.robustness import (
-    FGSM,
-    PGD,
-    Corruption,
-    Perturbation,
-    pixels_in_range,
-    require_perturbations,
-)
+from distillkit.robustness import FGSM, PGD, Corruption, Perturbation, pixels_in_range, require_perturbations
 from distillkit.select import centroid_distances, kmeans_balance, prune_by_confidence, select
 from distillkit.sets import TiledImages, Tiles, as_set
 from distillkit.training import Protocol, accuracy, require_protocol, train
@@ -491,14 +484,7 @@ CALLS: dict[str, Call] = {
         factory=lambda: lambda: SmallDecoder((1, 8, 8), 4, 4),
         latent=4,
     ),
-    "separability": C(
-        separability,
-        lambda found: finite(found.small_net),
-        images=data,
-        factory=net,
-        epochs=1,
-        batch=4,
-    ),
+    "separability": C(separability, lambda found: finite(found.small_net), images=data, factory=net, epochs=1, batch=4),
     "complement_targets": C(complement_targets, counts=torch.tensor([3, 5, 0]), total=8),
     "decorrelation": F(decorrelation, images=lambda: normal(4, 1, 8, 8)),
     "Patches": C(

@@ -33,18 +33,7 @@ from distillkit.privacy import (
 )
 from distillkit.rng import derive
 from fl import Client, ClientDP, Entry, FedAvg, FedDM, Filtered, Message, Method, Run, Server, simulate
-from fl.addons import (
-    MOON,
-    SCAFFOLD,
-    Anchors,
-    FedAdam,
-    FedAvgM,
-    FedDF,
-    FedExP,
-    FedGen,
-    FedNova,
-    FedProx,
-)
+from fl.addons import MOON, SCAFFOLD, Anchors, FedAdam, FedAvgM, FedDF, FedExP, FedGen, FedNova, FedProx
 from fl.aggregation import AggregatedReplies, Aggregator, EntrySpec, Schema
 from fl.averaging.addon import AddOn
 from fl.engine._client_runtime import FAILED_PRIVATELY

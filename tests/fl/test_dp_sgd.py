@@ -546,11 +546,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no number": ({"objective": each}, ValueError, "must return one number"),
     "mixup": ({"augment": mixup}, NotCapturable, "the augmentation mixup draws random numbers by aten.randperm"),
     "two of one": ({"augment": lambda x, g: torch.cat([x, x])}, ValueError, r"augment must return torch.float32 \[2,"),
-    "a network with memory": (
-        {"factory": partial(Centred, how="counts")},
-        BatchStatistics,
-        "pass changes seen",
-    ),
+    "a network with memory": ({"factory": partial(Centred, how="counts")}, BatchStatistics, "pass changes seen"),
 }
 
 

@@ -257,14 +257,7 @@ def test_new_client_generates_without_the_disagreement_term() -> None:
 
 @pytest.mark.parametrize(
     "base",
-    [
-        (),
-        (FedAvgM(0.9),),
-        (FedProx(0.1),),
-        (SCAFFOLD(),),
-        (MOON(1.0),),
-        (VHL(classes=3, options={"width": 8}),),
-    ],
+    [(), (FedAvgM(0.9),), (FedProx(0.1),), (SCAFFOLD(),), (MOON(1.0),), (VHL(classes=3, options={"width": 8}),)],
     ids=["FedAvg", "FedAvgM", "FedProx", "SCAFFOLD", "MOON", "VHL"],
 )
 def test_every_base_runs_and_sends_nothing_more(base: tuple[AddOn, ...]) -> None:

@@ -16,11 +16,7 @@ def users_code(folder: Path) -> tuple[object, float | None]:
     train, test = load_folder(folder, size=16)
     held = clients(train, partition.iid(train.labels, 3))
     method = FedDM(
-        factory=lambda k: ConvNet(train.shape, k, width=8, depth=2),
-        ipc=3,
-        steps=5,
-        server_epochs=30,
-        server_batch=16,
+        factory=lambda k: ConvNet(train.shape, k, width=8, depth=2), ipc=3, steps=5, server_epochs=30, server_batch=16
     )
     run = simulate(method, held, rounds=3, test=test, out=folder / "run", workers=2)
     return run.models[""], run.accuracy_last

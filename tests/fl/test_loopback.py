@@ -423,10 +423,7 @@ def test_later_exchange_of_a_round_reads_accepted_memory_of_an_earlier(backend: 
     method, clients = Dealing(factory=Net), ClientRegistry(list(federation()))
     server = Server(Classification(3), clients.first.shape, clients.first.normalization, len(clients), seed=3, round=1)
     context = RunContext(server.task, torch.device("cpu"), None, threading.Event(), None)
-    with (
-        ServerThread() as thread,
-        backend.open(method, clients, 1, context) as transport,
-    ):
+    with ServerThread() as thread, backend.open(method, clients, 1, context) as transport:
         dispatcher = Dispatcher(method, server, transport, thread)
         thread.run(lambda: method.start(server))
 

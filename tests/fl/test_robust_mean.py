@@ -275,12 +275,7 @@ def test_entries_it_cannot_guard_are_refused(make: Any, error: str) -> None:
 
 @pytest.mark.parametrize(
     ("rule", "needed"),
-    [
-        (RobustMean(3), 7),
-        (RobustMean(3, "trimmed"), 7),
-        (RobustMean(2, "krum"), 7),
-        (RobustMean(1, "krum", best=6), 7),
-    ],
+    [(RobustMean(3), 7), (RobustMean(3, "trimmed"), 7), (RobustMean(2, "krum"), 7), (RobustMean(1, "krum", best=6), 7)],
 )
 def test_too_few_clients_for_f_are_refused_before_round_1(rule: RobustMean, needed: int) -> None:
     refused(lambda: play(rule), ValueError, rf"RobustMean\(attackers=.*needs {needed} replies a round; the run has 5")

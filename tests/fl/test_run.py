@@ -136,10 +136,7 @@ def test_table_has_one_value_a_cell_and_every_column_in_every_row() -> None:
 
 def test_rows_of_a_table_may_lack_columns_of_others() -> None:
     found = history.table([{"round": 1, "failed": {"3": "why"}}, {"round": 2, "new": {"a": {"b": 2}}}])
-    assert found == [
-        {"round": 1, "failed": 1, "new.a.b": None},
-        {"round": 2, "failed": None, "new.a.b": 2},
-    ]
+    assert found == [{"round": 1, "failed": 1, "new.a.b": None}, {"round": 2, "failed": None, "new.a.b": 2}]
     assert history.table([]) == []
 
 

@@ -76,12 +76,7 @@ def test_base_class_of_adaptive_steps_cannot_be_used() -> None:
 
 def test_defaults_are_the_papers_decays() -> None:
     assert (FedAdagrad().beta1, FedAdam().beta1, FedYogi().beta1) == (0.0, 0.9, 0.9)
-    assert (FedAdam().beta2, FedYogi().beta2, FedAdam().tau, FedAvgM().momentum) == (
-        0.99,
-        0.99,
-        1e-3,
-        0.9,
-    )
+    assert (FedAdam().beta2, FedYogi().beta2, FedAdam().tau, FedAvgM().momentum) == (0.99, 0.99, 1e-3, 0.9)
 
 
 def test_disabled_momentum_changes_no_bit() -> None:

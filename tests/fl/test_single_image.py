@@ -392,10 +392,7 @@ def test_incompatible_parts_are_refused_when_built() -> None:
 def test_images_of_another_space_are_refused() -> None:
     wide = LabeledImages(torch.zeros(6, 1, 4, 5), torch.arange(6) % 3, num_classes=3)
     rgb = LabeledImages(torch.zeros(6, 3, 4, 4), torch.arange(6) % 3, num_classes=3)
-    for data, error in (
-        (wide, "size must be given"),
-        (rgb, "image must have the 3"),
-    ):
+    for data, error in ((wide, "size must be given"), (rgb, "image must have the 3")):
         flat = data.images[0].numel()
         with pytest.raises(ValueError, match=error):
             play(

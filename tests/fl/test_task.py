@@ -32,10 +32,7 @@ def test_distillation_is_the_loss_towards_the_teacher_minus_entropy() -> None:
     generator = torch.Generator().manual_seed(0)
     student, teacher = (torch.randn(4, 3, generator=generator, dtype=torch.float64) for _ in range(2))
     student.requires_grad_()
-    for task, answers in (
-        (Classification(3), teacher.softmax(1)),
-        (MultiLabel(3), teacher.sigmoid()),
-    ):
+    for task, answers in ((Classification(3), teacher.softmax(1)), (MultiLabel(3), teacher.sigmoid())):
         (got,) = torch.autograd.grad(task.distill(student, teacher), student)
         (want,) = torch.autograd.grad(task.loss(student, answers), student)
         assert torch.allclose(got, want, atol=1e-12)

@@ -432,10 +432,7 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
         lambda: ShadowScores(halves(4, 6, 0), {"a": torch.zeros(4, 6)}, {"b": torch.zeros(4, 2)}),
         "population must have scorers",
     ),
-    (
-        lambda: ShadowScores(halves(2, 6, 0), {"a": torch.zeros(2, 6)}).target(0, "a"),
-        "must have shadows besides 0",
-    ),
+    (lambda: ShadowScores(halves(2, 6, 0), {"a": torch.zeros(2, 6)}).target(0, "a"), "must have shadows besides 0"),
     (lambda: drawn(0).target(12, "model"), "number must be at most 11, got 12"),
     (lambda: drawn(0).target(0, "set"), "scorer must be one of 'model', got 'set'"),
     (lambda: leave_one_out(drawn(0), fpr=0.01), "fpr must be at least 1/30, one false positive among a target's"),

@@ -12,15 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 from attacks import roc
-from attacks.membership import (
-    ShadowScores,
-    gradient_kde,
-    gradient_norm,
-    halves,
-    leave_one_out,
-    loss,
-    shadow_classifier,
-)
+from attacks.membership import ShadowScores, gradient_kde, gradient_norm, halves, leave_one_out, loss, shadow_classifier
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
 

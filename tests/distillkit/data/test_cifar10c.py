@@ -106,11 +106,7 @@ def test_invalid_options_are_refused(
 @pytest.mark.parametrize(
     ("file", "array", "words"),
     [
-        (
-            "fog",
-            pictures("fog")[:-1],
-            r"fog\.npy must hold uint8 pictures \[100, H, W, 3\].*got uint8 \[99, ",
-        ),
+        ("fog", pictures("fog")[:-1], r"fog\.npy must hold uint8 pictures \[100, H, W, 3\].*got uint8 \[99, "),
         ("fog", pictures("fog")[..., 0], r"fog\.npy must hold uint8 pictures .*got uint8 \[100, 32, 32\]"),
         ("fog", pictures("fog") / 255, r"fog\.npy must hold uint8 pictures .*got float64"),
         ("fog", np.array([None, {}], dtype=object), r"fog\.npy is damaged or not a \.npy of plain numbers"),

@@ -40,12 +40,7 @@ X, Y, LABELS, MORE = normal(0, 6, 4), normal(1, 5, 4), torch.tensor([0, 1, 0, 2,
             (X, X.flip(0)),
         ),
         (losses.RBFMMD, losses.rbf_mmd, {}, (X, Y)),
-        (
-            losses.RBFMMD,
-            losses.rbf_mmd,
-            {"bandwidth": 2.0, "kernels": 3, "multiplier": 3.0, "unbiased": True},
-            (X, Y),
-        ),
+        (losses.RBFMMD, losses.rbf_mmd, {"bandwidth": 2.0, "kernels": 3, "multiplier": 3.0, "unbiased": True}, (X, Y)),
     ],
 )
 def test_module_is_one_call_of_its_function(module, function, options, inputs, global_rng_untouched):

@@ -259,9 +259,7 @@ def test_pld_is_never_below_the_closed_form() -> None:
         assert exact <= compose([(sigma, 1.0, count)], DELTA, accountant="pld").epsilon <= 1.001 * exact
 
 
-def test_pld_replaces_large_prv_or_the_bound_is_marked_as_loose(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pld_replaces_large_prv_or_the_bound_is_marked_as_loose(monkeypatch: pytest.MonkeyPatch) -> None:
     spends = [(30.0, 0.02, 100_000)]
     assert compose(spends, DELTA) == compose(spends, DELTA, accountant="pld")
     monkeypatch.setattr("distillkit.privacy.accounting._pld.dp_accounting_installed", lambda: False)
@@ -277,10 +275,7 @@ def test_pld_replaces_large_prv_or_the_bound_is_marked_as_loose(
 
 @pytest.mark.parametrize(
     ("sigmas", "rates", "count", "delta"),
-    [
-        ((0.6, 30.0), (0.01, 0.3), 40, 1e-5),
-        ((2.0, 9.0), (1.0, 0.5, 0.02), 3, 1e-3),
-    ],
+    [((0.6, 30.0), (0.01, 0.3), 40, 1e-5), ((2.0, 9.0), (1.0, 0.5, 0.02), 3, 1e-3)],
 )
 def test_many_kinds_lie_between_both_estimates_of_dp_accounting(
     sigmas: tuple[float, float], rates: tuple[float, ...], count: int, delta: float

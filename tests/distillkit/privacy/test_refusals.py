@@ -116,10 +116,7 @@ def test_private_initial_images_are_refused(
 def test_strings_are_no_declaration_of_public_values(toy_set: LabeledImages, word: Any) -> None:
     """As a truth value "no" would be true, and each of these a weaker guarantee than intended."""
     pixels = torch.rand(3, 1, 4, 4)
-    for wrong in (
-        lambda: Normalization.of(pixels, public=word),
-        lambda: Ledger(disjoint=word),
-    ):
+    for wrong in (lambda: Normalization.of(pixels, public=word), lambda: Ledger(disjoint=word)):
         refused(wrong, TypeError, "must be True or False")
     for told in ("no", 0):
         with pytest.raises(TypeError, match="measured must be True or False"):

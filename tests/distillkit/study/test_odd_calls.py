@@ -80,10 +80,7 @@ ACCEPTED: Listed = {
     ("mean_std", "scale", "negative"): "losses become gains",
 }
 FILE = "the path, which leads nowhere"
-OTHERWISE: Listed = {
-    ("*", "records", "string"): FILE,
-    ("compare_studies", "*", "string"): FILE,
-}
+OTHERWISE: Listed = {("*", "records", "string"): FILE, ("compare_studies", "*", "string"): FILE}
 
 
 @cache

@@ -22,12 +22,7 @@ PILOT = {10: 0.031, 11: 0.058, 12: -0.004, 13: 0.047, 14: 0.022}
 @pytest.mark.parametrize(
     ("seeds", "effect", "level", "power"),
     [
-        (
-            50,
-            0.421637,
-            0.05,
-            0.832114,
-        ),  # Cohen (1969) p. 48, as in the manual of G*Power 3.1
+        (50, 0.421637, 0.05, 0.832114),  # Cohen (1969) p. 48, as in the manual of G*Power 3.1
         (60, 0.2, 0.10, 0.4555818),  # Cohen (1988) p. 47, as in R's pwr.t.test
         (40, 8 / (16 * math.sqrt(2 * (1 - 0.6))), 0.05, 0.931525),  # Cohen (1988) p. 50, paired, as in R's pwr.t.test
     ],

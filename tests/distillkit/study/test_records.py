@@ -200,12 +200,7 @@ def test_file_of_records_contains_the_choices_of_its_studies(tmp_path: Path) -> 
     studies = [write(tmp_path / name, [record([0.5], task=name)]) for name in ("a", "b")]
     for study in studies:
         result = {"tries": [{"settings": {"lr": 0.1}, "score": 0.5}], "chosen": 0, "like": None}
-        choice = {
-            "format": "distillkit.choice/1",
-            "rule": "last",
-            "seeds": [9],
-            "tasks": {study.name: {"A": result}},
-        }
+        choice = {"format": "distillkit.choice/1", "rule": "last", "seeds": [9], "tasks": {study.name: {"A": result}}}
         (study / "choice.json").write_text(json.dumps(choice, indent=1), encoding="utf-8")
     first = write_records(studies[0], tmp_path / "a.jsonl")
     path = write_records(read_records(first) + read_records(studies[1]), tmp_path / "both.jsonl")

@@ -185,10 +185,7 @@ class Uncharged(NoisySum):
     ("method", "said"),
     [
         (FedAvg(**FAST), "refused: its policy has epsilon = 8, and FedAvg is not private"),
-        (
-            Uncharged(),
-            "refused: its policy has a finite epsilon, and the method charged nothing for its reply",
-        ),
+        (Uncharged(), "refused: its policy has a finite epsilon, and the method charged nothing for its reply"),
     ],
     ids=["not private", "uncharged"],
 )
