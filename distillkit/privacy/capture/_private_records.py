@@ -103,9 +103,9 @@ class PrivateRecords:
 
     def contain(self, tensor: Tensor) -> bool:
         """Return whether a tensor contains an image of the records; False if contents are not compared."""
-        return self.content and any(
-            self._match(tensor, images) for images in self.tensors if images.ndim == 4 and len(images)
-        )
+        images = [t for t in self.tensors if t.ndim == 4 and len(t)] if self.content else []
+        with torch.autocast("cpu", enabled=False):
+            return any(self._match(tensor, part) for part in images)
 
     def refuse(self, held: Iterable[tuple[str, Tensor]], name: str) -> None:
         """Refuse tensors that share the memory of the records, or contain a record.

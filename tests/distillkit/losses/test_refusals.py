@@ -73,7 +73,7 @@ def test_valid_arguments_are_accepted(name: str) -> None:
     getattr(losses, name)(**valid(getattr(losses, name)))
 
 
-@pytest.mark.parametrize(("name", "argument", "value"), cases())
+@pytest.mark.parametrize(("name", "argument", "value"), [*cases()])
 def test_invalid_argument_is_refused_by_name(name: str, argument: str, value: Tensor) -> None:
     function = getattr(losses, name)
     refused(lambda: function(**{**valid(function), argument: value}), (TypeError, ValueError), rf"\b{argument}\b")
