@@ -20,6 +20,7 @@ from distillkit.privacy import (
     Account,
     BudgetExhausted,
     Ledger,
+    Passes,
     PrivacyError,
     PublicEmbedder,
     PublicEmbedders,
@@ -369,9 +370,13 @@ def test_infinite_epsilon_has_no_noise_and_no_guarantee(toy_set: LabeledImages, 
 
 
 def test_options_are_applied(toy_set: LabeledImages, toy_network: Factory) -> None:
-    tensors = condense_private(
-        toy_set.images.float(), toy_set.labels, epsilon=2.0, num_classes=3, num_networks=1, ipc=1, steps=1
-    )
+    options: dict[str, Any] = {
+        "num_networks": 1,
+        "ipc": 1,
+        "steps": 1,
+        "passes": Passes(first_num_networks=1, first_steps=1),
+    }
+    tensors = condense_private(toy_set.images.float(), toy_set.labels, epsilon=2.0, num_classes=3, **options)
     assert tensors.images.dtype == torch.float32
     ball = NetworkBall(build(toy_network, 0), 0.5)
     start = LabeledImages(
