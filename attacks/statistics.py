@@ -393,8 +393,10 @@ def ppv_interval(tpr: Rate | Estimate, fpr: Rate | Estimate, prior: float) -> Es
         prior: share of the attacked records that are members, in (0, 1).
 
     Raises:
-        TypeError, ValueError: the prior is out of range, or both rates are 0.
+        TypeError, ValueError: a rate is a number without an interval, the prior is out of range, or both rates are 0.
     """
+    for name, one in (("tpr", tpr), ("fpr", fpr)):
+        check.instance(one, Rate | Estimate, name, "a Rate, such as Rate.of(hits, trials), or an Estimate")
     value, low, high = ppv(tpr.value, fpr.value, prior), ppv(tpr.low, fpr.high, prior), ppv(tpr.high, fpr.low, prior)
     if tpr.low > 0 and fpr.low > 0:
         down = math.hypot(math.log(tpr.value / tpr.low), math.log(fpr.high / fpr.value))

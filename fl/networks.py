@@ -259,6 +259,10 @@ class Networks:
                 _validation.check_network(
                     split(net), like, classes=outputs, features=features, name=f"{label}({outputs})"
                 )
+            if not any(parameter.requires_grad for parameter in net.parameters()):
+                raise ValueError(
+                    f"{label}({outputs}) must have parameters to train, but all of them have requires_grad=False"
+                )
         self.assigned_architectures(server.clients)
         self._require_initial(server.task.num_classes)
 
@@ -276,6 +280,8 @@ class Networks:
             if not isinstance(tensor, Tensor) or (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
                 got = f"{tensor.dtype} {list(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise ValueError(f"initial[{name!r}] must be {wanted.dtype} {list(wanted.shape)}, got {got}")
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise ValueError(f"initial[{name!r}] must be finite, but holds NaN or Inf")
 
 
 def _blanks(network: nn.Module, weights: Tensors) -> dict[int, Any]:

@@ -108,7 +108,14 @@ def compare_messages(
     labels = check.class_labels(labels, len(images), None)
     if fixed := sorted({"shape", "count"} & set(options)):
         raise TypeError(f"options must not include {', '.join(fixed)}, which the images determine")
-    truth = normalization.decode(images.detach()).clamp(0, 1)
+    truth = normalization.decode(images.detach())
+    low, high = float(truth.min()), float(truth.max())
+    if low < -0.01 or high > 1.01:
+        raise ValueError(
+            f"images must be pixels in [0, 1] in their normalization, got {low:.3g} to {high:.3g} with "
+            f"normalization={normalization!r}; pass the normalization of the images"
+        )
+    truth = truth.clamp(0, 1)
     rows = []
     for name, message in messages.items():
         try:

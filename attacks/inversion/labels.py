@@ -7,6 +7,7 @@ from torch import Tensor
 
 from attacks.inversion._inputs import check_bias
 from distillkit._utils import check
+from distillkit._utils.user_warnings import warn
 
 __all__ = ["class_counts", "infer_label"]
 
@@ -74,6 +75,9 @@ def class_counts(bias_gradient: Tensor, count: int, predictions: Tensor | None =
     Returns:
         Counts, int64 [K], which sum to `count`.
 
+    Warns:
+        UserWarning: no batch of `count` images has such a gradient, for example because it is scaled or noisy.
+
     Raises:
         TypeError, ValueError: a value is not finite, the shapes do not fit, or the predictions are not probabilities
             (for example, if they are logits).
@@ -85,6 +89,13 @@ def class_counts(bias_gradient: Tensor, count: int, predictions: Tensor | None =
     bias = check_bias(bias_gradient, 2)
     count = check.positive_int(count, "count")
     expected = torch.full_like(bias, 1 / len(bias)) if predictions is None else _mean_prediction(predictions, bias)
+    total, largest = float(bias.sum()), float(bias.abs().max())
+    if (count > 1 or predictions is not None) and (count * abs(total) >= 0.5 or largest > 1):
+        warn(
+            f"bias_gradient has the sum {total:.3g} and entries up to {largest:.3g}, but the gradient of the mean "
+            f"cross-entropy of {count} images has the sum 0 and entries in [-1, 1]: noise, a scale or another loss "
+            "makes the counts unreliable; divide a sum over images by their number, or an update by -lr"
+        )
     wanted = count * (expected - bias)
     found = torch.zeros_like(wanted)
     # Greedy assignment gives the nearest vector of whole numbers with this sum.

@@ -15,6 +15,7 @@ from attacks.inversion._inputs import check_update, compute_logits, copy_state
 from attacks.inversion.labels import class_counts, infer_label
 from distillkit._utils import check
 from distillkit._utils.batches import batch_indices, uses_batch_statistics
+from distillkit._utils.user_warnings import without_warnings
 
 __all__ = ["FedAvgUpdate", "Gradient"]
 
@@ -276,7 +277,9 @@ def _read_labels(last: Tensor, classes: int, count: int, predictions: Tensor | N
             inferred only from the gradient of a bias.
     """
     if last.shape == (classes,):
-        return torch.arange(classes, device=last.device).repeat_interleave(class_counts(last, count, predictions))
+        with without_warnings():  # the change of several steps is no gradient of one batch
+            counts = class_counts(last, count, predictions)
+        return torch.arange(classes, device=last.device).repeat_interleave(counts)
     if count == 1 and last.ndim == 2 and len(last) == classes > 2:
         return torch.tensor([infer_label(last)], device=last.device)
     raise ValueError(

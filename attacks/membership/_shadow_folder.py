@@ -41,9 +41,9 @@ def open_shadow_folder(
     if out is None:
         yield {}
         return
-    check.instance(out, str | os.PathLike, "out", "the path of a folder")
-    with locked(Path(out) / "shadows.lock", f"the folder of shadows {out}"):
-        _require_same(design, Path(out) / "design.json")
+    out = check.folder(out, "out")
+    with locked(out / "shadows.lock", f"the folder of shadows {out}"):
+        _require_same(design, out / "design.json")
         paths = {number: _path(out, number) for number in range(count)}
         yield {number: _read(path) for number, path in paths.items() if path.exists()}
 

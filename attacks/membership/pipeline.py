@@ -105,10 +105,12 @@ def score_run(pipeline: Pipeline, inside: Tensor, seed: int) -> RunScores:
         seed: seed that is passed to `fit`.
 
     Raises:
-        TypeError, ValueError: `fit` returned no scorers (functions that score records), or scores are not finite or
-            have another shape. Errors of `fit` are raised unchanged.
+        TypeError, ValueError: `fit` returned no scorers (functions that score records), scores are not finite or have
+            another shape, or `fit` changed the records in place. Errors of `fit` are raised unchanged.
     """
     start = time.perf_counter()
+    given = (pipeline.images, pipeline.labels, *(pipeline.population or ()))
+    versions = [tensor._version for tensor in given]
     scorers = pipeline.fit(inside.nonzero().flatten(), seed)
     if not isinstance(scorers, Mapping) or not scorers:
         raise TypeError(
@@ -123,6 +125,11 @@ def score_run(pipeline: Pipeline, inside: Tensor, seed: int) -> RunScores:
         found[name] = _scored(name, scorer, pipeline.images, pipeline.labels)
         if pipeline.population is not None:
             others[name] = _scored(name, scorer, *pipeline.population)
+    if [tensor._version for tensor in given] != versions:
+        raise ValueError(
+            "fit and its scorers must not change the pipeline's images and labels, but some were changed in place, so "
+            "later runs would use other records; work on a copy: images.clone()"
+        )
     return RunScores(found, others, time.perf_counter() - start)
 
 
@@ -157,26 +164,26 @@ def model_scorer(
         logits = outputs(network, images, chunk)
         if logits.ndim != 2:
             raise ValueError(f"network must return logits [n, K], got {logits.dtype} {list(logits.shape)}")
-        return logits if score is None else score(logits, labels)
+        return logits if score is None else _checked(score(logits, labels), len(images), "score")
 
     return scorer
 
 
 def _scored(name: str, scorer: Scorer, images: Tensor, labels: Tensor) -> Tensor:
-    scores = scorer(images, labels)
+    return _checked(scorer(images, labels), len(images), f"fit's scorer {name!r}").detach().double().cpu()
+
+
+def _checked(scores: object, count: int, name: str) -> Tensor:
     if not isinstance(scores, Tensor) or not scores.is_floating_point():
         raise TypeError(
-            f"fit's scorer {name!r} must give a floating-point tensor [n] or [n, d], got "
+            f"{name} must give a floating-point tensor [n] or [n, d], got "
             f"{getattr(scores, 'dtype', type(scores).__name__)}"
         )
-    if scores.ndim not in (1, 2) or len(scores) != len(images):
-        raise ValueError(
-            f"fit's scorer {name!r} must give one row per record, [{len(images)}] or [{len(images)}, d], got "
-            f"{list(scores.shape)}"
-        )
+    if scores.ndim not in (1, 2) or len(scores) != count:
+        raise ValueError(f"{name} must give one row per record, [{count}] or [{count}, d], got {list(scores.shape)}")
     if not bool(scores.isfinite().all()):
         raise ValueError(
-            f"fit's scorer {name!r} must give finite scores, but {int((~scores.isfinite()).sum())} of "
+            f"{name} must give finite scores, but {int((~scores.isfinite()).sum())} of "
             f"{scores.numel()} are not; use stable_logit in place of probabilities"
         )
-    return scores.detach().double().cpu()
+    return scores

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from distillkit._sanity_checks import check_logits
 from distillkit._utils import check
 
 __all__ = ["loss", "margin", "stable_logit"]
@@ -23,6 +24,9 @@ def loss(logits: Tensor, labels: Tensor) -> Tensor:
 
     Returns:
         Scores, float64 [n], at most 0; higher for members.
+
+    Warns:
+        UserWarning: the logits are probabilities.
 
     Raises:
         TypeError, ValueError: the logits or labels are invalid.
@@ -91,5 +95,6 @@ def _split_true_class(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def _checked(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     logits = check.matrix(logits, "logits").detach().double()
+    check_logits(logits, "the network of `logits`", refuse=False)
     labels = check.class_labels(labels, len(logits), logits.shape[1])
     return logits, labels.to(logits.device)

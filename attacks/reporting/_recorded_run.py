@@ -155,11 +155,20 @@ def open_run(folder: str | os.PathLike[str]) -> RecordedRun:
             f"{path / 'config.json'} has the format {config.get('format')!r}, but this version supports "
             f"{RUN_FORMAT!r}: use the version of distillkit that wrote it"
         )
+    history, manifest = _lines(path / "history.jsonl") or [], path / "checkpoint" / "manifest.json"
+    if manifest.is_file():
+        (facts,) = _objects(manifest, lines=False)
+        rounds = int(facts.get("round", 0)) - ("open" in facts)
+        if len(history) < rounds:
+            raise DamagedRun(
+                f"{path / 'history.jsonl'} holds {len(history)} rounds, but the checkpoint is of round {rounds}: "
+                "restore it from a backup, or run again"
+            )
     models = sorted((path / "checkpoint").glob("model*.safetensors"))
     return RecordedRun(
         path,
         config,
-        _lines(path / "history.jsonl") or [],
+        history,
         _lines(path / "ledger.jsonl"),
         _published_set(path / "set.safetensors"),
         {model.stem.removeprefix("model").removeprefix("-"): model for model in models},

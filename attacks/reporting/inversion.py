@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attacks.inversion import FedAvgUpdate, ObservedMessage, invert_message
+from attacks.inversion.observation import require_message
 from attacks.matching import align, match
 from attacks.metrics import psnr
 from attacks.reporting._findings import Findings
@@ -259,6 +260,7 @@ def inversion_section(
     message: ObservedMessage
     if invert.build_message is not None:
         message = invert.build_message(down, up)
+        require_message(message, "the result of build_message")
     else:
         assert network is not None
         message = fedavg_update(run, network, down, up, count)

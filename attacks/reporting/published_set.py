@@ -27,7 +27,7 @@ _VALUES = 1 << 24
 """Number of pixel values of records that are read at a time."""
 _FEW = 200
 """Number of held-out records below which the rates are imprecise."""
-_SHARED = 0.01
+SHARED = 0.01
 """Largest share of the held-out records that may be left out because they are training records, too."""
 
 
@@ -203,11 +203,11 @@ def _compared(images: Tensor, data: LabeledImages | StoredImages) -> _Compared:
 
 def _distinct(images: Tensor, real: LabeledImages | StoredImages, others: LabeledImages | StoredImages) -> Tensor:
     """Check that train and held-out records are different, and return the rows of the held-out records to use."""
-    shown, known, aside = (_digests(one) for one in (images, real, others))
+    shown, known, aside = (digests(one) for one in (images, real, others))
     train, small = set(known), set(shown)
     kept = [row for row, digest in enumerate(aside) if digest not in train]
     shared, advice = len(aside) - len(kept), "held-out records must not have been used for the set"
-    if shared > _SHARED * len(aside):
+    if shared > SHARED * len(aside):
         raise ValueError(
             f"train and held_out must not share records, but {shared} of {len(aside)} held-out records are also in "
             f"train: {advice}; the arguments are leaks(published set, its training records, other records)"
@@ -235,7 +235,8 @@ def _distinct(images: Tensor, real: LabeledImages | StoredImages, others: Labele
     return torch.tensor(kept)
 
 
-def _digests(data: LabeledImages | StoredImages | Tensor) -> list[bytes]:
+def digests(data: LabeledImages | StoredImages | Tensor) -> list[bytes]:
+    """Return a hash of the pixels of each image in `data`, a set or pixels [N, C, H, W]."""
     size = max(1, _VALUES // math.prod(data.shape[-3:]))
     parts = [data] if isinstance(data, Tensor) else (part.pixels() for part in _parts(data, size))
     rows = (row for part in parts for row in (part.float() * 65535).round().to(torch.int32).cpu())

@@ -20,6 +20,7 @@ from attacks.reporting._section_messages import ObservedData, adversary_section,
 from attacks.reporting._section_models import last_model_parts, shadow_parts
 from attacks.reporting.inversion import Inversion, inversion_section
 from attacks.reporting.privacy_claim import Audit, claim_section
+from attacks.reporting.published_set import SHARED, digests
 from distillkit._utils import check
 from distillkit._utils.files import write_atomically
 from distillkit.rng import derive
@@ -114,7 +115,8 @@ def report(
     Raises:
         attacks.reporting.NoRun: the folder does not contain a run.
         attacks.reporting.DamagedRun, attacks.transcript.DamagedTranscript: a file is damaged or missing.
-        IncompatibleImages: images differ from the run's in shape or normalization, or are not pixels.
+        IncompatibleImages: images differ from the run's in shape or normalization, or are not pixels; or more than 1 %
+            of `non_members` are also in `members`.
         TypeError, ValueError: another argument is not valid.
     """
     run = open_run(folder)
@@ -142,10 +144,12 @@ def report(
             f"non_members must be at least {MIN_NON_MEMBERS}, got {len(non_member_records.index)}: give the whole test "
             "set"
         )
+    if member_records is not None and non_member_records is not None:
+        _require_other_records(member_records, non_member_records)
     if network is not None:
         for name, records in (("members", member_records), ("non_members", non_member_records)):
             _require_normalization(run, name, records)
-    folder_out = Path(out) if out is not None else run.path / "report"
+    folder_out = check.folder(out, "out") if out is not None else run.path / "report"
     findings, sections = Findings(), [adversary_section(run)]
     observed = ObservedData.from_run(run)
     sections += _image_sections(run, observed, member_records, non_member_records, started_from, findings)
@@ -243,6 +247,16 @@ def _model_section(
     else:
         section.parts += last_model_parts(run, network, members, non_members, findings)
     return section
+
+
+def _require_other_records(members: Records, non_members: Records) -> None:
+    known = set(digests(members.pixels))
+    shared, count = sum(one in known for one in digests(non_members.pixels)), len(non_members.pixels)
+    if shared > SHARED * count:
+        raise IncompatibleImages(
+            f"members and non_members must not share records, but {shared} of {count} non_members are also members: "
+            "non_members must not have been used for training"
+        )
 
 
 def _require_normalization(run: RecordedRun, name: str, records: Records | None) -> None:

@@ -285,6 +285,23 @@ def path(value: str | os.PathLike[str], name: str) -> Path:
         raise ValueError(f"{name} must begin with a known user's folder, got {text!r}") from error
 
 
+def folder(value: str | os.PathLike[str], name: str) -> Path:
+    """Check that `value` is the path of a folder, which need not exist, and return it (see `path`).
+
+    Args:
+        value: the value to check.
+        name: name of the argument, used in error messages.
+
+    Raises:
+        TypeError, ValueError: the value is not a path.
+        NotADirectoryError: the path, or a folder of it, is a file.
+    """
+    found = path(value, name)
+    if (file := next((one for one in (found, *found.parents) if one.is_file()), None)) is not None:
+        raise NotADirectoryError(f"{name} must be a folder, but {file} is a file; give another path")
+    return found
+
+
 def mapping(values: Mapping[str, T], name: str) -> Mapping[str, T]:
     """Check that `values` is a mapping with string keys and return it.
 

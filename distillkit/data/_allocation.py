@@ -88,7 +88,7 @@ def as_index_tensors(partition: Sequence[Tensor], total: int) -> list[Tensor]:
         total: number of images.
 
     Raises:
-        TypeError, ValueError: there are no clients, or a value is not an index below `total`.
+        TypeError, ValueError: there are no clients, a value is not an index below `total`, or an index is repeated.
     """
     given = check.sequence(partition, "partition", "index tensors, one per client")
     if not given:
@@ -103,4 +103,7 @@ def as_index_tensors(partition: Sequence[Tensor], total: int) -> list[Tensor]:
                 f"partition must hold indices in [0, {total}), got {int(own.min())} to {int(own.max())} for client "
                 f"{number}; was it made for another set?"
             )
+    assigned = torch.cat([indices.cpu() for indices in parts])
+    if repeated := len(assigned) - len(assigned.unique()):
+        raise ValueError(f"partition must assign each image at most once, but repeats {repeated} indices")
     return parts

@@ -17,6 +17,8 @@ __all__ = ["AnyPath", "Size", "height_and_width", "to_bytes", "to_pixels"]
 Size = int | tuple[int, int]
 AnyPath = str | os.PathLike[str]
 
+_SIDE = 1 << 15
+"""Largest height and width in pixels, which excludes numbers that were meant otherwise."""
 _LUMA = (0.299, 0.587, 0.114)
 
 
@@ -59,10 +61,10 @@ def height_and_width(size: Size | None) -> tuple[int, int] | None:
     """Return the height and width that an argument `size` specifies, or None if `size` is None.
 
     Raises:
-        TypeError, ValueError: `size` is neither a positive integer nor a pair of positive integers.
+        TypeError, ValueError: `size` is neither an integer in [1, 32768] nor a pair of such integers.
     """
     if size is None:
         return None
     given: Any = (size, size) if isinstance(size, Integral) else size
     height, width = check.sequence(given, "size", "numbers of pixels (height, width), if not one number", 2)
-    return check.positive_int(height, "size"), check.positive_int(width, "size")
+    return check.positive_int(height, "size", most=_SIDE), check.positive_int(width, "size", most=_SIDE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, overload
 
-import torch
 from torch import Tensor
 
 from distillkit.data._allocation import as_index_tensors
@@ -33,9 +32,6 @@ def clients(data: Images | StoredImages, partition: Sequence[Tensor]) -> list[St
     """
     whole: Any = data if isinstance(data, StoredImages) else as_set(data, name="data")
     partition = as_index_tensors(partition, len(whole))
-    assigned = torch.cat([indices.cpu() for indices in partition])
-    if repeated := len(assigned) - len(assigned.unique()):
-        raise ValueError(f"partition must assign each image at most once, but repeats {repeated} indices")
     return [
         whole[indices].replace(info={**whole.info, "client": number, "clients": len(partition)})
         for number, indices in enumerate(partition)

@@ -34,6 +34,9 @@ class Split:
     users: tuple[str, ...] = ()
     domains: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        _require_one_form(self)
+
     def __iter__(self) -> Iterator[LabeledImages]:
         yield self.train
         yield self.test
@@ -58,9 +61,24 @@ class StoredSplit:
     validation: StoredImages | None = None
     users: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        _require_one_form(self)
+
     def __iter__(self) -> Iterator[StoredImages]:
         yield self.train
         yield self.test
+
+
+def _require_one_form(split: Split | StoredSplit) -> None:
+    for name, data in (("test", split.test), ("validation", split.validation)):
+        if data is not None:
+            for what in ("shape", "normalization", "num_classes"):
+                one, other = getattr(split.train, what), getattr(data, what)
+                if one != other:
+                    advice = "; give size= or channels=" if what == "shape" else ""
+                    raise ValueError(f"train and {name} must have the same {what}, got {one} and {other}{advice}")
+    if len(split.classes) != split.train.num_classes:
+        raise ValueError(f"classes must be {split.train.num_classes} names, got {len(split.classes)}")
 
 
 def split_by(

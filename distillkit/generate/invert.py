@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from distillkit._utils import check
 from distillkit._utils.batches import batch_indices, require_batch_statistics, uses_batch_statistics
+from distillkit._utils.eval_mode import eval_mode
 from distillkit._utils.progress import Bar, bar
 from distillkit._utils.provenance import provenance
 from distillkit.chunking import chunk_size
@@ -160,10 +161,8 @@ def invert(
         for some in rows:
             piece = slice(int(some[0]), int(some[-1]) + 1)
             decoded = slice(piece.start * tiles.count, piece.stop * tiles.count)
-            free, draw = _trainable_parameters(start[piece], parametrize, normalization, generator)
+            free, draw = _trainable_parameters(start[piece], parametrize, shape, normalization, generator)
             best, loss = _best_iterates(objective, labels[decoded], free, draw, decode, steps, lr, betas, shown)
-            if best.shape[1:] != shape:
-                raise ValueError(f"parametrize must give images of shape={shape}, got {tuple(best.shape[1:])}")
             stored[piece], total = best, total + loss
             with torch.no_grad():
                 logits[decoded] = objective.teacher(decode(best))
@@ -199,7 +198,11 @@ def _check_targets(targets: Tensor, num_classes: int) -> Tensor:
 
 
 def _trainable_parameters(
-    start: Tensor, parametrize: Tiles | LatentDecoder | None, normalization: Normalization, generator: torch.Generator
+    start: Tensor,
+    parametrize: Tiles | LatentDecoder | None,
+    shape: tuple[int, ...],
+    normalization: Normalization,
+    generator: torch.Generator,
 ) -> tuple[list[Tensor], Callable[[], Tensor]]:
     """Return the tensors that Adam optimizes, and a function that computes the images from these tensors."""
     start = start.clone().requires_grad_()
@@ -207,6 +210,15 @@ def _trainable_parameters(
         return [start], lambda: start
     network = build(parametrize.factory, generator).to(start).train()
     require_batch_statistics(network, start, len(start), "parametrize")
+    try:
+        with torch.no_grad(), eval_mode(network):
+            made = network(start)
+    except (TypeError, RuntimeError) as error:
+        first = str(error).split("\n")[0]
+        raise ValueError(f"parametrize must take latents {list(start.shape)}: {first}") from error
+    if not isinstance(made, Tensor) or made.shape != (len(start), *shape):
+        came = tuple(made.shape[1:]) if isinstance(made, Tensor) else type(made).__name__
+        raise ValueError(f"parametrize must give images of shape={shape}, got {came}")
     return [start, *network.parameters()], lambda: normalization.encode(network(start))
 
 

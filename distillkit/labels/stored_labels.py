@@ -74,6 +74,9 @@ class StoredLabels:
     seed: int
     made_with: dict[str, Any]
 
+    def __post_init__(self) -> None:
+        self._require_consistent()
+
     @property
     def bytes(self) -> int:
         """Number of bytes of the stored logits and classes."""
@@ -115,7 +118,6 @@ class StoredLabels:
                 kind, given = facts["mix"]
                 facts["mix"] = {"CutMix": CutMix, "Mixup": Mixup}[kind](**given)
             loaded = StoredLabels(tensors.pop("logits"), tensors.pop("classes", None), **facts)
-            loaded._require_consistent()
             if tensors:
                 raise ValueError(f"it has other tensors: {', '.join(tensors)}")
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
@@ -162,6 +164,8 @@ class StoredLabels:
                 raise ValueError(
                     f"protocol has stored labels of other views: they were made with {key}={was}, got {now[key]}"
                 )
+        if self.logits.shape[1] != len(images):
+            raise ValueError(f"protocol has stored labels of {self.logits.shape[1]} images, but data has {len(images)}")
         if classes != self.num_classes:
             raise ValueError(f"protocol has stored labels of {self.num_classes} classes, but the data has {classes}")
 

@@ -361,6 +361,8 @@ class LabeledImages:
             ValueError: there are no sets, or the sets differ in one of the required properties. The message explains
                 how to convert a set.
         """
+        for index, one in enumerate(check.sequence(sets, "sets", "LabeledImages")):
+            check.instance(one, LabeledImages, f"sets[{index}]", "a LabeledImages")
         if not sets:
             raise ValueError("sets must hold at least one set, got none")
         first = sets[0]

@@ -62,13 +62,15 @@ def checked_class_names(names: Any, num_classes: int | None = None) -> tuple[str
         num_classes: required number of names, if `names` is not empty.
 
     Raises:
-        TypeError, ValueError: `names` is not a sequence of non-empty strings, or has a wrong length.
+        TypeError, ValueError: `names` is not a sequence of different, non-empty strings, or has a wrong length.
     """
     if not isinstance(names, Sequence) or isinstance(names, str) or not all(isinstance(n, str) for n in names):
         raise TypeError(f"class_names must be a sequence of strings, one per class, got {names!r:.80}")
     if names and (not all(names) or num_classes not in (None, len(names))):
         wanted = "" if num_classes is None else f"{num_classes} "
         raise ValueError(f"class_names must be {wanted}names, one per class and none empty, got {list(names)!r:.80}")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"class_names must differ, but {twice[0]!r} names several classes; number such names")
     return tuple(names)
 
 

@@ -25,9 +25,28 @@ Row = Mapping[str, Any]
 """Values of one round of a history."""
 
 
+def require_rows(rows: Sequence[Row], *columns: str, name: str = "rows") -> Sequence[Row]:
+    """Check that `rows` is a sequence of mappings that have these columns, and return it.
+
+    Args:
+        rows: the value to check.
+        columns: names that every row must have.
+        name: name of the argument in error messages.
+
+    Raises:
+        TypeError, ValueError: the value is not such a sequence.
+    """
+    if not isinstance(rows, Sequence) or isinstance(rows, str) or not all(isinstance(row, Mapping) for row in rows):
+        raise TypeError(f"{name} must be the rows of a history, such as run.rows, got {type(rows).__name__}")
+    for index, row in enumerate(rows):
+        if missing := [column for column in columns if column not in row]:
+            raise ValueError(f"{name}[{index}] must be a row of a history, but has no {missing[0]!r}")
+    return rows
+
+
 def accuracy_last(rows: Sequence[Row]) -> float | None:
     """Return the accuracy in the last of the `rows` of a history, as a fraction; None if the last round has none."""
-    return rows[-1]["accuracy"] if rows else None
+    return rows[-1]["accuracy"] if require_rows(rows, "accuracy") else None
 
 
 def accuracy_late(rows: Sequence[Row], rounds: int | None = None) -> float | None:
@@ -48,7 +67,7 @@ def accuracy_late(rows: Sequence[Row], rounds: int | None = None) -> float | Non
         ValueError, TypeError: `rounds` is not a positive integer.
     """
     first = len(rows) // 2 if rounds is None else max(0, len(rows) - check.positive_int(rounds, "rounds"))
-    tested = [row["accuracy"] for row in rows[first:] if row.get("accuracy") is not None]
+    tested = [row["accuracy"] for row in require_rows(rows)[first:] if row.get("accuracy") is not None]
     return statistics.fmean(tested) if tested else None
 
 
@@ -57,7 +76,7 @@ def accuracy_best(rows: Sequence[Row]) -> float | None:
 
     The best round is chosen on the test set, so report the value as the best accuracy over rounds.
     """
-    known = [row["accuracy"] for row in rows if row["accuracy"] is not None]
+    known = [row["accuracy"] for row in require_rows(rows, "accuracy") if row["accuracy"] is not None]
     return max(known, default=None)
 
 
@@ -76,6 +95,7 @@ def rounds_to(rows: Sequence[Row], target: float) -> int | None:
         ValueError: `target` is outside [0, 1].
     """
     check.real_number(target, "target", least=0.0, most=1.0)
+    require_rows(rows, "round", "accuracy")
     reached = (row["round"] for row in rows if row["accuracy"] is not None and row["accuracy"] >= target)
     return next(reached, None)
 
@@ -113,6 +133,10 @@ def best_seed_mean(runs: Sequence[Sequence[Row]]) -> SeedMean:
     Raises:
         ValueError: there is no run or no round, the rounds differ, or a round has no accuracy.
     """
+    if isinstance(runs, Mapping | str) or not isinstance(runs, Sequence):
+        raise TypeError(f"runs must be a sequence of histories, such as [run.rows], got {type(runs).__name__}")
+    for index, rows in enumerate(runs):
+        require_rows(rows, "round", "accuracy", name=f"runs[{index}]")
     if not runs or not runs[0]:
         got = f"{len(runs)} histories, the first of them empty" if runs else "none"
         raise ValueError(f"runs must hold at least one history of at least one round, got {got}")

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Generator, nn
 
+from distillkit._utils import check
 from distillkit._utils.display import stable_repr
 from distillkit._utils.options import Decay, NonNegativeInt, Positive, PositiveInt, Rounds
 from distillkit._utils.provenance import versions
@@ -83,6 +84,11 @@ class Condensed(AddOn):
     augment: Augmentation | None = field(default_factory=DSA)
     single_label = True
     own = Entry[LabeledImages]("first")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.factory is not None:
+            check.callable_with(self.factory, "factory", (), "`lambda: ConvNet((3, 32, 32), 10)`", classes=True)
 
     def start(self, server: Server) -> None:
         """Refuse an augmentation that was created for another normalization than that of the clients' images."""

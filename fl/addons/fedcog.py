@@ -14,6 +14,8 @@ from torch.nn import functional as F
 from distillkit._utils.options import NonNegative, NonNegativeInt, Positive, PositiveInt
 from distillkit.generate import LatentDecoder, invert
 from distillkit.generate._inversion_loss import Divergence
+from distillkit.networks import build
+from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.averaging import AddOn, AveragingServer, Local, Settings, Step
 from fl.averaging.addon import slot_owner
@@ -125,11 +127,19 @@ class FedCOG(AddOn):
             )
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse the value "uniform" of the option `targets` if the option `images` is less than the number of classes.
+        """Refuse a decoder that makes no network, and `targets="uniform"` with fewer `images` than classes.
 
         `images` is the largest number of images that a client generates in a round, and "uniform" means equally many of
         each class.
         """
+        if self.decoder is not None:
+            try:
+                build(partial(self.decoder, server.shape, self.latent), derive(0, "trial decoder"))
+            except Exception as error:
+                raise ValueError(
+                    f"FedCOG: decoder must make a network from the shape {server.shape} and the length {self.latent}: "
+                    f"{error}"
+                ) from error
         if self.targets == "uniform" and self.images < server.task.num_classes:
             raise ValueError(f"targets='uniform' needs images >= {server.task.num_classes} classes, got {self.images}")
 

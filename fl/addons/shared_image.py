@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils.options import Options, PositiveInt
+from distillkit._utils.user_warnings import warn
 from distillkit.generate import Patches
 from distillkit.sets import LabeledImages
 from fl.addons._crops import Crops, Pool
@@ -82,6 +83,8 @@ class SharedImage(Shared):
     def __post_init__(self) -> None:
         super().__post_init__()
         patches = Patches(self.image, self.seed, size=self.size or 1, count=self.count, **self.crops)
+        if float(patches.image.min()) == float(patches.image.max()):
+            warn("image has equal pixels everywhere, so that all crops are equal: nothing can be learned from them")
         object.__setattr__(self, "image", (255 * patches.image.cpu()).round().to(torch.uint8))
         self._set_source(self.image, Crops(self.seed, self.count, self.size, self.crops), patches.digest[:16])
 

@@ -7,11 +7,13 @@ The options `personal` and `phases` contain patterns of parameter names. Each pa
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from distillkit._utils.user_warnings import warn
 from distillkit.augment import require_normalization
 from distillkit.rng import derive
 from fl._noise_images import empty_set, noise_set, two_noise_images
@@ -54,6 +56,8 @@ def try_augmentation(server: Server, augment: Callable[[Tensor, torch.Generator]
     if not isinstance(changed, Tensor) or changed.shape != images.shape or changed.dtype != images.dtype:
         got = f"{changed.dtype} {list(changed.shape)}" if isinstance(changed, Tensor) else type(changed).__name__
         raise ValueError(f"augment must return {images.dtype} {list(images.shape)} for such images, got {got}")
+    if not bool(torch.isfinite(changed).all()):
+        raise ValueError("augment must return finite images, but returns NaN or Inf for finite ones")
 
 
 def try_objective(server: Server, objective: Callable[[Tensor, Tensor], Tensor] | None, outputs: int) -> None:
@@ -87,6 +91,15 @@ def try_objective(server: Server, objective: Callable[[Tensor, Tensor], Tensor] 
         raise ValueError(
             f"objective must return one number, the mean over the batch, that depends on the logits; got {got}"
             f"{'' if isinstance(loss, Tensor) and loss.ndim else ' without a gradient'}"
+        )
+    once = float(loss.detach())
+    if not math.isfinite(once):
+        raise ValueError(f"objective must return a finite number for finite logits, got {once}")
+    twice = float(objective(logits.detach().repeat(2, 1), torch.cat([labels, labels])))
+    if once and abs(twice / once - 2) < 1e-3:
+        warn(
+            f"objective must return the mean over the batch, but returns {once:.3g} for a batch and "
+            f"{twice:.3g} for the batch twice, as a sum does: use reduction='mean'"
         )
 
 

@@ -308,6 +308,9 @@ class FedAvg(Entries, Method):
                 f"{addon.name} changes nothing before round {addon.first_round}, and the run has {rounds}: it is "
                 f"as without {addon.name}"
             )
+        for addon in self.addons:
+            if (selected := getattr(addon, "selected", ())) and min(selected) > rounds:
+                warn(f"{addon.name}: selected={selected} names no round of this run, which has {rounds}")
 
     def start(self, server: Server) -> None:
         """Store the initial weights of every architecture, then call the hooks `start` and `dry_run` of each add-on.

@@ -241,7 +241,13 @@ class Local:
         while True:
             for index in shuffled_indices(len(data), size, generator, 1, None, self.has_batch_norm):
                 part = replace(batch_at(data, index), joint=joint)
-                yield part if augment is None else replace(part, images=augment(part.images, generator))
+                if augment is not None:
+                    changed = augment(part.images, generator)
+                    if not isinstance(changed, Tensor) or changed.shape != part.images.shape:
+                        came = list(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
+                        raise ValueError(f"{addon.key}: augment must return {list(part.images.shape)}, got {came}")
+                    part = replace(part, images=changed)
+                yield part
 
     def fit(
         self, state: Tensors, owner: Component, phase: Phase, term: Callable[[nn.Module], Tensor] | None = None

@@ -103,6 +103,8 @@ def require_like(first: LabeledImages, other: LabeledImages | StoredImages, name
     no_labels = torch.empty(0, dtype=torch.int64)
     try:
         like = other if classes else other[:0].replace(labels=no_labels, num_classes=first.num_classes)
+        if not classes and len(first.class_names) == other.num_classes and other.class_names:
+            like = like.replace(class_names=other.class_names)
         first.require_compatible(like, names=("clients[0]", name) if classes else None)
     except ValueError as error:
         raise ValueError(f"{name} does not fit clients[0]: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,9 +57,15 @@ class RunFolder:
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | Path):
             raise TypeError(f"out must be a folder's path or a RunFolder(path, ...), got {type(self.path).__name__}")
+        if self.cache is not None:
+            check.folder(self.cache, "cache")
         check.boolean(self.transcript, "transcript")
         if self.notes is not None:
             check.mapping(self.notes, "notes")
+            try:
+                json.dumps(dict(self.notes))
+            except (TypeError, ValueError) as error:
+                raise TypeError(f"notes must be a mapping of JSON values: {error}") from error
         if self.deadline is not None:
             check.real_number(self.deadline, "deadline")
 
@@ -101,7 +108,7 @@ class RunConfig:
         out: folder for config.json, history.jsonl and checkpoint/, or a `RunFolder`. If None, no files are written.
         resume: whether to continue the run in `out` after its last completed round. If the run is already finished, it
             is returned without changes.
-        on_round: function that is called after each round with the round's row of the history.
+        on_round: function that is called after each round with a copy of the round's row of the history.
     """
 
     rounds: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from collections.abc import Callable
@@ -132,7 +133,7 @@ def execute(
                     shown.set_postfix_str(f"accuracy {100 * row['accuracy']:.1f} %")
                 shown.update()
                 if config.on_round is not None:
-                    config.on_round(row)
+                    config.on_round(copy.deepcopy(row))
 
             runner.collector.report, runner.on_row = shown.set_postfix_str, on_row
             for number in remaining:

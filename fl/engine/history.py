@@ -59,7 +59,9 @@ def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
     Args:
         rows: rows of the history, one for each round.
     """
-    flat = [dict(_flat(row)) for row in rows]
+    from distillkit.study.history import require_rows
+
+    flat = [dict(_flat(row)) for row in require_rows(rows)]
     columns = dict.fromkeys(name for row in flat for name in row)
     return [{name: row.get(name) for name in columns} for row in flat]
 
@@ -133,12 +135,14 @@ def summary(rows: Sequence[Row], **names: Any) -> dict[str, Any]:
     Args:
         rows: rows of the run's history.
         names: values that identify the run, which are added to the summary: run, method, task, split, seed.
-    """
-    from distillkit.study.history import accuracy_best, accuracy_last
 
-    last = rows[-1] if rows else {}
-    return {
-        **names,
+    Raises:
+        TypeError, ValueError: `rows` is not a history, or one of `names` is the name of a computed value.
+    """
+    from distillkit.study.history import accuracy_best, accuracy_last, require_rows
+
+    last = rows[-1] if require_rows(rows, "accuracy") else {}
+    found = {
         "rounds": len(rows),
         "accuracy_last": accuracy_last(rows),
         "accuracy_best": accuracy_best(rows),
@@ -146,3 +150,6 @@ def summary(rows: Sequence[Row], **names: Any) -> dict[str, Any]:
         "epsilon": last.get("epsilon"),
         "failed": sum(len(row["failed"]) for row in rows),
     }
+    if taken := sorted(names.keys() & found.keys()):
+        raise ValueError(f"names must not include {', '.join(taken)}, which the summary computes; use another name")
+    return {**names, **found}

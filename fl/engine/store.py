@@ -340,11 +340,11 @@ class Store:
         """Read and return the rows of all completed rounds. The last row may lack the clients' evaluation results.
 
         Raises:
-            CheckpointError: a line of the history is damaged, or a file was changed after the run wrote it.
+            CheckpointError: a line of the history is damaged or missing, or a file was changed after the run wrote it.
         """
         manifest = self.manifest() or {"round": 0}
         last = [manifest["open"]] if "open" in manifest else []
-        return self._checked_rows(manifest) + last
+        return self._complete_rows(manifest) + last
 
     def _checked_rows(self, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Check the run's files by the checksums in `manifest`, and return the history up to the last completed round.

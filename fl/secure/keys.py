@@ -117,12 +117,13 @@ class Keyring(Configurable):
 
     Args:
         folder: path of the folder, which is created when the first client enrolls.
+
+    Raises:
+        TypeError, ValueError, NotADirectoryError: `folder` is not the path of a folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        if not isinstance(folder, str | os.PathLike):
-            raise TypeError(f"folder must be a path; got {type(folder).__name__}")
-        self.folder = Path(folder)
+        self.folder = check.folder(folder, "folder")
 
     def __repr__(self) -> str:
         return f"Keyring({str(self.folder)!r})"
@@ -137,7 +138,7 @@ class Keyring(Configurable):
         path = self._client_folder(client) / "identity"
         if not path.exists():
             _write(path, _crypto.new_signing_key())
-        return _crypto.signing_public_key(path.read_bytes()).hex()
+        return _crypto.signing_public_key(_read_key(path)).hex()
 
     def registry(self, clients: Sequence[int] | int) -> Registry:
         """Enroll all clients of a simulation, and return their registry.
@@ -159,7 +160,7 @@ class Keyring(Configurable):
             raise LookupError(
                 f"client {client} has no key in its keyring: create one with Keyring(folder).enroll({client})"
             )
-        return path.read_bytes()
+        return _read_key(path)
 
     def load_session(self, client: int) -> dict[str, Any] | None:
         """Return the secrets of the current round for the client with index `client`, or None if there are none."""
@@ -185,6 +186,16 @@ class Keyring(Configurable):
 
     def _client_folder(self, client: int) -> Path:
         return self.folder / str(client)
+
+
+def _read_key(path: Path) -> bytes:
+    key = path.read_bytes()
+    if len(key) != _crypto.KEY_BYTES:
+        raise ValueError(
+            f"{path} must hold a key of {_crypto.KEY_BYTES} bytes, got {len(key)}: restore it from a backup, or delete "
+            "it and enroll the client again in a new registry"
+        )
+    return key
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from distillkit._utils import check
 from distillkit.fingerprint import tensor_fingerprint
 from fl._codec import digest
 from fl.engine.run import Run
@@ -33,6 +34,7 @@ def outcome_hash(run: Run) -> str:
     Args:
         run: the result of `simulate`.
     """
+    check.instance(run, Run, "run", "the Run that simulate returns")
     return hash_of(run.rows, run.server.state)
 
 

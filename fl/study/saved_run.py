@@ -260,6 +260,7 @@ def _labels(config: Mapping[str, Any], build: Callable[[Any], Any]) -> LabelTask
 def _models_from_factory(
     factory: Factory | Mapping[str, Factory], config: Mapping[str, Any], folder: Path
 ) -> dict[str, Any]:
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     classes, models = _labels(config, from_config).num_classes, {}
@@ -269,7 +270,11 @@ def _models_from_factory(
         with torch.random.fork_rng(devices=[]):
             network = make(classes)
         try:
-            network.load_state_dict(load_file(path))
+            weights = load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} is damaged: {error}; restore it from a backup, or run again") from error
+        try:
+            network.load_state_dict(weights)
         except RuntimeError as error:
             raise NotRepeatable(
                 f"factory must make the network of {path}, but its weights do not fit: {error}"

@@ -14,7 +14,7 @@ import torch
 
 from attacks import report
 from attacks.inversion import FedAvgUpdate, Gradient
-from attacks.reporting import Inversion
+from attacks.reporting import DamagedRun, IncompatibleImages, Inversion
 from attacks.reporting._findings import Findings
 from attacks.reporting._recorded_run import open_run
 from attacks.reporting._section_images import Records
@@ -148,6 +148,18 @@ def test_user_defined_message_is_inverted(run: Path, tmp_path: Path) -> None:
     )
     assert asked == [("down", "up")]
     assert any("inverting" in line for line in found.leaks)
+
+
+def test_mistakes_are_named(run: Path, tmp_path: Path) -> None:
+    lost = Inversion(owners=OWNERS, build_message=lambda down, up: None)  # type: ignore[arg-type,return-value]
+    with pytest.raises(TypeError, match="the result of build_message must be an ObservedMessage"):
+        report(run, **GIVEN, invert=lost, out=tmp_path)
+    with pytest.raises(IncompatibleImages, match="members and non_members must not share records"):
+        report(run, **{**GIVEN, "non_members": GIVEN["members"]}, out=tmp_path)
+    place = Path(shutil.copytree(run, tmp_path / "run"))
+    (place / "history.jsonl").write_text("", encoding="utf-8")
+    with pytest.raises(DamagedRun, match=r"history\.jsonl holds 0 rounds, but the checkpoint is of round"):
+        report(place)
 
 
 def test_training_of_several_exchanges_is_inverted(run: Path, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import warnings
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -62,6 +64,7 @@ from attacks.membership import (
     stable_logit,
 )
 from attacks.reporting import Audit, Inversion
+from attacks.statistics import ppv_interval
 from distillkit import LabeledImages, Normalization
 from distillkit import losses as lo
 from distillkit.augment import (
@@ -90,7 +93,7 @@ from distillkit.condense import (
     random_subset,
     stitch,
 )
-from distillkit.data import clients, load, split_by
+from distillkit.data import Split, clients, load, split_by
 from distillkit.data import partition as pa
 from distillkit.evaluate import evaluate
 from distillkit.generate import (
@@ -980,3 +983,57 @@ def test_odd_calls_are_refused_warned_of_or_accepted(name: str) -> None:
 
 def test_lists_have_no_unused_line() -> None:
     assert not stale([o for name in CALLS for o in outcomes(name)], ACCEPTED, OTHERWISE)
+
+
+def pixels(*shape: int) -> LabeledImages:
+    return LabeledImages(torch.rand(len(LABELS), *shape), LABELS, num_classes=3)
+
+
+def stored(**changes: Any) -> nn.Module:
+    labels = stored_soft_labels(data(), Protocol(epochs=1, relabel=Relabel(taught())), progress=False)
+    changes = {name: change(labels) for name, change in changes.items()}
+    return train(made(), data(), Protocol(epochs=1, relabel=replace(labels, **changes)))
+
+
+def spoil(x: Tensor) -> Pipeline:
+    """Return a pipeline that darkens its records."""
+    return Pipeline(lambda indices, seed: {"a": lambda images, y: images.mul_(0.5).flatten(1).sum(1)}, x, LABELS)
+
+
+def scored(result: Any) -> Tensor:
+    return model_scorer(made(), lambda logits, labels: result)(data().images, LABELS)
+
+
+CHANCE = torch.full((9, 3), 1 / 3)
+MISTAKES: list[tuple[Any, str]] = [
+    (lambda: data().replace(class_names=("a", "a", "b")), "class_names must differ, but 'a' names several"),
+    (lambda: LabeledImages.concatenate(data()), "sets must be a list of LabeledImages"),
+    (lambda: LabeledImages.concatenate([data(), None]), r"sets\[1\] must be a LabeledImages, got NoneType"),
+    (lambda: Split(pixels(1, 8, 8), pixels(1, 9, 9), ("a", "b", "c")), "train and test must have the same shape"),
+    (lambda: Split(pixels(1, 8, 8), data(), ("a", "b", "c")), "train and test must have the same normalization"),
+    (lambda: Split(data(), data(), ("a",)), "classes must be 3 names, got 1"),
+    (lambda: load("digits", size=10**9), "size must be at most 32768"),
+    (lambda: pa.apply(LABELS, [torch.arange(9), torch.arange(9)], LABELS), "partition must assign each image at most"),
+    (lambda: stored(logits=lambda own: own.logits * torch.nan), "logits must be finite"),
+    (lambda: stored(logits=lambda own: own.logits[:, :3]), "stored labels of 3 images, but data has 9"),
+    (lambda: ppv_interval(0.5, 0.1, 0.5), "tpr must be a Rate"),
+    (lambda: loss(CHANCE, LABELS), "must return logits, but its outputs are not negative"),
+    (lambda: scored(None), "score must give a floating-point tensor"),
+    (lambda: scored(torch.ones(9) * torch.nan), "score must give finite scores"),
+    (lambda: run_shadows(spoil(torch.rand(9, 1, 8, 8)), 4, progress=False), "must not change the pipeline's images"),
+    (lambda: run_shadows(pipeline(), 4, out=__file__, progress=False), "out must be a folder, but .* is a file"),
+    (lambda: class_counts(torch.tensor([0.2, 0.3, 0.1]), 4), "bias_gradient has the sum 0.6"),
+    (lambda: class_counts(100 * SENT, 4), "bias_gradient has .* entries up to 75"),
+    (
+        lambda: compare_messages({"a": Gradient.of(made(), data().images, LABELS)}, data().images, LABELS, steps=1),
+        "images must be pixels in .* in their normalization",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), MISTAKES)
+def test_mistakes_are_named(call: Any, words: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        with pytest.raises((TypeError, ValueError, OSError, UserWarning), match=words):
+            call()

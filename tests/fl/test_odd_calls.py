@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from fl import (
     Registry,
     RunFolder,
     SecureSums,
+    history,
     simulate,
 )
 from fl.addons import RobustMean
@@ -41,6 +43,7 @@ from fl.filters import SetQuality
 from fl.filters.client_dp import Adaptive
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
 from fl.networks import Networks
+from fl.study import load, outcome_hash
 from tests.fl.federations import Tiny, images, with_label_rows
 from tests.odd_calls import Call, Listed, Outcome, odd_calls, outcome_of_call, stale, unlisted
 
@@ -491,3 +494,80 @@ def test_odd_calls_are_refused_warned_of_or_accepted(name: str) -> None:
 
 def test_lists_have_no_unused_line() -> None:
     assert not stale([o for name in CALLS for o in outcomes(name)], ACCEPTED, OTHERWISE)
+
+
+def rows_of_run() -> list[dict[str, Any]]:
+    return simulate(plain(), list(clients()), rounds=1, test=data(), progress=False).rows
+
+
+def changes_its_row(row: dict[str, Any]) -> None:
+    row["failed"] = None
+
+
+def total(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+
+
+def named(*names: str) -> LabeledImages:
+    return data().replace(class_names=names)
+
+
+def cog(decoder: Any) -> FedAvg:
+    addon = fl.addons.FedCOG(start_round=1, images=3, steps=1, decoder=decoder)
+    return FedAvg(addon, factory=Tiny, steps=1, batch=4)
+
+
+NAN = {"classifier.bias": torch.full((3,), torch.nan)}
+MISTAKES: list[tuple[Any, str]] = [
+    (lambda: history.accuracy_last(rows_of_run()[0]), "rows must be the rows of a history.* got dict"),
+    (lambda: history.accuracy_best([{"round": 1}]), r"rows\[0\] must be a row.* has no 'accuracy'"),
+    (lambda: history.rounds_to("history.jsonl", 0.5), "rows must be the rows of a history.* got str"),
+    (lambda: history.best_seed_mean(rows_of_run()), r"runs\[0\] must be the rows of a history"),
+    (lambda: history.table("history.jsonl"), "rows must be the rows of a history.* got str"),
+    (lambda: history.summary(rows_of_run(), rounds=3), "names must not include rounds"),
+    (lambda: outcome_hash(rows_of_run()), "run must be the Run that simulate returns, got list"),
+    (lambda: RunFolder("a", notes={"b": torch.zeros(1)}), "notes must be a mapping of JSON values"),
+    (lambda: Keyring(__file__), "folder must be a folder, but .* is a file"),
+    (lambda: RunFolder("a", cache=__file__), "cache must be a folder, but .* is a file"),
+    (lambda: outcome_of_run(plain(factory=lambda n: Tiny(n).requires_grad_(False))), "factory.* parameters to train"),
+    (lambda: outcome_of_run(plain(augment=lambda x, g: x * torch.nan)), "augment must return finite images"),
+    (lambda: outcome_of_run(plain(initial=NAN)), r"initial\['classifier.bias'\] must be finite"),
+    (lambda: outcome_of_run(plain(objective=lambda y, t: total(y, t) * torch.nan)), "objective must return a finite"),
+    (lambda: outcome_of_run(plain(objective=total)), "objective must return the mean over the batch"),
+    (lambda: outcome_of_run(cog(lambda shape, latent: None)), "FedCOG: decoder must make a network"),
+    (lambda: outcome_of_run(cog(lambda shape, latent: torch.nn.Linear(latent, 7))), "parametrize must give images"),
+    (lambda: with_addon(fl.addons.VHL(**NOISE, augment=lambda x, g: x[:1])), "VHL: augment must return"),
+    (lambda: with_addon(fl.addons.Anchors(ipc=1, selected=(9,), steps=1)), r"Anchors: selected=\(9,\) names no round"),
+    (lambda: fl.addons.Condensed(factory=Tiny), "factory is called as factory"),
+    (lambda: fl.addons.SharedImage(PICTURE * 0, count=4, size=4, **SHARED), "image has equal pixels everywhere"),
+    (
+        lambda: simulate(plain(), [named("a", "b", "c")], rounds=1, server_data={"proxy": named("c", "b", "a")}),
+        r"server_data\['proxy'\] does not fit .* another order",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), MISTAKES)
+def test_mistakes_are_named(call: Any, words: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        with pytest.raises((TypeError, ValueError, OSError, UserWarning, fl.NoUsableReply), match=words):
+            call()
+
+
+def test_rows_are_safe_from_functions_of_the_user() -> None:
+    run = simulate(plain(), list(clients()), rounds=1, on_round=changes_its_row, progress=False)
+    assert run.rows[0]["failed"] == {}
+
+
+@pytest.mark.parametrize(("file", "content"), [("history.jsonl", b""), ("checkpoint/model.safetensors", bytes(100))])
+def test_damaged_files_of_a_run_are_named(tmp_path: Path, file: str, content: bytes) -> None:
+    simulate(plain(), list(clients()), rounds=1, out=tmp_path, progress=False)
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(fl.CheckpointError, match=Path(file).name):
+        load(tmp_path, factory=Tiny)
+    keys = Keyring(tmp_path / "keys")
+    keys.enroll(0)
+    (tmp_path / "keys/0/identity").write_bytes(b"x")
+    with pytest.raises(ValueError, match="identity must hold a key of 32 bytes, got 1"):
+        keys.enroll(0)

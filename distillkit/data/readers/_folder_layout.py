@@ -26,6 +26,8 @@ _SPLITS = {
     **dict.fromkeys(("val", "valid", "validation"), "validation"),
 }
 _LIKE_A_SPLIT = re.compile(rf"(?i:{'|'.join(sorted(_SPLITS, key=len, reverse=True))})(?![a-z])")
+_UNREAD = (".avif", ".dcm", ".heic", ".heif", ".jfif", ".jp2", ".npy", ".npz", ".svg")
+"""Endings of files that probably are images, too, but cannot be read."""
 _TABLES = (".csv", ".tsv", ".xls", ".xlsx", ".parquet")
 
 
@@ -154,13 +156,14 @@ def _class_pictures(folder: Path, classes: list[str], part: str, declared: bool)
         raise ValueError(f"{folder} has classes that the training split does not: {', '.join(unknown)}")
     files: list[Path] = []
     labels: list[int] = []
-    others = 0
+    others, unread = 0, list[Path]()
     for label, name in enumerate(classes):
         below = _files(folder / name)
         found = [f for f in below if f.suffix.lower() in SUFFIXES]
         if part == "train" and not found and not declared:
             raise FileNotFoundError(f"class folder {folder / name} holds no pictures ({', '.join(SUFFIXES)})")
         others += len(below) - len(found)
+        unread += [f for f in below if f.suffix.lower() in _UNREAD]
         files += found
         labels += [label] * len(found)
     flat = sum(f.suffix.lower() in SUFFIXES for f in folder.iterdir() if not f.name.startswith("."))
@@ -170,6 +173,8 @@ def _class_pictures(folder: Path, classes: list[str], part: str, declared: bool)
             f"{folder} holds {content}; expected {folder.name}/class/picture.png, or no {folder.name} at all (then a "
             "part of train is held out: test_fraction)"
         )
+    if unread:
+        warn(f"{len(unread)} files in {folder} are not read, such as {unread[0].name}; convert them to PNG or JPEG")
     if flat:
         warn(f"{flat} pictures in {folder} itself, beside the class folders, are not read")
     if part == "train" and len(inner := _common_subfolders(files, labels, folder)) > 1:

@@ -148,6 +148,9 @@ def test_an_empty_or_flat_test_is_refused(tmp_path: Path) -> None:
     folder(tmp_path / "test")
     with pytest.warns(UserWarning, match="1 pictures in .*test itself, beside the class folders, are not read"):
         assert len(load_folder(tmp_path).test) == 10
+    (tmp_path / "train/cat/x.heic").write_bytes(b"x")
+    with pytest.warns(UserWarning, match=r"1 files in .*train are not read, such as x\.heic"):
+        load_folder(tmp_path)
 
 
 def test_a_fraction_without_test_pictures_is_refused_and_untested_classes_are_reported(tmp_path: Path) -> None:
