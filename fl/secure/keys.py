@@ -11,6 +11,7 @@ from typing import Any
 
 from distillkit._utils import check
 from distillkit._utils.configurable import Configurable
+from distillkit._utils.files import write_atomically
 from distillkit.fingerprint import tensor_fingerprint
 from fl.secure import _crypto
 
@@ -62,7 +63,7 @@ class Registry(Configurable):
             ValueError: the file does not contain a registry.
         """
         try:
-            entries = json.loads(Path(path).read_text(encoding="utf-8"))
+            entries = json.loads(check.path(path, "path").read_text(encoding="utf-8"))
             keys = {int(client): key for client, key in entries.items()}
         except (ValueError, AttributeError) as error:
             raise ValueError(f"{path} is not a registry, a JSON object of client -> public key: {error}") from error
@@ -71,7 +72,7 @@ class Registry(Configurable):
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the registry to the JSON file `path`."""
         entries = {str(client): key.hex() for client, key in self._keys.items()}
-        Path(path).write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+        write_atomically(check.path(path, "path"), json.dumps(entries, indent=1) + "\n")
 
     def of(self, client: int) -> bytes:
         """Return the public signing key of the client with index `client`, 32 bytes.

@@ -106,7 +106,7 @@ def repeat(
     with ExitStack() as stack:
         if out is None:
             out = stack.enter_context(tempfile.TemporaryDirectory())
-        target = Path(out)
+        target = check.folder(out, "out")
         if target.resolve() == known.folder.resolve():
             raise ValueError(f"out must be another folder than the run's, got {out}")
         options = {"workers": workers, "device": device or known.config["device"], "progress": progress}

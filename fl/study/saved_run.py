@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from distillkit._utils import check
 from distillkit.data import Split
 from distillkit.serialization import ConfigError, from_config
 from distillkit.sets import LabeledImages
@@ -192,7 +193,7 @@ def load(
         fl.CheckpointError: there is no run in the folder, or a file is damaged or from another version.
         NotRepeatable: the method is neither recorded nor passed, or the passed method differs from the recorded one.
     """
-    folder = Path(folder)
+    folder = check.path(folder, "folder")
     config, store = read_config(folder), Store(folder)
     build = partial(from_config, store=folder / "arguments", names=names, trust=trust)
     path = folder / "summary.json"

@@ -527,6 +527,9 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: history.summary(rows_of_run(), rounds=3), "names must not include rounds"),
     (lambda: outcome_hash(rows_of_run()), "run must be the Run that simulate returns, got list"),
     (lambda: RunFolder("a", notes={"b": torch.zeros(1)}), "notes must be a mapping of JSON values"),
+    (lambda: load(None), "folder must be a path"),  # type: ignore[arg-type]
+    (lambda: Registry.read(None), "path must be a path"),  # type: ignore[arg-type]
+    (lambda: Registry({k: f"{k:064x}" for k in range(2)}).write(Path(__file__).parent), "is a folder; give the path"),
     (lambda: Keyring(__file__), "folder must be a folder, but .* is a file"),
     (lambda: RunFolder("a", cache=__file__), "cache must be a folder, but .* is a file"),
     (lambda: outcome_of_run(plain(factory=lambda n: Tiny(n).requires_grad_(False))), "factory.* parameters to train"),
