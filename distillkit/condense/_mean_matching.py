@@ -70,9 +70,10 @@ def embedding_means(
     limit = len(images) if uses_batch_statistics(network) else limit
     shares = torch.block_diag(*(images.new_full((1, n), 1 / n) for n in counts)).split(limit, 1)
     embeddings = forward_chunks(lambda part: _embed(network, part, match), images, limit)
-    means = shares[0] @ next(embeddings)
+    first = next(embeddings).to(images.dtype)
+    means = images.new_zeros(len(counts), first.shape[1]).addmm_(shares[0], first, beta=0)  # not rounded by autocast
     for share, embedding in zip(shares[1:], embeddings, strict=True):
-        means.addmm_(share, embedding)
+        means.addmm_(share, embedding.to(images.dtype))
     return means
 
 

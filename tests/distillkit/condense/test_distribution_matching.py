@@ -308,6 +308,21 @@ def test_classes_in_parallel_are_bitwise_equal(
     assert all(torch.equal(one.images, made[0].images) and one.info == made[0].info for one in made)
 
 
+@pytest.mark.parametrize(
+    "match", ["embedding", "embedding+logits", lambda real, own: (real.mean() - own.mean()).square()]
+)
+def test_autocast_holds_for_any_number_of_threads(match: Any, intra_op_threads: Any) -> None:
+    made = []
+    for threads, cast in ((1, True), (2, True), (2, False)):
+        intra_op_threads(threads)
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+            networks = RandomNetworks(convnet)
+            made.append(distribution_matching(data(), networks=networks, ipc=2, steps=3, chunk=2, match=match).images)
+    assert torch.equal(made[0], made[1])
+    assert not torch.equal(made[0], made[2])
+    assert torch.allclose(made[0], made[2], atol=0.2)
+
+
 def test_error_in_one_class_is_raised_by_the_call(intra_op_threads: Any) -> None:
     class Once(Overlap):
         def features(self, images: Tensor) -> Tensor:
