@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -112,6 +113,15 @@ def test_divergence_raises_an_error() -> None:
     with pytest.raises(FloatingPointError, match="training diverged; lower lr"):
         train(build(lambda: convnet("none"), 0), stripes(), Protocol(epochs=30, lr=1e20))
 
+    class Sure(nn.Linear):
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(0 * images.flatten(1)) * torch.tensor([3e38, -3e38])
+
+    sure = Sure(64, 2)
+    nn.init.ones_(sure.bias)
+    with pytest.raises(FloatingPointError, match="the loss is inf in epoch 0"):
+        train(sure, stripes(), Protocol(epochs=1, schedule="constant"))
+
 
 def test_accuracy_counts_and_restores_the_modes() -> None:
     class Fixed(nn.Module):
@@ -139,7 +149,9 @@ def test_accuracy_counts_and_restores_the_modes() -> None:
 def test_evaluation_has_a_random_baseline_for_each_architecture() -> None:
     real, test = stripes(200, noise=30.0), stripes(100, seed=1)
     factories = {"small": convnet, "none": lambda: convnet("none")}
+    begun = time.perf_counter()
     result = evaluate(stripes(), test, factories, num_networks=2, protocol=SHORT, real=real)
+    assert sum(row.seconds for row in result.rows) <= time.perf_counter() - begun
     assert [(r.data, r.architecture) for r in result.rows] == [
         ("set", "small"), ("random real", "small"), ("set", "none"), ("random real", "none"),
     ]  # fmt: skip

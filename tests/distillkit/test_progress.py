@@ -21,6 +21,7 @@ from distillkit import LabeledImages
 from distillkit._utils import progress
 from distillkit.augment import DSA
 from distillkit.condense import (
+    InnerTraining,
     distribution_matching,
     fit_to_gradient,
     gradient_matching,
@@ -178,6 +179,10 @@ def test_bar_counts_all_work_and_continues_after_an_interruption(
     distribution_matching(SET, networks=networks(), ipc=1, steps=2, callback=lambda p: states.append(p.state()))
     distribution_matching(SET, networks=networks(), ipc=1, steps=5, resume=states[-1])
     assert ("distribution matching", 2, 5, 5) in seen
+    twice: dict[str, Any] = {"networks": networks(), "ipc": 1, "inner": InnerTraining((2, 0))}
+    gradient_matching(SET, iterations=2, callback=lambda p: states.append(p.state()), **twice)
+    gradient_matching(SET, iterations=5, resume=states[-1], **twice)
+    assert ("gradient matching", 4, 10, 10) in seen
     assert {what for what, *_ in seen} >= {what for what, _ in CALLS.values()}
     assert [one for one in seen if one[2] != one[3]] == []
 

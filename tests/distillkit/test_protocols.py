@@ -104,8 +104,8 @@ def test_evaluation_names_and_records_its_protocol() -> None:
     assert {f.name for f in fields(Protocol)} < set(record)
     for name, protocol in PROTOCOLS.items():
         assert name in describe_protocol(protocol).split("/")
-    assert describe_protocol(Protocol(epochs=5)) == "classic, epochs=5"
-    changed = Protocol(epochs=5, lr=1.0, batch=3, optimizer="adamw", schedule="cosine", lr_drop=0.3)
+    assert describe_protocol(Protocol(epochs=5, lr=1.0, batch=3)) == "classic, epochs=5, lr=1.0, batch=3"
+    changed = Protocol(epochs=5, lr=1.0, batch=3, momentum=0.3)
     assert describe_protocol(changed).startswith("own, Protocol(epochs=5, lr=1.0")
 
 

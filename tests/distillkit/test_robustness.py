@@ -313,10 +313,13 @@ def test_evaluation_has_a_column_for_each_perturbation() -> None:
 
 
 def test_own_perturbation_is_tested_like_the_others() -> None:
+    draws: list[float] = []
+
     class Invert(Perturbation):
         def __call__(
             self, pixels: Tensor, labels: Tensor, logits: Callable[[Tensor], Tensor], generator: torch.Generator
         ) -> Tensor:
+            draws.append(float(torch.rand((), generator=generator)))
             return 1 - pixels
 
         def __str__(self) -> str:
@@ -329,6 +332,10 @@ def test_own_perturbation_is_tested_like_the_others() -> None:
     data, network = labeled(), linear()
     inverted = LabeledImages.from_pixels(1 - RGB.decode(data.images), data.labels, num_classes=2, normalization=RGB)
     assert accuracy(network, data, against=Invert()) == accuracy(network, inverted)
+    draws.clear()
+    evaluate(data, data[:8], linear, protocol=Protocol(epochs=1), against=[Invert()], progress=False)
+    assert len(draws) == 3
+    assert len(set(draws)) == 1  # equal noise for all networks
     with pytest.raises(ValueError, match=r"inverted must return images of shape \[12, 3, 8, 8\], got \[12, 192\]"):
         accuracy(network, data, against=Flat())
 

@@ -152,6 +152,9 @@ def test_each_training_gets_its_data_protocol_and_best_setting(monkeypatch: pyte
         else:
             assert (labels, protocol.epochs, protocol.relabel is soft.relabel) == (2, 4, True)
     assert {a[4].augment for a in asked if a[3] is not None} == {PROTOCOL.augment, None}
+    asked.clear()
+    scores(data, TEST, network, real=real, protocol=soft, search=search[:1], progress=False)
+    assert [a[4] for a in asked if a[0] == 41] == [replace(PROTOCOL, lr=0.1)]  # by default, the same with hard labels
 
 
 def test_equal_seeds_give_equal_results() -> None:

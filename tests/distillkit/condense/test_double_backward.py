@@ -29,7 +29,7 @@ class Several(nn.Module):
         super().__init__()
         setting: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation, "bias": bias}
         self.first = nn.Conv2d(channels, 6, kernel, groups=math.gcd(channels, 6) if depthwise else 1, **setting)
-        self.second = nn.Conv2d(6, 4, 3, padding=1, groups=groups, bias=bias)
+        self.second = nn.Conv2d(6, 4, 3, stride=(2, 1), padding=(1, 2), groups=groups, bias=bias)
         self.frozen = nn.Conv2d(4, 5, (1, 3), padding="same").requires_grad_(False)
         self.last = nn.Linear(5, 3)
 

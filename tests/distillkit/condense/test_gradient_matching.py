@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from distillkit import LabeledImages, Normalization
 from distillkit.augment import DSA
 from distillkit.condense import InnerTraining, Progress, load_state, loops_for, save_state
+from distillkit.condense._inner_training import TrainedNetwork
 from distillkit.condense._parameter_gradient import _TwiceDifferentiable, distance_to_target, parameter_gradient
 from distillkit.condense.gradient_matching import gradient_matching
 from distillkit.condense.target_gradient import fit_to_gradient
@@ -104,14 +105,14 @@ def test_chunked_distance_to_target_is_correct(metric: str) -> None:
 
 def slow_dc(
     real: LabeledImages, start: Tensor, network: nn.Module, outer: int, inner: int, augment: DSA | None, seed: int
-) -> Tensor:
+) -> tuple[Tensor, float]:
     """Run DC's algorithm box with torch's own optimisers, all real images of a class in each step, one network."""
     ipc = len(start) // real.num_classes
     labels = torch.arange(real.num_classes).repeat_interleave(ipc)
     synthetic = start.clone().requires_grad_()
     pixels = torch.optim.SGD([synthetic], lr=0.1, momentum=0.5)
     weights = torch.optim.SGD(network.parameters(), lr=0.05)
-    norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)]
+    norms, losses = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)], []
     for j in range(outer):
         for norm in norms:
             norm.momentum = 1.0
@@ -137,6 +138,7 @@ def slow_dc(
         pixels.zero_grad()
         loss.backward()
         pixels.step()
+        losses.append(float(loss))
         if j == outer - 1:
             break
         draws = derive(seed, 0, j, "train")
@@ -150,7 +152,7 @@ def slow_dc(
                 weights.zero_grad()
                 F.cross_entropy(network(x), labels[index]).backward()
                 weights.step()
-    return synthetic.detach()
+    return synthetic.detach(), sum(losses) / outer
 
 
 @pytest.mark.parametrize("norm", ["instance", "batch"])
@@ -173,11 +175,11 @@ def test_result_equals_the_algorithm_box(augment: DSA | None, norm: str, global_
         callback=states.append,
     )
     start = torch.randn(4, 1, 8, 8, generator=derive(seed, "init"), dtype=torch.float64)
-    want = slow_dc(real, start, build(convnet(norm), derive(seed, 0, "network")), 3, 2, augment, seed)
+    want, loss = slow_dc(real, start, build(convnet(norm), derive(seed, 0, "network")), 3, 2, augment, seed)
     torch.testing.assert_close(got.images, want)
     assert not torch.equal(got.images, start)
     assert got.labels.tolist() == [0, 0, 1, 1]
-    assert [p.step for p in states] == [1]
+    assert [(p.step, p.loss) for p in states] == [(1, pytest.approx(loss))]
 
 
 def test_matching_reduces_the_gradient_distance() -> None:
@@ -328,6 +330,15 @@ def test_batch_norm_uses_mixed_batch_statistics_for_any_chunk() -> None:
     assert bool(torch.isfinite(trained.images).all())
 
 
+def test_every_matching_step_takes_statistics_of_other_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Tensor] = []
+    monkeypatch.setattr(TrainedNetwork, "fix_statistics", lambda self, images: seen.append(images))
+    options = {"networks": RandomNetworks(convnet("batch")), "ipc": 1, "inner": InnerTraining((2, 0))}
+    gradient_matching(data([20, 17]), iterations=2, **options)
+    assert [len(x.unique(dim=0)) for x in seen] == [32] * 4
+    assert len({tuple(x.flatten(1).sum(1).sort().values.tolist()) for x in seen}) == 4
+
+
 def test_untracked_batch_norm_uses_mixed_batch_statistics() -> None:
     def untracked() -> nn.Module:
         network = convnet(norm="batch")()
@@ -349,7 +360,7 @@ def test_untracked_batch_norm_uses_mixed_batch_statistics() -> None:
     options["inner"] = InnerTraining((3, 2), lr=0.05, batch=3)
     frozen = FixedNetwork(build(untracked, 0))  # in eval mode, where it has no other statistics either
     fixed = gradient_matching(real, networks=frozen, batch_real=None, **options)
-    want = slow_dc(real, start, build(convnet("batch"), 0), 3, 2, None, seed)
+    want, _ = slow_dc(real, start, build(convnet("batch"), 0), 3, 2, None, seed)
     torch.testing.assert_close(fixed.images, want)
 
 

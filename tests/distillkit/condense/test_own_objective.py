@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from distillkit.augment import DSA
 from distillkit.condense import Progress, distribution_matching
 from distillkit.networks import RandomNetworks
+from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages, Tiles
 
 
@@ -32,13 +33,14 @@ def data() -> LabeledImages:
 
 
 def network(*, batch_statistics: bool = False) -> nn.Module:
-    norm = nn.BatchNorm2d(4, track_running_stats=not batch_statistics)
+    norm = nn.BatchNorm2d(4) if batch_statistics else nn.GroupNorm(2, 4)
     return nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)).double()
 
 
 def condense(**options: Any) -> LabeledImages:
     given: dict[str, Any] = {"networks": RandomNetworks(network), "ipc": 2, "steps": 4, "batch_real": 6, "lr": 0.3}
-    return distribution_matching(data(), **{**given, "progress": False, **options})
+    real = options.pop("real", data())
+    return distribution_matching(real, **{**given, "progress": False, **options})
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 3])
@@ -103,11 +105,12 @@ def test_a_loss_that_is_not_finite_stops() -> None:
         condense(match=lambda real, synthetic: synthetic.sum() * torch.nan)
 
 
-@pytest.mark.parametrize(("lr", "far"), [(1e-3, False), (1e3, True)])
-def test_pixels_far_outside_their_range_are_named_once(lr: float, *, far: bool) -> None:
+@pytest.mark.parametrize(("lr", "std", "far"), [(1e-3, 1.0, False), (1e3, 1.0, True), (10.0, 0.01, False)])
+def test_pixels_far_outside_their_range_are_named_once(lr: float, std: float, *, far: bool) -> None:
+    real = data().replace(normalization=Normalization((0.0,), (std,)))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        condense(match=push, steps=25, lr=lr)
+        condense(match=push, steps=25, lr=lr, real=real)
     found = [str(w.message) for w in said if "pixels range" in str(w.message)]
     assert len(found) == far
     assert all("distribution matching: after step 10" in text and "Lower lr=1000" in text for text in found)

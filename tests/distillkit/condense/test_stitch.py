@@ -114,14 +114,16 @@ def test_stored_images_are_read_by_rows(tmp_path: Path) -> None:
     one, two = (stitch(x, observer=trained_teacher(), ipc=2, pool=9) for x in (stored, stored.read()))
     assert torch.equal(one.images, two.images)
     assert one.info == two.info
-    with pytest.raises(TypeError, match="labels must be left out when images is a StoredImages"):
-        stitch(stored, data.labels, observer=trained_teacher())
+    for name, value in (("labels", data.labels), ("num_classes", 3), ("normalization", stored.normalization)):
+        with pytest.raises(TypeError, match=f"{name} must be left out when images is a StoredImages"):
+            stitch(stored, observer=trained_teacher(), **{name: value})
 
 
 def test_chunks_and_devices_do_not_change_the_choice() -> None:
     data, teacher = stripes(60), trained_teacher()
     one, two = (stitch(data, observer=teacher, ipc=2, chunk=chunk, device="cpu") for chunk in (None, 7))
     assert torch.equal(one.images, two.images)
+    assert torch.equal(one.images, stitch(data, observer=teacher.double(), ipc=2).images)
 
 
 def test_an_observer_at_the_level_of_chance_is_refused() -> None:

@@ -15,6 +15,7 @@ from distillkit.condense import (
     distribution_matching,
     gradient_matching,
     initial_images,
+    loops_for,
     random_subset,
 )
 from distillkit.evaluate import evaluate
@@ -109,6 +110,8 @@ def test_initial_images_shrink_real_ones_draw_noise_and_keep_a_tiled_set() -> No
     noise = initial_images(data, 2, init="noise", parametrize=TILES, generator=4)
     assert isinstance(noise, TiledImages)
     assert torch.equal(noise.stored, initial_images(data, 2, init="noise", generator=4).images)
+    condensed = condense("dc", init=made, iterations=0, inner=InnerTraining())
+    assert condensed.info["loops"] == list(loops_for(2))  # of stored images
     again = initial_images(data, 9, init=made, parametrize=TILES)
     assert isinstance(again, TiledImages)
     assert torch.equal(again.stored, made.stored)

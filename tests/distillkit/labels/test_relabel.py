@@ -156,7 +156,7 @@ def test_stored_classes_are_exact_however_many_classes_there_are(tmp_path: Path,
 
 def test_pruned_labels_replay_kept_epochs_and_draw_the_others() -> None:
     data = stripes(21)
-    online = protocol(Relabel(trained_teacher(), mix=CutMix()), epochs=12)
+    online = protocol(relabel := Relabel(trained_teacher(), mix=CutMix()), epochs=12)
     stored = stored_soft_labels(data, online, epochs=[7, 2], generator=0, progress=False)
     assert stored.epochs == (2, 7)
     options = online.view_options
@@ -166,6 +166,8 @@ def test_pruned_labels_replay_kept_epochs_and_draw_the_others() -> None:
     assert kept[2]
     assert not kept[7]
     assert 1 < sum(kept) < 11
+    rows = [torch.cat([y for _, y in r.batches(data.images, options, stored.seed, 7)]) for r in (stored, relabel)]
+    assert torch.equal(*rows)
     train(build(convnet, 0), data, replace(online, relabel=stored))
     for wrong in ([], [12], [-1]):
         with pytest.raises(ValueError, match="epochs"):

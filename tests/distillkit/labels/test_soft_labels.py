@@ -159,11 +159,13 @@ def test_rows_rounded_to_half_precision_are_renormalized() -> None:
     options = Protocol(epochs=2, batch=8)
     one, two = (train(build(convnet, 0), data.replace(labels=x), options) for x in (halved.labels, exact))
     assert torch.equal(weights(one), weights(two))
-    off = rows.clone()
-    off[3] *= 1.009
-    train(build(convnet, 0), data.replace(labels=off), options)
-    off[3] *= 1.011 / 1.009
-    refused(lambda: train(build(convnet, 0), data.replace(labels=off), options), ValueError, "must be probabilities")
+    for near, far in ((1.009, 1.011), (0.991, 0.989)):
+        off = rows.clone()
+        off[3] *= near
+        train(build(convnet, 0), data.replace(labels=off), options)
+        off[3] *= far / near
+        wrong = data.replace(labels=off)
+        refused(lambda wrong=wrong: train(build(convnet, 0), wrong, options), ValueError, "must be probabilities")
     negative = rows.clone()
     negative[0] = torch.tensor([1.5, -0.5, 0.0])
     with pytest.raises(ValueError, match="must be probabilities"):
