@@ -419,6 +419,7 @@ def test_zero_steps_return_the_initial_set_and_leave_inputs_unchanged() -> None:
     real, start = data(), data((1, 1, 1), seed=4)
     before, begun = real.images.clone(), start.images.clone()
     made = distribution_matching(real, networks=RandomNetworks(convnet), init=start, steps=0)
+    assert [made.info[name] for name in ("lr", "momentum", "batch_real")] == [1.0, 0.5, 256]  # DM's defaults
     assert torch.equal(made.images, start.images[start.labels.argsort()])
     assert made.info["loss"] is None
     distribution_matching(real, networks=RandomNetworks(convnet), init=start, steps=2, lr=0.1)

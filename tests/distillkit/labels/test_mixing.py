@@ -92,6 +92,7 @@ def test_probability_is_the_share_of_mixed_batches() -> None:
 @pytest.mark.usefixtures("global_rng_untouched")
 def test_mixup_averages_and_draws_from_the_generator_only() -> None:
     x = torch.randn(5, 1, 6, 6, generator=derive(0), dtype=torch.float64)
+    assert (CutMix(), Mixup()) == (CutMix(1.0, 1.0), Mixup(0.8, 1.0))  # the defaults of SRe2L
     mixed, partner, share = Mixup()(x, 3)
     assert torch.allclose(mixed, share * x + (1 - share) * x[partner], atol=1e-12)
     again = Mixup()(x + 1, 3)
