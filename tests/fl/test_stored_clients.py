@@ -148,7 +148,7 @@ def test_clients_with_shared_images_are_found_without_reading(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, _ = stored(source, tmp_path)
-    parts = [client.train for client in held]
+    parts = [client.train.replace(info={}, classes_given=True) for client in held]
     method = FedAvg(factory=Tiny, steps=2, batch=4, lr=0.05, weights="uniform")
     private, found = Filtered(method, ClientDP(1.0, 0.5, 1.0)), data_access(monkeypatch)
     with pytest.warns(UserWarning, match="clients 1 and 3 have the same images"):
