@@ -192,15 +192,17 @@ def test_refusals(runs: Path, tmp_path: Path) -> None:
         report(runs / "real", members=smaller, out=tmp_path)
     with pytest.raises(IncompatibleImages, match=r"non_members must be pixels in \[0, 1\]"):
         report(runs / "real", members=TRAIN, non_members=TEST.images, out=tmp_path)
-    other = TRAIN.renormalize(Normalization((0.5,), (0.5,)))
-    with pytest.raises(IncompatibleImages, match=r"members must be normalized as in the run, .*renormalize"):
-        report(runs / "real", members=other, non_members=TEST, network=convnet(10), out=tmp_path)
+    for name, data in (("members", TRAIN), ("non_members", TEST)):
+        other = {"members": TRAIN, "non_members": TEST, name: data.renormalize(Normalization((0.5,), (0.5,)))}
+        with pytest.raises(IncompatibleImages, match=rf"^{name} must be normalized as in the run, .*renormalize"):
+            report(runs / "real", **other, network=convnet(10), out=tmp_path)
     with pytest.raises(ValueError, match="non_members must be at least 20, got 5"):
         report(runs / "real", members=TRAIN, non_members=TEST[:5], out=tmp_path)
     with pytest.raises(ValueError, match="network must have the run's architecture"):
         report(runs / "real", **GIVEN, network=ConvNet((1, 16, 16), 10, width=8, depth=2), out=tmp_path)
-    with pytest.raises(ValueError, match="LabeledImages if a network is given"):
-        report(runs / "real", members=TRAIN.pixels(), non_members=TEST, network=convnet(10), out=tmp_path)
+    for unlabeled in ({"members": TRAIN.pixels()}, {"non_members": TEST.pixels()}):
+        with pytest.raises(ValueError, match="LabeledImages if a network is given"):
+            report(runs / "real", **{**GIVEN, **unlabeled}, network=convnet(10), out=tmp_path)
     refused(lambda: report(runs / "real", network=convnet, out=tmp_path), TypeError, "network must be an nn.Module")
     refused(lambda: report(runs / "real", print, out=tmp_path), TypeError, "pipeline must be")
     with pytest.raises(ValueError, match="started_from must hold at least one index of a member, 0 to 119"):

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from attacks import report
-from attacks.reporting._findings import Findings
+from attacks.reporting._findings import Findings, evaluate_scores, format_percent
 from attacks.reporting._recorded_run import RecordedRun
 from attacks.reporting._rendering import Section, Table
+from attacks.reporting._section_images import Records, membership_section
 from attacks.reporting._section_messages import ObservedData, adversary_section, class_section
 from attacks.reporting.privacy_claim import Audit, claim_section
 from attacks.reporting.similarity import record_scores
@@ -129,6 +130,23 @@ def test_updates_without_bounds_are_counted_and_others_shown() -> None:
     assert findings.leaks == ["its messages reveal with certainty whether a client holds a class in 50 % of all cases"]
 
 
+def test_what_several_messages_of_a_client_show_is_joined() -> None:
+    rise = torch.tensor([-0.5, 0.5])
+    seen = sent(updates=[(0, rise, None), (0, -rise, None)])
+    assert rows(class_section(folder(config=PLAIN, transcript=True), seen, Findings())) == [["0", "0, 1", "none", "0"]]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"optimizer": {"with": {"weight_decay": 0.1}}}, {"optimizer": "adam"}, {"objective": "MOON"}, {"phases": ["a"]}],
+    ids=str,
+)
+def test_bias_after_other_training_than_plain_sgd_is_not_read(options: dict[str, Any]) -> None:
+    recipe = {"object": "fl:FedAvg", "with": {"optimizer": "sgd", **options}}
+    run, seen = folder(config={**PLAIN, "recipe": recipe}, transcript=True), sent(updates=[(0, torch.zeros(2), 4)])
+    assert not rows(class_section(run, seen, Findings()))
+
+
 def test_bias_of_another_length_is_skipped() -> None:
     findings = Findings()
     section = class_section(
@@ -147,7 +165,9 @@ def test_update_without_information_is_no_finding() -> None:
 
 def test_only_the_first_twenty_clients_are_listed() -> None:
     updates = [(client, torch.tensor([-0.5, 0.5]), None) for client in range(23)]
-    section = class_section(folder(config=PLAIN, transcript=True), sent(updates=updates), Findings())
+    findings = Findings()
+    section = class_section(folder(config=PLAIN, transcript=True), sent(updates=updates), findings)
+    assert "in 50 % of all cases" in findings.leaks[0]
     assert [row[0] for row in rows(section)] == [str(client) for client in range(20)]
     assert "3 more clients are not shown" in words(section)
 
@@ -171,6 +191,17 @@ def test_rounds_of_one_image_have_a_distance_but_no_attack() -> None:
     both = record_scores([one, two], candidates)
     assert list(both) == ["distance", "nearest"]
     assert torch.equal(both["nearest"], record_scores([two], candidates)["nearest"])
+
+
+def test_the_largest_upper_end_of_all_attacks_is_stated() -> None:
+    whole = torch.arange(24)
+    for seed in range(5):
+        made, others = (Records(images(seed + step).images, whole, None) for step in (10, 20))
+        rounds, findings = [images(seed).images], Findings()
+        membership_section(ObservedData(rounds, [], [], {}), made, others, None, findings)
+        scores = [record_scores(rounds, records.pixels) for records in (made, others)]
+        highs = [evaluate_scores(scores[0][name], scores[1][name], 2)[1].tpr.high for name in scores[0]]
+        assert f"at most {format_percent(max(highs))} of" in findings.not_found[0]
 
 
 def test_images_without_outsiders_are_shown_and_not_scored(tmp_path: Path) -> None:

@@ -233,6 +233,7 @@ def test_cost_estimate_runs_one_shadow_and_keeps_it(tmp_path: Path) -> None:
     cost = estimate_cost(pipeline(counted), 6, out=tmp_path, workers=2)
     assert (cost.missing, cost.workers, len(calls)) == (5, 2, 1)
     assert cost.seconds == pytest.approx(3 * cost.each)
+    assert estimate_cost(pipeline(counted), 6, out=tmp_path).missing == 4
     run_shadows(pipeline(counted), 6, out=tmp_path, progress=False)
     assert len(calls) == 6
     done = estimate_cost(pipeline(counted), 6, out=tmp_path)

@@ -30,7 +30,7 @@ def released(folder: Path) -> None:
     """Write the content of Ganin's `mnist_m.tar.gz`."""
     for part, labels in LABELS.items():
         (folder / f"mnist_m_{part}").mkdir(parents=True)
-        names = [f"{i:08d}.png" for i in range(len(labels))]
+        names = [f"{i:08d}.png" for i in reversed(range(len(labels)))]
         for name, picture in zip(names, stored(part)):
             Image.fromarray(picture).save(folder / f"mnist_m_{part}" / name)
         lines = "".join(f"{name} {label}\n" for name, label in zip(names, labels))

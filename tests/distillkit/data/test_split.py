@@ -72,3 +72,13 @@ def test_a_column_of_floats_is_refused() -> None:
     data = slices(4, 2)
     with pytest.raises(TypeError, match="column 'patient' must be class indices"):
         split_by(data.replace(columns={"patient": torch.rand(8, generator=derive(0))}), "patient")
+
+
+def test_class_of_a_value_is_that_of_its_first_image() -> None:
+    first, pixels = torch.arange(40) % 2, torch.rand(80, 1, 2, 2, generator=derive(0))
+    chosen = [
+        split_by(LabeledImages(pixels, labels, columns={"id": torch.arange(40).repeat(2)}), "id").test.columns["id"]
+        for labels in (first.repeat(2), torch.cat([first, 1 - first]), torch.cat([first, first * 0]))
+    ]
+    assert torch.equal(chosen[0], chosen[1])
+    assert torch.equal(chosen[0], chosen[2])

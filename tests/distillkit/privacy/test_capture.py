@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -155,6 +156,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], type[Exception], str]]
     ),
     "own generator": (lambda m, x: x * torch.rand(4, generator=OWN), NotCapturable, "of its own"),
     "permutation": (lambda m, x: x[..., torch.randperm(4)], NotCapturable, "randperm"),
+    "global draws": (lambda m, x: x * random.random(), NotCapturable, "global random state"),
     "global NumPy draws": (numbered, NotCapturable, "global random state"),
     "foreign operator": (lambda m, x: peek(x), NotCapturable, "distillkit_tests.peek"),
     "conditional": (

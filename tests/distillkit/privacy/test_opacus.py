@@ -196,6 +196,13 @@ class Mixing(nn.Module):
         return x - x.mean(0) if self.training else x
 
 
+class Flip(nn.Module):
+    """Layer that reverses the order of the records, so that twice is a no-op."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flip(0)
+
+
 class Counting(nn.Module):
     """Layer that keeps a mean of the records."""
 
@@ -236,6 +243,7 @@ class Recurrent(nn.Module):
 REFUSED: dict[str, tuple[Callable[[], nn.Module], type[PrivacyError], str]] = {
     "batch norm": (lambda: flat(nn.BatchNorm1d(6)), BatchStatistics, r"layers 2 of .*without_batch_norm"),
     "mixing": (lambda: flat(Mixing()), BatchStatistics, "mixes the records"),
+    "mixed norms": (lambda: flat(nn.Sequential(Flip(), nn.Linear(6, 6), Flip())), BatchStatistics, "mixes the records"),
     "counting": (lambda: flat(Counting()), BatchStatistics, r"writes to the buffer 2\.mean"),
     "borrowed": (Borrowed, PrivacyError, r"layer\.weight"),
     "half": (lambda: flat(Half()), PrivacyError, "float16"),

@@ -20,6 +20,11 @@ def silent(*parameters: torch.Tensor, clip: float = 1.0) -> PrivateGradient:
     return PrivateGradient(parameters, sigma=0.0, clip=clip, denominator=1.0, secret=Secret(0))
 
 
+def test_inexact_norms_clip_more() -> None:
+    factors = silent(torch.zeros(1)).factors(torch.tensor([0.5, 2.0, math.inf]), precision=1e-3)
+    assert factors.tolist() == pytest.approx([1.0, 0.498, 0.0], rel=1e-6)
+
+
 def test_neighbouring_float32_sums_differ_by_at_most_one_clip() -> None:
     """The canary lifts a float32 sum above 2^20, where 0.0624 is rounded to 0; below, it is rounded up to 2^-4."""
     total = []

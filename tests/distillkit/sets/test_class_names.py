@@ -153,6 +153,8 @@ def test_datasets_and_loaders_give_names(tmp_path: Path) -> None:
     stored = open_folder(tmp_path / "pets", cache=tmp_path / "cache").train
     assert stored.class_names == stored[:2].class_names == stored.read([0]).class_names == NAMES
     assert stored.replace(num_classes=3).class_names == NAMES
+    assert (stored.classes_given, stored.replace(num_classes=3).classes_given) == (False, True)
+    assert stored.replace(labels=2 - stored.labels, num_classes=3).class_names == ()
     assert stored.replace(num_classes=4).class_names == ()
     assert load("digits").train.class_names == tuple("0123456789")
 

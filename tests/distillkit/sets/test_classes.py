@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from distillkit import LabeledImages
 from distillkit.rng import derive
-from distillkit.sets._class_index import class_indices, class_rows, random_rows
+from distillkit.sets._class_index import class_indices, class_labels, class_rows, random_rows
 from tests.refused import refused
 
 LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=30)
@@ -69,6 +69,13 @@ def test_classes_are_sorted_for_any_numbers(classes: list[int]) -> None:
 @pytest.mark.parametrize("classes", [[], [1, 1], [5], [-1], [True], [0.5], "01", 3])
 def test_unknown_classes_are_refused_by_name(classes: object) -> None:
     refused(lambda: class_indices(classes, 5), (TypeError, ValueError), "classes")
+
+
+@pytest.mark.parametrize("column", [torch.tensor([1, 1]), torch.ones(2), torch.ones(2, 1).long()], ids=repr)
+def test_only_a_column_of_indices_overrides_the_largest_entry(column: torch.Tensor) -> None:
+    soft = LabeledImages(torch.rand(2, 1, 2, 2, generator=derive(0)), torch.eye(2), columns={"class": column})
+    indices = column.ndim == 1 and column.dtype == torch.int64
+    assert torch.equal(class_labels(soft), column if indices else torch.arange(2))
 
 
 def test_label_rows_and_empty_sets_have_no_classes() -> None:

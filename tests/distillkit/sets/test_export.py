@@ -143,7 +143,7 @@ def test_a_folder_says_what_it_leaves_out(tmp_path: Path) -> None:
     assert torch.allclose(loaded.images, whitened.pixels(), atol=1 / 500)
     assert LabeledImages.load(data.export(tmp_path / "a.npz")).normalization == data.normalization
     with pytest.warns(UserWarning, match=r"leave out 50\.0% of the pixels, which lie outside \[0, 1\] and are clipped"):
-        some(images=torch.tensor([1.3, 0.5]).repeat(6, 8).view(6, 1, 4, 4)).export(tmp_path / "b")
+        some(images=torch.tensor([1.3, 1.003, 1.001, 0.5]).repeat(6, 4).view(6, 1, 4, 4)).export(tmp_path / "b")
     form = json.loads((tmp_path / "b" / "set.json").read_text(encoding="utf-8"))
     assert form["largest_error"] == pytest.approx(0.3, abs=1e-3)
 
@@ -193,7 +193,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "other soft label": (lambda f: edit(f / "labels.csv", ",0.2", ",0.3"), r"labels\.csv is damaged, changed"),
     "row outside": (lambda f: edit(f / "labels.csv", "ant/0", "../a"), r"labels\.csv is damaged, changed"),
     "extra picture": (lambda f: shutil.copy(f / "ant/0.png", f / "bee/9.png"), r"bee/9\.png does not belong"),
-    "extra picture above": (lambda f: shutil.copy(f / "ant/0.png", f / "9.png"), r"9\.png does not belong"),
+    "extra picture above": (lambda f: shutil.copy(f / "ant/0.png", f / "9.PNG"), r"9\.PNG does not belong"),
     "extra file": (lambda f: (f / "cat/a.txt").write_text("a", encoding="utf-8"), r"a\.txt does not belong"),
     "extra class": (lambda f: shutil.copytree(f / "ant", f / "dog"), r"0\.png does not belong .*2 such files"),
     "picture deleted": (lambda f: (f / "cat/5.png").unlink(), r"cat/5\.png is missing"),

@@ -88,6 +88,7 @@ ENDED: dict[str, Callable[[LabeledImages], LabeledImages]] = {
     "images": lambda s: s.replace(images=torch.rand(len(s), 1, 8, 8)),
     "labels": lambda s: s.replace(labels=1 - s.labels),
     "column": lambda s: s.replace(columns={"logits": torch.rand(len(s), 2)}),
+    "changed column": lambda s: s._with(columns={"y": s.labels}).replace(columns={"y": 1 - s.labels}),
     "measured": lambda s: s.renormalize(MEASURED),
     "relabel as measured": lambda s: s.replace(normalization=MEASURED),
     "stored images": lambda s: Tiles(2).pack(s).with_stored(torch.rand(2, 1, 8, 8)),
@@ -156,9 +157,9 @@ def test_equal_entries_stay_and_later_ones_reach_the_provenance() -> None:
     a, b = (make({"dataset": "x", "publishes": text, "client": k}, k) for k, text in enumerate(("pixels; m", "labels")))
     both = LabeledImages.concatenate([a, b])
     assert both.info == {"dataset": "x", "publishes": "pixels; m; labels", "provenance": [a.info, b.info]}
-    renamed = both.replace(info=both.info | {"round": 3})
+    renamed = both.replace(info=both.info | {"round": 3, "client": 2})
     entries = LabeledImages.concatenate([renamed, a]).info["provenance"]
-    assert entries == [{"round": 3, **a.info}, {"round": 3, **b.info}, a.info]
+    assert entries == [{**a.info, "round": 3, "client": 2}, {**b.info, "round": 3, "client": 2}, a.info]
 
 
 def test_every_entry_of_a_guarantee_is_known() -> None:

@@ -196,6 +196,8 @@ def test_shape_mean_std_and_counts(data: LabeledImages) -> None:
     for c in range(data.num_classes):
         own = data.labels[:, c] > 0.5 if data.labels.ndim == 2 else data.labels == c
         assert int(counts[c]) == int(own.sum())
+    halves = LabeledImages(torch.zeros(2, 1, 4, 4), torch.tensor([[0.5, 0.6], [0.5, 0.4]]), normalization=HALF)
+    assert halves.counts().tolist() == [0, 1]
 
 
 def test_repr_shows_the_content() -> None:
@@ -386,6 +388,10 @@ def test_as_set_refuses_contradictions() -> None:
     refused(lambda: as_set(data, num_classes=3), ValueError, "num_classes=3, but the set has 2")
     with pytest.raises(ValueError, match=r"normalization is mean \(0\.5\) .*, but the set's is pixels"):
         as_set(data, normalization=HALF)
+    overwritten = LabeledImages(X.clone(), Y)
+    overwritten.images[1] = torch.nan
+    with pytest.raises(ValueError, match="finite"):
+        as_set(overwritten)
 
 
 def test_set_records_whether_its_class_count_was_given(tmp_path: Path) -> None:
