@@ -220,5 +220,7 @@ def _reduced_precision(tensors: Sequence[Tensor]) -> Iterator[tuple[str, bool]]:
     for kind in {t.device.type for t in tensors}:
         yield f"torch.autocast({kind!r})", torch.is_autocast_enabled(kind)
     backends: Any = torch.backends
-    yield "torch.backends.mkldnn.matmul.fp32_precision", backends.mkldnn.matmul.fp32_precision in _REDUCED
+    for kind in ("matmul", "conv"):
+        precision = getattr(backends.mkldnn, kind).fp32_precision
+        yield f"torch.backends.mkldnn.{kind}.fp32_precision", precision in _REDUCED
     yield "torch.backends.cuda.matmul.fp32_precision", backends.cuda.matmul.fp32_precision in _REDUCED

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from distillkit._utils import check
 from distillkit._utils.eval_mode import preserve_modes
+from distillkit.privacy.capture._captured_function import require_plain
 from distillkit.privacy.errors import BatchStatistics, NotCapturable, NotSeparable, PrivacyError
 from distillkit.privacy.gradients.per_example import (
     ExampleGradients,
@@ -94,6 +95,7 @@ class OpacusGradients:
         own = dict(self._twin.named_parameters())
         self._own = [own[name] for name in self._trained]
         self._device = self._own[0].device
+        require_plain([*self._own, *like], f"the network {self._name}")
         _refuse_unsupported(self._twin, self._name)
         wrapper = GradSampleModuleFastGradientClipping if ghost else GradSampleModule
         try:
@@ -119,6 +121,7 @@ class OpacusGradients:
             private, examples, generator: arguments of `ExampleGradients.add_to`.
         """
         count = len(examples[0])
+        require_plain([*self._trained.values(), *examples], f"the network {self._name}")
         if not count:
             return
         for own, parameter in zip(self._own, self._trained.values()):
@@ -283,7 +286,7 @@ class OpacusGradients:
             )
 
     def _refuse_different(self, rows: Sequence[Tensor], noise: Sequence[Tensor]) -> None:
-        norms = torch.stack([r.flatten(1).double().norm(dim=1) for r in rows]).norm(dim=0)
+        norms = torch.stack([r.reshape(_RECORDS, -1).double().norm(dim=1) for r in rows]).norm(dim=0)
         names = list(self._trained)
         if self._ghost:
             self._forward(noise).sum().backward()

@@ -78,7 +78,7 @@ class PrivateGradient:
             grad_samples: gradients of n examples: one tensor [n, *parameter.shape] per parameter, in the order of
                 `parameters`.
         """
-        flat = [g.flatten(1) for g in grad_samples]
+        flat = [g.reshape(len(g), p.numel()) for g, p in zip(grad_samples, self._parameters, strict=True)]
         norms = [torch.linalg.vector_norm(block, dim=1) for g in flat for _, block in _in_blocks(g)]
         norm = torch.stack(norms).norm(dim=0)
         finite = torch.isfinite(norm)

@@ -359,17 +359,24 @@ def test_results_that_their_inputs_do_not_determine_are_refused(
     train(First(torch.func.vmap(torch.flatten)), toy_set)
 
 
-@pytest.mark.parametrize("state", ["autocast", "inference", "precision"])
-def test_ambient_states_that_change_the_arithmetic_are_refused(toy_set: LabeledImages, state: str) -> None:
+@pytest.mark.parametrize("gradients", ["captured", "opacus", "opacus-ghost"])
+@pytest.mark.parametrize("state", ["autocast", "inference", "precision", "convolution"])
+def test_ambient_states_that_change_the_arithmetic_are_refused(
+    toy_set: LabeledImages, state: str, gradients: str
+) -> None:
     with contextlib.ExitStack() as stack:
-        if state == "precision":
+        if state == "convolution":
+            convolution: Any = torch.backends.mkldnn.conv  # type: ignore[attr-defined]
+            stack.callback(setattr, convolution, "fp32_precision", convolution.fp32_precision)
+            convolution.fp32_precision = "bf16"
+        elif state == "precision":
             stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
             torch.set_float32_matmul_precision("medium")
         elif state == "autocast":
             stack.enter_context(torch.autocast("cpu"))
         else:
             stack.enter_context(torch.inference_mode())
-        refused(lambda: train(linear(), toy_set), PrivacyError, "is active")
+        refused(lambda: train(linear(), toy_set, gradients=gradients), PrivacyError, "is active")
 
 
 def test_unsupported_models_are_refused() -> None:

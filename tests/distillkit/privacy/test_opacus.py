@@ -34,9 +34,9 @@ OPACUS = ["opacus", "opacus-ghost"]
 class Scaled(nn.Module):
     """Layer with a parameter of its own, for which Opacus has no special rule."""
 
-    def __init__(self) -> None:
+    def __init__(self, scale: Tensor) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.linspace(1, 3, 6))
+        self.scale = nn.Parameter(scale)
 
     def initialize(self, generator: torch.Generator) -> None:
         """Keep the scale."""
@@ -75,8 +75,9 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: flat(nn.ReLU(inplace=True)),
     "convolutions": convolutions,
     "rows": Rows,
-    "own": lambda: flat(Scaled()),
+    "own": lambda: flat(Scaled(torch.linspace(1, 3, 6))),
     "frozen": frozen,
+    "temperature": lambda: flat(Scaled(torch.tensor(2.0))),
     "frozen batch norm": lambda: flat(nn.BatchNorm1d(6).requires_grad_(False).eval()),
     "dropout off": lambda: flat(nn.Dropout(0.0)),
 }
