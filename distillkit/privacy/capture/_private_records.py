@@ -151,14 +151,16 @@ class PrivateRecords:
         if shape not in self._codes:
             from scipy.spatial import cKDTree
 
-            projection = torch.randn(shape.numel(), _CODE, generator=derive(0, "codes"))
-            codes = torch.cat([_scaled(part) @ projection for part in images.detach().cpu().split(512)])
+            projection = torch.randn(shape.numel(), _CODE, generator=derive(0, "codes"), dtype=torch.float32)
+            with torch.autocast("cpu", enabled=False):
+                codes = torch.cat([_scaled(part) @ projection for part in images.detach().cpu().split(512)])
             self._codes[shape] = projection, cKDTree(codes.numpy())
         projection, tree = self._codes[shape]
         for part in (part for view in views for part in view.detach().cpu().split(4096)):
             rows = _scaled(part)
             used = rows.norm(dim=1) > 0.5
-            near = tree.query_ball_point((rows[used] @ projection).numpy(), _NEAR)
+            with torch.autocast("cpu", enabled=False):
+                near = tree.query_ball_point((rows[used] @ projection).numpy(), _NEAR)
             for row, found in zip(rows[used], near):
                 if found and float((_scaled(images[found].detach().cpu()) - row).norm(dim=1).min()) < _SAME:
                     return True

@@ -17,7 +17,7 @@ from distillkit.networks.samplers import NetworkSampler
 from distillkit.privacy._public_noise import public_noise
 from distillkit.privacy.accounting.planning import resolve_sigma
 from distillkit.privacy.capture._captured_function import capture
-from distillkit.privacy.capture._private_records import apart_from_records
+from distillkit.privacy.capture._private_records import Untouched, active_records, apart_from_records
 from distillkit.privacy.condensation.condensation_options import EmbeddingNetworks
 from distillkit.privacy.condensation.public_embedders import PublicEmbedder, PublicEmbedders
 from distillkit.privacy.condensation.separable import SeparableLoss, require_separable, squared_distance
@@ -171,7 +171,8 @@ def image_sgd(
         rate: sample rate: the probability with which each record takes part in a step.
         steps, lr, momentum: number of steps, learning rate and momentum of SGD. All steps are charged before the first
             step. Use a smaller learning rate than for distribution matching without noise.
-        callback: function that is called as `callback(step, gradient)` with every released gradient [K, ipc, C, H, W].
+        callback: function that is called as `callback(step, gradient)` with a copy of every released gradient
+            [K, ipc, C, H, W]. It may not use the private images.
 
     Returns:
         The synthetic set. As for `condense_private`, its `info` contains the guarantee.
@@ -210,7 +211,7 @@ def image_sgd(
     )
     account.ledger.assume("image_sgd")
     account.spend("image_sgd", sigma, rate=rate, count=steps)
-    velocity = torch.zeros_like(start).view_as(synthetic)
+    velocity, records = torch.zeros_like(start).view_as(synthetic), active_records()
     width = real.images.new_zeros(0, embedders.dim)
     with bar(steps, "private image steps", progress=progress) as shown:
         for step in range(steps):
@@ -223,7 +224,8 @@ def image_sgd(
                 private.add([grads])
             (gradient,) = private.take()
             if callback is not None:
-                callback(step, gradient)
+                with Untouched(records, "the callback", shape=True):
+                    callback(step, gradient.clone())
             velocity.mul_(momentum).add_(gradient)
             with torch.no_grad():
                 synthetic.sub_(velocity, alpha=lr)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from distillkit.networks import ConvNet, FixedNetwork, KeepInit, NetworkBall, NetworkSampler, RandomNetworks
 from distillkit.normalization import Normalization
 from distillkit.privacy import (
+    Account,
     Ledger,
     NotCapturable,
     PrivacyError,
@@ -178,6 +179,21 @@ def test_optimizer_that_reads_records_is_refused() -> None:
         train(Holding(), Ledger(), optimizer=lambda p: Reading(p, lr=0.1))
 
 
+def test_callback_cannot_add_records_to_a_release() -> None:
+    def run(callback: Callable[[int, Tensor], Any]) -> Tensor:
+        account, networks = (
+            Account(Ledger(), secret=0),
+            RandomNetworks(lambda: ConvNet(DATA.shape, 3, width=2, depth=1)),
+        )
+        return image_sgd(
+            DATA, size=10, sigma=1.0, networks=networks, steps=1, ipc=1, ledger=account, callback=callback
+        ).images
+
+    torch.testing.assert_close(run(lambda step, gradient: gradient.zero_()), run(lambda step, gradient: None))
+    with pytest.raises(NotCapturable, match="the callback uses the records"):
+        run(lambda step, gradient: gradient.add_(DATA.images.mean()))
+
+
 def test_client_whose_network_holds_its_records_fails() -> None:
     """The graph that another client captured is compared with the records of this client, too."""
     clients = [DATA, PARENT[10:]]
@@ -194,7 +210,12 @@ def test_client_whose_network_holds_its_records_fails() -> None:
 def test_contents_are_compared_up_to_contrast_and_rounding(side: int) -> None:
     images = torch.rand(9, 3, side, side, generator=derive(2))
     records = PrivateRecords([images], content=True)
-    assert records.contain(images[4].bfloat16())
+    default = torch.get_default_dtype()
+    try:  # another default number type changes nothing
+        torch.set_default_dtype(torch.float64)
+        assert records.contain(images[4].bfloat16())
+    finally:
+        torch.set_default_dtype(default)
     assert not records.contain(torch.rand(300, 3, side, side, generator=derive(3)))
     assert not records.contain(torch.zeros(2, 3, side, side))
     assert records.contain(2 * images[:2].double() - 1) == (side == 4)
