@@ -25,6 +25,17 @@ _SMALL_MAP = 16
 _RESIZING = ("resize", "resize_as", "_resize_output", "set")
 """Operators that change the memory of a tensor."""
 
+_UNCHECKED = ("segment_reduce", "_segment_reduce_backward")
+"""Operators whose integer inputs PyTorch does not compare with the size of a tensor."""
+
+_GRIDS = {
+    aten.grid_sampler_2d.default: 1,
+    aten.grid_sampler_3d.default: 1,
+    aten.grid_sampler_2d_backward.default: 2,
+    aten.grid_sampler_3d_backward.default: 2,
+}
+"""Operators that read at the places of a grid -> position of the grid among the arguments."""
+
 Draw = Callable[[int, torch.Generator], Tensor]
 """Function that draws a random input for n records from a generator."""
 
@@ -151,6 +162,12 @@ def _violation(node: Node, bases: dict[Node, str]) -> Violation | None:
                 )  # fmt: skip
             if returned & argument.alias_info.before_set or "*" in argument.alias_info.after_set:
                 bases[node] = bases[one]  # a view, or a list of views
+    if _functional_name(target).split(".")[0] in _UNCHECKED:
+        return Violation(
+            target, NotCapturable,
+            f" uses {target}{{line}}, which does not check its indices and may use the memory of other records; use "
+            "sums over a mask, gather or scatter",
+        )  # fmt: skip
     if _functional_name(target).split(".")[0] in _RESIZING:
         return Violation(
             target, NotCapturable,
@@ -313,6 +330,8 @@ def for_batches(graph: GraphModule, function_name: str) -> None:
             _replace_embedding(graph, node)
         elif node.target in (aten.as_strided.default, aten.as_strided_scatter.default):
             _replace_strided(graph, node, function_name)
+        elif node.target in _GRIDS:
+            _replace_grid(graph, node)
         elif node.target is aten.convolution_backward.default:
             _replace_weight_gradient(graph, node)
         elif node.target is aten.native_group_norm_backward.default:
@@ -391,6 +410,15 @@ def _replace_embedding(graph: GraphModule, node: Node) -> None:
     new.meta["val"] = node.meta["val"]
     node.replace_all_uses_with(new)
     graph.graph.erase_node(node)
+
+
+def _replace_grid(graph: GraphModule, node: Node) -> None:
+    """Let a grid sampler use place 0 where its grid is not finite, where PyTorch accesses memory outside the image."""
+    place = _GRIDS[node.target]  # type: ignore[index]
+    with graph.graph.inserting_before(node):
+        grid = graph.graph.call_function(aten.nan_to_num.default, (node.args[place], 0.0, 0.0, 0.0))
+    grid.meta["val"] = node.args[place].meta["val"]  # type: ignore[union-attr]
+    node.update_arg(place, grid)
 
 
 def _replace_weight_gradient(graph: GraphModule, node: Node) -> None:

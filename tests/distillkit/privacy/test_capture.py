@@ -158,6 +158,12 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], type[Exception], str]]
     "permutation": (lambda m, x: x[..., torch.randperm(4)], NotCapturable, "randperm"),
     "global draws": (lambda m, x: x * random.random(), NotCapturable, "global random state"),
     "global NumPy draws": (numbered, NotCapturable, "global random state"),
+    "unchecked lengths": (
+        lambda m, x: torch.segment_reduce(
+            x.flatten(1), "sum", lengths=x.flatten(1)[:, :4].long(), axis=1, unsafe=True
+        ).repeat(1, 4),
+        NotCapturable, "does not check its indices",
+    ),
     "foreign operator": (lambda m, x: peek(x), NotCapturable, "distillkit_tests.peek"),
     "conditional": (
         lambda m, x: torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - 1, (x,)), NotCapturable, "",
@@ -189,6 +195,12 @@ ONE_CLIP: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "gate": gated,
     "autograd function": lambda m, x: Custom.apply(x),
     "dropout": lambda m, x: F.dropout(x, 0.5),
+    "grid that is not finite": lambda m, x: F.grid_sample(
+        x * m.classifier.weight.sum(),
+        torch.where(x > 2.9, torch.nan, x).view(-1, 4, 2, 2),
+        padding_mode="border",
+        align_corners=True,
+    ).repeat(1, 1, 1, 2),
 }
 
 
