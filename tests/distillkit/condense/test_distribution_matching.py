@@ -191,7 +191,9 @@ def test_state_of_another_call_is_refused_by_name() -> None:
         run("FedDM", resume=states[0], ipc=1)
     with pytest.raises(ValueError, match="already done 5 steps, but steps=4"):
         run("DM", resume=states[-1], steps=4)
-    assert torch.equal(run("DM", resume=states[-1]).images, states[-1]["images"])
+    done = run("DM", resume=states[-1])
+    assert torch.equal(done.images, states[-1]["images"])
+    assert done.info["loss"] == float(states[-1]["loss"])
 
 
 def test_state_of_other_data_or_another_network_is_refused_by_name() -> None:

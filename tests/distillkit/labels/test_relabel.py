@@ -196,6 +196,7 @@ def test_records_hold_a_teacher_by_fingerprint_and_path(tmp_path: Path) -> None:
     result = evaluate(data, data, convnet, num_networks=1, protocol=options, real=stripes(90, 4))
     assert [row.labels for row in result.rows] == ["per view", "per view"]
     record = json.loads(json.dumps(result.record()))["protocol"]["relabel"]
+    assert record["scale_loss"] is False
     assert record["teacher"]["path"] == "teacher.pt"
     assert record["teacher"]["class"] == "ConvNet"
     twin = copy.deepcopy(teacher)
