@@ -79,7 +79,7 @@ def assert_pixels(data: Any, which: list[int] | None = None) -> None:
     which = list(range(6)) if which is None else which
     assert torch.equal(data.images, PIXELS[which].float() / 255)
     assert data.labels.tolist() == [LABELS[i] for i in which]
-    assert (data.num_classes, data.classes_given, data.normalization) == (3, True, IDENTITY)
+    assert (data.num_classes, data.classes_given, data.normalization) == (3, False, IDENTITY)
 
 
 @pytest.mark.parametrize("kind", [None, "torch"])
