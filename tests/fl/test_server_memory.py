@@ -302,27 +302,6 @@ def test_damaged_run_files_are_refused_by_file_name(damage: bytes, tmp_path: Pat
         require_same(tmp_path, {"seed": 0})
 
 
-def test_folder_of_the_first_format_is_converted(tmp_path: Path) -> None:
-    """Memory files were named by round; those of uncommitted rounds are left out."""
-    store = Store(tmp_path)
-    first = MemoryStore(store.memories)
-    for client, number in ((4, "9"), (4, "10"), (4, "11"), (5, "11")):
-        first.stage(client, number, memory(float(number)))
-    for number in range(1, 11):
-        store.append({"round": number})
-    store.commit(10, "run", memory(0.0), {})
-    for _ in range(2):  # the second time from the records that the first wrote
-        found = Store(tmp_path).restore("run")
-        assert found is not None
-        assert found.changes == [{"4": {"memory": "10"}}]
-    index = ClientCacheIndex()
-    index.restore(found.changes[0])
-    first.restore(index.versions())
-    assert first.load(4, index.record(4).memory)[FedAvg.samples] == 10.0
-    assert client_data(first, 4, "9", "10", "11") == ["9", "10"]
-    assert client_data(first, 5, "11") == []
-
-
 def test_history_stores_each_name_and_equal_numbers_once() -> None:
     """With thousands of clients a round, the bytes they sent are most of a run's rows."""
     rows = []
