@@ -66,9 +66,9 @@ class PowerAnalysis:
             )
         if len(found := set(pilot.values())) == 1:
             raise ValueError(f"differences must differ between seeds, but all {len(pilot)} are {found.pop()}")
-        most = max(map(abs, (check.real_number(self.effect, "effect"), *pilot.values())))
+        most = max(map(abs, (check.real_number(self.effect, "effect", above=0.0), *pilot.values())))
         if unit_of(self.column, []).name == "%" and most > 1:
-            name = "effect" if most == abs(self.effect) else "differences"
+            name = "effect" if most == self.effect else "differences"
             raise ValueError(
                 f"{name} must be in the unit of {self.column}, a fraction of at most 1, got {most:g}; for three "
                 "percentage points pass 0.03"
