@@ -715,6 +715,7 @@ CALLS: dict[str, Call] = {
         messages=lambda: {"a": Gradient.of(made(), data().images[:3], LABELS[:3])},
         images=lambda: data().images[:3],
         labels=lambda: LABELS[:3],
+        normalization=HALF,
         steps=2,
     ),
     "DefendedMessage": C(

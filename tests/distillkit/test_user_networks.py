@@ -103,7 +103,7 @@ def test_component_runs_on_user_defined_networks(component: str, network: str) -
 def test_evaluation_selection_and_priors_run_on_user_defined_networks(network: str) -> None:
     make, shape = FOREIGN[network]
     real, net = data(shape), split(build(make, 0).eval())
-    result = evaluate(real, real, make, num_networks=1, protocol=Protocol(epochs=1, batch=6), real=real)
+    result = evaluate(real[:4], real, make, num_networks=1, protocol=Protocol(epochs=1, batch=4), real=real)
     assert 0 <= result.accuracy <= 1
     with torch.no_grad():
         embedding = net.features(real.images)
