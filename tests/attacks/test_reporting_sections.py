@@ -205,7 +205,7 @@ def test_the_largest_upper_end_of_all_attacks_is_stated() -> None:
 
 
 def test_images_without_outsiders_are_shown_and_not_scored(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "config.json").write_text('{"format": "distillkit.run/2"}', encoding="utf-8")
     made, network = images(1), ConvNet((1, 8, 8), 2, width=2, depth=1)
     made[:6].save(tmp_path / "set.safetensors")
     found = report(tmp_path, members=made, network=network)

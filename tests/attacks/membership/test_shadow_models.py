@@ -438,7 +438,7 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: drawn(0).target(0, "set"), "scorer must be one of 'model', got 'set'"),
     (lambda: leave_one_out(drawn(0), fpr=0.01), "fpr must be at least 1/30, one false positive among a target's"),
     (lambda: leave_one_out(drawn(0, count=4), fpr=0.1), "shadows must be at least three pairs, .* got 4"),
-    (lambda: run_shadows(pipeline(), 4, out=3), "out must be the path of a folder, got int"),  # type: ignore[arg-type]
+    (lambda: run_shadows(pipeline(), 4, out=3), "out must be a path, as a string or a pathlib.Path, got int"),  # type: ignore[arg-type]
     (lambda: leave_one_out(drawn(0), {}, fpr=0.1), "attacks must hold at least one attack"),
     (lambda: leave_one_out(drawn(0), {"a": lambda: None}, fpr=0.1), r"attacks\['a'\] is called as"),
     (
