@@ -63,7 +63,7 @@ def check_test_images(test: LabeledImages | StoredImages, training: Mapping[str,
                 "training images; pass images that were not used for training"
             )
         made = test.info.get("method")
-        few = len(test) <= 10 * test.num_classes
+        few = len(test) <= min(10 * test.num_classes, len(data) / 5)
         if name == "data" and found < len(test) < len(data) and (few or made):
             by = f", made by {made!r}," if made else ""
             warn(
