@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from unittest.mock import patch
@@ -26,6 +26,7 @@ from distillkit.privacy import (
     per_example_gradients,
 )
 from distillkit.privacy.capture import _captured_function
+from distillkit.privacy.condensation import public_embedders
 from distillkit.rng import derive
 from distillkit.training import accuracy
 from tests.benchmarks import plain
@@ -156,7 +157,17 @@ def image_steps(s: Sizes) -> Race:
         step, sigmas = plain.private_images(plain.plain(network), synthetic, *data, clip=1.0), noises()
         return lambda: step(next(sigmas))
 
-    return Race(ours, begun)
+    return Race(ours, begun, lambda convolutions: noted(lambda: ours(1, lambda: None), convolutions))
+
+
+def noted(step: Callable[[], object], convolutions: Convolutions) -> None:
+    """Record the convolutions of a private step, which refuses modes such as the recorder."""
+    with (
+        patch.object(_captured_function, "require_plain"),
+        patch.object(public_embedders, "require_plain"),
+        convolutions,
+    ):
+        step()
 
 
 def noises() -> Iterator[float]:
@@ -209,9 +220,8 @@ def private_training(s: Sizes) -> Race:
         step, sigmas = plain.opacus(plain.plain_classifier(convnet(s, s.private_width)), *data), noises()
         return lambda: step(next(sigmas))
 
-    def noted(convolutions: Convolutions) -> None:
-        with patch.object(_captured_function, "require_plain"), convolutions:  # which refuses modes such as this one
-            for x, y in zip(data[0].split(chunk), data[1].split(chunk)):
-                rows_for(x, y)
+    def rows() -> None:
+        for x, y in zip(data[0].split(chunk), data[1].split(chunk)):
+            rows_for(x, y)
 
-    return Race(ours, begun, noted)
+    return Race(ours, begun, lambda convolutions: noted(rows, convolutions))
