@@ -65,7 +65,8 @@ class _Operations(TorchDispatchMode):
             shapes = [(tuple(t.shape), "second" if on_second_device(t) else "CPU") for t in given]
             raise Mixed(f"{name} takes tensors of both devices: {shapes}")
         target = device == DEVICE or (device is None and inputs)
-        if device is not None and name not in COPIES and (_inside.active or torch._C._current_graph_task_id() != -1):
+        backward = torch._C._current_graph_task_id() != -1  # where a cast names the device, too
+        if device is not None and (backward or (name not in COPIES and _inside.active)):
             target = inputs if given else True  # by PyTorch itself, on the device that it reads off another tensor
         if kwargs.get("generator") is not None and (target or inputs):
             raise Mixed(f"{name} draws on the second device with a generator of the CPU")

@@ -127,6 +127,10 @@ def test_emulated_device_follows_the_rules_of_cuda() -> None:
         net(far).sum().backward()
         assert net.weight.grad is not None
         assert {net.weight.device, net.weight.grad.device, copy.deepcopy(net).weight.device} == {DEVICE}
+        leaf = far.clone().requires_grad_()
+        for cast in (leaf.double().to(leaf.dtype), leaf.double().square().float()):
+            (gradient,) = torch.autograd.grad((leaf * cast).sum(), leaf)
+            assert gradient.device == DEVICE
         for wrong in (
             lambda: far + near,
             lambda: near + far.sum(),
@@ -179,7 +183,6 @@ ALONE = {
     "addons/fedgen.py": "labels drawn for the generator",
     "addons/shared_image.py": "pictures that were given as an option",
     "addons/vfa.py": "one blank image, to see how long an embedding is",
-    "methods/summed_feddm.py": "noise that is drawn on the CPU",
 }
 """The only files of algorithms that say where a tensor lies, and which tensors of their own they make."""
 
