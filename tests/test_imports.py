@@ -25,6 +25,8 @@ LEAVES = ("_utils", "rng", "chunking", "locking")
 """Modules and packages of `distillkit` that only import each other."""
 VALUES = ("sets", "normalization")
 """Value types that components exchange."""
+SANITY_CHECKS = "_sanity_checks"
+"""Warnings and errors that components share; the module imports only leaves and value types."""
 
 
 class Import(NamedTuple):
@@ -82,11 +84,11 @@ def component(module: str) -> str:
 
 
 def strays_of_attacks(found: Iterator[Import] | list[Import]) -> list[Import]:
-    """Return the imports that attacks may not make: all but leaves, losses and the value types of a set.
+    """Return the imports that attacks may not make: all but leaves, losses, sanity checks and value types of a set.
 
     The report on a privacy claim may read the ledger, because it computes epsilon again.
     """
-    allowed = {"attacks", *(f"distillkit.{name}" for name in (*LEAVES, *VALUES, "losses"))}
+    allowed = {"attacks", *(f"distillkit.{name}" for name in (*LEAVES, *VALUES, "losses", SANITY_CHECKS))}
     ledger = Import("attacks.reporting.privacy_claim", "distillkit.privacy", "Ledger")
     own = [one for one in found if one.by.split(".")[0] == "attacks" and one != ledger]
     return [one for one in own if not {one.module.split(".")[0], component(one.module)} & allowed]
@@ -128,6 +130,12 @@ def test_leaves_only_import_leaves() -> None:
     ours = [one for one in everything() if component(one.by) in {f"distillkit.{leaf}" for leaf in LEAVES}]
     assert {one.by for one in ours}
     assert [one for one in ours if component(one.module).removeprefix("distillkit.") not in LEAVES] == []
+
+
+def test_sanity_checks_only_import_leaves_and_value_types() -> None:
+    ours = [one for one in everything() if component(one.by) == f"distillkit.{SANITY_CHECKS}"]
+    assert {one.by for one in ours}
+    assert [one for one in ours if component(one.module).removeprefix("distillkit.") not in (*LEAVES, *VALUES)] == []
 
 
 def test_components_only_import_exported_names_of_others() -> None:
