@@ -10,7 +10,15 @@ from torch.func import functional_call
 
 from distillkit._utils import check
 
-__all__ = ["check_bias", "check_layer", "check_tensors", "check_update", "compute_logits", "copy_state"]
+__all__ = [
+    "check_bias",
+    "check_layer",
+    "check_tensors",
+    "check_update",
+    "compute_logits",
+    "copy_state",
+    "require_message",
+]
 
 
 _WEIGHTS, _LEAST = 0.9, 100
@@ -112,3 +120,23 @@ def compute_logits(network: nn.Module, images: Tensor, parameters: Mapping[str, 
     if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(images):
         raise ValueError(f"network must give logits [N, K], got {list(getattr(out, 'shape', ()))}")
     return out
+
+
+_PARTS = ("observed", "ordered", "replay", "count_classes", "read_labels")
+
+
+def require_message(message: object, name: str) -> None:
+    """Check that a value implements `ObservedMessage`.
+
+    Args:
+        message: value to check.
+        name: name of the argument, for error messages.
+
+    Raises:
+        TypeError: a member of the protocol is missing, or the value is a class.
+    """
+    missing = [part for part in _PARTS if not hasattr(message, part)]
+    if missing or isinstance(message, type):
+        got = f"the class {message.__name__}" if isinstance(message, type) else type(message).__name__
+        lacks = f", which has no {', '.join(missing)}" if len(missing) < len(_PARTS) and missing else ""
+        raise TypeError(f"{name} must be an ObservedMessage, such as Gradient(network, gradients), got {got}{lacks}")

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from attacks.inversion.observation import ObservedMessage, require_message
+from attacks.inversion._inputs import require_message
+from attacks.inversion.observation import ObservedMessage
 from attacks.inversion.reconstruction import invert_message
 from attacks.matching import align, match
 from attacks.metrics import psnr

@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from attacks.inversion._inputs import check_tensors
-from attacks.inversion.observation import ObservedMessage, require_message
+from attacks.inversion._inputs import check_tensors, require_message
+from attacks.inversion.observation import ObservedMessage
 from distillkit._utils import check
 from distillkit.rng import derive
 

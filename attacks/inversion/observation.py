@@ -60,26 +60,6 @@ class ObservedMessage(Protocol):
         ...
 
 
-_PARTS = ("observed", "ordered", "replay", "count_classes", "read_labels")
-
-
-def require_message(message: object, name: str) -> None:
-    """Check that a value implements `ObservedMessage`.
-
-    Args:
-        message: value to check.
-        name: name of the argument, for error messages.
-
-    Raises:
-        TypeError: a member of the protocol is missing, or the value is a class.
-    """
-    missing = [part for part in _PARTS if not hasattr(message, part)]
-    if missing or isinstance(message, type):
-        got = f"the class {message.__name__}" if isinstance(message, type) else type(message).__name__
-        lacks = f", which has no {', '.join(missing)}" if len(missing) < len(_PARTS) and missing else ""
-        raise TypeError(f"{name} must be an ObservedMessage, such as Gradient(network, gradients), got {got}{lacks}")
-
-
 class ReplayableMessage:
     """Message that is computed by a differentiable function of images and labels. Implements `ObservedMessage`.
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attacks.inversion._inputs import require_message
 from attacks.inversion._search import lbfgs, signed_adam
-from attacks.inversion.observation import ObservedMessage, require_message
+from attacks.inversion.observation import ObservedMessage
 from attacks.inversion.priors import Prior, group_mean
 from distillkit._utils import check
 from distillkit._utils.display import short_repr

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attacks.inversion import FedAvgUpdate, ObservedMessage, invert_message
-from attacks.inversion.observation import require_message
+from attacks.inversion._inputs import require_message
 from attacks.matching import align, match
 from attacks.metrics import psnr
 from attacks.reporting._findings import Findings

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from distillkit._utils import check
+from distillkit.study._rows import require_rows
 
 __all__ = [
     "Row",
@@ -23,25 +24,6 @@ __all__ = [
 
 Row = Mapping[str, Any]
 """Values of one round of a history."""
-
-
-def require_rows(rows: Sequence[Row], *columns: str, name: str = "rows") -> Sequence[Row]:
-    """Check that `rows` is a sequence of mappings that have these columns, and return it.
-
-    Args:
-        rows: the value to check.
-        columns: names that every row must have.
-        name: name of the argument in error messages.
-
-    Raises:
-        TypeError, ValueError: the value is not such a sequence.
-    """
-    if not isinstance(rows, Sequence) or isinstance(rows, str) or not all(isinstance(row, Mapping) for row in rows):
-        raise TypeError(f"{name} must be the rows of a history, such as run.rows, got {type(rows).__name__}")
-    for index, row in enumerate(rows):
-        if missing := [column for column in columns if column not in row]:
-            raise ValueError(f"{name}[{index}] must be a row of a history, but has no {missing[0]!r}")
-    return rows
 
 
 def accuracy_last(rows: Sequence[Row]) -> float | None:
