@@ -70,7 +70,7 @@ class Leaks:
 
     @property
     def found(self) -> bool:
-        """Whether a leak was found: the set says that it publishes real data, an image is a copy of a training record,
+        """True if a leak was found: the set says that it publishes real data, an image is a copy of a training record,
         clearly more images are close to training records than to held-out ones, or an attack is better than guessing.
         """
         close, chance = (

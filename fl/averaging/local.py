@@ -183,7 +183,7 @@ class Local:
 
     @cached_property
     def has_batch_norm(self) -> bool:
-        """Whether the trained network normalizes with batch statistics."""
+        """True if the trained network normalizes with batch statistics."""
         with preserve_modes(self.net):
             return uses_batch_statistics(train_mode(self.net))
 
