@@ -203,7 +203,8 @@ def test_batch_norm_is_refused_or_converted(toy_set: LabeledImages) -> None:
 
 def test_head_of_a_pretrained_network_is_fine_tuned() -> None:
     """Batch norm in eval mode is a fixed map: its statistics stay, and the head moves by one clip a record."""
-    torchvision = pytest.importorskip("torchvision")
+    import torchvision
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         start = torchvision.models.resnet18(num_classes=3).eval().requires_grad_(False)
