@@ -54,7 +54,7 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 
 def test_imports_equal_requirements() -> None:
     needed = required_modules(PROJECT["project"]["dependencies"])
-    optional = required_modules([*EXTRAS["flower"], *EXTRAS["pld"], *EXTRAS["opendp"], *EXTRAS["secure"]])
+    optional = required_modules([*EXTRAS["flower"], *EXTRAS["opendp"], *EXTRAS["secure"]])
     used = imported(*sources(*PACKAGES))
     assert {"torch", "sklearn", "PIL", "flwr"} <= used
     assert used - needed - optional == set()
@@ -74,8 +74,8 @@ def test_site_dependencies_are_in_their_extra() -> None:
 
 
 def test_tests_have_every_extra_except_flowers() -> None:
-    assert EXTRAS["dev"][0] == "distillkit[docs,opendp,pld,secure]"  # Flower has its own: make test-flower
-    assert set(EXTRAS) == {"flower", "opendp", "pld", "secure", "docs", "dev"}
+    assert EXTRAS["dev"][0] == "distillkit[docs,opendp,secure]"  # Flower has its own: make test-flower
+    assert set(EXTRAS) == {"flower", "opendp", "secure", "docs", "dev"}
 
 
 def test_wheel_works_alone(tmp_path: Path) -> None:

@@ -31,9 +31,7 @@ _NEW: dict[str, Any] = {
     "delta": 1e-5, "budget": None, "disjoint": True, "renyi_order": None, "relation": None, "data": None
 }  # fmt: skip
 _ROUNDING = 1 + 1e-9
-_RDP_REMARK = (
-    "by RDP: an upper bound, 5 to 26 % above the truth in the settings compared; distillkit[pld] brings a tight one"
-)
+_RDP_REMARK = "by RDP: an upper bound, 5 to 26 % above the truth in the settings compared"
 
 _OPACUS_REMARK = (
     "charged from an Opacus accountant, after the releases: epsilon assumes that the loop drew records by "

@@ -1,1 +1,1 @@
-"""Privacy accounting: the Gaussian mechanism, composition by RDP, PRV or PLD, and planning."""
+"""Privacy accounting: the Gaussian mechanism, composition by privacy loss distributions or RDP, and planning."""

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from distillkit._utils import check
-from distillkit.privacy.accounting import _pld
-from distillkit.privacy.accounting._many_kinds import grid_epsilon, moments
+from distillkit.privacy.accounting._pld import moments, pld_epsilon
 from distillkit.privacy.accounting._ranges import MOST_RELEASES, check_delta, check_sigma
 from distillkit.privacy.accounting.gaussian import gaussian_epsilon
 from distillkit.privacy.errors import NotAccountable
@@ -31,17 +30,13 @@ _ORDERS = (
     *(float(i) for i in range(40, 64, 2)),
     *(64.0, 72.0, 80.0, 96.0, 112.0, 128.0, 160.0, 192.0, 256.0, 384.0, 512.0),
 )
-_MAX_PLD_RELEASES = 10**7
-_MAX_PLD_KINDS, _MAX_KINDS, _MAX_GROUPS = 8, 24, 1000
-"""Maximum number of kinds of releases for which `compose` chooses PLD and computes PRV, and of groups beyond."""
+_MAX_KINDS, _MAX_GROUPS = 24, 1000
+"""Largest numbers of kinds of releases for which RDP is exact at all orders, and that are not grouped."""
 
 _STEP, _DOWN = 2.0**-10, 1 - 1e-12
 """Finest grid of log(sigma) and -log(rate) for groups, and a factor that covers the rounding of exp and log."""
 
 _CHEAP_ORDERS = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 160.0, 256.0, 512.0)
-
-_PRV_POINTS = 1_500_000
-_PRV_EPSILON = 100.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,7 @@ class Bound:
 
     Attributes:
         epsilon: upper bound at the given delta; infinite if a release has no noise.
-        accountant: name of the accountant: `"exact"` (closed form), `"rdp"`, `"prv"` or `"pld"`.
+        accountant: name of the accountant: `"exact"` (closed form), `"pld"` or `"rdp"`.
     """
 
     epsilon: float
@@ -68,32 +63,29 @@ def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto", 
             probability with which each record takes part, and the count is the number of such releases. At rates below
             1, the records must be drawn by Poisson sampling.
         delta: delta at which epsilon is computed, in (0, 1), well below one over the number of records.
-        accountant: `"auto"` uses the closed form if every rate is 1. Otherwise it uses the smaller of the RDP and PRV
-            bounds; PRV is computed only if the RDP epsilon is below 100 and PRV's grid has at most 1.5 million points.
-            If the RDP epsilon is below 100 but the grid is too large, PLD replaces PRV, provided that dp-accounting is
-            installed and there are at most 8 kinds of releases (different sigma or rate) and ten million releases in
-            total. For more than 24 kinds, it uses PLD on a grid of our own, or RDP if that grid is too large.
-            `"rdp"`, `"prv"` or `"pld"` selects one accountant.
+        accountant: `"auto"` uses the closed form if every rate is 1, and otherwise the privacy loss distribution. RDP
+            replaces it where its grid would be too large, or its rounding errors would matter at this delta.
+            `"pld"` or `"rdp"` selects one accountant.
         order: order of RDP, above 1; None selects the order with the smallest bound. If the order is fixed before the
             first release, the bound is also valid as a privacy filter: sigma, rate and the number of releases may then
             depend on earlier releases.
 
-    All results are upper bounds. PRV (Gopi et al., NeurIPS 2021) uses the larger of the two bounds for adding and for
-    removing a record. Opacus' PRV accountant covers only removal. RDP uses orders from 1.01 to 512, a wider range than
-    Opacus' default.
+    All results are upper bounds, for adding and for removing a record. The privacy loss distribution is typically less
+    than 0.5 % above the exact epsilon (see `distillkit.privacy.accounting._pld`). RDP is some percent above it; its
+    orders lie between 1.01 and 512, a wider range than Opacus' default. Opacus' PRV accountant covers only removal.
 
-    If there are more than 1,000 kinds of releases (24 for `"prv"` and `"pld"`), similar kinds are grouped: sigma is
+    If there are more than 1,000 kinds of releases (different sigma or rate), similar kinds are grouped: sigma is
     rounded down and the rate up. The result is still an upper bound, but slightly larger than without grouping.
 
     Returns:
         Epsilon, and the accountant that computed it.
 
     Raises:
-        NotAccountable: delta is outside (0, 1); PRV was requested but would need too much memory or is not accurate
-            enough; or PLD was requested and dp-accounting is not installed.
+        NotAccountable: delta is outside (0, 1); or PLD was requested, but needs too large a grid or is not accurate
+            enough.
         TypeError, ValueError: an argument has the wrong type or is out of range.
     """
-    check.one_of(accountant, "accountant", ("auto", "rdp", "prv", "pld"))
+    check.one_of(accountant, "accountant", ("auto", "rdp", "pld"))
     merged: dict[tuple[float, float], int] = {}
     for sigma, rate, count in spends:
         check_sigma(sigma)
@@ -103,17 +95,21 @@ def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto", 
     every, delta = tuple((s, q, n) for (s, q), n in sorted(merged.items())), check_delta(delta)
     if any(sigma == 0 for sigma, _, _ in every):
         return Bound(math.inf, "exact")
+    if not every:
+        return Bound(0.0, "exact")
+    if accountant == "auto" and order is None and all(rate == 1 for _, rate, _ in every):
+        return Bound(gaussian_epsilon(sum(count / sigma**2 for sigma, _, count in every) ** -0.5, delta), "exact")
+    groups = _grouped(every, _MAX_GROUPS) if len(every) > _MAX_KINDS else every
     if order is not None:
         check.real_number(order, "order", above=1.0)
-        return Bound(max(0.0, _rdp_at(_grouped(every, _MAX_GROUPS), delta, order)), "rdp")
-    if len(every) <= _MAX_KINDS or (accountant == "auto" and all(rate == 1 for _, rate, _ in every)):
-        return _bound(every, delta, accountant)
-    if accountant in ("prv", "pld"):
-        return _bound(_grouped(every, _MAX_KINDS), delta, accountant)
-    groups = _grouped(every, _MAX_GROUPS)
-    if accountant == "auto" and (on_grid := _on_grid(groups, delta)) < math.inf:
-        return Bound(on_grid, "pld")
-    return Bound(_rdp(groups, delta), "rdp")
+        return Bound(max(0.0, _rdp_at(groups, delta, order)), "rdp")
+    by_pld = math.inf if accountant == "rdp" else _pld(groups, delta)
+    if by_pld == math.inf and accountant == "pld":
+        raise NotAccountable(
+            f"the privacy loss distribution of these spends needs too large a grid, or is not accurate enough at delta "
+            f"{delta:g}; use accountant='rdp', a sound upper bound"
+        )
+    return Bound(by_pld, "pld") if by_pld < math.inf else Bound(_rdp(groups, delta), "rdp")
 
 
 def filter_order(sigma: float, rate: float, budget: float, delta: float) -> float:
@@ -193,42 +189,6 @@ def largest(every: Sequence[Sequence[Spend]], delta: float) -> Bound:
     return worst
 
 
-@lru_cache(maxsize=4096)
-def _bound(spends: tuple[Spend, ...], delta: float, accountant: str) -> Bound:
-    if not spends:
-        return Bound(0.0, "exact")
-    if accountant == "auto" and all(rate == 1 for _, rate, _ in spends):
-        sigma = sum(count / sigma**2 for sigma, _, count in spends) ** -0.5
-        return Bound(gaussian_epsilon(sigma, delta), "exact")
-    by_rdp = _rdp(spends, delta)
-    if accountant == "rdp":
-        return Bound(by_rdp, "rdp")
-    if accountant == "pld":
-        return Bound(_pld_epsilon(spends, delta), "pld")
-    affordable = _prv_affordable(spends, delta, by_rdp)
-    if affordable:
-        by_prv = _prv(spends, delta, by_rdp)
-        if by_prv < by_rdp or (accountant == "prv" and by_prv < math.inf):
-            return Bound(by_prv, "prv")
-    if accountant == "prv":
-        raise NotAccountable(
-            f"PRV would need {_prv_points(spends, delta, by_rdp):.1e} points at delta {delta:g} for these spends (RDP "
-            f"epsilon {by_rdp:.4g}), or is not accurate enough there; use accountant='rdp', a sound upper bound"
-        )
-    few = len(spends) <= _MAX_PLD_KINDS and sum(count for _, _, count in spends) <= _MAX_PLD_RELEASES
-    if not affordable and by_rdp < _PRV_EPSILON and few and _pld.dp_accounting_installed():
-        return min(Bound(_pld_epsilon(spends, delta), "pld"), Bound(by_rdp, "rdp"), key=lambda bound: bound.epsilon)
-    return Bound(by_rdp, "rdp")
-
-
-def _pld_epsilon(spends: tuple[Spend, ...], delta: float) -> float:
-    if not _pld.dp_accounting_installed():
-        raise NotAccountable(
-            "accountant='pld' needs dp-accounting: pip install \"distillkit[pld]\"; or use 'auto', a sound upper bound"
-        )
-    return _pld.pld_epsilon(spends, delta)
-
-
 @lru_cache(maxsize=65536)
 def _renyi(sigma: float, rate: float, order: float) -> float:
     """Return the Renyi divergence of one release, or infinity if Opacus' series does not converge.
@@ -260,9 +220,9 @@ def _renyi_of_many(spends: tuple[Spend, ...], order: float) -> float:
     return float(moment) / (order - 1)
 
 
-@lru_cache(maxsize=256)
-def _on_grid(spends: tuple[Spend, ...], delta: float) -> float:
-    return grid_epsilon(spends, delta)
+@lru_cache(maxsize=4096)
+def _pld(spends: tuple[Spend, ...], delta: float) -> float:
+    return pld_epsilon(spends, delta)
 
 
 def _rdp_at(spends: tuple[Spend, ...], delta: float, order: float) -> float:
@@ -286,46 +246,3 @@ def _rdp(spends: tuple[Spend, ...], delta: float) -> float:
         while 0 <= at + step < len(_ORDERS) and (value := bound(at + step)) < best:
             best, at = value, at + step
     return max(0.0, best)
-
-
-def _prv_errors(by_rdp: float, delta: float) -> tuple[float, float]:
-    return min(0.5, max(by_rdp / 200, 1e-4)), delta / 1000
-
-
-def _prv_width(spends: tuple[Spend, ...], delta_error: float) -> float:
-    """Return a width w such that PRV accounting may neglect total privacy losses outside [-w, w].
-
-    The error in delta is then at most `delta_error`. Source: Gopi et al., remark 5.6.
-    """
-    total = sum(count for _, _, count in spends)
-    single = max(_rdp(((sigma, rate, 1),), delta_error / (8 * total)) for sigma, rate, _ in spends)
-    return max(_rdp(spends, delta_error / 4), single) + 3
-
-
-def _prv_affordable(spends: tuple[Spend, ...], delta: float, by_rdp: float) -> bool:
-    return by_rdp < _PRV_EPSILON and _prv_points(spends, delta, by_rdp) <= _PRV_POINTS
-
-
-def _prv_points(spends: tuple[Spend, ...], delta: float, by_rdp: float) -> float:
-    eps_error, delta_error = _prv_errors(by_rdp, delta)
-    total = sum(count for _, _, count in spends)
-    mesh = eps_error / math.sqrt(total * math.log(12 / delta_error) / 2)
-    return 2 * _prv_width(spends, delta_error) / mesh * len(spends)
-
-
-@lru_cache(maxsize=256)
-def _prv(spends: tuple[Spend, ...], delta: float, by_rdp: float) -> float:
-    """Return PRV's bound on epsilon, or infinity if the numerical computation fails, for instance for a tiny delta.
-
-    Args:
-        spends, delta: arguments of `compose`.
-        by_rdp: bound on epsilon by RDP, from which the numerical error that is permitted in PRV's computation follows.
-    """
-    from distillkit.privacy.accounting._prv import prv_epsilon
-
-    eps_error, delta_error = _prv_errors(by_rdp, delta)
-    width = _prv_width(spends, delta_error)
-    try:
-        return prv_epsilon(spends, delta, width=width, eps_error=eps_error, delta_error=delta_error)
-    except (ArithmeticError, RuntimeError, ValueError):
-        return math.inf

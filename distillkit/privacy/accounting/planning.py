@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from distillkit._utils import check
-from distillkit.privacy.accounting._bisection import bisect, smallest_sigma
+from distillkit.privacy.accounting._bisection import smallest_sigma
 from distillkit.privacy.accounting._ranges import check_sigma
 from distillkit.privacy.accounting.composition import Bound, Spend, compose
 from distillkit.privacy.errors import NotAccountable, PrivacyError
@@ -82,8 +82,7 @@ def plan_noise(
         count: number of releases, or steps, in the whole run: steps per round times rounds.
         rate: Poisson sample rate of each release; 1 if all records take part.
         spent: earlier releases of the same records, as listed by `Ledger.spends(client)`.
-        accountant: name of an accountant, as for `compose`. `"auto"` searches for sigma with RDP, and then refines
-            sigma with a tighter accountant if one is available.
+        accountant: name of an accountant, as for `compose`.
 
     Raises:
         NotAccountable: `spent` alone already reaches epsilon.
@@ -100,15 +99,12 @@ def plan_noise(
             "nothing more"
         )
 
-    def bound(sigma: float, by: str) -> Bound:
-        return compose([*before, (sigma, rate, count)], delta, accountant=by)
+    def bound(sigma: float) -> Bound:
+        return compose([*before, (sigma, rate, count)], delta, accountant=accountant)
 
     exact = rate == 1 and all(q == 1 for _, q, _ in before) and accountant == "auto"
-    first = accountant if exact or accountant != "auto" else "rdp"
-    sigma = smallest_sigma(lambda s: bound(s, first).epsilon, epsilon, 1e-12 if exact else 1e-3)
-    if not exact and accountant == "auto" and bound(sigma, "auto").accountant != "rdp":
-        sigma = bisect(lambda s: bound(s, "auto").epsilon <= epsilon, 0.7 * sigma, sigma, tolerance=5e-3)
-    final = bound(sigma, accountant)
+    sigma = smallest_sigma(lambda s: bound(s).epsilon, epsilon, 1e-12 if exact else 1e-4)
+    final = bound(sigma)
     return NoisePlan(sigma, final.epsilon, delta, rate, count, final.accountant)
 
 

@@ -90,7 +90,7 @@ def test_many_distinct_kinds_of_noise_are_grouped_from_above(count: int) -> None
     assert bound <= 1.02 * exact
 
 
-@pytest.mark.parametrize("accountant", ["auto", "rdp", "prv"])
+@pytest.mark.parametrize("accountant", ["auto", "rdp", "pld"])
 @pytest.mark.parametrize("rate", [1.0, 1 - 1e-12])
 def test_grouped_releases_never_cost_less_than_exactly(rate: float, accountant: str) -> None:
     """The exact value is known at rate 1; a rate just below takes the path of Poisson sampling."""

@@ -36,7 +36,7 @@ from distillkit.sets._info import GUARANTEE
 
 RELATION = "add or remove one record"
 STATED: dict[str, Any] = {
-    "epsilon": 2.0, "delta": 1e-5, "relation": RELATION, "accountant": "prv", "valid_if": "planned", "budget": 3.0,
+    "epsilon": 2.0, "delta": 1e-5, "relation": RELATION, "accountant": "pld", "valid_if": "planned", "budget": 3.0,
     "remarks": ["tuned"], "assumed_public": {"condense_private": ["init"]},
 }  # fmt: skip
 SAFE = {"method": "class_means", "publishes": "means", "derived": "class_means", "sigma": 1.0, **STATED}
@@ -166,7 +166,7 @@ def test_every_entry_of_a_guarantee_is_known() -> None:
     names = set()
     for epsilon in (1.0, None):
         remarks, facts = ("r",), {"condense_private": ("init",)}
-        names |= set(Guarantee(epsilon, 1e-5, RELATION, 1.0, "prv", "seeded", remarks, facts, 2.0).info())
+        names |= set(Guarantee(epsilon, 1e-5, RELATION, 1.0, "pld", "seeded", remarks, facts, 2.0).info())
     assert names == set(GUARANTEE)
     assert len(dataclasses.fields(Guarantee)) == 9
 
