@@ -36,8 +36,11 @@ def chunk_size(images: Tensor, chunk: int | None = None, *, chunked_stem: bool =
             (`networks.ConvNet`).
 
     Raises:
-        TypeError, ValueError: `chunk` is not a positive int.
+        TypeError, ValueError: `chunk` is not a positive int, or `images` is not a tensor [N, C, H, W].
     """
+    if not isinstance(images, Tensor) or images.ndim != 4:
+        came = f"shape {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+        raise (ValueError if isinstance(images, Tensor) else TypeError)(f"images must be [N, C, H, W], got {came}")
     if chunk is not None:
         return check.positive_int(chunk, "chunk")
     pixels = _PIXELS_ACCELERATOR
@@ -58,7 +61,13 @@ def forward_chunks(function: Callable[[Tensor], Tensor], images: Tensor, size: i
     Yields:
         `function(chunk)` for consecutive chunks. On a CPU the chunks are channels_last, unless the network does not
         support this layout, for example because it flattens with `view`.
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong type, or `size` is not positive.
     """
+    check.callable_with(function, "function", ["images"], "a network")
+    check.positive_int(size, "size")
+    check.instance(images, Tensor, "images", "a torch.Tensor [N, C, H, W]")
     layout = torch.channels_last if images.device.type == "cpu" else torch.contiguous_format
     for part in images.split(size):
         with torch.no_grad():

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distillkit._utils import check
 from distillkit.networks._base import split
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, StoredImages
@@ -26,12 +27,21 @@ def tensor_fingerprint(tensors: Sequence[Tensor | str], *, key: bytes = b"") -> 
         tensors: tensors and strings, hashed in the given order.
         key: secret key of up to 64 bytes. Without a key, anyone can test whether some given data have this fingerprint.
             For private data, use a key and store it with the data.
+
+    Raises:
+        TypeError, ValueError: `tensors` is not a list of strings and tensors with values, or the key is invalid.
     """
+    if not isinstance(key, bytes) or len(key) > hashlib.blake2b.MAX_KEY_SIZE:
+        came = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
+        raise (ValueError if isinstance(key, bytes) else TypeError)(f"key must be at most 64 bytes, got {came}")
+    if isinstance(tensors, Tensor):
+        raise TypeError("tensors must be a list of tensors and strings, got a Tensor; pass [tensor]")
     state = hashlib.blake2b(key=key, digest_size=_BYTES)
-    for item in tensors:
+    for item in check.sequence(tensors, "tensors", "tensors and strings"):
         if isinstance(item, str):
             state.update(f"str {len(item)} {item}".encode())
             continue
+        check.has_values(check.instance(item, Tensor, "tensors", "tensors and strings"), "tensors")
         raw = item.detach().cpu().contiguous()
         state.update(f"{raw.dtype} {list(raw.shape)}".encode())
         state.update(raw.flatten().view(torch.uint8).numpy().data)
@@ -48,7 +58,12 @@ def set_fingerprint(data: LabeledImages | StoredImages, *, key: bytes = b"") -> 
     Args:
         data: the set.
         key: secret key of up to 64 bytes, for private data; see `tensor_fingerprint`.
+
+    Raises:
+        TypeError, ValueError: `data` is not a set, or the key is invalid.
     """
+    if not isinstance(data, StoredImages):
+        check.instance(data, LabeledImages, "data", "a LabeledImages or a StoredImages")
     columns = [part for name in sorted(data.columns) for part in (name, data.columns[name])]
     space = f"{data.num_classes} {data.normalization!r}"
     images = data.digests if isinstance(data, StoredImages) else data.images

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from distillkit._utils import check
+
 __all__ = ["InUse", "locked"]
 
 _PATIENCE = 5.0
@@ -61,11 +63,16 @@ def locked(lock: Path, resource: str, *, shared: bool = False, wait: float | Non
     Raises:
         InUse: another process holds the lock; the message contains its id.
         OSError: the lock file cannot be created.
+        TypeError, ValueError: an argument is invalid.
     """
     from filelock import FileLock, Timeout
 
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    lock = lock.resolve()
+    lock = check.path(lock, "lock").resolve()
+    if wait is not None:
+        check.real_number(wait, "wait", least=0.0)
+    check.folder(lock.parent, f"the folder of {resource}").mkdir(parents=True, exist_ok=True)
+    if lock.is_dir():
+        raise IsADirectoryError(f"lock must be a file, but {lock} is a folder; give the path of a file in it")
     note = lock.with_suffix(".json")
     with _GUARD:
         if lock in _OURS and not shared:

@@ -7,6 +7,7 @@ import hashlib
 import operator
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,13 +46,18 @@ def as_generator(seed: int | torch.Generator) -> torch.Generator:
         if seed.device.type != "cpu":
             raise ValueError(f"generator must be on the CPU (draws are moved to the data), got {seed.device}")
         return seed
-    try:
-        whole = None if isinstance(seed, bool) else operator.index(seed)
-    except TypeError:
-        whole = None
+    whole = None if isinstance(seed, bool) else _whole(seed)
     if whole is None:
         raise TypeError(f"generator must be an int seed or a torch.Generator, got {type(seed).__name__}")
     return derive(whole)
+
+
+def _whole(value: Any) -> int | None:
+    """Return an integer of any type as an int, and anything else as None."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def derive(seed: int, *keys: int | str) -> torch.Generator:
@@ -69,7 +75,10 @@ def derive(seed: int, *keys: int | str) -> torch.Generator:
         TypeError: `seed` is not an integer, or a key is neither an integer nor a string.
         RuntimeError: this version of torch stores generator states in another layout (see `generator_from_bytes`).
     """
-    parts = (operator.index(seed), *(key if isinstance(key, str) else operator.index(key) for key in keys))
+    parts = (_whole(seed), *(key if isinstance(key, str) else _whole(key) for key in keys))
+    if None in parts:
+        wrong = (seed, *keys)[parts.index(None)]
+        raise TypeError(f"seed must be an int, and keys ints or strings, got {type(wrong).__name__}")
     return generator_from_bytes(hashlib.shake_256(repr(parts).encode()).digest(STATE_BYTES))
 
 
@@ -83,10 +92,12 @@ def generator_from_bytes(entropy: bytes) -> torch.Generator:
         entropy: `STATE_BYTES` (2496) bytes, uniformly random or the output of a hash function.
 
     Raises:
-        ValueError: `entropy` has another number of bytes.
+        TypeError, ValueError: `entropy` is not bytes, or has another number of bytes.
         RuntimeError: this version of torch stores generator states in another layout, so draws would differ between
             versions.
     """
+    if not isinstance(entropy, bytes | bytearray | memoryview):
+        raise TypeError(f"entropy must be bytes, got {type(entropy).__name__}")
     if len(entropy) != STATE_BYTES:
         raise ValueError(f"entropy must be {STATE_BYTES} bytes, got {len(entropy)}")
     _require_layout()

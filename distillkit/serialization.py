@@ -82,7 +82,7 @@ def to_config(
     encoder = _Encoder(store is not None)
     config = encoder.encode(value, name)
     if store is not None and encoder.files:
-        folder = Path(store)
+        folder = check.folder(store, "store")
         folder.mkdir(parents=True, exist_ok=True)
         for file, write in encoder.files.items():
             if not (folder / file).exists() and not _linked(shared, folder, file):

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from distillkit._evaluation_checks import check_factor
 from distillkit._optimizers import OPTIMIZERS
 from distillkit._sanity_checks import check_perturbed, require_numbers
+from distillkit._utils import check
 from distillkit._utils.batches import batch_indices, require_batch_statistics, uses_batch_statistics
 from distillkit._utils.eval_mode import eval_mode
 from distillkit._utils.options import Decay, NonNegative, Positive, PositiveInt, check_options
@@ -211,6 +212,10 @@ def train(
             check_factor(data.info, protocol.augment, relabel=protocol.relabel is not None)
             if isinstance(protocol.relabel, Relabel) and protocol.relabel.teacher is not None:
                 try_teacher(protocol.relabel.teacher, data, "data")
+    if isinstance(protocol.relabel, Relabel) and protocol.relabel.teacher is network:
+        raise ValueError(
+            "network must be another one than the teacher of protocol.relabel; train a new network or a copy"
+        )
     network.train()
     whole = uses_batch_statistics(network)
     require_batch_statistics(network, images, min(protocol.batch, len(images)))
@@ -219,6 +224,8 @@ def train(
     if protocol.relabel is not None:
         temperature = protocol.relabel.temperature
         scale = temperature**2 if protocol.relabel.scale_loss else 1.0
+    if callback is not None:
+        check.callable_with(callback, "callback", ["epochs"], "a function of the number of epochs so far")
     optimizer = OPTIMIZERS[protocol.optimizer](network, protocol)
     epochs = protocol.num_epochs
     with (
@@ -235,7 +242,7 @@ def train(
                 for part, target in zip(x.split(size), y.split(size), strict=True):
                     logits = network(part) if temperature == 1 else network(part) / temperature
                     loss = F.cross_entropy(logits, target, reduction="sum") * scale / len(x)
-                    loss.backward()
+                    check.differentiable(loss, "network", "its parameters").backward()
                     total += loss.detach()
                 optimizer.step(protocol.lr_at(epoch))
             if not torch.isfinite(total):

@@ -22,8 +22,12 @@ __all__ = [
     "boolean",
     "callable_with",
     "class_labels",
+    "converged",
     "device",
+    "differentiable",
     "float_tensor",
+    "folder",
+    "has_values",
     "mapping",
     "matrix",
     "one_of",
@@ -54,6 +58,7 @@ def batch_of_images(images: Tensor, name: str = "images") -> Tensor:
         )
     if images.ndim != 4:
         raise ValueError(f"{name} must have 4 dimensions [N, C, H, W], got shape {list(images.shape)}")
+    has_values(images, name)
     if 0 in images.shape:
         raise ValueError(f"{name} must not be empty, got shape {list(images.shape)}")
     if not bool(torch.isfinite(torch.stack(images.detach().aminmax())).all()):  # extremes propagate NaN
@@ -87,7 +92,7 @@ def class_labels(labels: Tensor, count: int | None, num_classes: int | None, nam
         raise ValueError(f"{name} must have one entry per image: got {len(labels)} for {count} images")
     if num_classes is not None:
         num_classes = positive_int(num_classes, "num_classes", least=0)
-    labels = labels.long()
+    labels = has_values(labels, name).long()
     if len(labels) and int(labels.min()) < 0:
         raise ValueError(f"{name} must be at least 0, got {int(labels.min())}")
     if num_classes is not None and len(labels) and int(labels.max()) >= num_classes:
@@ -214,6 +219,20 @@ def real_number(
     return value
 
 
+def temperature(value: float, name: str = "temperature") -> float:
+    """Check that `value` is the temperature of a softmax, at least 1e-6, and return it as a float.
+
+    Args:
+        value: the value to check. Logits divided by a smaller number may be infinite, so that probabilities are NaN.
+        name: name of the argument, used in error messages.
+
+    Raises:
+        TypeError: the value is not a number.
+        ValueError: the value is NaN, infinite or too small.
+    """
+    return real_number(value, name, least=1e-6)
+
+
 def one_of(value: T, name: str, allowed: Collection[T]) -> T:
     """Check that `value` is one of the allowed values and return it.
 
@@ -338,6 +357,57 @@ def sequence(values: Sequence[T], name: str, wanted: str, count: int | None = No
     if count is not None and len(values) != count:
         raise ValueError(f"{name} must be {count} {wanted}, got {len(values)}")
     return tuple(values)
+
+
+def differentiable(result: Tensor, name: str, inputs: str) -> Tensor:
+    """Check that a result has a gradient and return it.
+
+    Args:
+        result: result of a function that was called with inputs that require gradients.
+        name: name of the argument that computed the result, used in error messages.
+        inputs: the inputs, for the error message, for example "its images".
+
+    Raises:
+        ValueError: the result does not require gradients, so it does not depend on these inputs.
+    """
+    if not result.requires_grad:
+        raise ValueError(
+            f"{name} must be differentiable with respect to {inputs}, but its result has no gradient; remove detach "
+            "and torch.no_grad from its code, leave torch.no_grad and torch.inference_mode, and check requires_grad"
+        )
+    return result
+
+
+def converged(images: Tensor, options: str) -> Tensor:
+    """Check that an optimization gave finite images and return them.
+
+    Args:
+        images: the optimized images.
+        options: names of the options that make the steps smaller, used in error messages.
+
+    Raises:
+        FloatingPointError: a pixel is NaN or infinite.
+    """
+    if not bool(torch.isfinite(images).all()):
+        raise FloatingPointError(f"the optimized images hold NaN or Inf: the optimization diverged; lower {options}")
+    return images
+
+
+def has_values(tensor: Tensor, name: str) -> Tensor:
+    """Check that a tensor has values, as tensors on the device "meta" do not, and return it.
+
+    Args:
+        tensor: the tensor.
+        name: name of the argument, used in error messages.
+
+    Raises:
+        ValueError: the tensor is on the device "meta".
+    """
+    if tensor.device.type == "meta":
+        raise ValueError(
+            f"{name} must have values, got a tensor on the device 'meta'; move it to 'cpu' or 'cuda' first"
+        )
+    return tensor
 
 
 def device(value: torch.device | str, name: str = "device") -> torch.device:

@@ -94,11 +94,13 @@ def read_tensors(path: str | os.PathLike[str], *, kind: str, content: str) -> tu
         content: description of the expected content for error messages, for example "a saved LabeledImages".
 
     Raises:
-        FileNotFoundError: the file does not exist.
+        FileNotFoundError, IsADirectoryError: the file does not exist, or is a folder.
         ValueError: the file is damaged, or has another `format`.
     """
     from safetensors import SafetensorError, safe_open
 
+    if Path(path).is_dir():
+        raise IsADirectoryError(f"{path} is a folder; give the path of a file that holds {content}")
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} does not exist; it should hold {content}")
     try:

@@ -12,10 +12,11 @@ from distillkit._utils import check
 
 __all__ = [
     "AtLeastTwo", "Decay", "Fraction", "NonNegative", "NonNegativeInt", "Options", "Positive", "PositiveInt", "Rate",
-    "Rounds", "check_options",
+    "Rounds", "Temperature", "check_options",
 ]  # fmt: skip
 
 Positive = Annotated[float, functools.partial(check.real_number, above=0.0)]
+Temperature = Annotated[float, check.temperature]
 NonNegative = Annotated[float, functools.partial(check.real_number, least=0.0)]
 Fraction = Annotated[float, functools.partial(check.real_number, least=0.0, most=1.0)]
 """A number in [0, 1]."""

@@ -37,5 +37,11 @@ def worker_pool(count: int) -> ProcessPoolExecutor:
 
     Args:
         count: number of workers.
+
+    Raises:
+        TypeError, ValueError: `count` is not a positive int.
     """
+    from distillkit._utils import check  # which imports torch: a new worker watches its parent before that
+
+    count = check.positive_int(count, "count")
     return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=exit_with_parent)

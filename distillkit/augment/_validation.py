@@ -100,7 +100,15 @@ def apply_augmentation(augment: Any, images: Tensor, generator: torch.Generator,
     check.boolean(siamese, "siamese")
     if not callable(augment) or isinstance(augment, type):
         require_augmentation(0 if augment is None else augment)
-    seen = augment(images, generator, siamese=siamese)
+    before = 0 if images.is_inference() else images._version
+    try:
+        seen = augment(images, generator, siamese=siamese)
+    except RuntimeError as error:
+        if "inplace" in str(error) or "in-place" in str(error):
+            raise ValueError(f"augment must not change its images in place; return new images ({error})") from error
+        raise
+    if before != (0 if images.is_inference() else images._version):
+        raise ValueError("augment must not change its images in place; return new images")
     if not isinstance(seen, Tensor) or (seen.shape, seen.dtype) != (images.shape, images.dtype):
         came = f"{seen.dtype} {list(seen.shape)}" if isinstance(seen, Tensor) else type(seen).__name__
         raise ValueError(f"augment must return {images.dtype} {list(images.shape)}, like its input, got {came}")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distillkit._utils import check
 from distillkit._utils.batches import require_batch_statistics
 from distillkit._utils.display import stable_repr
 from distillkit._utils.progress import Bar
@@ -212,6 +213,9 @@ class Condensation(PixelDescent):
         Args:
             loss: loss of the last step; None if there was no step.
             options: options of the method by name, which are recorded in the description.
+
+        Raises:
+            FloatingPointError: the images are not finite.
         """
         info = {
             "method": self.method,
@@ -225,6 +229,7 @@ class Condensation(PixelDescent):
             "absent": (self.real.counts() == 0).nonzero().flatten().tolist(),
             **provenance(self.generator, seed=self.seed),
         }
+        check.converged(self.images, "lr, or the lr of inner")
         sources = [self.real.info, self.start.info]
         info = derived_info(info, sources, self.method, "condensation with networks of unknown origin")
         if isinstance(self.start, TiledImages):

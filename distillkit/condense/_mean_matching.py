@@ -159,9 +159,11 @@ def class_distance(
             if augment is not None:
                 pairs = enumerate(leaf.split(sizes), group.start)
                 inputs = torch.cat([augment(own, position) for position, own in pairs])
+                check.differentiable(inputs, "augment", "its images")
             # Pieces of at most a chunk, so that no pass of a large class has larger tensors than other passes.
             pieces = [piece.detach().requires_grad_() for piece in inputs.split(limit)]
             outputs = [_embed(network, piece, match) for piece in pieces]
+            check.differentiable(outputs[0], "networks", "their images")
             embeddings = torch.cat([output.detach() for output in outputs]).requires_grad_()
             value = distance(group, embeddings.split(sizes))
             rows = torch.autograd.grad(value, embeddings)[0].split(limit)

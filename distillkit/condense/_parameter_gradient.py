@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from distillkit._utils import check
 from distillkit._utils.batches import uses_batch_statistics
 from distillkit.chunking import chunk_size
 from distillkit.condense._double_backward import convolve
@@ -88,6 +89,7 @@ def parameter_gradient(
     total: list[Tensor] = []
     for part, own in zip(images.split(size), labels.split(size), strict=True):
         loss = F.cross_entropy(network(part), own) * (len(part) / len(images))
+        check.differentiable(loss, "networks", "their parameters")
         gradient = torch.autograd.grad(loss, parameters, materialize_grads=True)
         total = [a + b for a, b in zip(total, gradient, strict=True)] if total else list(gradient)
     return total
@@ -125,6 +127,7 @@ def distance_to_target(
         leaf = images.detach().requires_grad_()
         with _TwiceDifferentiable(leaf):
             loss = F.cross_entropy(network(leaf), labels)
+        check.differentiable(loss, "network", "its parameters")
         gradient = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
         distance = gradient_distance(gradient, targets, metric=metric)
         return distance.detach(), torch.autograd.grad(distance, leaf, materialize_grads=True)[0]

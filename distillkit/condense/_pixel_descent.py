@@ -53,6 +53,8 @@ class PixelDescent:
         arguments = {**arguments, "lr": self.lr, "momentum": self.momentum, "shape": list(images.shape)}
         arguments["dtype"] = str(images.dtype)
         self.images, self.velocity = images, torch.zeros_like(images)
+        if callback is not None:
+            check.callable_with(callback, "callback", ["progress"], "a function of a Progress")
         self.steps, self.done, self.seed, self.callback = steps, 0, seed, callback
         self._arguments = functools.cache(lambda: {**arguments, **identity()})
         self._automatic = lr is None

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distillkit._utils import check
 from distillkit._utils.files import read_tensors, write_tensors
 from distillkit.fingerprint import network_fingerprint, set_fingerprint, tensor_fingerprint
 from distillkit.networks.samplers import NetworkSampler
@@ -105,7 +106,10 @@ def save_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> Pat
 
     Raises:
         OSError: the folder does not exist, is not writable or has no space left. An existing file is left unchanged.
+        TypeError: `state` is not a mapping of tensors.
     """
+    for value in check.mapping(state, "state").values():
+        check.instance(value, Tensor, "state", "a mapping of names to tensors, as progress.state() returns it")
     return write_tensors(path, state, {"format": _FORMAT, "checksum": _checksum(state)})
 
 

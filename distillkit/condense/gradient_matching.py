@@ -208,5 +208,6 @@ def _match_class(
         network, parameters, synthetic, labels[: len(synthetic)], target, metric=metric, chunk=chunk
     )
     if run.augment is not None:
+        check.differentiable(synthetic, "augment", "its images")
         (gradient,) = torch.autograd.grad(synthetic, leaf, gradient)
     return distance, gradient

@@ -71,7 +71,7 @@ def fit_to_gradient(
     Raises:
         TypeError, ValueError: an argument is invalid, or the target's names or shapes differ from those of the
             parameters.
-        FloatingPointError: the loss is not finite.
+        FloatingPointError: the loss or the images are not finite.
     """
     steps = check.positive_int(steps, "steps", least=0)
     lr = check.real_number(lr, "lr", above=0.0)
@@ -99,7 +99,7 @@ def fit_to_gradient(
             run.report(run.step(distance, gradient), shown)
     info = {**synthetic.info, **arguments, "lr": run.lr, "momentum": run.momentum, "steps": steps, **provenance()}
     info = derived_info(info, [synthetic.info], arguments["method"], "a target gradient of unknown origin")
-    return synthetic.replace(images=run.images, columns={}, info=info)
+    return synthetic.replace(images=check.converged(run.images, "lr"), columns={}, info=info)
 
 
 def _match_targets(

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from distillkit._utils import check
 from distillkit._utils.progress import Bar, bar
 from distillkit._utils.provenance import provenance
+from distillkit.generate._latents import require_latents
 from distillkit.generate._noise_set import class_latents, map_chunks, to_noise_set
 from distillkit.networks._factory import build
 from distillkit.normalization import Normalization
@@ -48,6 +49,7 @@ class NoiseDecoder(nn.Module):
         latent = check.positive_int(latent, "latent")
         width = check.positive_int(width, "width")
         base = -(-size // 4)
+        self.latent = latent
         layers: list[nn.Module] = [
             nn.Linear(latent, 8 * base * base),
             nn.Unflatten(1, (8, base, base)),
@@ -68,7 +70,7 @@ class NoiseDecoder(nn.Module):
 
     def forward(self, latents: Tensor) -> Tensor:
         """Generate images [B, C, size, size] in (-1, 1) from `latents` [B, latent]."""
-        return self.layers(latents)[..., : self.size, : self.size]
+        return self.layers(require_latents(latents, self.latent, "latents"))[..., : self.size, : self.size]
 
 
 def decorrelation(images: Tensor) -> Tensor:

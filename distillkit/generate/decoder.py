@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from distillkit._utils import check
 from distillkit._utils.options import PositiveInt, check_options
+from distillkit.generate._latents import require_latents
 from distillkit.networks._factory import NetworkFactory, require_factory
 
 __all__ = ["LatentDecoder", "SmallDecoder"]
@@ -73,6 +74,7 @@ class SmallDecoder(nn.Module):
     def forward(self, latents: Tensor) -> Tensor:
         """Generate pixels [B, C, H, W] in (0, 1) from `latents` [B, latent]."""
         small, half, full = self._sizes
+        require_latents(latents, self.start.in_features, "latents")
         maps = self.norm(self.start(latents).unflatten(1, (-1, *small)))
         maps = self.middle(F.interpolate(maps, half))
         return self.end(F.interpolate(maps, full)).sigmoid()

@@ -122,6 +122,8 @@ def invert(
     tiles.require_shape(shape)
     first, second = check.sequence(betas, "betas", "numbers in [0, 1)", 2)
     betas = tuple(check.real_number(b, "betas", least=0.0, below=1.0) for b in (first, second))  # type: ignore[assignment]
+    if student is teacher:
+        raise ValueError("student must be another network than teacher: with itself, a network never disagrees")
     given, generator = generator, as_generator(generator)
     objective = InversionLoss(
         teacher=frozen_eval_copy(teacher, "teacher"),
@@ -133,6 +135,8 @@ def invert(
         disagreement=disagreement,
         divergence=divergence,
     )
+    if not any((cross_entropy, total_variation, image_l2, batch_norm, student is not None and disagreement)):
+        raise ValueError("cross_entropy or another weight must be positive, got 0 for all: the images would stay noise")
     like = next(objective.teacher.parameters(), torch.empty(0)).detach()
     num_classes = objective.count_logits(like.new_zeros(2, *shape))
     targets = _check_targets(targets, num_classes)
@@ -264,7 +268,7 @@ def _best_iterates(
         least = torch.where(better, values.detach(), least)
         if step < steps:
             adam.zero_grad()
-            values.sum().backward()
+            check.differentiable(values, "teacher", "its images").sum().backward()
             adam.step()
         shown.update()
     if failed := int((~torch.isfinite(least)).sum()):

@@ -62,7 +62,8 @@ def separability(
         progress: whether to show a progress bar.
 
     Raises:
-        TypeError, ValueError: an argument is invalid, the labels are not class indices, or a class has a single image.
+        TypeError, ValueError: an argument is invalid, the labels are not class indices, there is a single class, or a
+            class has a single image.
     """
     data = as_set(images, labels, progress=progress)
     epochs = check.positive_int(epochs, "epochs")
@@ -73,6 +74,8 @@ def separability(
     counts = data.counts()
     if int((counts == 1).sum()):
         raise ValueError(f"each class must have at least 2 images, class {int((counts == 1).nonzero()[0])} has 1")
+    if int((counts > 0).sum()) < 2:
+        raise ValueError(f"images must be of at least 2 classes, got those of class {int(counts.argmax())} alone")
     generator = as_generator(generator)
     halves: tuple[list[Tensor], list[Tensor]] = ([], [])
     for c in counts.nonzero().flatten():

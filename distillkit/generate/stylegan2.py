@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distillkit._utils import check
+from distillkit.generate._latents import require_latents
 
 __all__ = ["StyleGAN2"]
 
@@ -106,6 +107,7 @@ class StyleGAN2(nn.Module):
         latent = check.positive_int(latent, "latent")
         width = check.positive_int(width, "width", least=4)
         depth = check.positive_int(depth, "depth")
+        self.latent = latent
         base, doublings = _base_and_doublings(size)
         sides = [base * 2**k for k in range(doublings + 1)]
         maps = [max(4, min(width, width * 32 // side)) for side in sides]
@@ -135,6 +137,7 @@ class StyleGAN2(nn.Module):
             noise_gain: factor by which the noise is multiplied. In StyleGAN2, this factor is a learned parameter with
                 the initial value 0, which is therefore the default here.
         """
+        require_latents(z, self.latent, "z")
         w = z * (z.square().mean(1, keepdim=True) + 1e-8).rsqrt()
         for layer in self.mapping:
             w = _activate(layer(w))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distillkit._utils.options import Positive, PositiveInt, check_options
+from distillkit._utils.options import PositiveInt, Temperature, check_options
 from distillkit.labels._rows import label_rows, stored_logits
 from distillkit.labels._teacher import describe_teacher, require_teacher, teacher_logits
 from distillkit.labels._views import Mixing, ViewOptions, require_mixing, views
@@ -45,7 +45,7 @@ class Relabel:
     """
 
     teacher: nn.Module | None
-    temperature: Positive = 20.0
+    temperature: Temperature = 20.0
     mix: Mixing | None = None
     top_k: PositiveInt | None = None
     scale_loss: bool = False

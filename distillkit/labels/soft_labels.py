@@ -62,7 +62,7 @@ def soft_labels(
     (ICLR 2024), which learns soft labels as logits.
     """
     small = as_set(small, name="small")
-    temperature = check.real_number(temperature, "temperature", above=0)
+    temperature = check.temperature(temperature)
     if not len(small):
         raise ValueError("small must hold at least one image, got an empty set")
     require_teacher(teacher, small.images, small.num_classes)

@@ -128,7 +128,7 @@ class StoredLabels:
         """Raise ValueError if shapes, types or ranges of the stored values contradict each other."""
         check.positive_int(self.num_classes, "num_classes")
         check.positive_int(self.seed, "seed", least=0)
-        check.real_number(self.temperature, "temperature", above=0.0)
+        check.temperature(self.temperature)
         check.boolean(self.scale_loss, "scale_loss")
         check.mapping(self.made_with, "made_with")
         ascending = list(self.epochs) == sorted({check.positive_int(e, "epochs", least=0) for e in self.epochs})

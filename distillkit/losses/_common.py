@@ -41,10 +41,12 @@ def require_same_shape(first: Tensor, second: Tensor, names: tuple[str, str], sh
     `names` are the names of the two arguments in error messages, and `shape` describes the dimensions as text.
 
     Raises:
-        TypeError, ValueError: a tensor is invalid, or the shapes differ.
+        TypeError, ValueError: a tensor is invalid, or the shapes or the devices differ.
     """
     require_float(first, names[0], shape)
     require_float(second, names[1], shape)
+    if first.device != second.device:
+        raise ValueError(f"{names[0]} and {names[1]} must be on one device, got {first.device} and {second.device}")
     if first.shape != second.shape:
         raise ValueError(
             f"{names[0]} and {names[1]} must have the same shape, got {list(first.shape)} and {list(second.shape)}"
@@ -60,7 +62,7 @@ def pair_tensors(
 
     Raises:
         TypeError: a value is not a floating-point tensor, such as the gradient None of an unused parameter.
-        ValueError: the sequences are empty, or differ in length or in the shapes of their tensors.
+        ValueError: the sequences are empty, or differ in length or in the shapes or devices of their tensors.
     """
     for name, values in zip(names, (first, second)):
         if not isinstance(values, Iterable) or isinstance(values, type):
@@ -73,6 +75,9 @@ def pair_tensors(
             if not isinstance(value, Tensor) or not value.is_floating_point():
                 kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
                 raise TypeError(f"{name}[{i}] must be a floating torch.Tensor, got {kind}")
+        if pair[0].device != pair[1].device:
+            devices = [str(value.device) for value in pair]
+            raise ValueError(f"{names[0]}[{i}] is on {devices[0]}, {names[1]}[{i}] on {devices[1]}; move one of them")
         if pair[0].shape != pair[1].shape:
             shapes = [list(value.shape) for value in pair]
             raise ValueError(f"{names[0]}[{i}] has shape {shapes[0]}, {names[1]}[{i}] has {shapes[1]}")

@@ -62,7 +62,7 @@ def supervised_contrastive(
     check.boolean(detach_other, "detach_other")
     require_float(embeddings, "embeddings", "N, d")
     check.class_labels(labels, len(embeddings), None)
-    temperature = check.real_number(temperature, "temperature", above=0)
+    temperature = check.temperature(temperature)
     check.one_of(empty, "empty", ("drop", "zero"))
     check.one_of(reduction, "reduction", ("mean", "sum"))
     if (other_embeddings is None) != (other_labels is None):
@@ -107,7 +107,7 @@ class SupervisedContrastive(nn.Module):
         reduction: Literal["mean", "sum"] = "mean",
     ) -> None:
         super().__init__()
-        self.temperature = check.real_number(temperature, "temperature", above=0)
+        self.temperature = check.temperature(temperature)
         self.detach_other = check.boolean(detach_other, "detach_other")
         self.empty: Literal["drop", "zero"] = check.one_of(empty, "empty", ("drop", "zero"))
         self.reduction: Literal["mean", "sum"] = check.one_of(reduction, "reduction", ("mean", "sum"))
@@ -172,7 +172,7 @@ def model_contrastive(
     """
     require_same_shape(embeddings, global_embeddings, ("embeddings", "global_embeddings"), "N, d")
     require_same_shape(embeddings, previous_embeddings, ("embeddings", "previous_embeddings"), "N, d")
-    temperature = check.real_number(temperature, "temperature", above=0)
+    temperature = check.temperature(temperature)
     z = unit_rows(embeddings)
     toward = (z * unit_rows(global_embeddings)).sum(1)
     away = (z * unit_rows(previous_embeddings)).sum(1)

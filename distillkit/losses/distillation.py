@@ -46,7 +46,7 @@ def knowledge_distillation(
     makes the scale of the gradient independent of T.
     """
     require_same_shape(student_logits, teacher_logits, _PAIR, "N, K")
-    temperature = check.real_number(temperature, "temperature", above=0)
+    temperature = check.temperature(temperature)
     student = F.log_softmax(student_logits / temperature, dim=1)
     teacher = F.log_softmax(teacher_logits / temperature, dim=1)
     return reduce(temperature**2 * (teacher.exp() * (teacher - student)).sum(1), reduction)
@@ -61,7 +61,7 @@ class KnowledgeDistillation(nn.Module):
 
     def __init__(self, *, temperature: float = 1.0, reduction: Reduction = "mean") -> None:
         super().__init__()
-        self.temperature = check.real_number(temperature, "temperature", above=0)
+        self.temperature = check.temperature(temperature)
         self.reduction: Reduction = check.one_of(reduction, "reduction", ("mean", "sum", "none"))
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def binary_distillation(
     "absent". No paper states this loss.
     """
     require_same_shape(student_logits, teacher_logits, _PAIR, "N, K")
-    temperature = check.real_number(temperature, "temperature", above=0)
+    temperature = check.temperature(temperature)
     student, teacher = student_logits / temperature, teacher_logits / temperature
     present = teacher.sigmoid() * (F.logsigmoid(teacher) - F.logsigmoid(student))
     absent = (-teacher).sigmoid() * (F.logsigmoid(-teacher) - F.logsigmoid(-student))

@@ -11,6 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from distillkit._utils import check
 from distillkit.networks._base import require_network
 from distillkit.rng import as_generator
 
@@ -141,8 +142,13 @@ def initialize(network: nn.Module, generator: int | torch.Generator, redraw: Red
     Raises:
         TypeError: `redraw` is None, and no rule above applies to a module. The message contains the module's name and
             lists the remedies.
+        ValueError: a parameter is on the device "meta".
     """
     require_network(network, "network")
+    for parameter in network.parameters():
+        check.has_values(parameter, "network's parameters")
+    if redraw is not None:
+        check.callable_with(redraw, "redraw", ["network", "generator"], "a function that sets parameters in place")
     generator = as_generator(generator)
     unknown = [(name, module) for name, module in network.named_modules() if not init_own_parameters(module, generator)]
     if redraw is not None:

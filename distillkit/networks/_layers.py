@@ -158,6 +158,7 @@ class ImageNetwork(Configurable, nn.Module):
             images: float [N, C, H, W], in any memory format.
 
         Raises:
+            TypeError: the images have another dtype than the network.
             ValueError: the network does not accept images of this shape.
         """
         channels, height, width = self.shape
@@ -165,6 +166,11 @@ class ImageNetwork(Configurable, nn.Module):
         if not fits or not (self.any_size or images.shape[2:] == (height, width)):
             wanted = f"[N, {channels}, H, W]" if self.any_size else f"[N, {channels}, {height}, {width}]"
             raise ValueError(f"images must have shape {wanted} for this network, got {list(images.shape)}")
+        if images.dtype != self.classifier.weight.dtype and not torch.is_autocast_enabled(images.device.type):
+            raise TypeError(
+                f"images must have the dtype of the network, {self.classifier.weight.dtype}, got {images.dtype}; "
+                "convert one of them by .to(dtype), and divide pixels of 0..255 by 255"
+            )
         return self._maps(images).flatten(1)
 
     def _maps(self, images: Tensor) -> Tensor:

@@ -66,11 +66,13 @@ def check_network(
 
     Raises:
         ValueError: the network is on another device than the images, does not accept images of this shape, or returns
-            wrong shapes, NaN or Inf; or it ends in a softmax and `probabilities` is "refuse".
+            wrong shapes, NaN or Inf; it changes its images in place; or it ends in a softmax and `probabilities` is
+            "refuse".
     """
     shape = tuple(images.shape[1:])
     require_same_device(cast(Network, network), images, name)
     noise = torch.randn(2, *shape, generator=derive(0, "a network's trial")).to(images)
+    before = noise.clone()
     with contextlib.nullcontext() if not isinstance(network, nn.Module) else eval_mode(network):
         try:
             embedding = cast(Network, network).features(noise) if features else None
@@ -82,9 +84,14 @@ def check_network(
             raise ValueError(
                 f"{name} ({_kind(network)}) does not accept images of the data's shape {shape}: {error or repr(error)}"
             ) from error
-    for what, value in (("embeddings [N, d]", embedding), ("logits [N, K]", logits)):
-        if value is not None:
-            _check_rows(value, what, name, shape)
+    if not torch.equal(noise, before):
+        raise ValueError(
+            f"{name} ({_kind(network)}) must not change its images in place; use operations without a trailing "
+            "underscore, and no inplace=True before the first layer that computes new values"
+        )
+    used = [("embeddings [N, d]", embedding)] if features else []
+    for what, value in used + ([("logits [N, K]", logits)] if classes is not None else []):
+        _check_rows(value, what, name, shape)
     if (
         logits is not None
         and classes is not None

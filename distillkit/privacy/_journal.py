@@ -154,8 +154,8 @@ class Journal:
             (line number, object) pairs, and the number of torn lines found.
 
         Raises:
-            ValueError: a line is damaged (it is not valid JSON, and not marked as torn), or the file was edited or has
-                lost lines.
+            ValueError: the file is no journal, a line is damaged (it is not valid JSON, and not marked as torn), or the
+                file was edited or has lost lines.
         """
         if self._path is None:
             return [], 0
@@ -163,6 +163,10 @@ class Journal:
         head = self._head() if opening else None
         if size < self._offset and (head is not None or not opening):
             raise ValueError(f"{self._path} lost lines since it was read, so there is no epsilon: restore the file")
+        if opening and size > 0:
+            with open(self._path, "rb") as file:
+                if file.read(1) != b"{":
+                    raise ValueError(f"path must be a ledger or a new file, but {self._path} holds something else")
         lines, torn = [], 0
         for raw in self._new_lines() if size > self._offset else ():
             self._offset += len(raw) + 1

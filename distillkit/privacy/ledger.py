@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, fields, replace
-from pathlib import Path
 from typing import Any
 
 from distillkit._utils import check
@@ -128,7 +127,9 @@ class Ledger:
             "data": None if data is None else check.instance(data, str, "data", "a fingerprint"),
         }
         self._pin(_NEW | {name: value for name, value in self._given.items() if value is not None})
-        self.path = None if path is None else Path(path)
+        self.path = None if path is None else check.path(path, "path")
+        if self.path is not None and self.path.is_dir():
+            raise IsADirectoryError(f"path must be a file, but {self.path} is a folder; give the path of a file in it")
         self._journal = Journal(self.path)
         self._lock = threading.Lock()
         self._events: list[Event] = []
@@ -536,6 +537,8 @@ class Ledger:
         return low
 
     def _check_budget(self, events: Sequence[Event]) -> None:
+        for event in events:
+            check.instance(event, Event, "events", "Event(mechanism, sigma, ...) objects")
         for event in events:
             if event.relation != (relation := self.relation or events[0].relation):
                 raise NotAccountable(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from distillkit._sanity_checks import check_logits
 from distillkit._utils import check
 from distillkit.rng import as_generator
 
@@ -106,4 +107,5 @@ def checked_logits(logits: Tensor) -> Tensor:
     """
     if check.matrix(logits, "logits").shape[1] < 2:
         raise ValueError("logits must have at least 2 columns, got 1; for one logit z of two classes pass [0, z]")
+    check_logits(logits.detach(), "the network that computed logits", refuse=False)
     return logits.detach()

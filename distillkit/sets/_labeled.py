@@ -219,7 +219,7 @@ class LabeledImages:
     @overload
     def __getitem__(self, index: slice | Tensor | Sequence[int]) -> LabeledImages: ...
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> tuple[Tensor, Tensor] | LabeledImages:
-        index = as_index(index)
+        index = as_index(index, len(self))
         if isinstance(index, Tensor) and index.ndim == 0:
             return self.images[int(index)], self.labels[int(index)]
         columns = {name: column[index] for name, column in self.columns.items()}
@@ -289,6 +289,7 @@ class LabeledImages:
             normalization: the new normalization. Pixels are not clamped, so converting back returns the same images up
                 to rounding. If it was measured on images, it ends a guarantee of the set, see `replace`.
         """
+        Normalization.require(normalization)
         images = normalization.encode(self.normalization.decode(self.images))
         info = replaced_info(self, {"normalization": normalization})
         return self._with(images=images, normalization=normalization, info=info)
@@ -300,7 +301,11 @@ class LabeledImages:
             device: device of the images, the labels and the tensors in `columns`. Default: unchanged.
             dtype: dtype of the images and of soft or multi-label rows. Class indices and the tensors in `columns` keep
                 their dtype. Default: unchanged.
+
+        Raises:
+            TypeError, ValueError: this machine does not have the device, or the dtype is not floating point.
         """
+        device = None if device is None else check.device(device)
         labels = self.labels.to(device, dtype) if self.labels.ndim == 2 else self.labels.to(device)
         columns = {name: column.to(device) for name, column in self.columns.items()}
         return self._with(images=self.images.to(device, dtype), labels=labels, columns=columns)

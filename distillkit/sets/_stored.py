@@ -140,7 +140,7 @@ class StoredImages(FileBacked):
     @overload
     def __getitem__(self, index: slice | Tensor | Sequence[int]) -> StoredImages: ...
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> tuple[Tensor, Tensor] | StoredImages:
-        index = as_index(index)
+        index = as_index(index, len(self))
         if isinstance(index, Tensor) and index.ndim == 0:
             row = self._rows[int(index)]
             return self._encoded(row[None])[0], self.labels[int(index)]

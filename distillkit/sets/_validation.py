@@ -137,16 +137,34 @@ def checked_normalization(normalization: Normalization, channels: int) -> Normal
     return normalization
 
 
-def as_index(index: int | slice | Tensor | Sequence[int]) -> slice | Tensor:
+def as_index(index: int | slice | Tensor | Sequence[int], n: int) -> slice | Tensor:
     """Convert an index of a set to a slice or a tensor that PyTorch accepts. An empty list selects no images.
 
     Args:
         index: an integer, a slice, a mask, an index tensor or a list.
+        n: number of images, N.
+
+    Raises:
+        TypeError: the index is none of these.
+        IndexError: an integer is not in [-N, N), or a mask has another length than N.
     """
-    if isinstance(index, slice | Tensor):
+    if isinstance(index, slice):
         return index
-    found = torch.as_tensor(index)
-    return found if found.numel() else found.long()
+    try:
+        found = torch.as_tensor(index)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"index must be an int, a slice, a mask or a list of ints, got {index!r:.80}") from None
+    found = found if found.numel() or isinstance(index, Tensor) else found.long()
+    if found.is_floating_point() or found.is_complex() or found.ndim > 1:
+        raise TypeError(
+            f"index must be an int, a slice, a mask [N] or ints [n], got {found.dtype} of shape {list(found.shape)}"
+        )
+    if found.dtype == torch.bool:
+        if found.shape != (n,):
+            raise IndexError(f"index must be a mask of {n} values, one per image, got shape {list(found.shape)}")
+    elif found.numel() and not -n <= int(found.min()) <= int(found.max()) < n:
+        raise IndexError(f"index must be in [{-n}, {n}), got {int(found.min())} to {int(found.max())}")
+    return found
 
 
 def checked_columns(columns: Mapping[str, Any], n: int) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from distillkit._utils import check
 from distillkit._utils.files import write_atomically
 from distillkit._utils.provenance import RUN_FORMAT, versions
 from distillkit._utils.user_warnings import without_warnings
@@ -86,7 +87,7 @@ class PreparedRun:
             return dict(read_json(path))
         commit = options.pop("commit", None)
         _set_aside(out, spec)
-        folder.mkdir(parents=True, exist_ok=True)
+        check.folder(folder, "out").mkdir(parents=True, exist_ok=True)
         store = folder / "arguments"
         task = to_config(self.task, store=store, shared=options.pop("shared", out / "data"), name="task")
         notes = {

@@ -107,6 +107,9 @@ class Records(list[Record]):
         records: the finished runs.
         missing: (task, method, seed) of each unfinished run.
         choices: contents of the `choice.json` files, one per study.
+
+    Raises:
+        TypeError: an element of `records` is not a `Record`.
     """
 
     def __init__(
@@ -116,6 +119,8 @@ class Records(list[Record]):
         choices: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         super().__init__(records)
+        for record in self:
+            check.instance(record, Record, "records", "Records, as from read_records")
         self.missing, self.choices = tuple(missing), tuple(choices)
 
     def __add__(self, other: list[Any]) -> Records:  # type: ignore[override]

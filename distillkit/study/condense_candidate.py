@@ -169,7 +169,7 @@ class Condense(Candidate):
         (job.folder / "state.safetensors").unlink(missing_ok=True)
         ended = _now()
         (seconds, cpu), (test_seconds, test_cpu) = _between(began, condensed), _between(condensed, ended)
-        measured = {} if self.measure is None or job.validation else self.measure(found, job)
+        measured = {} if self.measure is None or job.validation else self._measured(found, job)
         return {
             "rounds": None, "accuracy_last": rows[0].mean, "accuracy_std": rows[0].std, "accuracies": accuracies,
             "images": len(found), "seconds_condense": None if interrupted else seconds, "seconds_test": test_seconds,
@@ -177,6 +177,14 @@ class Condense(Candidate):
             "seconds": ended[0] - began[0], **privacy_columns(ledger), "sigma": found.info.get("sigma"),
             "hash": tensor_fingerprint([set_fingerprint(found.to("cpu")), json.dumps(accuracies)]), **measured,
         }  # fmt: skip
+
+    def _measured(self, found: LabeledImages, job: Job) -> dict[str, Any]:
+        assert self.measure is not None
+        columns = self.measure(found, job)
+        try:
+            return dict(json.loads(json.dumps(check.mapping(columns, "the result of measure"))))
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"measure must return a dictionary of JSON values, got {columns!r:.80}: {error}") from error
 
     def trial(self, built: Any, job: Job) -> Cost:
         """Estimate the cost of a run from its first condensation steps and one short training.
@@ -264,6 +272,8 @@ def _supported(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
 
     If the function is a `functools.partial`, options that it already sets are left out.
     """
+    if not callable(function):
+        raise TypeError(f"make must return a condenser, a function of the images, got {type(function).__name__}")
     parameters = inspect.signature(function).parameters
     fixed = getattr(function, "keywords", {})
     return {name: value for name, value in options.items() if name in parameters and name not in fixed}

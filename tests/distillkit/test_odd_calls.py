@@ -67,6 +67,7 @@ from attacks.reporting import Audit, Inversion
 from attacks.statistics import ppv_interval
 from distillkit import LabeledImages, Normalization
 from distillkit import losses as lo
+from distillkit._utils.processes import worker_pool
 from distillkit.augment import (
     DSA,
     CropFlip,
@@ -77,6 +78,7 @@ from distillkit.augment import (
     require_augmentation,
     require_normalization,
 )
+from distillkit.chunking import chunk_size, forward_chunks
 from distillkit.condense import (
     InnerTraining,
     class_statistics,
@@ -89,13 +91,16 @@ from distillkit.condense import (
     images_from_statistics,
     initial_images,
     k_center,
+    load_state,
     loops_for,
     random_subset,
+    save_state,
     stitch,
 )
 from distillkit.data import Split, clients, load, split_by
 from distillkit.data import partition as pa
 from distillkit.evaluate import evaluate
+from distillkit.fingerprint import set_fingerprint, tensor_fingerprint
 from distillkit.generate import (
     LatentDecoder,
     NoiseDecoder,
@@ -111,6 +116,7 @@ from distillkit.generate import (
     upsampled_gaussian,
 )
 from distillkit.labels import CutMix, Mixup, Relabel, soft_labels, stored_soft_labels
+from distillkit.locking import locked
 from distillkit.networks import (
     CifarResNet,
     ConvNet,
@@ -1005,7 +1011,30 @@ def scored(result: Any) -> Tensor:
     return model_scorer(made(), lambda logits, labels: result)(data().images, LABELS)
 
 
+class Halved(nn.Module):
+    """Halve images in place."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.mul_(0.5)
+
+
+class Detached(nn.Module):
+    """Cut the gradient."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values.detach()
+
+
+def darken(images: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
+    return images.mul_(0.5)
+
+
+def dm(**options: Any) -> LabeledImages:
+    return distribution_matching(data(), **{"networks": sampler(), "ipc": 1, "steps": 1, "progress": False} | options)
+
+
 CHANCE = torch.full((9, 3), 1 / 3)
+META = torch.zeros(2, 1, 8, 8, device="meta")
 MISTAKES: list[tuple[Any, str]] = [
     (lambda: data().replace(class_names=("a", "a", "b")), "class_names must differ, but 'a' names several"),
     (lambda: LabeledImages.concatenate(data()), "sets must be a list of LabeledImages"),
@@ -1029,6 +1058,51 @@ MISTAKES: list[tuple[Any, str]] = [
         lambda: compare_messages({"a": Gradient.of(made(), data().images, LABELS)}, data().images, LABELS, steps=1),
         "images must be pixels in .* in their normalization",
     ),
+    (lambda: dm(networks=FixedNetwork(nn.Sequential(Halved(), made()))), "must not change its images in place"),
+    (
+        lambda: dm(networks=FixedNetwork(nn.Sequential(Detached(), made()))),
+        "must be differentiable with respect to their images",
+    ),
+    (lambda: dm(augment=darken), "augment must not change its images in place"),
+    (lambda: dm(augment=lambda x, g, siamese=False: x.detach()), "augment must be differentiable"),
+    (lambda: dm(callback=lambda: None), "callback is called as callback"),
+    (
+        lambda: gradient_matching(
+            data(), networks=FixedNetwork(nn.Sequential(made(), Detached())), ipc=1, iterations=1
+        ),
+        "differentiable",
+    ),
+    (
+        lambda: train(nn.Sequential(made(), Detached()), data(), Protocol(epochs=1)),
+        "differentiable with respect to its parameters",
+    ),
+    (lambda: train(made(), data(), Protocol(epochs=1), callback=lambda: None), "callback is called as callback"),
+    (lambda: [train(t := taught(), data(), Protocol(epochs=1, relabel=Relabel(t)))], "another one than the teacher"),
+    (lambda: invert(t := made(), LABELS, shape=(1, 8, 8), student=t, steps=1), "student must be another network"),
+    (lambda: Relabel(made(), temperature=1e-40), "temperature must be"),
+    (lambda: prune_by_confidence(CHANCE, keep=0.5), "must return logits"),
+    (lambda: separability(torch.rand(9, 1, 8, 8), torch.zeros(9, dtype=torch.long)), "at least 2 classes"),
+    (lambda: SmallDecoder((1, 8, 8), latent=4)(torch.zeros(2, 5)), r"latents must have shape \[B, 4\], as latent=4"),
+    (lambda: initialize(made().to("meta"), 0), "device 'meta'"),
+    (lambda: initialize(made(), 0, redraw=lambda: None), "redraw is called as redraw"),
+    (lambda: LabeledImages(META, torch.tensor([0, 1])), "must have values, got a tensor on the device 'meta'"),
+    (lambda: tensor_fingerprint(META), "tensors must be a list of tensors"),
+    (lambda: tensor_fingerprint([META]), "device 'meta'"),
+    (lambda: set_fingerprint(data().images), "data must be a LabeledImages or a StoredImages"),
+    (lambda: data()["a"], "index must be an int"),
+    (lambda: data()[1.5], "index must be an int"),
+    (lambda: data()[[0, 9]], r"index must be in \[-9, 9\), got 0 to 9"),
+    (lambda: data()[[-10]], r"index must be in \[-9, 9\)"),
+    (lambda: data()[torch.tensor([True, False])], "index must be a mask of 9 values"),
+    (lambda: data().renormalize((0.5,)), "normalization must be"),
+    (lambda: data().to("tpu"), "device must be"),
+    (lambda: load_state("docs"), "is a folder"),
+    (lambda: save_state("unused", data()), "state must map names"),
+    (lambda: locked("docs", wait=-1.0, resource="x").__enter__(), "wait must be"),
+    (lambda: worker_pool(0), "count must be"),
+    (lambda: derive(1.5), "seed must be an int, and keys ints or strings, got float"),
+    (lambda: forward_chunks(made(), data().images, 0).__next__(), "size must be"),
+    (lambda: chunk_size(torch.zeros(3)), r"images must be \[N, C, H, W\]"),
 ]
 
 
@@ -1036,5 +1110,5 @@ MISTAKES: list[tuple[Any, str]] = [
 def test_mistakes_are_named(call: Any, words: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        with pytest.raises((TypeError, ValueError, OSError, UserWarning), match=words):
+        with pytest.raises((TypeError, ValueError, OSError, LookupError, UserWarning), match=words):
             call()

@@ -87,7 +87,10 @@ def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto", 
     """
     check.one_of(accountant, "accountant", ("auto", "rdp", "pld"))
     merged: dict[tuple[float, float], int] = {}
-    for sigma, rate, count in spends:
+    for spend in spends:
+        if not isinstance(spend, Sequence) or isinstance(spend, str) or len(spend) != 3:
+            raise TypeError(f"spends must be a list of triples (sigma, rate, count), got {spend!r} in it")
+        sigma, rate, count = spend
         check_sigma(sigma)
         check.real_number(rate, "rate", least=0.0, most=1.0)
         if check.positive_int(count, "count", least=0, most=MOST_RELEASES) and rate:

@@ -51,6 +51,8 @@ def class_sums(
     Raises:
         BatchStatistics, NotCapturable: an embedder is not a fixed function of one image.
     """
+    num_classes = check.positive_int(num_classes, "num_classes")
+    labels = check.class_labels(labels, len(images), num_classes)
     declare_records(images, labels)
     sums = []
     size, bounded = chunk_size(images, chunk), math.isfinite(embedders.sensitivity)
@@ -144,6 +146,7 @@ def class_means_gradient(
         leaf = own.detach().requires_grad_()
         inputs = leaf.flatten(0, 1) if parametrize is None else tiles.decode(leaf.flatten(0, 1))
         means = embed(inputs).unflatten(0, (len(own), -1)).mean(1)
+        check.differentiable(means, "embedders", "their images")
         parts.append(torch.autograd.grad((want - means).square().sum(), leaf)[0])
     return torch.cat(parts)
 
@@ -190,8 +193,11 @@ def fit_to_means(
     check.positive_int(steps, "steps", least=0)
     check.real_number(lr, "lr", above=0.0)
     check.real_number(momentum, "momentum", least=0.0, below=1.0)
-    if targets.ndim != 3 or len(targets) != len(embedders):
-        raise ValueError(f"targets must be [{len(embedders)} embedders, classes, F], got {list(targets.shape)}")
+    wanted = len(embedders), embedders.dim
+    if targets.ndim != 3 or (len(targets), targets.shape[2]) != wanted or not targets.shape[1]:
+        raise ValueError(f"targets must be [{wanted[0]} embedders, classes, F={wanted[1]}], got {list(targets.shape)}")
+    if not len(start) or len(start) % targets.shape[1]:
+        raise ValueError(f"start must hold ipc images for each of {targets.shape[1]} classes, got {len(start)} images")
     images = start.detach().clone().unflatten(0, (targets.shape[1], -1))
     velocity = torch.zeros_like(images)
     with bar(steps, "fitting private images", progress=progress) as shown:
@@ -201,4 +207,4 @@ def fit_to_means(
             velocity.mul_(momentum).add_(gradient)
             images.sub_(velocity, alpha=lr * 0.5 * (1 + math.cos(math.pi * step / steps)))
             shown.update()
-    return images.flatten(0, 1)
+    return check.converged(images.flatten(0, 1), "lr")

@@ -136,6 +136,7 @@ def condense_private(
     check.positive_int(steps, "steps", least=0)
     check.real_number(lr, "lr", above=0.0)
     check.real_number(momentum, "momentum", least=0.0, below=1.0)
+    check.instance(passes, Passes, "passes", "a Passes(count=..., ...)")
     embedding = EmbeddingNetworks.of(networks)
     chunk, match = embedding.chunk, embedding.match or "embedding"
     chunk_size(real.images, chunk)

@@ -234,7 +234,7 @@ def image_sgd(
     info = {"method": "image_sgd", "derived": "image_sgd", **account.guarantee().info()}
     info |= {"sigma": sigma, "clip": clip, "rate": rate, "steps": steps, "match": match, "ipc": ipc, "init": init_name}
     classes = torch.arange(real.num_classes, device=real.labels.device).repeat_interleave(ipc)
-    learned = synthetic.detach().flatten(0, 1)
+    learned = check.converged(synthetic.detach().flatten(0, 1), "lr")
     with without_warnings():  # noise may drive pixels far out of their range, which is no error here
         return LabeledImages(
             learned,

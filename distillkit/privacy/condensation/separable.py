@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from distillkit._utils import check
 from distillkit.privacy.errors import NotSeparable
 from distillkit.rng import derive
 
@@ -44,7 +45,11 @@ def separable(loss: F) -> F:
     Args:
         loss: matching loss, a function as described in `SeparableLoss`. Its attribute `separable` is set to True, and
             the loss is returned.
+
+    Raises:
+        TypeError: `loss` is not a function.
     """
+    check.callable_with(loss, "loss", ["embedding", "means"], "a function that returns one value per row")
     loss.separable = True  # type: ignore[attr-defined]
     return loss
 
@@ -90,6 +95,8 @@ def require_separable(loss: object) -> SeparableLoss:
     generator = derive(0, "separable")
     embedding, means = (torch.randn(64, 3, generator=generator, dtype=torch.float64) for _ in range(2))
     with torch.random.fork_rng(devices=[]):
+        if not isinstance(one := loss(embedding[:1], means[:1]), Tensor):
+            raise NotSeparable(f"{name} must return one value per row as a tensor, got {type(one).__name__}")
         alone = torch.cat([loss(embedding[i : i + 1], means[i : i + 1]).reshape(-1) for i in range(64)])
         for size in (*range(1, 17), 32, 64):
             together = loss(embedding[:size], means[:size])

@@ -13,6 +13,7 @@ from distillkit._utils import check
 from distillkit._utils.eval_mode import preserve_modes, train_mode
 from distillkit._utils.progress import bar
 from distillkit._utils.user_warnings import without_warnings
+from distillkit.networks._base import require_network
 from distillkit.privacy.accounting.planning import resolve_sigma
 from distillkit.privacy.capture._private_records import Untouched, active_records, apart_from_records, declare_records
 from distillkit.privacy.errors import NotCapturable, PrivacyError
@@ -45,10 +46,13 @@ def without_batch_norm(network: nn.Module) -> nn.Module:
 
     Args:
         network: network to copy; it is not changed.
+
+    Raises:
+        TypeError: `network` is not an `nn.Module`.
     """
     from opacus.validators import ModuleValidator
 
-    twin = copy.deepcopy(network)
+    twin = copy.deepcopy(require_network(network))
     for name, module in list(twin.named_modules()):
         if not tracks_statistics(module):
             continue
@@ -152,6 +156,8 @@ def train_private(
     refuse_derived(real.info)
     refuse_measured_normalization(real.normalization, "train_private")
     refuse_half_precision(real.images, "the images")
+    if optimizer is not None:
+        check.callable_with(optimizer, "optimizer", ["parameters"], "partial(torch.optim.Adam, lr=0.001)", classes=True)
     account = open_account(ledger, delta)
     secret = account.secret
     row_loss = loss if loss is not None else _cross_entropy
@@ -180,11 +186,22 @@ def train_private(
         source = clipped_gradients(gradients, network, losses, (real.images, real.labels))
         if loss is not None and columns:
             _check_loss(loss, real, columns)
+        if loss is None and isinstance(images, LabeledImages) and images.classes_given and columns < images.num_classes:
+            raise ValueError(
+                f"network must return {images.num_classes} logits, one per class of the images, got {columns}; build "
+                f"it for {images.num_classes} classes"
+            )
     chunk = source.chunk_size(rate * size, chunk)
     with Untouched(records, "the optimizer", shape=False):
         update = torch.optim.SGD(parameters, lr=lr) if optimizer is None else optimizer(parameters)
     if not isinstance(update, torch.optim.Optimizer):
         raise TypeError(f"optimizer must return a torch.optim optimizer, got a {type(update).__name__}")
+    known, own = {id(p) for p in parameters}, {id(p) for group in update.param_groups for p in group["params"]}
+    if not own or not own <= known:
+        raise ValueError(
+            "optimizer must return an optimizer of the parameters that it is called with, got one of "
+            f"{len(own)} parameters, {len(own - known)} of them others"
+        )
     if isinstance(update, torch.optim.LBFGS):
         raise TypeError("optimizer must step by one noised gradient, but LBFGS evaluates the loss; use SGD or Adam")
     private = PrivateGradient(parameters, sigma=sigma, clip=clip, denominator=rate * size, secret=secret)

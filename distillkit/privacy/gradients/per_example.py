@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit._utils import check
+from distillkit.networks._base import require_network
 from distillkit.privacy.capture._captured_function import CapturedFunction, capture
 from distillkit.privacy.capture._tracing import Stateless
 from distillkit.privacy.errors import BatchStatistics, NotSeparable, PrivacyError
@@ -39,8 +40,10 @@ def require_per_example(network: nn.Module) -> None:
 
     Raises:
         BatchStatistics: a layer uses or updates statistics of the batch; the message names the layers.
-        PrivacyError: no parameter requires a gradient, or a parameter is in half precision.
+        PrivacyError: no parameter requires a gradient, or a parameter is in half precision, NaN or infinite.
+        TypeError: `network` is not an `nn.Module`.
     """
+    require_network(network)
     found = [name or type(m).__name__ for name, m in network.named_modules() if keeps_statistics(m)]
     if found:
         raise BatchStatistics(
@@ -56,6 +59,10 @@ def require_per_example(network: nn.Module) -> None:
         )
     for name, parameter in network.named_parameters():
         refuse_half_precision(parameter, f"parameter {name}")
+        if type(parameter) is nn.Parameter and not bool(torch.isfinite(parameter).all()):
+            raise PrivacyError(
+                f"parameter {name} holds NaN or Inf, so no gradient is finite; train from finite weights"
+            )
 
 
 def tracks_statistics(module: nn.Module) -> bool:

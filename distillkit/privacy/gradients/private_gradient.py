@@ -77,7 +77,11 @@ class PrivateGradient:
         Args:
             grad_samples: gradients of n examples: one tensor [n, *parameter.shape] per parameter, in the order of
                 `parameters`.
+
+        Raises:
+            TypeError, ValueError: the tensors do not have these shapes.
         """
+        self._require_shapes(grad_samples, "grad_samples", 1)
         flat = [g.reshape(len(g), p.numel()) for g, p in zip(grad_samples, self._parameters, strict=True)]
         norms = [torch.linalg.vector_norm(block, dim=1) for g in flat for _, block in _in_blocks(g)]
         norm = torch.stack(norms).norm(dim=0)
@@ -88,6 +92,15 @@ class PrivateGradient:
         for total, rows in zip(self._sums, flat, strict=True):
             for place, block in _in_blocks(rows):
                 total[place] += factor @ block
+
+    def _require_shapes(self, tensors: Sequence[Tensor], name: str, leading: int) -> None:
+        own = [list(p.shape) for p in self._parameters]
+        for tensor in check.sequence(tensors, name, "tensors, one per parameter", len(own)):
+            check.float_tensor(tensor, name)
+        shapes = [list(tensor.shape) for tensor in tensors]
+        if [shape[leading:] for shape in shapes] != own or len({tuple(shape[:leading]) for shape in shapes}) > 1:
+            wanted = "[n, *shape] of" if leading else "the shapes of"
+            raise ValueError(f"{name} must have {wanted} the parameters, {own}, got {shapes}")
 
     def factors(self, norms: Tensor, *, precision: float = 0.0) -> Tensor:
         """Return the factors that clip gradients of the given norms: 0 where a norm is not finite.
@@ -105,7 +118,11 @@ class PrivateGradient:
 
         Args:
             sums: one tensor per parameter, with the parameter's shape, in the order of `parameters`.
+
+        Raises:
+            TypeError, ValueError: the tensors do not have these shapes.
         """
+        self._require_shapes(sums, "sums", 0)
         for total, part in zip(self._sums, sums, strict=True):
             total += part.flatten()
 

@@ -32,7 +32,7 @@ def test_saved_state_is_restored_bitwise_without_temporary_files(tmp_path: Path)
 
 def test_failed_save_keeps_the_old_file(tmp_path: Path) -> None:
     path = save_state(tmp_path / "run.safetensors", state())
-    with pytest.raises(AttributeError):
+    with pytest.raises(TypeError, match="state must be"):
         save_state(path, {"images": "no tensor"})  # type: ignore[dict-item]
     assert int(load_state(path)["step"]) == 3
     assert list(tmp_path.iterdir()) == [path]
