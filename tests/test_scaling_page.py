@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from distillkit import LabeledImages
 from fl import FedDM, Method, Real, Run, simulate
 from fl.message import payload_bytes
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
+from tests.fl.federations import small
 from tests.fl.test_addon_combinations import NAMES, OPTIONS, PICTURE, POOL, SHARED, Net, digits, plain
 from tests.scripts import ROOT, load_script
 
@@ -27,7 +28,7 @@ PAGE = load_script("docs/scripts/scaling.py")
 
 IPC, ANCHORS, PATCHES, DRAWS, CLIENTS, CLASSES = 6, 5, 7, 11, 4, 3
 DM: dict[str, Any] = {"factory": Net, "ipc": IPC, "steps": 1, "server_epochs": 1, "server_batch": 64}
-DP: dict[str, Any] = {**DM, "sigma": 2.0, "public_statistics": True}
+DP: dict[str, Any] = {**DM, "factory": partial(small, side=8), "sigma": 2.0, "public_statistics": True}
 LGD: dict[str, Any] = {"ipc": IPC, "selected": (2,), "refine_steps": 1, "augment": None, "batch_real": 4}
 SMALLER: dict[str, dict[str, Any]] = {
     "Anchors": {"ipc": ANCHORS, "selected": (2,), "steps": 1},
@@ -67,7 +68,8 @@ def formula_variables(name: str, method: Method, run: Run) -> dict[str, float]:
     weights = list(network.state_dict().values())
     state = payload_bytes(run.server.state)
     return {
-        "P": sum(t.numel() for t in weights), "T": len(weights), "e": 16, "x": 64, "K": CLASSES, "N": CLIENTS,
+        "P": sum(t.numel() for t in weights), "T": len(weights), "x": 64, "K": CLASSES, "N": CLIENTS,
+        "e": network.classifier.in_features,
         "H": sum(t.numel() for t in network.classifier.parameters()), "c": CLASSES if name == "PrivateFedDM" else 2,
         "i": IPC, "a": ANCHORS, "V": 9, "s": PATCHES, "q": 640 if name == "SharedPool" else 256, "d": DRAWS,
         "r": float("FedAvg.update" in run.rows[-1]["up"]), "G": state.get("FedGen.generator", 0) / 4,

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from distillkit import LabeledImages
+from distillkit.networks import ConvNet
 from distillkit.normalization import IDENTITY
 
 
@@ -27,6 +28,11 @@ class Tiny(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.classifier(self.features(images))
+
+
+def small(outputs: int, side: int = 4) -> ConvNet:
+    """Return a network of distillkit, which private methods run without tracing it first: tests are faster."""
+    return ConvNet((1, side, side), outputs, width=3, depth=1)
 
 
 def images(count: int, seed: int, classes: int = 3) -> LabeledImages:

@@ -330,12 +330,12 @@ def jitter(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return x + 0.5 * torch.rand(len(x), 1, 1, 1, generator=generator)
 
 
-@pytest.mark.parametrize("options", [{}, {"augment": jitter}, {"factory": dropping}, {"momentum": 0.9}])
+@pytest.mark.parametrize("options", [{"augment": jitter}, {"factory": dropping}, {"momentum": 0.9}])
 def test_seeded_run_repeats_with_any_workers_and_has_no_guarantee(
     options: dict[str, Any], tmp_path: Path, global_rng_untouched: None
 ) -> None:
     def seeded(*addons: AddOn, **how: Any) -> Run:
-        return play(noisy(), *addons, how={"secret": 4, **how}, **options)
+        return play(noisy(), *addons, rounds=2, clients=CLIENTS[:2], how={"secret": 4, **how}, **options)
 
     run = seeded(SCAFFOLD(), MOON())
     assert_same(run, seeded(MOON(), SCAFFOLD(), workers=3))
@@ -363,7 +363,10 @@ def test_augmentation_and_dropout_use_the_secret_generator(options: dict[str, An
 
 def test_chunk_size_changes_only_rounding() -> None:
     one, other = (
-        play(noisy(chunk=c, clip=0.1), MOON(), how={"secret": 1}).server.state[FedAvg.model] for c in (2, 100)
+        play(noisy(chunk=c, clip=0.1), MOON(), rounds=2, clients=CLIENTS[:2], how={"secret": 1}).server.state[
+            FedAvg.model
+        ]
+        for c in (2, 100)
     )
     for name, value in one.items():
         torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-6)
@@ -380,7 +383,9 @@ def test_training_leaves_no_hooks_and_warns_of_nothing() -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run = play(noisy(), Looks(), MOON(), phases=[Phase(1, train="classifier.*"), Phase(1)])
+        run = play(
+            noisy(), Looks(), MOON(), rounds=2, clients=CLIENTS[:2], phases=[Phase(1, train="classifier.*"), Phase(1)]
+        )
     assert not any(row["failed"] for row in run.rows)
 
 

@@ -34,7 +34,7 @@ from distillkit.privacy._public_noise import public_noise
 from distillkit.rng import derive
 from fl import Classification, Client, FedDM, MultiLabel, NoUsableReply, Run, simulate
 from fl.methods import PrivateFedDM, SummedFedDM
-from tests.fl.federations import Tiny, images, with_label_rows
+from tests.fl.federations import Tiny, images, small, with_label_rows
 from tests.fl.test_feddm import train_server
 from tests.refused import refused
 
@@ -44,7 +44,7 @@ SERVER = {"server_epochs": 4, "server_batch": 999, "server_lr": 0.3, "server_wei
 
 
 def double(outputs: int) -> nn.Module:
-    return Tiny(outputs).double()
+    return small(outputs).double()
 
 
 def empty_client() -> LabeledImages:
@@ -191,7 +191,7 @@ def test_sums_follow_the_reference(noise: Any, warm: bool) -> None:
     for number in (1, 2):
         begin = x.flatten(0, 1) if warm and number == 2 else initial_images((number, "server"))
         maps = drawn(net, pooled, derive(0, number, "maps"), begin if warm and number == 2 else None)
-        sums, counts = torch.zeros(MAPS, 3, 48 + 3, dtype=torch.float64), pooled.counts().double()
+        sums, counts = torch.zeros(MAPS, 3, 12 + 3, dtype=torch.float64), pooled.counts().double()
         for k, data in enumerate(held):
             secret = noise_of(k, number)
             sums = sums + secret.add_noise(summed(data, maps), SIGMA * share)
@@ -310,7 +310,7 @@ def test_class_with_a_negative_noised_count_has_weight_zero(monkeypatch: pytest.
 
     monkeypatch.setattr(SummedFedDM, "receive", receiving)
     monkeypatch.setattr(FedDM, "train", training)
-    play(kind=SummedFedDM, secret=5, sigma_sizes=30.0, weights="samples")
+    play(kind=SummedFedDM, secret=8, sigma_sizes=30.0, weights="samples")
     (found,), (weight,) = counts, weights
     assert float(found.min()) < 0 < float(found.max())
     wanted = found.clamp_min(0.0).repeat_interleave(IPC)
@@ -348,7 +348,7 @@ def test_message_sizes_are_independent_of_the_records(kind: type[PrivateFedDM]) 
         shown = 3 * IPC
         assert up[0] == {"FedDM.images": shown * 16 * 8, "FedDM.images:labels": shown * 8, "FedDM.samples": shown * 4}
     else:
-        assert up[0] == {"SummedFedDM.sums": MAPS * 3 * (48 + 3) * 8, "SummedFedDM.total": 3 * 8}
+        assert up[0] == {"SummedFedDM.sums": MAPS * 3 * (12 + 3) * 8, "SummedFedDM.total": 3 * 8}
 
 
 # The ledger.

@@ -23,7 +23,7 @@ from fl.method import Method, NoUsableReply
 from fl.methods import FedLGD, FedProto, PrivateFedDM, Real, SingleImage
 from fl.participants import Client, Server
 from fl.schema import MAX_MAGNITUDE, MAX_WEIGHT, BadReply, EntrySpec, Schema, check_reply
-from tests.fl.federations import Tiny, federation, images
+from tests.fl.federations import Tiny, federation, images, small
 from tests.fl.invariances import assert_same, network
 from tests.fl.reply_mutants import Mutant, mutants
 from tests.refused import refused
@@ -39,7 +39,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "FedAvg FedDF": lambda: FedAvg(FedDF(steps=1), factory=Tiny, **SMALL),
     "FedDM": lambda: FedDM(factory=Tiny, **DM),
     "PrivateFedDM": lambda: PrivateFedDM(
-        factory=Tiny, sigma=1.0, sigma_sizes=1.0, num_networks=1, least=0.0, clip=1.0, **{**DM, "lr": 1.0}
+        factory=small, sigma=1.0, sigma_sizes=1.0, num_networks=1, least=0.0, clip=1.0, **{**DM, "lr": 1.0}
     ),
     "FedProto": lambda: FedProto(factory=Tiny),
     "FedGen": lambda: FedAvg(FedGen(steps=1, batch=4, noise=2, hidden=4), factory=Tiny, **SMALL),

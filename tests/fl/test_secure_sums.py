@@ -41,7 +41,7 @@ from fl.methods import SummedFedDM
 from fl.schema import MAX_WEIGHT
 from fl.secure._encoding import BoundExceeded, ReplyLayout
 from fl.secure.sums import require_sums
-from tests.fl.federations import Tiny, federation, images
+from tests.fl.federations import Tiny, federation, images, small
 from tests.fl.invariances import assert_same
 from tests.fl.secure_protocol import InMemoryKeyring
 from tests.fl.test_addon_combinations import PICTURE, SHARED
@@ -185,7 +185,7 @@ def test_largest_values_do_not_overflow() -> None:
 
 def feddm(**options: Any) -> Method:
     return SummedFedDM(**{
-        "sigma": 1.0, "sigma_sizes": 1.0, "factory": Tiny, "ipc": 1, "steps": 2, "server_epochs": 1, "server_batch": 4,
+        "sigma": 1.0, "sigma_sizes": 1.0, "factory": small, "ipc": 1, "steps": 2, "server_epochs": 1, "server_batch": 4,
         "num_networks": 2, "noise": "shares", "public_statistics": True, **options,
     })  # fmt: skip
 

@@ -83,9 +83,11 @@ def test_upper_limit_holds_the_true_deviation_in_eight_of_ten_pilots() -> None:
     for pairs in (5, 9):
         pilots = [
             PowerAnalysis(dict(enumerate(row)), 1.0, column="loss")
-            for row in rng.normal(0.3, 2.0, (4000, pairs)).tolist()
+            for row in rng.normal(0.3, 2.0, (1000, pairs)).tolist()
         ]
-        assert np.mean([pilot.std_upper > 2.0 for pilot in pilots]) == pytest.approx(0.8, abs=0.02)
+        assert np.mean([pilot.std_upper > 2.0 for pilot in pilots]) == pytest.approx(
+            0.8, abs=0.04
+        )  # three standard deviations
 
 
 def test_pilot_runs_give_the_number_of_seeds() -> None:
