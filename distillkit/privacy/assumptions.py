@@ -26,7 +26,8 @@ PUBLIC_INPUTS = {
     "disjoint": "the statement that no two clients have the same record",
     "schedule": "sigma and rate of all releases, which follow a plan, whenever the plan is stopped",
     "records": "the statement that each record is valid and computed from its own raw data alone: no mean image "
-    "subtracted, no label smoothed with other records, no second copy, not selected by looking at other records",
+    "subtracted, no label smoothed with other records, no second copy, not selected by looking at other records (also "
+    "not as the rest of a split that a function of your own made)",
     "accuracies": "the statement that accuracies and losses on the private records, as in tuning, are not published",
     "optimizer": "the statement that the optimizer sees noised gradients only, never records or their losses",
     "server data": "images and models that the server has before round 1 (`server_data`, `init`)",

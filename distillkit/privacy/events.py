@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import Any
 
 from distillkit._utils import check
+from distillkit.privacy._sealed import Sealed
 from distillkit.privacy.accounting._ranges import MOST_RELEASES, check_sigma
 from distillkit.privacy.errors import NotAccountable
 
@@ -61,7 +62,7 @@ def check_relation(relation: str, mechanism: str = "") -> str:
 
 
 @dataclass(frozen=True)
-class Event:
+class Event(Sealed):
     """Charge to a ledger for `count` Gaussian releases with the same noise and sample rate.
 
     The functions of this package create their own events. For your own mechanism, create an event and pass it to

@@ -16,6 +16,7 @@ from typing import Any
 
 from distillkit._utils import check
 from distillkit.privacy._journal import Journal
+from distillkit.privacy._sealed import Sealed
 from distillkit.privacy.accounting._ranges import check_delta
 from distillkit.privacy.accounting.composition import Bound, Spend, compose, largest
 from distillkit.privacy.assumptions import ASSUMPTIONS, RECORDS
@@ -39,7 +40,7 @@ _OPACUS_REMARK = (
 )
 
 
-class Ledger:
+class Ledger(Sealed):
     """Privacy ledger: a record of the privacy budget spent on every client's data.
 
     Every noised release is charged to a ledger, and `guarantee` returns the guarantee for all releases together. Pass
@@ -633,7 +634,7 @@ def _client_names(events: Sequence[Event]) -> str:
     return " and ".join(dict.fromkeys(names))
 
 
-class Account:
+class Account(Sealed):
     """Ledger combined with the client to charge, the current round, and the source of the noise.
 
     Functions that release noised results, such as `condense_private`, accept an account as `ledger=` wherever they

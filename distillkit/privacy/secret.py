@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit.privacy._sealed import Sealed
 from distillkit.privacy.accounting._ranges import power_of_two
 from distillkit.rng import STATE_BYTES, derive, generator_from_bytes
 
@@ -22,7 +23,7 @@ _UNIT, _DISCRETE_UNIT = 2.0**-20, 2.0**-48
 """Units of released values and of the discrete Gaussian, relative to the standard deviation."""
 
 
-class Secret:
+class Secret(Sealed):
     """Source of noise: the operating system's entropy, or a seed.
 
     Every random draw on which a privacy claim relies comes from a `Secret`: noise, the choice of records for a step,
@@ -30,7 +31,8 @@ class Secret:
     generator (`secrets.token_bytes`), never from `torch.Generator`. A `torch.Generator` is a Mersenne Twister, and an
     adversary who knows all records but one could compute the state of the generator from the noise. With a seed, the
     draws are repeatable, and anyone who knows the seed knows the noise. The ledger then records that no guarantee
-    holds: use seeds for tests, not for releases.
+    holds: use seeds for tests, not for releases. The class has no subclasses, and its methods cannot be replaced on an
+    object, because every stated epsilon relies on them.
 
     Each record is chosen by comparing a uniform draw with the sample rate. The draw has 53 random bits, so the actual
     rate differs by at most 2^-53 from the rate that is accounted for.
@@ -117,9 +119,11 @@ class Secret:
             The noised values, float64 on the device of `values`.
 
         Raises:
-            TypeError, ValueError: `std` has the wrong type or is out of range.
+            TypeError, ValueError: `values` is not a real tensor, or `std` has the wrong type or is out of range.
         """
         check.real_number(std, "std", least=0.0)
+        if check.instance(values, Tensor, "values", "a torch.Tensor").is_complex():
+            raise TypeError(f"values must be real, got {values.dtype}: noise its real and imaginary parts separately")
         values = values.detach().double()
         if std == 0:
             return values.clone()
@@ -184,4 +188,6 @@ def as_secret(secret: Secret | int | None) -> Secret:
     Raises:
         TypeError: `secret` has another type.
     """
+    if secret is not None and not isinstance(secret, int | Secret):
+        raise TypeError(f"secret must be a Secret, an int seed for tests, or None, got {type(secret).__name__}")
     return secret if isinstance(secret, Secret) else Secret(secret)

@@ -12,6 +12,7 @@ import torch
 
 from distillkit.privacy import BudgetExhausted, Ledger
 from distillkit.privacy._journal import LedgerWriteError
+from distillkit.privacy.validation._arguments import refuse_derived
 from fl.engine._client_memory import MemoryStore
 from fl.engine._clients import ClientData, ClientRegistry
 from fl.engine._devices import placed
@@ -88,6 +89,8 @@ def respond(
         if _absent(runtime.method, header, data):
             return ClientResult(number, absent=True, seconds=cost())
         request = build_request()
+        if runtime.method.private:
+            refuse_derived(data.train.info, f"clients[{number}]")
         train, test = data.read()
         memory = runtime.memories.load(number, request.memory, delete_others=header.keeps)
         client = Client(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from distillkit._utils import check
+from distillkit.privacy.validation._arguments import refuse_derived
 from distillkit.sets import Images, StoredImages
 from fl.engine._backends import RunContext, backend_of
 from fl.engine._clients import ClientData, ClientRegistry
@@ -53,6 +54,9 @@ def simulate(method: Method, clients: Sequence[Images | StoredImages | ClientDat
     """
     method = require_method(method)
     registry = ClientRegistry(clients, getattr(config.task, "num_classes", None), config.progress)
+    if method.private and registry.all_loaded:
+        for number, data in enumerate(registry):
+            refuse_derived(data.train.info, f"clients[{number}]")
     workers, backend = check.positive_int(config.workers, "workers"), backend_of(config.backend)
 
     def open_transport(context: RunContext) -> Transport:

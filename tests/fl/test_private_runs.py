@@ -349,7 +349,16 @@ def test_class_count_measured_on_labels_is_refused_before_any_charge() -> None:
     for held in ([derived, derived[:5]], (ClientData(derived),), Lazy([derived, told[0]])):
         with pytest.raises(PrivacyError, match=r"num_classes must be given.*data\.replace\(num_classes=K\)"):
             simulate(NoisySum(), held, rounds=1, progress=False, ledger=ledger)  # type: ignore[arg-type]
+    made = told[1].replace(info={"derived": "herding"})
+    with pytest.raises(
+        PrivacyError, match=r"clients\[1\] must be records, but they were made from other .*\(herding\)"
+    ):
+        simulate(NoisySum(), [told[0], made], rounds=1, progress=False, ledger=ledger)
     assert ledger.events == ()
+    late = Lazy([told[0], made])
+    with pytest.warns(UserWarning, match="client 1 failed in every round"):
+        simulate(NoisySum(), late, rounds=1, progress=False, ledger=ledger)  # type: ignore[arg-type]
+    assert {event.client for event in ledger.events} == {"0"}
     simulate(FedAvg(factory=Tiny), [derived, derived[:5]], rounds=1, progress=False)
 
 

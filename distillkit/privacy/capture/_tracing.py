@@ -8,7 +8,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+from torch.distributions import Distribution
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -126,6 +127,7 @@ def _trace(
     python, numpy = random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002
     try:
         with ExitStack() as stack:
+            stack.enter_context(_without_validation())
             for module in modules:
                 stack.enter_context(undraw_dropout(module))
             if dynamo := sys.modules.get("torch._dynamo"):  # trace through torch.compile
@@ -158,6 +160,17 @@ def _trace(
             "same for all records; draw with torch, without a generator, or from the generator that is passed"
         )
     return graph
+
+
+@contextmanager
+def _without_validation() -> Iterator[None]:
+    """Leave out the default checks of `torch.distributions`, which choose by values; `torch.compile` does so, too."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
 
 
 class _Watch(Untouched):

@@ -204,6 +204,9 @@ def train_private(
         )
     if isinstance(update, torch.optim.LBFGS):
         raise TypeError("optimizer must step by one noised gradient, but LBFGS evaluates the loss; use SGD or Adam")
+    largest = min(torch.finfo(p.dtype).max for p in parameters)
+    for group in update.param_groups:
+        check.real_number(float(group.get("lr", 0.0)), "lr", least=0.0, most=largest)
     private = PrivateGradient(parameters, sigma=sigma, clip=clip, denominator=rate * size, secret=secret)
     account.ledger.assume("train_private")
     note_opacus(account.ledger, gradients)

@@ -266,11 +266,15 @@ def rows_of(output: Output, labels: Tensor) -> Tensor:
         (linear, lambda z, y: -torch.distributions.Categorical(logits=z).log_prob(y)),
     ],
 )
-def test_usual_programs_are_accepted(toy_set: LabeledImages, factory: Callable[[], nn.Module], loss: Any) -> None:
+def test_usual_programs_are_accepted(
+    toy_set: LabeledImages, factory: Callable[[], nn.Module], loss: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = factory()
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # torch.compile switches it off
     before = [p.detach().clone() for p in model.parameters()]
     train(model, toy_set, loss=loss)
     assert not any(torch.equal(p, b) for p, b in zip(model.parameters(), before))
+    assert torch.distributions.Distribution._validate_args
 
 
 @pytest.mark.parametrize(
@@ -304,11 +308,16 @@ def test_augmentation_that_keeps_a_tensor_is_refused_when_captured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "words"), [(torch.optim.LBFGS, "LBFGS evaluates the loss"), (lambda p: None, "got a NoneType")]
-)
+    ("optimizer", "words"),
+    [
+        (torch.optim.LBFGS, "LBFGS evaluates the loss"), (lambda p: None, "got a NoneType"),
+        (lambda p: torch.optim.Adam([{"params": p[:1]}, {"params": p[1:], "lr": math.inf}]), "lr must be"),
+        (lambda p: torch.optim.SGD(linear().parameters(), lr=0.1), "an optimizer of the parameters that it is called"),
+    ],
+)  # fmt: skip
 def test_optimizer_without_steps_by_a_gradient_is_refused(toy_set: LabeledImages, optimizer: Any, words: str) -> None:
     ledger = Ledger()
-    refused(lambda: train(linear(), toy_set, optimizer=optimizer, ledger=ledger), TypeError, words)
+    refused(lambda: train(linear(), toy_set, optimizer=optimizer, ledger=ledger), (TypeError, ValueError), words)
     assert ledger.events == ()
 
 

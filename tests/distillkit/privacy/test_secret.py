@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distillkit.privacy import Secret, as_secret
+from distillkit.privacy import Account, Event, Ledger, Secret, as_secret
 from tests.refused import refused
 
 
@@ -115,6 +115,18 @@ def test_invalid_arguments_are_refused() -> None:
     refused(lambda: Secret("a"), TypeError, "seed")
     refused(lambda: noise(secret, (2,), -1.0), ValueError, "std")
     refused(lambda: secret.poisson(3, 1.5), ValueError, "rate")
+    refused(lambda: secret.add_noise(torch.zeros(2, dtype=torch.complex64), 1.0), TypeError, "values")
+    refused(lambda: as_secret(2.5), TypeError, "secret must be a Secret, an int seed")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("kind", "method"), [(Secret, "add_noise"), (Ledger, "spend"), (Account, "event")])
+def test_methods_that_an_epsilon_relies_on_are_final(kind: type, method: str) -> None:
+    refused(
+        lambda: type("Own", (kind,), {method: lambda *_: None}), TypeError, f"must not be a subclass of {kind.__name__}"
+    )
+    made = Account(Ledger()) if kind is Account else kind()
+    refused(lambda: setattr(made, method, lambda *_: None), AttributeError, f"{method} of a {kind.__name__} cannot be")
+    refused(lambda: type("Cheap", (Event,), {"sigma": 9.0}), TypeError, "must not be a subclass of Event")
 
 
 def test_generator_state_is_derived_entirely_from_the_secret(global_rng_untouched: None) -> None:

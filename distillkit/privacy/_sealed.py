@@ -1,0 +1,28 @@
+"""Base class of the classes on which every stated epsilon relies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["Sealed"]
+
+
+class Sealed:
+    """Base of classes without subclasses outside this package, and whose methods no object replaces.
+
+    A method of one's own that adds no noise, seeds it or charges nothing would make every stated epsilon false.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        if not cls.__module__.startswith("distillkit.privacy."):
+            base = cls.__bases__[0].__name__
+            raise TypeError(
+                f"{cls.__name__} must not be a subclass of {base}: a method of its own that adds no noise or charges "
+                f"nothing would make every stated epsilon false; use a {base} itself, and call it from your own class"
+            )
+        super().__init_subclass__(**options)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(type(self), name):
+            raise AttributeError(f"{name} of a {type(self).__name__} cannot be replaced: a stated epsilon relies on it")
+        super().__setattr__(name, value)
