@@ -14,7 +14,7 @@ from distillkit._utils.user_warnings import warn
 from distillkit.augment import ResizedCrop, ShufflePatches
 from distillkit.sets import LabeledImages, StoredImages
 
-__all__ = ["check_baseline", "check_factor", "check_test_images"]
+__all__ = ["check_baseline", "check_factor", "check_test_images", "images_among"]
 
 _CHUNK = 1024
 _SAME_PIXEL = 1.5 / 255
@@ -56,7 +56,7 @@ def check_test_images(test: LabeledImages | StoredImages, training: Mapping[str,
     for name, data in training.items():
         if data is None or not len(data) or not len(test):
             continue
-        found = int(_found(test, data).sum())
+        found = int(images_among(test, data).sum())
         if found:
             warn(
                 f"{found} of {len(test)} images of test are also in {name}, so the accuracy is partly or wholly one on "
@@ -96,7 +96,7 @@ def check_baseline(data: LabeledImages, real: LabeledImages, *, relabel: bool) -
             f"real must be the real training images, at least as many as data has ({len(data)}), because random images "
             f"are drawn from it; got {len(real)}"
         )
-    if bool(_found(real, data).all()):
+    if bool(images_among(real, data).all()):
         raise ValueError("real must be the real training images, but all of its images are in data: pass the whole set")
     own, other = data.counts().tolist(), real.counts().tolist()
     short = [f"{c} ({n})" for c, (n, wanted) in enumerate(zip(other, own)) if n < wanted]
@@ -105,7 +105,7 @@ def check_baseline(data: LabeledImages, real: LabeledImages, *, relabel: bool) -
         warn(f"real has fewer images than data in {len(short)} classes: {listed}; random images of these repeat")
 
 
-def _found(some: LabeledImages | StoredImages, among: LabeledImages) -> Tensor:
+def images_among(some: LabeledImages | StoredImages, among: LabeledImages) -> Tensor:
     """Return for each image of the first set whether it is in the second one, as bools [N]."""
     if some.shape != among.shape:
         return torch.zeros(len(some), dtype=torch.bool)

@@ -228,11 +228,12 @@ def require_same_order(a: Sequence[str], b: Sequence[str], names: tuple[str, str
 
     Args:
         a, b: class names of the sets; empty if a set has none.
-        names: names of the sets in error messages. None skips the check of sets of which only one has class names.
+        names: names of the sets in error messages. None skips the check of sets without a common name, and of sets of
+            which only one has class names.
 
     Raises:
-        ValueError: a class name has different indices in the sets; or only one set has class names, and these are
-            numbers, possibly with equal words around them, that are not in ascending order.
+        ValueError: a class name has different indices in the sets; no name occurs in both; or only one set has class
+            names, and these are numbers, possibly with equal words around them, that are not in ascending order.
     """
     both = " and ".join(names) if names else "the sets"
     if a and b:
@@ -241,6 +242,11 @@ def require_same_order(a: Sequence[str], b: Sequence[str], names: tuple[str, str
             raise ValueError(
                 f"{both} have {same} in another order: {', '.join(a)} and {', '.join(b)}; change the labels of one of "
                 "them"
+            )
+        if names and not set(a) & set(b):
+            raise ValueError(
+                f"{both} have no class in common: {', '.join(a)[:80]} and {', '.join(b)[:80]}; give both the same "
+                "class_names, or leave them out of one"
             )
     elif names and (named := a or b):
         parts = [re.fullmatch(r"(\D*)(\d+)(\D*)", name) for name in named]

@@ -27,6 +27,7 @@ from distillkit.networks.samplers import NetworkSampler
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.averaging import AddOn, Local
+from fl.averaging._validation import try_augmentation
 from fl.message import Entry
 from fl.participants import Client, Interrupted, Server
 
@@ -93,6 +94,7 @@ class Condensed(AddOn):
     def start(self, server: Server) -> None:
         """Refuse an augmentation that was created for another normalization than that of the clients' images."""
         require_augmentation(self.augment, server.normalization)
+        try_augmentation(server, self.augment, f"{self.name}: augment")
 
     def dataset(self, local: Local) -> LabeledImages:
         """Return the client's condensed set as training set. In the client's first round, condense its data.

@@ -20,6 +20,7 @@ from distillkit.networks import split
 from distillkit.sets import LabeledImages
 from fl.addons._virtual import require_source, virtual_set
 from fl.averaging import AddOn, AveragingServer, Local, Settings, Step
+from fl.averaging._validation import try_augmentation
 from fl.averaging.step import outputs
 from fl.batches import Batch
 from fl.message import Entry, Message
@@ -127,6 +128,8 @@ class VHL(AddOn):
         `layer` must be the name of a module that exists in every network, runs exactly once in a forward pass, and
         returns a tensor with one row per image.
         """
+        if self.augment is not None and not isinstance(self.augment, str):
+            try_augmentation(server, adapt_normalization(self.augment, server.normalization), f"{self.name}: augment")
         noise = virtual_set(server, self, self.source, self.classes, self.per_class, self.options)
         for architecture in server.settings.networks.names if self.layer is not None else ():
             net = server.network(architecture).eval()

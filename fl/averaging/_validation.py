@@ -33,15 +33,16 @@ def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def try_augmentation(server: Server, augment: Callable[[Tensor, torch.Generator], Tensor] | None) -> None:
+def try_augmentation(server: Server, augment: Callable[..., Tensor] | None, name: str = "augment") -> None:
     """Apply the augmentation to two noise images, and refuse it if it fails or changes the shape or dtype of the batch.
 
     Args:
         server: server of the run, which knows the clients' image shape, dtype and normalization.
-        augment: the option `augment` of `FedAvg`. If it is None, nothing is checked.
+        augment: the option `augment` of a method or an add-on. If it is None, nothing is checked.
+        name: name of the option in error messages.
 
     Raises:
-        ValueError: the augmentation fails on noise images, or changes the shape or dtype of the batch.
+        ValueError: the augmentation fails on noise images, changes their shape or dtype, or returns NaN or Inf.
     """
     if augment is None:
         return
@@ -51,13 +52,13 @@ def try_augmentation(server: Server, augment: Callable[[Tensor, torch.Generator]
         changed = augment(images.clone(), derive(0, "trial augment"))
     except Exception as error:
         raise ValueError(
-            f"augment fails on images like the clients', {list(images.shape)}: {_error_text(error)}"
+            f"{name} fails on images like the clients', {list(images.shape)}: {_error_text(error)}"
         ) from error
     if not isinstance(changed, Tensor) or changed.shape != images.shape or changed.dtype != images.dtype:
         got = f"{changed.dtype} {list(changed.shape)}" if isinstance(changed, Tensor) else type(changed).__name__
-        raise ValueError(f"augment must return {images.dtype} {list(images.shape)} for such images, got {got}")
+        raise ValueError(f"{name} must return {images.dtype} {list(images.shape)} for such images, got {got}")
     if not bool(torch.isfinite(changed).all()):
-        raise ValueError("augment must return finite images, but returns NaN or Inf for finite ones")
+        raise ValueError(f"{name} must return finite images, but returns NaN or Inf for finite ones")
 
 
 def try_objective(server: Server, objective: Callable[[Tensor, Tensor], Tensor] | None, outputs: int) -> None:
@@ -71,10 +72,15 @@ def try_objective(server: Server, objective: Callable[[Tensor, Tensor], Tensor] 
         outputs: number of a network's outputs.
 
     Raises:
-        ValueError: the objective fails on random logits, or does not return a differentiable scalar.
+        ValueError: the objective takes log-probabilities, fails on random logits, or returns no differentiable scalar.
     """
     if objective is None:
         return
+    if isinstance(objective, nn.NLLLoss):
+        raise ValueError(
+            "objective is called with logits, but NLLLoss takes log-probabilities; give torch.nn.CrossEntropyLoss, "
+            "whose result for log-probabilities is the same"
+        )
     logits = torch.randn(2, outputs, generator=derive(0, "trial logits"), dtype=server.dtype).requires_grad_()
     classes = server.task.num_classes
     labels = torch.tensor([0, classes - 1])

@@ -9,8 +9,10 @@ from numbers import Integral
 from pathlib import Path
 from typing import Literal
 
+import torch
 from torch import Tensor
 
+from distillkit._evaluation_checks import images_among
 from distillkit._utils import check
 from distillkit._utils.user_warnings import warn
 from distillkit.fingerprint import tensor_fingerprint
@@ -27,7 +29,15 @@ from fl.engine._config import RunConfig, RunFolder
 from fl.method import Method
 from fl.task import Classification, LabelTask
 
-__all__ = ["EXACT_TESTS", "open_ledger", "remark_on", "require_public", "resolve_task", "validate"]
+__all__ = [
+    "EXACT_TESTS",
+    "open_ledger",
+    "remark_on",
+    "require_public",
+    "resolve_task",
+    "validate",
+    "warn_of_training_images",
+]
 
 
 Panel = Literal["drawn", "all", "none"] | list[int]
@@ -134,6 +144,22 @@ def _test_set(test: object, first: LabeledImages, progress: bool) -> LabeledImag
     if test is None:
         return None
     return fitting_set(read_or_stored(test, "test", progress), "test", first)
+
+
+def warn_of_training_images(test: object, clients: ClientRegistry) -> None:
+    """Warn if some of 256 test images are among the clients' training images, of clients that are all in memory."""
+    if not isinstance(test, LabeledImages) or not len(test) or not clients.all_loaded:
+        return
+    if not bool(torch.isfinite(test.images).all()):
+        return  # `validate` refuses it
+    some = test[torch.linspace(0, len(test) - 1, min(len(test), 256)).long()]
+    sets = [client.train for client in clients]
+    found = sum(int(images_among(some, data).sum()) for data in sets if isinstance(data, LabeledImages))
+    if found:
+        warn(
+            f"{found} of {len(some)} images of test are also among the clients' training images, so the accuracy is "
+            "partly or wholly one on training images; pass images that were not used for training"
+        )
 
 
 def _server_sets(given: Mapping[str, Images] | None, first: LabeledImages, progress: bool) -> dict[str, LabeledImages]:

@@ -14,7 +14,7 @@ from fl.engine._config import SimulationConfig, options
 from fl.engine._run_record import data_fingerprint
 from fl.engine._runner import Deployment, execute
 from fl.engine._transport import Transport
-from fl.engine._validation import open_ledger
+from fl.engine._validation import open_ledger, warn_of_training_images
 from fl.engine.run import Run
 from fl.method import Method, require_method
 
@@ -57,6 +57,8 @@ def simulate(method: Method, clients: Sequence[Images | StoredImages | ClientDat
     if method.private and registry.all_loaded:
         for number, data in enumerate(registry):
             refuse_derived(data.train.info, f"clients[{number}]")
+    if not method.private:  # a warning would depend on records
+        warn_of_training_images(config.test, registry)
     workers, backend = check.positive_int(config.workers, "workers"), backend_of(config.backend)
 
     def open_transport(context: RunContext) -> Transport:

@@ -17,6 +17,7 @@ from fl._noise_images import empty_set, pixel_limit
 from fl.addons._server_training import Projection, train_on_set
 from fl.addons.condensed import condense_client
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
+from fl.averaging._validation import try_augmentation
 from fl.averaging.settings import learning_rate
 from fl.message import Entry, Message, Tensors
 from fl.method import Method, NoUsableReply, Predictor, evaluation_spec, require_single_label
@@ -108,6 +109,7 @@ class FedDM(Method):
         An augmentation that was created for another normalization than that of the clients' images is refused.
         """
         require_augmentation(self.augment, server.normalization)
+        try_augmentation(server, self.augment)
         self.networks.check_run(server, features=True)
 
     def start(self, server: Server) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distillkit import LabeledImages, Normalization, plot
+from distillkit._sanity_checks import check_perturbed
 from distillkit._utils.user_warnings import without_warnings
 from distillkit.augment import DSA, require_augmentation
 from distillkit.condense import distribution_matching, gradient_matching, herding, random_subset
@@ -22,6 +23,7 @@ from distillkit.rng import derive
 from distillkit.select import select
 from distillkit.sets import as_set
 from distillkit.training import Protocol
+from tests.refused import refused
 
 HALF = Normalization([0.5], [0.25])
 COLOUR = Normalization([0.49, 0.48, 0.45], [0.25, 0.24, 0.26])
@@ -153,6 +155,32 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "test must have class indices as labels",
     ),
 }
+
+
+@pytest.mark.parametrize(("low", "high", "outcome"), [
+    (0.0, 1.001, None), (-0.001, 1.0, None), (0.0, 1.002, "images range from"), (-0.002, 1.0, "images range from"),
+    (0.0, 16.0, "images range from"), (0.0, 16.01, "must be pixels"), (-0.01, 16.01, "images range from"),
+])  # fmt: skip
+def test_range_without_a_normalization(low: float, high: float, outcome: str | None) -> None:
+    images = torch.full((2, 1, 4, 4), 0.5, dtype=torch.float64)
+    images[0, 0, 0, 0], images[1, 0, 1, 2] = low, high
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if outcome is None:
+            as_set(images, torch.tensor([0, 1]))
+        else:
+            refused(lambda: as_set(images, torch.tensor([0, 1])), (ValueError, UserWarning), outcome)
+
+
+@pytest.mark.parametrize(("before", "after", "wrong"), [(16.0, 16.5, True), (16.5, 17.0, False), (1.0, 16.0, False)])
+def test_perturbed_pixels_in_0_to_255(before: float, after: float, wrong: bool) -> None:
+    """Pixels that were as large before are the caller's own units."""
+    pixels, changed = torch.zeros(2, 1, 2, 2), torch.zeros(2, 1, 2, 2)
+    pixels[1, 0, 0, 0], changed[0, 0, 1, 1] = before, after
+    if wrong:
+        refused(lambda: check_perturbed(changed, pixels, "against"), ValueError, r"pixels in \[0, 1\], got up to 16.5")
+    else:
+        assert check_perturbed(changed, pixels, "against") is changed
 
 
 @pytest.mark.parametrize(("call", "error", "words"), WRONG.values(), ids=WRONG)

@@ -15,7 +15,7 @@ import fl
 import fl.addons
 import fl.filters
 import fl.methods
-from distillkit import LabeledImages
+from distillkit import LabeledImages, Normalization
 from distillkit.privacy import Ledger
 from distillkit.rng import derive
 from fl import (
@@ -515,6 +515,18 @@ def cog(decoder: Any) -> FedAvg:
     return FedAvg(addon, factory=Tiny, steps=1, batch=4)
 
 
+def nans(images: torch.Tensor, generator: torch.Generator, siamese: bool = False) -> torch.Tensor:
+    return images * torch.nan
+
+
+def run_with_test_row(row: int) -> Any:
+    """Test on an image of the second client, in another normalization, and on two new ones."""
+    first, second, new = images(12, seed=0), images(12, seed=1), images(2, seed=2)
+    test = LabeledImages.concatenate([new, second[[row]]]).renormalize(Normalization((0.5,), (0.5,)))
+    parts = [data.renormalize(Normalization((0.5,), (0.5,))) for data in (first, second)]
+    return simulate(plain(), parts, rounds=1, test=test, progress=False)
+
+
 NAN = {"classifier.bias": torch.full((3,), torch.nan)}
 MISTAKES: list[tuple[Any, str]] = [
     (lambda: history.accuracy_last(rows_of_run()[0]), "rows must be the rows of a history.* got dict"),
@@ -545,6 +557,12 @@ MISTAKES: list[tuple[Any, str]] = [
         lambda: simulate(plain(), [named("a", "b", "c")], rounds=1, server_data={"proxy": named("c", "b", "a")}),
         r"server_data\['proxy'\] does not fit .* another order",
     ),
+    (lambda: outcome_of_run(plain(objective=torch.nn.NLLLoss())), "NLLLoss takes log-probabilities"),
+    (lambda: with_addon(fl.addons.VHL(**NOISE, augment=nans)), "augment must return finite images"),
+    (lambda: with_addon(fl.addons.Condensed(ipc=1, steps=1, augment=nans)), "augment must return finite images"),
+    (lambda: outcome_of_run(fl.FedDM(factory=Tiny, ipc=1, augment=nans)), "augment must return finite images"),
+    (lambda: run_with_test_row(0), "1 of 3 images of test are also among the clients' training images"),
+    (lambda: run_with_test_row(11), "1 of 3 images of test are also among the clients' training images"),
 ]
 
 

@@ -11,6 +11,7 @@ from distillkit.augment import DSA
 from distillkit.condense import class_statistics, distribution_matching, images_from_statistics, initial_images
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.rng import derive
+from distillkit.sets import Tiles
 from tests.refused import refused
 
 NORMALIZATION = Normalization((0.2, 0.4), (0.5, 0.5))
@@ -107,6 +108,22 @@ def test_initial_set_is_copied_in_class_order() -> None:
     assert made.info == {"init": "given", "with_replacement": [], "absent": [2], "derived": "initial images"}
     with pytest.raises(ValueError, match="different normalizations"):
         initial_images(data, 1, init=start.replace(normalization=Normalization((0.0,), (1.0,))))
+
+
+@pytest.mark.parametrize("init", ["noise", "real"])
+@pytest.mark.parametrize("tiles", [None, Tiles(2)])
+def test_only_the_condensed_classes_start(init: str, tiles: Tiles | None) -> None:
+    made = initial_images(real(8, 8, 8), 1, init=init, classes=[2, 0], parametrize=tiles, generator=3)
+    assert made.counts().tolist() == [1 if tiles is None else 4, 0, 1 if tiles is None else 4]
+
+
+def test_a_given_start_determines_the_classes() -> None:
+    """Unless `classes` are given; the real images have more classes."""
+    data, start = real(3, 3, 3), real(1, 0, 2)
+    networks = RandomNetworks(lambda: ConvNet((2, 4, 4), 3, width=2, depth=1))
+    for classes, counts in ((None, [1, 0, 2]), ([2], [0, 0, 2])):
+        made = distribution_matching(data, networks=networks, init=start, classes=classes, steps=1, progress=False)
+        assert made.counts().tolist() == counts
 
 
 def test_invalid_arguments_are_named() -> None:

@@ -141,6 +141,7 @@ def test_small_pools_and_classes() -> None:
     few = data[torch.cat([torch.arange(55), torch.tensor([57])])].replace(columns={})
     with pytest.raises(ValueError, match=r"pool must be at least ipc \* factor\*\*2 = 6"):
         stitch(data, observer=teacher, ipc=6, pool=5)
+    assert len(stitch(data, observer=teacher, ipc=6, pool=6)) == 18
     with pytest.warns(UserWarning, match=r"ipc \* factor\*\*2=20 is more than 2 of 3 classes have: 1 \(18\), 2 \(18\)"):
         made = stitch(few, observer=teacher, ipc=20)
     assert made.info["with_replacement"] == [1, 2]

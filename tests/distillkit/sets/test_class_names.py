@@ -88,6 +88,10 @@ def test_the_same_names_in_another_order_are_refused() -> None:
         ValueError, match=r"the sets have the class 'cat' in another order: cat, dog, eel and dog, cat, fox"
     ):
         DATA.require_compatible(DATA.replace(class_names=("dog", "cat", "fox")))
+    strangers = DATA.replace(class_names=("a", "b", "c"))
+    DATA.require_compatible(strangers)
+    with pytest.raises(ValueError, match="data and test have no class in common: cat, dog, eel and a, b, c"):
+        DATA.require_compatible(strangers, names=("data", "test"))
     DATA.require_compatible(DATA.replace(class_names=()))
     DATA.require_compatible(DATA.replace(class_names=("a", "dog", "c")))
     DATA.require_compatible(DATA.replace(class_names=("a", "b", "c")))
