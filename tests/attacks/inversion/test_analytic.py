@@ -43,6 +43,12 @@ def test_input_of_two_units_by_hand() -> None:
     assert found.residual == pytest.approx(0, abs=1e-12)
 
 
+def test_black_input_leaves_no_residual() -> None:
+    """The record is 0, so the weight gradient is 0, and the bias gradient alone is not."""
+    found = invert_linear(torch.zeros(2, 3), torch.tensor([-2.0, 1.0]))
+    assert (found.input.tolist(), found.residual) == ([0.0] * 3, 0.0)
+
+
 def test_input_of_a_mixture_by_hand() -> None:
     """Units that saw (1, 0) and (0, 1): the nearest outer product with b = (1, 1) is x = (1/2, 1/2), half is left."""
     found = invert_linear(torch.eye(2), torch.ones(2))

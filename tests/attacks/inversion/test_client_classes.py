@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from attacks.inversion import ClassBounds, class_bounds
+from attacks.inversion.client_classes import _with_size
 from distillkit.rng import derive
 
 LABELS = st.lists(st.integers(0, 5), min_size=1, max_size=12)
@@ -168,6 +170,19 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: class_bounds(3, bias_gradient=BIAS, labels=torch.tensor([1])), "contradict each other"),
     (lambda: class_bounds(3, labels=torch.tensor([0, 1, 2]), size=2), "contradict each other"),
 ]
+
+
+def between(low: int, value: int, high: int) -> bool:
+    return low <= value <= high
+
+
+def test_bounds_are_tightened_by_the_size_to_every_possible_count() -> None:
+    """Against the least and the largest count of each class among all counts within the bounds and of this size."""
+    for low, high, size in (([0, 1, 0], [3, 2, 9], 4), ([2, 0, 0], [2, 5, 1], 2), ([1, 1, 0], [9, 9, 9], 2)):
+        possible = [n for n in product(range(10), repeat=3) if sum(n) == size and all(map(between, low, n, high))]
+        got = _with_size(torch.tensor(low), torch.tensor(high), size)
+        assert got[0].tolist() == [min(column) for column in zip(*possible)]
+        assert got[1].tolist() == [max(column) for column in zip(*possible)]
 
 
 @pytest.mark.parametrize("case", range(len(REFUSALS)))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from distillkit.labels import CutMix, Mixup
 from distillkit.labels import mixing as module
+from distillkit.labels._views import ViewOptions, mixed_batches
 from distillkit.rng import derive
 
 
@@ -52,6 +53,24 @@ def test_cutmix_takes_a_box_of_the_partner_and_returns_the_true_share(
         if partner[i] != i:
             assert share == pytest.approx(float(own[i].double().mean()))
     assert 0 <= share <= 1
+
+
+@pytest.mark.parametrize("mix", [None, Mixup(1.0), CutMix(1.0)])
+@pytest.mark.parametrize(("batch", "sizes"), [(4, [4, 4, 2]), (3, [3, 3, 4]), (99, [10])])
+def test_views_of_an_epoch_cover_each_image_once_with_its_label(mix: Any, batch: int, sizes: list[int]) -> None:
+    """An image's pixels and its label row hold its index; a single last image joins the batch before it."""
+    x, rows = images(10), torch.arange(10.0).view(10, 1).expand(10, 3).double()
+    orders = []
+    for epoch in (0, 1):
+        made = list(mixed_batches(x, rows, ViewOptions(batch, None, mix), 5, epoch))
+        assert [len(seen) for seen, _ in made] == sizes
+        for seen, labels in made:
+            torch.testing.assert_close(seen.mean((1, 2, 3)), labels[:, 0])
+        torch.testing.assert_close(sum(labels[:, 0].sum() for _, labels in made), torch.tensor(45.0).double())
+        orders.append(torch.cat([labels[:, 0] for _, labels in made]))
+    if mix is None:
+        assert sorted(orders[0].tolist()) == list(range(10))
+        assert not torch.equal(*orders)
 
 
 def test_center_of_the_box_is_uniform_and_clipped_at_the_border(monkeypatch: pytest.MonkeyPatch) -> None:

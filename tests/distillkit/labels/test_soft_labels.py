@@ -139,6 +139,9 @@ def test_wrong_class_order_is_named_as_the_cause() -> None:
         soft_labels(pool(60), Guess(0))
     with pytest.raises(ValueError, match="Is its class order that of pool"):
         soft_labels(pool(60), build(convnet, 0), pool=stripes(90, noise=30.0))
+    absent = pool(90)[(pool(90).labels != 1).nonzero().flatten()]
+    with pytest.raises(ValueError, match=r"another order: .* right on 60 images \(class 0 is its 1, 2 is its 0\)"):
+        soft_labels(absent, Guess(0))
     options = Protocol(epochs=1, relabel=Relabel(Guess(0)))
     for real in (None, pool(60)):
         with pytest.raises(ValueError, match=f"60 images of {'test' if real is None else 'real'}"):
