@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from distillkit.normalization import Normalization
-from distillkit.privacy import Event, Ledger, PrivacyError, Secret
+from distillkit.privacy import Event, Ledger, PrivacyError, Secret, as_secret
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.message import Message
@@ -196,5 +196,6 @@ class Client(Participant):
         """
         if self.ledger is None:
             raise PrivacyError(f"{mechanism}: the run has no ledger to charge; the method must have `private = True`")
-        self.ledger.spend(Event(mechanism, sigma, rate, count, self.id, self.round, seeded=self.secret.seeded))
+        seeded = as_secret(self.secret).seeded
+        self.ledger.spend(Event(mechanism, sigma, rate, count, self.id, self.round, seeded=seeded))
         return self.ledger

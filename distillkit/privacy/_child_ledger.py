@@ -79,6 +79,8 @@ class ChildLedger(Ledger):
             raises an exception, the charge is refused.
     """
 
+    __slots__ = ("_memory",)
+
     def __init__(self, state: Mapping[str, Any], before: Callable[[Sequence[Line]], None] | None = None) -> None:
         super().__init__(None, **{name: state[name] for name in _OPTIONS})
         for number, line in enumerate(state["lines"], start=1):

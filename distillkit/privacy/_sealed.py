@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MemberDescriptorType
 from typing import Any
 
 __all__ = ["Sealed"]
@@ -10,8 +11,11 @@ __all__ = ["Sealed"]
 class Sealed:
     """Base of classes without subclasses outside this package, and whose methods no object replaces.
 
-    A method of one's own that adds no noise, seeds it or charges nothing would make every stated epsilon false.
+    A method of one's own that adds no noise, seeds it or charges nothing would make every stated epsilon false. With
+    `__slots__` in a class, its objects have no `__dict__` that could hold such a method.
     """
+
+    __slots__ = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         if not cls.__module__.startswith("distillkit.privacy."):
@@ -23,6 +27,6 @@ class Sealed:
         super().__init_subclass__(**options)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if hasattr(type(self), name):
+        if not isinstance(getattr(type(self), name, None), MemberDescriptorType | None):
             raise AttributeError(f"{name} of a {type(self).__name__} cannot be replaced: a stated epsilon relies on it")
         super().__setattr__(name, value)

@@ -101,6 +101,12 @@ class Ledger(Sealed):
         ValueError: the file is damaged, was changed, or is not a ledger.
     """
 
+    __slots__ = (
+        "__weakref__", "_assumed", "_empty", "_events", "_events_of", "_given", "_journal", "_lock", "_mirrored",
+        "_options", "_pending", "_reasons", "_register_count", "_registered", "_relations", "_remarks", "_torn",
+        "_totals", "budget", "data", "delta", "disjoint", "path", "relation", "renyi_order",
+    )  # fmt: skip
+
     delta: float
     budget: float | None
     disjoint: bool
@@ -646,7 +652,11 @@ class Account(Sealed):
         client: index or name of the client from whose records the released results are computed.
         round: round of the releases. It only informs readers of the ledger.
         secret: source of noise and Poisson draws; see `Secret`. If it has a seed, no guarantee holds.
+
+    Ledger and secret cannot be replaced later.
     """
+
+    __slots__ = ("_ledger", "_secret", "client", "round")
 
     def __init__(
         self,
@@ -658,8 +668,18 @@ class Account(Sealed):
     ) -> None:
         if not isinstance(ledger, Ledger):
             raise TypeError(f"ledger must be a Ledger, got {type(ledger).__name__}")
-        self.ledger, self.client, self.round = ledger, client_id(client), round
-        self.secret = as_secret(secret)
+        self._ledger, self.client, self.round = ledger, client_id(client), round
+        self._secret = as_secret(secret)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Ledger that is charged."""
+        return self._ledger
+
+    @property
+    def secret(self) -> Secret:
+        """Source of noise and Poisson draws."""
+        return self._secret
 
     @classmethod
     def of(cls, ledger: Ledger | Account) -> Account:

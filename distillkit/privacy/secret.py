@@ -66,6 +66,8 @@ class Secret(Sealed):
             the ledger (`attacks.audit.audit_noise`).
     """
 
+    __slots__ = ("_discrete", "_generator", "drawn", "draws")
+
     def __init__(self, seed: int | None = None, *, discrete: bool = False) -> None:
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise TypeError(f"seed must be an int, or None for the system's entropy, got {type(seed).__name__}")

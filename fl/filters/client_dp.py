@@ -12,7 +12,7 @@ from torch import Tensor
 
 from distillkit._utils.options import Fraction, NonNegative, Positive, Rate, check_options
 from distillkit._utils.user_warnings import warn
-from distillkit.privacy import ADD_OR_REMOVE_CLIENT, ALL_CLIENTS, Event, Ledger, NotAccountable, PrivacyError
+from distillkit.privacy import ADD_OR_REMOVE_CLIENT, ALL_CLIENTS, Event, Ledger, NotAccountable, PrivacyError, as_secret
 from distillkit.privacy.accounting._ranges import LEAST_CLIP, MOST_CLIP, check_clip, check_sigma
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging.fedavg import FedAvg
@@ -182,7 +182,7 @@ class ClientDP(Filter):
         return server.ledger
 
     def _event(self, server: Server) -> Event:
-        seeded, when = server.secret.seeded, server.round
+        seeded, when = as_secret(server.secret).seeded, server.round
         return Event(
             "client_dp", self.sigma, self.rate, 1, ALL_CLIENTS, when, relation=ADD_OR_REMOVE_CLIENT, seeded=seeded
         )

@@ -7,7 +7,16 @@ import math
 from distillkit._utils import check
 from distillkit.privacy.errors import NotAccountable
 
-__all__ = ["LEAST_CLIP", "MOST_CLIP", "MOST_RELEASES", "check_clip", "check_delta", "check_sigma", "power_of_two"]
+__all__ = [
+    "LEAST_CLIP",
+    "MOST_CLIP",
+    "MOST_LR",
+    "MOST_RELEASES",
+    "check_clip",
+    "check_delta",
+    "check_sigma",
+    "power_of_two",
+]
 
 _LEAST_SIGMA, _MOST_SIGMA = 1e-4, 1e9
 """Range of sigma in which floating-point numbers are accurate enough for the accountants."""
@@ -15,6 +24,9 @@ _LEAST_SIGMA, _MOST_SIGMA = 1e-4, 1e9
 MOST_RELEASES = 10**12
 """Largest number of releases in one event."""
 
+
+MOST_LR = 1e38
+"""Largest learning rate of images, which float32 can hold."""
 
 LEAST_CLIP, MOST_CLIP = 1e-12, 1e30
 """Range of clip norms, so that squares near the clip neither underflow nor overflow, also in float32."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit._utils.progress import bar
 from distillkit.chunking import chunk_size
-from distillkit.privacy.accounting._ranges import check_clip, power_of_two
+from distillkit.privacy.accounting._ranges import MOST_LR, check_clip, power_of_two
 from distillkit.privacy.capture._private_records import apart_from_records, declare_records
 from distillkit.privacy.condensation.public_embedders import PublicEmbedders
 from distillkit.privacy.errors import PrivacyError
@@ -100,7 +100,7 @@ def release(sums: Tensor, *, sigma: float, sensitivity: float, ledger: Ledger | 
         PrivacyError: sigma is positive, but the sensitivity is infinite.
         ValueError: the sums do not have three dimensions, or the sensitivity is out of range.
     """
-    if sums.ndim != 3:
+    if check.float_tensor(sums, "sums").ndim != 3:
         raise ValueError(f"sums must have shape [embedders, classes, F], got {list(sums.shape)}")
     if sigma and not math.isfinite(sensitivity):
         raise PrivacyError("an unclipped sum has no bounded sensitivity; give a clip, or clip=None for unit vectors")
@@ -191,7 +191,7 @@ def fit_to_means(
             differs from the number of embedders.
     """
     check.positive_int(steps, "steps", least=0)
-    check.real_number(lr, "lr", above=0.0)
+    check.real_number(lr, "lr", above=0.0, most=MOST_LR)
     check.real_number(momentum, "momentum", least=0.0, below=1.0)
     wanted = len(embedders), embedders.dim
     if targets.ndim != 3 or (len(targets), targets.shape[2]) != wanted or not targets.shape[1]:

@@ -207,6 +207,8 @@ def train_private(
     largest = min(torch.finfo(p.dtype).max for p in parameters)
     for group in update.param_groups:
         check.real_number(float(group.get("lr", 0.0)), "lr", least=0.0, most=largest)
+        for name in ("momentum", "dampening", "weight_decay", "eps"):
+            check.real_number(float(group.get(name) or 0.0), name, least=-largest, most=largest)
     private = PrivateGradient(parameters, sigma=sigma, clip=clip, denominator=rate * size, secret=secret)
     account.ledger.assume("train_private")
     note_opacus(account.ledger, gradients)
@@ -220,10 +222,23 @@ def train_private(
             for parameter, gradient in zip(parameters, private.take()):
                 parameter.grad = gradient
             with Untouched(records, "the optimizer", shape=False):
-                update.step()
-                update.zero_grad(set_to_none=True)
+                _step(update)
             shown.update()
     return account.ledger
+
+
+def _step(update: torch.optim.Optimizer) -> None:
+    """Take one step of the optimizer. All steps are charged already, so an error says so."""
+    try:
+        update.step()
+    except PrivacyError:
+        raise
+    except Exception as error:
+        raise PrivacyError(
+            f"the optimizer {type(update).__name__} failed after all steps were charged: {error}; change its options "
+            "or its step"
+        ) from error
+    update.zero_grad(set_to_none=True)
 
 
 def _check_loss(loss: RowLoss, like: LabeledImages, outputs: int) -> None:

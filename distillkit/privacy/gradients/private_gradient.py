@@ -54,6 +54,7 @@ class PrivateGradient:
     def __init__(
         self, parameters: Sequence[Tensor], *, sigma: float, clip: float, denominator: float, secret: Secret
     ) -> None:
+        check.instance(secret, Secret, "secret", "a Secret")
         self._sigma = check.real_number(sigma, "sigma", least=0.0)
         self._denominator = check.real_number(denominator, "denominator", above=0.0)
         if clip != math.inf:

@@ -312,6 +312,7 @@ def test_augmentation_that_keeps_a_tensor_is_refused_when_captured() -> None:
     [
         (torch.optim.LBFGS, "LBFGS evaluates the loss"), (lambda p: None, "got a NoneType"),
         (lambda p: torch.optim.Adam([{"params": p[:1]}, {"params": p[1:], "lr": math.inf}]), "lr must be"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=math.inf), "weight_decay must be"),
         (lambda p: torch.optim.SGD(linear().parameters(), lr=0.1), "an optimizer of the parameters that it is called"),
     ],
 )  # fmt: skip

@@ -126,6 +126,9 @@ def test_methods_that_an_epsilon_relies_on_are_final(kind: type, method: str) ->
     )
     made = Account(Ledger()) if kind is Account else kind()
     refused(lambda: setattr(made, method, lambda *_: None), AttributeError, f"{method} of a {kind.__name__} cannot be")
+    refused(lambda: vars(made), TypeError, "__dict__")
+    for part in {"ledger", "secret"} & set(dir(kind)):
+        refused(lambda p=part: setattr(made, p, None), AttributeError, f"{part} of a Account cannot be")  # type: ignore[misc]
     refused(lambda: type("Cheap", (Event,), {"sigma": 9.0}), TypeError, "must not be a subclass of Event")
 
 
