@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
 import threading
@@ -11,8 +12,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from distillkit._utils import check
 
 __all__ = ["InUse", "locked"]
 
@@ -67,10 +66,15 @@ def locked(lock: Path, resource: str, *, shared: bool = False, wait: float | Non
     """
     from filelock import FileLock, Timeout
 
-    lock = check.path(lock, "lock").resolve()
-    if wait is not None:
-        check.real_number(wait, "wait", least=0.0)
-    check.folder(lock.parent, f"the folder of {resource}").mkdir(parents=True, exist_ok=True)
+    # No `check` here: its import of torch would delay the start of other processes by seconds.
+    if not isinstance(lock, Path):
+        raise TypeError(f"lock must be a pathlib.Path, got {type(lock).__name__}")
+    if wait is not None and not (isinstance(wait, int | float) and 0 <= wait < math.inf):
+        raise ValueError(f"wait must be a number of seconds, at least 0, got {wait!r}")
+    lock = lock.resolve()
+    if (file := next((one for one in lock.parents if one.is_file()), None)) is not None:
+        raise NotADirectoryError(f"the folder of {resource} must be a folder, but {file} is a file; give another path")
+    lock.parent.mkdir(parents=True, exist_ok=True)
     if lock.is_dir():
         raise IsADirectoryError(f"lock must be a file, but {lock} is a folder; give the path of a file in it")
     note = lock.with_suffix(".json")

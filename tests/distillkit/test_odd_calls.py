@@ -6,6 +6,7 @@ import importlib
 import warnings
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -1098,7 +1099,10 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: data().to("tpu"), "device must be"),
     (lambda: load_state("docs"), "is a folder"),
     (lambda: save_state("unused", data()), "state must map names"),
-    (lambda: locked("docs", wait=-1.0, resource="x").__enter__(), "wait must be"),
+    (lambda: locked("docs", "x").__enter__(), "lock must be a pathlib.Path"),
+    (lambda: locked(Path("docs"), "x", wait=-1.0).__enter__(), "wait must be"),
+    (lambda: locked(Path("docs"), "x").__enter__(), "is a folder"),
+    (lambda: locked(Path("README.md/a"), "x").__enter__(), "README.md is a file"),
     (lambda: worker_pool(0), "count must be"),
     (lambda: derive(1.5), "seed must be an int, and keys ints or strings, got float"),
     (lambda: forward_chunks(made(), data().images, 0).__next__(), "size must be"),
