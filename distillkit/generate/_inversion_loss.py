@@ -92,20 +92,24 @@ class InversionLoss:
         """Return the number of logits K that the networks compute for two images [2, C, H, W].
 
         Raises:
-            ValueError: a network does not accept the images or does not return logits [2, K], or student and teacher
-                differ in K.
+            ValueError: a network does not accept the images, changes them in place or does not return logits [2, K],
+                or student and teacher differ in K.
         """
         widths = []
         for name, network in (("teacher", self.teacher), ("student", self.student)):
             if network is not None:
+                before = images.clone()
                 try:
                     logits = network(images)
                 except RuntimeError as error:
                     raise ValueError(
                         f"{name} cannot take images of shape={tuple(images.shape[1:])}: {error}"
                     ) from error
-                if logits.ndim != 2 or len(logits) != len(images):
-                    raise ValueError(f"{name} must give logits [B, K], got {list(logits.shape)} for two images")
+                if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(images):
+                    came = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+                    raise ValueError(f"{name} must give logits [B, K], got {came} for two images")
+                if not torch.equal(images, before):
+                    raise ValueError(f"{name} must not change its images in place; use operations without a trailing _")
                 widths.append(logits.shape[1])
         if len(set(widths)) > 1:
             raise ValueError(f"student must have the teacher's {widths[0]} classes, got {widths[1]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -138,7 +139,7 @@ def invert(
     if not any((cross_entropy, total_variation, image_l2, batch_norm, student is not None and disagreement)):
         raise ValueError("cross_entropy or another weight must be positive, got 0 for all: the images would stay noise")
     like = next(objective.teacher.parameters(), torch.empty(0)).detach()
-    num_classes = objective.count_logits(like.new_zeros(2, *shape))
+    num_classes = objective.count_logits(torch.linspace(-1, 1, 2 * math.prod(shape)).view(2, *shape).to(like))
     targets = _check_targets(targets, num_classes)
     targets = targets.to(like if targets.is_floating_point() else like.device)
 

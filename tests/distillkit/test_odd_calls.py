@@ -140,6 +140,15 @@ from distillkit.networks import (
 from distillkit.normalization import ZCA
 from distillkit.plot import grid, mmd_table, pairwise_mmd, pixel_histogram, real_and_synthetic, selection, tsne
 from distillkit.plot import partition as plot_partition
+from distillkit.privacy import (
+    PrivateGradient,
+    PublicEmbedders,
+    Secret,
+    class_sums,
+    compose,
+    fit_to_means,
+    plan_noise,
+)
 from distillkit.protocols import describe_protocol
 from distillkit.rng import derive
 from distillkit.robustness import FGSM, PGD, Corruption, Perturbation, pixels_in_range, require_perturbations
@@ -1026,6 +1035,29 @@ class Detached(nn.Module):
         return values.detach()
 
 
+class Returning(nn.Module):
+    """Return an object in place of logits."""
+
+    def __init__(self, result: object) -> None:
+        super().__init__()
+        self.result = result
+
+    def forward(self, logits: Tensor) -> object:
+        return self.result
+
+
+def inverting(teacher: nn.Module, **options: Any) -> LabeledImages:
+    return invert(teacher, LABELS[:2], shape=(1, 8, 8), steps=1, **options)
+
+
+def private(parameters: Any, secret: Any = None) -> PrivateGradient:
+    return PrivateGradient(parameters, sigma=1.0, clip=1.0, denominator=1.0, secret=secret or Secret())
+
+
+def embedders() -> PublicEmbedders:
+    return PublicEmbedders(sampler(), 1, like=data(), clip=1.0)
+
+
 def darken(images: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
     return images.mul_(0.5)
 
@@ -1103,6 +1135,18 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: locked(Path("docs"), "x", wait=-1.0).__enter__(), "wait must be"),
     (lambda: locked(Path("docs"), "x").__enter__(), "is a folder"),
     (lambda: locked(Path("README.md/a"), "x").__enter__(), "README.md is a file"),
+    (lambda: inverting(nn.Sequential(Halved(), made())), "teacher must not change its images in place"),
+    (lambda: inverting(nn.Sequential(made(), Returning(None))), "teacher must give logits .* got NoneType"),
+    (lambda: inverting(made(), student=nn.Sequential(made(), Returning(()))), "student must give logits .* got tuple"),
+    (lambda: compose(3, 1e-5), "spends must be a list of triples"),
+    (lambda: plan_noise(1.0, 1e-5, spent=3), "spent must be a list of triples"),
+    (lambda: private(None), "parameters must be a list of tensors"),
+    (lambda: private(torch.zeros(3)), "parameters must be a list of one or more tensors"),
+    (lambda: private([META]), "device 'meta'"),
+    (lambda: private([torch.zeros(3)], secret=3), "secret must be a Secret"),
+    (lambda: class_sums(data().images, LABELS, None, num_classes=3), "embedders must be PublicEmbedders"),
+    (lambda: fit_to_means(data().images, None, META), "embedders must be PublicEmbedders"),
+    (lambda: fit_to_means(None, embedders(), torch.zeros(1, 3, 4)), "start must be a floating tensor"),
     (lambda: worker_pool(0), "count must be"),
     (lambda: derive(1.5), "seed must be an int, and keys ints or strings, got float"),
     (lambda: forward_chunks(made(), data().images, 0).__next__(), "size must be"),

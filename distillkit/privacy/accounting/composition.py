@@ -87,7 +87,7 @@ def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto", 
     """
     check.one_of(accountant, "accountant", ("auto", "rdp", "pld"))
     merged: dict[tuple[float, float], int] = {}
-    for spend in spends:
+    for spend in check.instance(spends, Iterable, "spends", "a list of triples (sigma, rate, count)"):
         if not isinstance(spend, Sequence) or isinstance(spend, str) or len(spend) != 3:
             raise TypeError(f"spends must be a list of triples (sigma, rate, count), got {spend!r} in it")
         sigma, rate, count = spend

@@ -91,7 +91,7 @@ def plan_noise(
     check.real_number(epsilon, "epsilon", above=0.0)
     check.positive_int(count, "count")
     check.real_number(rate, "rate", above=0.0, most=1.0)
-    before = list(spent)
+    before = list(check.instance(spent, Iterable, "spent", "a list of triples (sigma, rate, count)"))
     cost = compose(before, delta, accountant=accountant)
     if cost.epsilon >= epsilon:
         raise NotAccountable(

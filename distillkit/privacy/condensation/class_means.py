@@ -52,6 +52,7 @@ def class_sums(
         BatchStatistics, NotCapturable: an embedder is not a fixed function of one image.
     """
     num_classes = check.positive_int(num_classes, "num_classes")
+    check.instance(embedders, PublicEmbedders, "embedders", "PublicEmbedders(networks, num_networks, like=...)")
     labels = check.class_labels(labels, len(images), num_classes)
     declare_records(images, labels)
     sums = []
@@ -193,7 +194,10 @@ def fit_to_means(
     check.positive_int(steps, "steps", least=0)
     check.real_number(lr, "lr", above=0.0, most=MOST_LR)
     check.real_number(momentum, "momentum", least=0.0, below=1.0)
+    check.instance(embedders, PublicEmbedders, "embedders", "PublicEmbedders(networks, num_networks, like=...)")
+    check.float_tensor(start, "start", "[K * ipc, C, H, W]")
     wanted = len(embedders), embedders.dim
+    check.float_tensor(targets, "targets", "[G, K, F]")
     if targets.ndim != 3 or (len(targets), targets.shape[2]) != wanted or not targets.shape[1]:
         raise ValueError(f"targets must be [{wanted[0]} embedders, classes, F={wanted[1]}], got {list(targets.shape)}")
     if not len(start) or len(start) % targets.shape[1]:

@@ -63,8 +63,12 @@ class PrivateGradient:
             raise PrivacyError(
                 f"clip must be finite unless sigma is 0, got sigma {sigma:g}: without a clip no noise is large enough"
             )
-        self._parameters, self._clip, self._secret = list(parameters), clip, secret
+        self._parameters, self._clip = list(check.sequence(parameters, "parameters", "tensors")), clip
+        self._secret = check.instance(secret, Secret, "secret", "a Secret")
+        if isinstance(parameters, Tensor) or not self._parameters:
+            raise ValueError("parameters must be a list of one or more tensors; give [tensor] for one")
         for parameter in self._parameters:
+            check.has_values(check.float_tensor(parameter, "parameters"), "parameters")
             refuse_half_precision(parameter, "a parameter")
         self._sums = [torch.zeros(p.numel(), dtype=torch.float64, device=p.device) for p in self._parameters]
 
