@@ -158,6 +158,8 @@ BAD: list[tuple[Any, str]] = [
     (lambda: compare_messages({"a": HALF}, pictures(), LABELS), r"messages\['a'\] must be an ObservedMessage"),
     (lambda: DefendedMessage(Gradient, Clip(1.0)), "got the class Gradient"),  # type: ignore[arg-type]
     (lambda: DefendedMessage(SENT, Clip), "defences must be Defences"),  # type: ignore[arg-type]
+    (lambda: compare_messages({"a": SENT}, pictures() * 0 - 0.015, LABELS), r"images must be pixels in \[0, 1\]"),
+    (lambda: compare_messages({"a": SENT}, pictures() * 0 + 1.015, LABELS), r"images must be pixels in \[0, 1\]"),
     (lambda: compare_messages({}, pictures(), LABELS), "messages must hold at least one message"),
     (lambda: compare_messages({"a": SENT}, pictures(), LABELS, count=2), "options must not include count"),
     (lambda: compare_messages({"a": SENT}, pictures(), LABELS[:1]), "labels must have one entry per image"),

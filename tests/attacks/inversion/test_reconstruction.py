@@ -305,6 +305,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: ClassMeans([torch.flatten], [ROWS], counts=torch.tensor([1, 1])), "counts must be 0 exactly for"),
     (lambda: ClassMeans([torch.flatten], [ROWS]).read_labels(3, ROWS), "labels must be given: means do not reveal"),
     (lambda: batch_norm_prior(NET), "network must have a BatchNorm layer"),
+    (lambda: batch_norm_prior(nn.BatchNorm2d(1).eval(), first_multiplier=-1.0), "first_multiplier"),
 ]
 
 

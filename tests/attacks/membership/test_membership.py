@@ -318,7 +318,7 @@ def refusals() -> list[tuple[Any, str]]:
         (lambda: rmia(target, inside, shadows, z["z_target"][:0], z["z_shadows"][:, :0]), "at least one score"),
         (lambda: rmia(target, inside, shadows, z["z_target"], z["z_shadows"][:3]), "a row for each of 12 shadows"),
         (lambda: nearest(one, one), "images must be at least 2 different ones, got 1"),
-        (lambda: nearest(torch.rand(3, 1, 2, 2), torch.rand(3, 1, 3, 3)), "candidates must have the images' shape"),
+        (lambda: nearest(torch.rand(3, 1, 2, 2), torch.rand(3, 1, 3, 3)), r"candidates must .* got \[1, 3, 3\] for"),
         (lambda: nearest(torch.rand(3, 1, 2, 2), one, torch.tensor([0, 0, 1])), "given together, or neither"),
         (lambda: stable_logit(torch.zeros(2, 1), torch.tensor([0, 0])), "at least 2 columns"),
         (lambda: loss(torch.zeros(2, 3), torch.tensor([0, 3])), "labels"),

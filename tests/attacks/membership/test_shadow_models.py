@@ -401,6 +401,7 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: Pipeline(lambda x: None, IMAGES, LABELS), r"fit is called as fit\(indices, seed\)"),
     (lambda: Pipeline(fit, IMAGES, LABELS, IMAGES), "population must be 2 tensors, images and labels, got 20"),
     (lambda: Pipeline(fit, IMAGES, LABELS, tag=3), "tag must be a string"),  # type: ignore[arg-type]
+    (lambda: leave_one_out(3, fpr=0.1), "shadows must be ShadowScores"),  # type: ignore[arg-type]
     (lambda: halves(5, 10, 0), "count must be even because shadows come in pairs of complements, got 5"),
     (lambda: run_shadows(pipeline(), 2), "count must be at least 4"),
     (lambda: run_shadows(fit, 4), "pipeline must be a Pipeline"),  # type: ignore[arg-type]
