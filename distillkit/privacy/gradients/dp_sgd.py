@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +18,11 @@ from distillkit.networks._base import require_network
 from distillkit.privacy.accounting.planning import resolve_sigma
 from distillkit.privacy.capture._private_records import Untouched, active_records, apart_from_records, declare_records
 from distillkit.privacy.errors import NotCapturable, PrivacyError
-from distillkit.privacy.gradients.opacus_gradients import clipped_gradients, note_opacus
-from distillkit.privacy.gradients.per_example import tracks_statistics
+from distillkit.privacy.gradients.opacus_gradients import OpacusGradients, clipped_gradients, note_opacus
+from distillkit.privacy.gradients.per_example import ExampleGradients, tracks_statistics
 from distillkit.privacy.gradients.private_gradient import PrivateGradient
 from distillkit.privacy.ledger import Account, Ledger
+from distillkit.privacy.secret import Secret
 from distillkit.privacy.validation._arguments import (
     open_account,
     refuse_derived,
@@ -191,6 +193,8 @@ def train_private(
                 f"network must return {images.num_classes} logits, one per class of the images, got {columns}; build "
                 f"it for {images.num_classes} classes"
             )
+        if loss is None:
+            _require_gradient(source, parameters, real, type(network).__name__)
     chunk = source.chunk_size(rate * size, chunk)
     with Untouched(records, "the optimizer", shape=False):
         update = torch.optim.SGD(parameters, lr=lr) if optimizer is None else optimizer(parameters)
@@ -225,6 +229,21 @@ def train_private(
                 _step(update)
             shown.update()
     return account.ledger
+
+
+def _require_gradient(
+    source: ExampleGradients | OpacusGradients, parameters: Sequence[nn.Parameter], like: LabeledImages, name: str
+) -> None:
+    """Refuse a network whose gradient is zero or not finite for noise images: it would learn from noise alone."""
+    images = torch.randn(2, *like.shape, generator=derive(0, "trial of a gradient")).to(like.images)
+    labels = torch.zeros(2, dtype=torch.int64) if like.labels.ndim == 1 else torch.eye(like.labels.shape[1])[[0, 1]]
+    trial = PrivateGradient(parameters, sigma=0.0, clip=math.inf, denominator=1.0, secret=Secret(0))
+    source.add_to(trial, images, labels.to(like.labels), generator=derive(0, "draws of a trial"))
+    if not any(bool(gradient.any()) for gradient in trial.take()):
+        raise PrivacyError(
+            f"the network {name} has no finite gradient for noise images, so it would learn from noise alone; check "
+            "that it returns finite logits, and that no detach or torch.no_grad stands between them and its parameters"
+        )
 
 
 def _step(update: torch.optim.Optimizer) -> None:

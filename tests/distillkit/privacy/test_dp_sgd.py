@@ -322,6 +322,31 @@ def test_optimizer_without_steps_by_a_gradient_is_refused(toy_set: LabeledImages
     assert ledger.events == ()
 
 
+class Unlearnable(nn.Module):
+    """A linear network whose logits have no finite gradient."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.net, self.how = linear(), how
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits = self.net(images)
+        return logits.detach() + 0 * logits if self.how == "detached" else logits / 0
+
+
+@pytest.mark.parametrize(
+    ("how", "gradients"), [("detached", "captured"), ("infinite", "captured"), ("detached", "opacus")]
+)
+def test_a_network_that_would_learn_from_noise_alone_is_refused(
+    toy_set: LabeledImages, how: str, gradients: str
+) -> None:
+    ledger = Ledger()
+    refused(
+        lambda: train(Unlearnable(how), toy_set, ledger=ledger, gradients=gradients), PrivacyError, "no finite gradient"
+    )
+    assert ledger.events == ()
+
+
 class Checkpointed(nn.Module):
     """Network whose dropout would draw another mask in the backward pass."""
 
