@@ -55,6 +55,9 @@ def test_scores_lie_in_the_unit_interval_and_rise_with_the_set(
 
 @pytest.mark.parametrize("name", [*ANCHORS, "weight"])
 def test_per_cent_are_refused(name: str) -> None:
+    for value in ("0.4", True, math.nan):
+        with pytest.raises((TypeError, ValueError), match=f"^{name} must be"):
+            label_robust_score(**{**ANCHORS, name: value})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=f"{name} must be a fraction in .0, 1., got 48.9; divide per cent by 100"):
         label_robust_score(**{**ANCHORS, name: 48.9})
 
@@ -177,6 +180,19 @@ def test_held_out_images_are_a_share_of_each_class_and_no_training_image() -> No
     assert any(
         {int(x) - 2 for x in order if 2 <= x < 9} != {int(x) - 9 for x in order if 9 <= x < 16} for order in orders
     )
+
+
+def test_each_class_draws_its_own_held_out_images() -> None:
+    labels = torch.arange(120) % 3
+    data = LabeledImages(torch.arange(120.0).view(-1, 1, 1, 1) / 120, labels, num_classes=3)
+
+    def places(seed: int) -> list[list[int]]:
+        held = (_split(data, 0.25, seed)[1].images.flatten() * 120).round().long()
+        return [sorted((held[held % 3 == c] // 3).tolist()) for c in range(3)]
+
+    one, two, three = places(1)
+    assert len({tuple(one), tuple(two), tuple(three)}) == 3
+    assert [one, two, three] == places(1) != places(2)
 
 
 def test_random_images_gain_nothing_over_random_images() -> None:
