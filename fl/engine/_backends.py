@@ -61,13 +61,6 @@ class Backend(Protocol):
     Pass a backend as `simulate(..., backend=...)`.
     """
 
-    @property
-    def faults(self) -> str | None:
-        """Description of the faults (such as lost messages) that the backend injects on purpose, for `config.json`.
-
-        None if the backend injects no faults.
-        """
-
     def open(self, method: Method, clients: ClientRegistry, workers: int, context: RunContext) -> Transport:
         """Return a transport, which connects the server of one run to its clients.
 
@@ -85,8 +78,6 @@ class Backend(Protocol):
 @dataclass(frozen=True)
 class Threads:
     """Default backend of `simulate`, which runs the clients as threads of this process."""
-
-    faults: None = None
 
     def open(self, method: Method, clients: ClientRegistry, workers: int, context: RunContext) -> Transport:
         """Return a transport to clients that run as threads of this process; see `Backend.open` for the arguments."""

@@ -140,8 +140,7 @@ class SimulationConfig(RunConfig):
 
     Args:
         backend: "threads" to run clients as threads of this process, or `fl.Loopback()` to run them in other
-            processes, for example to debug a method of your own. If the `Loopback` injects
-            faults, they affect the result.
+            processes, for example to debug a method of your own.
         workers: number of clients that run in parallel, each with one intra-op thread.
         progress: whether to show a progress bar of the rounds, on a terminal or in a notebook.
     """

@@ -208,9 +208,7 @@ def require_whole_ledger(ledger: Ledger | None, row: dict[str, Any], metadata: M
             raise CheckpointError(str(error)) from error
 
 
-def config_of(
-    method: Method, config: RunConfig, server: Server, data: str, faults: str | None, key: bytes
-) -> dict[str, Any]:
+def config_of(method: Method, config: RunConfig, server: Server, data: str, key: bytes) -> dict[str, Any]:
     """Return the contents of `config.json`: all options and data fingerprints on which the result depends.
 
     The software versions are recorded, too.
@@ -220,7 +218,6 @@ def config_of(
         config: the run's options after validation.
         server: the run's server.
         data: fingerprint of the clients' images.
-        faults: description of the faults that the backend injects; None if it injects none.
         key: secret key of the fingerprints of the server's sets; empty for fingerprints without a key.
     """
     architectures = method.inner.architectures(server.task.num_classes)
@@ -250,8 +247,6 @@ def config_of(
         }
     if config.folder is not None and config.folder.notes is not None:
         record["notes"] = dict(config.folder.notes)
-    if faults is not None:
-        record["faults"] = faults
     ledger = server.ledger
     if ledger is not None:
         record["privacy"] = {"delta": ledger.delta, "secret": config.secret, "disjoint": ledger.disjoint}

@@ -51,7 +51,6 @@ class Deployment:
         open_ledger: function that prepares the privacy ledger of a private method before round 1. It adds remarks about
             releases that epsilon does not cover, such as the clients' evaluation results. Its arguments are the ledger,
             whether the ledger was created for this run, and the clients that are evaluated.
-        faults: description of the faults that the backend injects on purpose; None if it injects none.
     """
 
     first: LabeledImages
@@ -59,7 +58,6 @@ class Deployment:
     fingerprint: Callable[[bytes], str]
     open: Callable[[RunContext], Transport]
     open_ledger: Callable[[Ledger, bool, Any], None]
-    faults: str | None = None
 
 
 def execute(
@@ -104,7 +102,7 @@ def execute(
         record: dict[str, Any] = {}
         if store is not None:
             key = store.key() if method.private or method.sealed else b""
-            record = config_of(method, config, server, deployment.fingerprint(key), deployment.faults, key)
+            record = config_of(method, config, server, deployment.fingerprint(key), key)
         run_id = tensor_fingerprint([json.dumps({k: v for k, v in record.items() if k not in FREE})])
         dispatcher = Dispatcher(method, server, transport, thread, config.secret)
         transcript = folder is not None and folder.transcript

@@ -70,6 +70,5 @@ def simulate(method: Method, clients: Sequence[Images | StoredImages | ClientDat
         fingerprint=partial(data_fingerprint, registry),
         open=open_transport,
         open_ledger=partial(open_ledger, registry),
-        faults=backend.faults,
     )
     return execute(method, config, deployment, progress=config.progress)

@@ -98,10 +98,6 @@ def repeat(
     """
     known = load(folder, method=method, names=names, trust=trust)
     seed = known.seed if seed is None else check.positive_int(seed, "seed", least=0)
-    if backend is not None and "faults" in known.config:
-        raise NotRepeatable(
-            f"backend cannot be chosen: faults were part of the run in {folder}, {known.config['faults']}"
-        )
     given = {"clients": clients, "test": test, "server_data": server_data}
     with ExitStack() as stack:
         if out is None:

@@ -227,12 +227,6 @@ def test_seeded_private_run_repeats_to_the_same_hash(tmp_path: Path) -> None:
     refused(lambda: again(tmp_path / "run", clients=federation()[::-1]), NotRepeatable, "data: was")
 
 
-def test_faults_are_part_of_a_run(tmp_path: Path) -> None:
-    simulate(FedAvg(factory=Tiny, steps=1), federation(), out=tmp_path, backend=Loopback(lose=0.2), **HOW)
-    with pytest.raises(NotRepeatable, match=r"faults were part of the run .*Loopback\(lose=0.2"):
-        again(tmp_path, clients=federation(), test=HOW["test"], backend="threads")
-
-
 # What a folder does not say.
 
 

@@ -52,9 +52,6 @@ class ProcessTransport:
         workers: number of processes.
         ledger: the run's privacy ledger, to which a client's charges are added before its result is yielded; None if
             the method is not private.
-
-    Attributes:
-        dropped: number of results that were dropped because they arrived twice or too late.
     """
 
     def __init__(
@@ -66,7 +63,6 @@ class ProcessTransport:
         self._asked: dict[int, Job] = {}
         self._done: dict[int, ClientResult] = {}
         self._resent: dict[int, int] = {}
-        self.dropped = 0
         try:
             for client in range(min(workers, len(clients))):
                 self._slot(client)
@@ -210,15 +206,12 @@ class ProcessTransport:
             del self._asked[rest[0]]
             if kind == "exhausted":
                 raise BudgetExhausted(rest[1], remaining=rest[2])
-            if kind == "interrupted":
-                raise Interrupted
-            self._done[rest[0]] = ClientResult(rest[0], error="lost" if rest[1] == "lost" else "came too late")
+            raise Interrupted
         return kind
 
     def _receive(self, data: bytes) -> None:
         version, result, charged = unpack_result(data)
         if version != self._version or result.client not in self._asked:
-            self.dropped += 1
             return
         self._merge_child(charged)
         del self._asked[result.client]

@@ -26,11 +26,9 @@ from distillkit.privacy._child_ledger import ChildLedger
 from distillkit.sets import LabeledImages
 from fl._codec import decode, encode
 from fl.deploy._wire import Job, PayloadCache, PayloadMissing, pack_result, unpack_job
-from fl.deploy.loopback._faults import Faults
 from fl.engine._client_memory import MemoryStore
 from fl.engine._client_runtime import ClientRuntime, respond
 from fl.engine._clients import ClientData
-from fl.engine._transport import ClientResult
 from fl.message import Entry, Message
 from fl.method import Method
 from fl.participants import Interrupted
@@ -62,14 +60,12 @@ class WorkerConfig:
         task: label task of the run.
         device: device on which clients compute.
         memories: folder for the values that clients keep between rounds; None keeps them in RAM.
-        faults: shares of results that are lost, repeated or delayed.
     """
 
     method: Method
     task: LabelTask
     device: str
     memories: Path | None
-    faults: Faults
 
 
 class _WorkerRun:
@@ -91,9 +87,8 @@ class _WorkerRun:
             torch.device(config.device),
             stop,
         )
-        self.faults, self.payloads = config.faults, PayloadCache()
+        self.payloads = PayloadCache()
         self.charged: dict[int, list[dict[str, Any]]] = {}  # charges whose results were not sent, by client
-        self.late: list[bytes] = []
 
     def data(self, client: int, data: bytes) -> None:
         """Store the data of the client with index `client`, as encoded by `pack_client_data`."""
@@ -107,8 +102,6 @@ class _WorkerRun:
     def job(self, data: bytes) -> list[Frame]:
         """Run a client, and return the frames to send to the server.
 
-        These are the client's result, and delayed results of earlier requests.
-
         Args:
             data: the request, as encoded by `pack_job`.
         """
@@ -117,47 +110,27 @@ class _WorkerRun:
         except PayloadMissing as error:
             return [("lacking", error.client)]
         branch = ChildLedger(job.ledger) if job.ledger is not None else None
-        frames: list[Frame] = [("answer", delayed) for delayed in self.late]
-        self.late.clear()
         try:
             result = respond(replace(self.runtime, ledger=branch), job.header, job.client, lambda: job.request)
         except BudgetExhausted as error:
             self._keep_charges(job, branch)
-            return [*frames, ("exhausted", job.client, str(error), error.remaining)]
+            return [("exhausted", job.client, str(error), error.remaining)]
         except Interrupted:
             self._keep_charges(job, branch)
-            return [*frames, ("interrupted", job.client)]
-        return [*frames, *self._reply_frames(job, branch, result)]
+            return [("interrupted", job.client)]
+        return [("answer", pack_result(job.header.version, result, branch.charged if branch is not None else ()))]
 
     def _keep_charges(self, job: Job, branch: ChildLedger | None) -> None:
         if branch is not None and branch.charged:
             self.charged.setdefault(job.client, []).extend(branch.charged)
 
-    def _reply_frames(self, job: Job, branch: ChildLedger | None, result: ClientResult) -> list[Frame]:
-        fate = self.faults.fate(job.header.verb, job.header.round, job.client)
-        if fate in ("lost", "late"):
-            self._keep_charges(job, branch)
-            if fate == "late":
-                self.late.append(pack_result(job.header.version, result))
-            return [("lost", job.client, fate)]
-        data = pack_result(job.header.version, result, branch.charged if branch is not None else ())
-        return [("answer", data)] * (2 if fate == "twice" else 1)
-
     def commit(self, versions: Mapping[int, str]) -> None:
         """Commit the clients' memories (values kept between rounds) after a round.
-
-        If fault injection is on, some clients are skipped at random, as if the server's message about the commit were
-        lost for them.
 
         Args:
             versions: name of the new version of each changed memory, by client index.
         """
-        received = {
-            client: version
-            for client, version in versions.items()
-            if self.faults.fate("settle", int(version.split("-")[0]), client) != "lost"
-        }
-        self.runtime.memories.commit(received)
+        self.runtime.memories.commit(dict(versions))
 
 
 def _serve_frames(connection: Connection, frames: queue.SimpleQueue[Frame], stop: threading.Event) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fl import Client, ClientData, FedAvg, Loopback, Message, Method, NoUsableReply, Run, simulate
+from fl import Client, ClientData, FedAvg, Message, Method, NoUsableReply, Run, simulate
 from fl.addons import SCAFFOLD, VHL, Anchors, FineTune
 from fl.engine._runner import execute
 from fl.engine.store import Store
@@ -101,14 +101,6 @@ def test_evaluation_and_training_fail_independently(deferred: Callable[..., Run]
     assert [row["failed_evaluation"].keys() for row in wanted.rows] == [{"1"}] * 3
     assert [row["failed"].keys() for row in wanted.rows] == [{"2"}] * 3
     assert_equal(run_on_grid(grid(Odd(**FAST), tmp_path, load_client=odd), Odd(**FAST), **how), wanted)
-
-
-def test_loopback_faults_are_recorded_in_their_rounds(deferred: Callable[..., Run]) -> None:
-    faults = Loopback(lose=0.2, repeat=0.2, delay=0.2, seed=2)
-    how: dict[str, Any] = {"evaluate": "all", "rounds": ROUNDS, "backend": faults, "workers": 1}
-    wanted = run_in_threads(METHODS["SCAFFOLD"](), **how)
-    assert all("failed_evaluation" in row for row in wanted.rows)
-    assert_equal(deferred(METHODS["SCAFFOLD"](), **how), wanted)
 
 
 # What travels.
