@@ -209,7 +209,7 @@ def test_empty_client_sends_pure_noise_on_every_parameter(empty: str) -> None:
     noise = {n: after[n] - before[n] for n in after}
     for name in ("1.weight", "3.weight"):
         assert float(noise[name].std()) == pytest.approx(2.0 * 0.5 / 8, rel=0.05), name
-    assert all(bool((t != 0).all()) for t in noise.values())
+    assert all(float((t != 0).double().mean()) > 0.9 for t in noise.values())  # one in 2^20 lies on the grid's 0
 
 
 def paid(ledger: Ledger) -> dict[Any, list[int]]:

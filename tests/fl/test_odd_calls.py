@@ -27,7 +27,6 @@ from fl import (
     FedDM,
     Filtered,
     Keyring,
-    Loopback,
     Message,
     MultiLabel,
     Real,
@@ -356,7 +355,6 @@ CALLS: dict[str, Call] = {
         lambda task: finished(simulate(plain(), [with_label_rows(c) for c in clients()], rounds=1, task=task)),
     ),
     "RunFolder": Call(RunFolder, lambda: {"path": "run", "transcript": True, "notes": {"a": 1}}),
-    "Loopback": Call(Loopback, lambda: {"lose": 0.1, "repeat": 0.2, "delay": 0.3, "seed": 1}),
     "Networks": Call(
         Networks, lambda: {"factory": Tiny, "extra": 1}, lambda held: None if held.first("", 3, 0) else "no weights"
     ),
@@ -379,6 +377,7 @@ def siamese(x: torch.Tensor, generator: torch.Generator, **_: Any) -> torch.Tens
 
 NOT_CALLED = {
     "CheckpointError": "an error",
+    "Loopback": "it has no options",
     "NoUsableReply": "an error",
     "Client": "a record that the engine makes",
     "Server": "a record that the engine makes",

@@ -210,9 +210,9 @@ def train_private(
         raise TypeError("optimizer must step by one noised gradient, but LBFGS evaluates the loss; use SGD or Adam")
     largest = min(torch.finfo(p.dtype).max for p in parameters)
     for group in update.param_groups:
-        check.real_number(float(group.get("lr", 0.0)), "lr", least=0.0, most=largest)
-        for name in ("momentum", "dampening", "weight_decay", "eps"):
-            check.real_number(float(group.get(name) or 0.0), name, least=-largest, most=largest)
+        for name in ("lr", "momentum", "dampening", "weight_decay", "eps"):
+            if not abs(value := float(group.get(name) or 0.0)) <= largest:
+                raise ValueError(f"{name} must be finite and at most {largest:.2g} for these parameters, got {value:g}")
     private = PrivateGradient(parameters, sigma=sigma, clip=clip, denominator=rate * size, secret=secret)
     account.ledger.assume("train_private")
     note_opacus(account.ledger, gradients)
