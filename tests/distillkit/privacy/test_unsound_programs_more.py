@@ -64,6 +64,7 @@ Verdict = Refused | None
 
 STORES, READS, CHOOSES, CANNOT = "store nothing about", "keep values in tensors", "torch.where", "cannot be captured"
 REFUSED: dict[str, Refused] = {
+    "overflow": Refused(PrivacyError, "no finite gradient for noise images"),
     "without outliers": Refused(NotCapturable, READS),
     "quantile": Refused(NotCapturable, READS),
     "micro batches": Refused(NotCapturable, CANNOT),
