@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("distillkit", "attacks", "fl", "examples")
@@ -18,6 +18,8 @@ MEANS = {
     "num_networks": r"int",
 }
 """Names of arguments and fields, with the annotations that they may have."""
+DEFAULTS = {"progress": {"True"}, "callback": {"None"}, "resume": {"None"}, "generator": {"0", "None"}}
+"""Defaults of arguments of public functions."""
 ROLES = ("teacher", "student", "observer")
 """Names of networks by their role."""
 PARTS = ("module", "modules", "layer", "body", "main", "_")
@@ -40,15 +42,45 @@ def named() -> tuple[Named, ...]:
 
 def arguments_and_fields() -> Iterator[Named]:
     """Yield every annotated argument and field."""
-    for path in (path for top in PACKAGES for path in sorted((ROOT / top).rglob("*.py"))):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+    for path, found in nodes().items():
+        for node in found:
+            where = f"{path}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.arg) and node.annotation is not None:
                 yield Named(where, node.arg, ast.unparse(node.annotation))
             elif isinstance(node, ast.ClassDef):
                 for field in node.body:
                     if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                         yield Named(where, field.target.id, ast.unparse(field.annotation))
+
+
+@cache
+def nodes() -> dict[str, list[Any]]:
+    """Return the arguments and definitions of each file."""
+    paths = [path for top in PACKAGES for path in sorted((ROOT / top).rglob("*.py"))]
+    trees = {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    kinds = ast.arg | ast.FunctionDef | ast.ClassDef
+    return {path: [node for node in ast.walk(tree) if isinstance(node, kinds)] for path, tree in trees.items()}
+
+
+def test_optional_arguments_have_one_default() -> None:
+    found: dict[str, set[str]] = {name: set() for name in DEFAULTS}
+    for node in (node for path, own in nodes().items() if not path.startswith("examples") for node in own):
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            positional = [*node.args.posonlyargs, *node.args.args][::-1]
+            defaults = [*zip(positional, node.args.defaults[::-1]), *zip(node.args.kwonlyargs, node.args.kw_defaults)]
+            for argument, default in defaults:
+                if argument.arg in DEFAULTS and default is not None:
+                    found[argument.arg].add(ast.unparse(default))
+    assert found == DEFAULTS
+
+
+def test_options_and_results_are_frozen() -> None:
+    """So that options stay as they were checked, and can be keys. The one exception adds up terms of a loss."""
+    classes = [one for path, found in nodes().items() if path.startswith("distillkit") for one in found]
+    made = {one.name: str([*map(ast.unparse, one.decorator_list)]) for one in classes if isinstance(one, ast.ClassDef)}
+    made = {name: decorators for name, decorators in made.items() if "dataclass" in decorators}
+    assert len(made) > 30
+    assert [name for name, decorators in made.items() if "frozen=True" not in decorators] == ["InversionLoss"]
 
 
 def allowed_names(annotation: str) -> tuple[str, ...]:

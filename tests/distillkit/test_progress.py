@@ -28,14 +28,17 @@ from distillkit.condense import (
     herding,
     k_center,
     random_subset,
+    stitch,
 )
 from distillkit.data import load_folder
 from distillkit.evaluate import evaluate
 from distillkit.generate import Patches, cnn_noise, invert, separability, stylegan_noise, upsampled_gaussian
+from distillkit.labels import Relabel, stored_soft_labels
 from distillkit.networks import ConvNet, RandomNetworks, build
 from distillkit.privacy import Passes, condense_private, image_sgd, train_private
 from distillkit.rng import derive
 from distillkit.training import Protocol, train
+from tests.distillkit.labels.toys import stripes, trained_teacher
 
 SET = LabeledImages(torch.rand(12, 1, 8, 8, generator=derive(0)), torch.arange(12) % 3)
 SHORT = Protocol(epochs=1)
@@ -88,7 +91,20 @@ CALLS: dict[str, tuple[str, Callable[..., Any]]] = {
     "k_center": ("k-center", lambda **q: k_center(SET, ipc=1, **q)),
     "a lazy dataset": ("reading images", lambda **q: random_subset(Lazy(), ipc=1, **q)),
     "train": ("training", lambda **q: train(build(net, 0), SET, SHORT, **q)),
-    "evaluate": ("evaluate", lambda **q: evaluate(SET, SET, net, num_networks=1, protocol=SHORT, **q)),
+    "evaluate": (
+        "evaluate",
+        lambda **q: evaluate(
+            stripes(6), stripes(9, 1), dict.fromkeys("abc", net),
+            num_networks=2, protocol=SHORT, real=stripes(12, 2), **q,
+        ),
+    ),
+    "stitch": ("stitch", lambda **q: stitch(stripes(60), observer=trained_teacher(), ipc=1, classes=[0, 2], **q)),
+    "labels": (
+        "labels",
+        lambda **q: stored_soft_labels(
+            stripes(60), Protocol(epochs=3, schedule="constant", relabel=Relabel(trained_teacher())), **q
+        ),
+    ),
     "invert": ("invert", lambda **q: invert(build(net, 0), torch.tensor([0, 1]), shape=(1, 8, 8), steps=2, **q)),
     "stylegan_noise": ("stylegan_noise", lambda **q: stylegan_noise(2, 2, 8, 1, width=4, **q)),
     "cnn_noise": ("cnn_noise", lambda **q: cnn_noise(2, 2, 8, 1, width=4, **q)),
@@ -104,6 +120,13 @@ CALLS: dict[str, tuple[str, Callable[..., Any]]] = {
     ),
     "patches": ("cropping", lambda **q: Patches(torch.rand(3, 32, 32), size=8).batch([0, 1], **q)),
 }  # fmt: skip
+
+UNITS = {
+    "evaluate": "epoch", "training": "epoch", "labels": "epoch", "separability": "epoch", "stitch": "class",
+    "random": "class", "herding": "class", "k-center": "class", "reading images": "image", "stylegan_noise": "image",
+    "cropping": "crop",
+}  # fmt: skip
+"""What a bar counts; steps by default."""
 
 
 def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
@@ -154,7 +177,8 @@ def test_bar_counts_all_work_and_continues_after_an_interruption(
     seen: list[tuple[str, int, int, int]] = []
 
     class Counting:
-        def __init__(self, total: int, what: str, *, unit: str = "", progress: bool = True, done: int = 0) -> None:
+        def __init__(self, total: int, what: str, *, unit: str = "step", progress: bool = True, done: int = 0) -> None:
+            assert unit == UNITS.get(what, "step")
             self.what, self.total, self.start, self.done = what, total, done, done
 
         def __enter__(self) -> Counting:

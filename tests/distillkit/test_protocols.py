@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from distillkit._optimizers import OPTIMIZERS
-from distillkit.augment import DSA
+from distillkit.augment import DSA, ResizedCrop, ShufflePatches
 from distillkit.evaluate import evaluate
 from distillkit.labels import CutMix, Relabel
 from distillkit.protocols import PROTOCOLS, describe_protocol
@@ -43,7 +43,13 @@ def test_protocols_have_the_published_values() -> None:
         relabel = PROTOCOLS[name].relabel
         assert isinstance(relabel, Relabel)
         assert (relabel.temperature, relabel.mix) == (1.0 if name == "ddranking" else 20.0, CutMix())
-    assert PROTOCOLS["idc"].mix == CutMix(probability=0.5)
+    crop, shuffled = ResizedCrop(min_scale=0.08), ShufflePatches(2, augment=ResizedCrop(min_scale=0.5))
+    augment = dict.fromkeys(named, DSA()) | {"classic": None, "dc": None, "sre2l": crop, "ddranking": crop}
+    augment |= {"idc": DSA("color_crop_flip_scale_rotate"), "rded": ResizedCrop(1.0), "rded-factor-2": shuffled}
+    assert {name: p.augment for name, p in PROTOCOLS.items()} == augment
+    assert {name: p.mix for name, p in PROTOCOLS.items() if p.mix} == {"idc": CutMix(probability=0.5)}
+    assert {(p.momentum, p.lr_drop) for p in PROTOCOLS.values()} == {(0.9, 0.1), (0.9, 0.2)}
+    assert [name for name, p in PROTOCOLS.items() if p.lr_drop == 0.2] == ["idc"]
 
 
 def test_schedules_follow_their_formulas() -> None:

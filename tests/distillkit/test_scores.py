@@ -237,6 +237,8 @@ def test_soft_labels_count_in_the_own_protocol_only() -> None:
     [
         ({"protocol": replace(PROTOCOL, augment=None)}, "protocol must have an augmentation"),
         ({"search": []}, "search must hold at least one mapping"),
+        ({"search": 3}, "^search must be"),
+        ({"search": [{}, 3]}, r"^search\[1\] must map"),
         ({"validation": 1.0}, "validation must be less than 1"),
         ({"weight": 2}, "weight must be a fraction"),
         ({"real": REAL[:1]}, "at least 2 images of each class"),

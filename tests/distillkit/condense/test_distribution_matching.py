@@ -22,6 +22,7 @@ from distillkit.condense import (
     load_state,
     save_state,
 )
+from distillkit.condense._parallel import parallel_map
 from distillkit.networks import ConvNet, FixedNetwork, Network, NetworkBall, RandomNetworks, build, split
 from distillkit.rng import derive
 
@@ -481,6 +482,24 @@ def test_errors_of_a_network_are_raised_before_the_first_step() -> None:
         ValueError, match=r"networks \(TenLines\) does not accept images of the data's shape \(2, 8, 8\): .*input"
     ):
         distribution_matching(wrong, torch.tensor([0, 0, 1, 1]), networks=RandomNetworks(TenLines), ipc=1, steps=1)
+
+
+@pytest.mark.parametrize(("threads", "parts", "autocast", "others"), [
+    (1, 3, False, False), (2, 1, False, False), (2, 3, True, False), (2, 2, False, True), (3, 5, False, True),
+])  # fmt: skip
+def test_groups_run_in_other_threads_only_if_that_helps(
+    threads: int, parts: int, autocast: bool, others: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results are in order; parts that run at once have their own networks, and at most `threads` of them exist."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    network = convnet()
+    with torch.autocast("cpu", enabled=autocast), parallel_map(torch.zeros(1)) as parallel:
+        parallel.set_network(network)
+        made = parallel(lambda own, part: (part, own, threading.get_ident()), range(parts))
+    assert [part for part, *_ in made] == list(range(parts))
+    assert {ident != threading.get_ident() for *_, ident in made} == {others}
+    assert len({id(own) for _, own, _ in made}) <= min(threads, parts)
+    assert others or all(own is network for _, own, _ in made)
 
 
 @pytest.mark.parametrize(

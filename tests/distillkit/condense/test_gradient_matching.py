@@ -297,6 +297,8 @@ def test_initial_set_with_its_own_counts_is_continued() -> None:
         real, networks=RandomNetworks(convnet()), iterations=1, inner=InnerTraining(lr=0.0), init=start
     )
     assert made.info["loops"] == list(loops_for(3))
+    single = gradient_matching(real, networks=RandomNetworks(convnet()), iterations=0, init=start[:2])
+    assert single.info["loops"] == list(loops_for(1))
     assert made.counts().tolist() == [1, 3]
     assert made.normalization == real.normalization
     assert made.info["init"] == "given"
@@ -529,11 +531,12 @@ ATTENTION = [
 @pytest.mark.parametrize(
     "options", ATTENTION, ids=["plain", "scale", "causal", "mask of truths", "mask of numbers", "shared heads"]
 )
-def test_unfused_attention_equals_pytorchs_for_all_options(options: dict[str, object]) -> None:
+@pytest.mark.parametrize("lead", [(2,), (), (3, 2)])
+def test_unfused_attention_equals_pytorchs_for_all_options(options: dict[str, object], lead: tuple[int, ...]) -> None:
     """The fused implementation is correct, but cannot be differentiated twice."""
     heads = 2 if "enable_gqa" in options else 4
-    query = torch.randn(2, 4, 4, 5, generator=derive(0), dtype=torch.float64)
-    key, value = torch.randn(2, 2, heads, 3, 5, generator=derive(1), dtype=torch.float64)
+    query = torch.randn(*lead, 4, 4, 5, generator=derive(0), dtype=torch.float64)
+    key, value = torch.randn(2, *lead, heads, 3, 5, generator=derive(1), dtype=torch.float64)
     expected = F.scaled_dot_product_attention(query, key, value, **options)  # type: ignore[arg-type]
     with _TwiceDifferentiable(query):
         found = F.scaled_dot_product_attention(query, key, value, **options)  # type: ignore[arg-type]

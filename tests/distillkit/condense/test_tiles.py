@@ -115,6 +115,7 @@ def test_initial_images_shrink_real_ones_draw_noise_and_keep_a_tiled_set() -> No
     again = initial_images(data, 9, init=made, parametrize=TILES)
     assert isinstance(again, TiledImages)
     assert torch.equal(again.stored, made.stored)
+    assert initial_images(data, 9, init=made, parametrize=TILES, classes=[2, 0]).counts().tolist() == [8, 0, 8, 0]
     with pytest.raises(ValueError, match="multiple of 4 images"):
         initial_images(data, 1, init=whole[:9], parametrize=TILES)
     mixed = made.replace(labels=made.labels.roll(1))

@@ -196,7 +196,9 @@ def test_records_hold_a_teacher_by_fingerprint_and_path(tmp_path: Path) -> None:
     result = evaluate(data, data, convnet, num_networks=1, protocol=options, real=stripes(90, 4))
     assert [row.labels for row in result.rows] == ["per view", "per view"]
     record = json.loads(json.dumps(result.record()))["protocol"]["relabel"]
-    assert record["scale_loss"] is False
+    shown = {"mix": repr(CutMix()), "temperature": 20.0, "top_k": None, "scale_loss": False}
+    assert {name: record[name] for name in shown} == shown
+    assert Relabel(None).record()["mix"] is None
     assert record["teacher"]["path"] == "teacher.pt"
     assert record["teacher"]["class"] == "ConvNet"
     twin = copy.deepcopy(teacher)
@@ -239,6 +241,7 @@ def test_teacher_is_required_and_must_fit() -> None:
         ({"classes": None}, {}),
         ({"classes": torch.zeros(2, 2, 1, dtype=torch.uint8)}, {}),
         ({"classes": torch.full((2, 2, 2), 3, dtype=torch.uint8)}, {}),
+        ({"classes": torch.tensor([-1, 2, 2, 2, 2, 2, 2, 2], dtype=torch.int8).view(2, 2, 2)}, {}),
         ({"more": torch.zeros(1)}, {}),
         ({}, {"epochs": [3, 1]}),
         ({}, {"epochs": None}),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -60,6 +62,22 @@ def test_guarantee_of_a_shared_ledger_covers_images_and_labels() -> None:
     refused(lambda: soft_labels(stripes(60), trained_teacher(), guarantee=both), ValueError, "guarantee must be None")
     with pytest.raises(ValueError, match="pool must be None"):
         soft_labels(private, trained_teacher(), guarantee=both, pool=stripes(60))
+
+
+@pytest.mark.parametrize(("changes", "accepted"), [
+    ({}, True), ({"epsilon": 2.1}, True), ({"epsilon": 1.9}, False), ({"delta": 1e-6}, False), ({"delta": None}, False),
+    ({"relation": "replace one"}, False), ({"epsilon": None}, True),
+])  # fmt: skip
+def test_guarantee_of_labels_covers_that_of_the_images(changes: dict[str, Any], accepted: bool) -> None:
+    """In the same terms: an equal epsilon covers the images, and the result states the new one only."""
+    own = {"epsilon": 2.0, "delta": 1e-5, "relation": "add or remove one"}
+    private, new = stripes(60).replace(info={**own, "reason": "old"}), own | changes
+    call = lambda: soft_labels(private, trained_teacher(), guarantee=SimpleNamespace(info=lambda: new))  # noqa: E731
+    if accepted:
+        made = call().info
+        assert {name: made.get(name) for name in (*own, "reason")} == {**new, "reason": None}
+    else:
+        refused(call, ValueError, "guarantee must cover the images and the teacher")
 
 
 def pool(count: int) -> LabeledImages:
