@@ -234,8 +234,8 @@ def train_private(
 def _require_gradient(
     source: ExampleGradients | OpacusGradients, parameters: Sequence[nn.Parameter], like: LabeledImages, name: str
 ) -> None:
-    """Refuse a network whose gradient is zero or not finite for noise images: it would learn from noise alone."""
-    images = torch.randn(2, *like.shape, generator=derive(0, "trial of a gradient")).to(like.images)
+    """Refuse a network whose gradient is zero or not finite for images of uniform noise in [0, 1]."""
+    images = torch.rand(2, *like.shape, generator=derive(0, "trial of a gradient")).to(like.images)
     labels = torch.zeros(2, dtype=torch.int64) if like.labels.ndim == 1 else torch.eye(like.labels.shape[1])[[0, 1]]
     trial = PrivateGradient(parameters, sigma=0.0, clip=math.inf, denominator=1.0, secret=Secret(0))
     source.add_to(trial, images, labels.to(like.labels), generator=derive(0, "draws of a trial"))
