@@ -30,14 +30,13 @@ from fl.task import Classification, LabelTask, MultiLabel
 
 if TYPE_CHECKING:
     from fl.addons.fedopt import ServerAdaptive
-    from fl.deploy.loopback import Loopback
     from fl.methods import FedDM, Real
     from fl.secure import Keyring, Registry, SecureSums
 
 __all__ = [
     "Adaptive", "AddOn", "AggregatedReplies", "AveragingServer", "Batch", "CheckpointError", "Classification",
     "Client", "ClientDP", "ClientData", "ClientOptimizer", "Entry", "EntrySpec", "Factory", "FedAvg", "FedDM",
-    "Filter", "Filtered", "Keyring", "LabelTask", "Local", "Loopback", "Message", "Method", "MultiLabel", "Networks",
+    "Filter", "Filtered", "Keyring", "LabelTask", "Local", "Message", "Method", "MultiLabel", "Networks",
     "NoUsableReply", "Output", "Phase", "Predictor", "Real", "Registry", "Run", "RunFolder", "Schema", "SecureSums",
     "Server", "ServerAdaptive", "Settings", "Step", "Tensors", "evaluation_spec", "history", "require_full_models",
     "shuffled_indices", "simulate",
@@ -46,7 +45,7 @@ __getattr__, __dir__ = lazy_submodules(
     __name__,
     ("addons", "deploy", "filters", "methods", "secure", "study"),
     __all__,
-    {"ServerAdaptive": "fl.addons.fedopt", "Loopback": "fl.deploy.loopback"}
+    {"ServerAdaptive": "fl.addons.fedopt"}
     | dict.fromkeys(("FedDM", "Real"), "fl.methods")
     | dict.fromkeys(("Keyring", "Registry", "SecureSums"), "fl.secure"),
 )

@@ -19,7 +19,7 @@ from distillkit._utils.files import contiguous_cpu
 from distillkit.sets import LabeledImages
 from fl.message import DTYPES, Message, Tensors, Value, check_value
 
-__all__ = ["Parts", "as_bytes", "decode", "digest", "encode", "entry_key", "from_parts", "to_parts"]
+__all__ = ["Parts", "decode", "digest", "encode", "entry_key", "from_parts", "to_parts"]
 
 Parts = tuple[Tensors, dict[str, str]]
 """Parts of a message: its tensors by name, and strings that describe the values to which they belong."""
@@ -187,14 +187,9 @@ def encode(message: Message, metadata: Mapping[str, str] | None = None) -> bytes
     Raises:
         TypeError, ValueError: the message holds a value that `check_value` refuses, or a number that is not finite.
     """
-    return as_bytes(to_parts(message, metadata))
-
-
-def as_bytes(parts: Parts) -> bytes:
-    """Serialize the result of `to_parts` in the safetensors format; `decode` reads the bytes."""
     from safetensors.torch import save
 
-    tensors, strings = parts
+    tensors, strings = to_parts(message, metadata)
     return save(tensors, metadata=strings)
 
 

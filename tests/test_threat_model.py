@@ -7,11 +7,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-BETWEEN_OWN_PROCESSES = {
-    "attacks/membership/_workers.py",
-    "fl/deploy/loopback/_processes.py",
-    "fl/deploy/loopback/_worker.py",
-}
+BETWEEN_OWN_PROCESSES = {"attacks/membership/_workers.py"}
 """Modules that pickle arguments for processes that they have started themselves."""
 
 

@@ -1,8 +1,7 @@
 """Ledgers of clients on other machines: child ledgers of a run's ledger, and mirrors of a client's own ledger.
 
-A child ledger starts as a copy of the run's ledger. The charges that it records are later merged into the run's ledger.
-If the client's machine keeps a permanent ledger of its own, the run's ledger instead copies ("mirrors") each line of
-that ledger once.
+A child ledger starts as a copy of the run's ledger. A client's machine keeps a permanent ledger of its own, and the
+run's ledger copies ("mirrors") each line of that ledger once.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from distillkit.privacy.assumptions import PUBLIC_INPUTS
 from distillkit.privacy.events import ALL_CLIENTS, Event, client_id
 from distillkit.privacy.ledger import Ledger
 
-__all__ = ["ChildLedger", "child_state", "ledger_lines", "merge_child", "mirror_lines", "mirrored_count"]
+__all__ = ["ChildLedger", "child_state", "ledger_lines", "mirror_lines", "mirrored_count"]
 
 Line = dict[str, Any]
 
@@ -70,8 +69,7 @@ class ChildLedger(Ledger):
     """Ledger in memory for one client that cannot reach the run's ledger, for instance on another machine.
 
     A child ledger refuses the same charges as the run's ledger. It records each event as a line, a JSON value that a
-    ledger file would contain. To record its charges in the run's ledger, pass these lines, which the attribute
-    `charged` contains, to `merge_child`.
+    ledger file would contain, in the attribute `charged`.
 
     Args:
         state: state of the run's ledger, as `child_state` returns it.
@@ -94,31 +92,6 @@ class ChildLedger(Ledger):
         The lines of the run's ledger with which the child ledger started are left out.
         """
         return list(self._memory.lines)
-
-
-def merge_child(ledger: Ledger, lines: Sequence[Line]) -> None:
-    """Record the charges of a `ChildLedger`, the ledger of one client, in the run's ledger.
-
-    The charges are on disk when the function returns. No charge is refused, whatever the budget, because the privacy
-    has already been spent. Remarks and assumptions that the run's ledger already contains are not recorded again.
-
-    Args:
-        ledger: the run's ledger.
-        lines: the lines that the client's ledger recorded, its attribute `charged`.
-    """
-    with ledger._synced():
-        new = [line for line in lines if not _is_recorded(ledger, line)]
-        ledger._write(*new)
-        for number, line in enumerate(new, start=1):
-            ledger._read_line(number, line)
-
-
-def _is_recorded(ledger: Ledger, line: Line) -> bool:
-    if "remark" in line:
-        return line["remark"] in ledger._remarks
-    if "assumed" in line:
-        return ledger._assumed.get(line["by"]) == tuple(line["assumed"])
-    return "void" in line and client_id(line["client"]) in ledger._reasons
 
 
 def ledger_lines(ledger: Ledger, since: int = 0) -> list[tuple[int, Line]]:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from fl._codec import Parts, as_bytes, decode, to_parts
+from fl._codec import Parts, to_parts
 from fl.deploy._fields import read_fields
 from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from fl.message import Message, Value
 
 __all__ = [
-    "Job", "PayloadCache", "PayloadMissing", "PayloadStore", "job_parts", "pack_job", "pack_result", "read_job",
-    "read_result", "result_parts", "unpack_job", "unpack_result",
+    "Job", "PayloadMissing", "PayloadStore", "job_parts", "read_job", "read_result", "result_parts",
 ]  # fmt: skip
 
 _MAX_ERROR = 500
@@ -82,42 +81,6 @@ class PayloadStore(Protocol):
         Raises:
             PayloadMissing: no payload is stored for this client and entry, or the stored payload has another digest.
         """
-
-
-@dataclass
-class PayloadCache:
-    """Store in RAM for the payloads that clients have received: the latest one for each client and message entry.
-
-    A payload is a value that the server sends once, and afterwards only as a digest; see `PayloadStore`. Equal payloads
-    of several clients are stored once.
-    """
-
-    _held: dict[tuple[int, str], str] = field(default_factory=dict)
-    _values: dict[str, Value] = field(default_factory=dict)
-
-    def keep(self, client: int, key: str, digest: str, value: Value) -> Value:
-        """Store a received payload, and return it or an equal payload that was stored before.
-
-        Args:
-            client: index of the client.
-            key: key of the message entry.
-            digest: digest of the payload.
-            value: the payload.
-        """
-        self._held[client, key] = digest
-        kept = self._values.setdefault(digest, value)
-        self._values = {d: self._values[d] for d in set(self._held.values())}
-        return kept
-
-    def load(self, client: int, key: str, digest: str) -> Value:
-        """Return the stored payload (value) of the message entry `key` that the client with index `client` received.
-
-        Raises:
-            PayloadMissing: no payload is stored for this client and entry, or the stored payload has another digest.
-        """
-        if self._held.get((client, key)) != digest:
-            raise PayloadMissing(client)
-        return self._values[digest]
 
 
 def job_parts(job: Job, metadata: Mapping[str, str] | None = None, *, include_cached: bool = False) -> Parts:
@@ -185,27 +148,6 @@ def read_job(
     return Job(header, client, request, fields["ledger"])
 
 
-def pack_job(job: Job, *, include_cached: bool = False) -> bytes:
-    """Encode a request to a client (job) as bytes.
-
-    Args:
-        job: the job to encode.
-        include_cached: whether to encode the values of all entries, including those that the client has in its cache.
-    """
-    return as_bytes(job_parts(job, include_cached=include_cached))
-
-
-def unpack_job(data: bytes, payloads: PayloadStore) -> Job:
-    """Decode a request to a client (job) from the bytes that `pack_job` returned; see `read_job` for the errors.
-
-    Args:
-        data: the encoded request.
-        payloads: store for the values of cached entries in this process. If the request contains the value of a cached
-            entry, and not only its digest, the value is added to the store.
-    """
-    return read_job(*decode(data), payloads)
-
-
 def result_parts(
     version: str,
     result: ClientResult,
@@ -269,13 +211,3 @@ def read_result(reply: Message, metadata: Mapping[str, str]) -> tuple[str, Clien
         fields["absent"], fields["seconds"], fields["notes"], fields["remembers"],
     )  # fmt: skip
     return fields["version"], result, fields["charged"]
-
-
-def pack_result(version: str, result: ClientResult, charged: Sequence[Mapping[str, Any]] = ()) -> bytes:
-    """Encode a client's result and its charges to the privacy ledger as bytes; see `result_parts` for the arguments."""
-    return as_bytes(result_parts(version, result, charged))
-
-
-def unpack_result(data: bytes) -> tuple[str, ClientResult, list[dict[str, Any]]]:
-    """Decode the bytes that `pack_result` returned; see `read_result` for the result and the errors."""
-    return read_result(*decode(data))

@@ -16,7 +16,6 @@ import torch
 from distillkit._utils import check
 from distillkit.privacy import Ledger
 from distillkit.sets import Images, StoredImages
-from fl.engine._backends import Backend
 from fl.task import LabelTask
 
 __all__ = ["RunConfig", "RunFolder", "SimulationConfig", "options"]
@@ -139,13 +138,10 @@ class SimulationConfig(RunConfig):
     """Options of `fl.simulate`: the options of any run, and the options for clients on this machine.
 
     Args:
-        backend: "threads" to run clients as threads of this process, or `fl.Loopback()` to run them in other
-            processes, for example to debug a method of your own.
-        workers: number of clients that run in parallel, each with one intra-op thread.
+        workers: number of clients that run in parallel, each in a thread with one intra-op thread.
         progress: whether to show a progress bar of the rounds, on a terminal or in a notebook.
     """
 
-    backend: Backend | Literal["threads"] = "threads"
     workers: int = 1
     progress: bool = True
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from distillkit.privacy import BudgetExhausted, Secret
 from fl._codec import digest
-from fl.engine._backends import ServerThread
+from fl.engine._threads import ServerThread
 from fl.engine._transport import (
     ClientRequest,
     ClientResult,

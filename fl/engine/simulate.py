@@ -8,11 +8,13 @@ from functools import partial
 from distillkit._utils import check
 from distillkit.privacy.validation._arguments import refuse_derived
 from distillkit.sets import Images, StoredImages
-from fl.engine._backends import RunContext, backend_of
+from fl.engine._client_memory import MemoryStore
+from fl.engine._client_runtime import ClientRuntime
 from fl.engine._clients import ClientData, ClientRegistry
 from fl.engine._config import SimulationConfig, options
 from fl.engine._run_record import data_fingerprint
 from fl.engine._runner import Deployment, execute
+from fl.engine._threads import RunContext, ThreadTransport
 from fl.engine._transport import Transport
 from fl.engine._validation import open_ledger, warn_of_training_images
 from fl.engine.run import Run
@@ -26,9 +28,8 @@ def simulate(method: Method, clients: Sequence[Images | StoredImages | ClientDat
     """Run a federated method on this machine, in rounds between one server and its clients, each with its own images.
 
     Before the first round, every argument is checked, and the networks are tried on noise images. The result is
-    bit-identical for any `backend` and any number of workers, and even if the run is killed and resumed. Private
-    methods are an exception: their noise comes from the operating system and differs in each run, unless `secret` is
-    given.
+    bit-identical for any number of workers, and even if the run is killed and resumed. Private methods are an
+    exception: their noise comes from the operating system and differs in each run, unless `secret` is given.
 
     Args:
         method: the method to run, such as `FedAvg(factory=...)`.
@@ -59,10 +60,14 @@ def simulate(method: Method, clients: Sequence[Images | StoredImages | ClientDat
             refuse_derived(data.train.info, f"clients[{number}]")
     if not method.private:  # a warning would depend on records
         warn_of_training_images(config.test, registry)
-    workers, backend = check.positive_int(config.workers, "workers"), backend_of(config.backend)
+    workers = check.positive_int(config.workers, "workers")
 
     def open_transport(context: RunContext) -> Transport:
-        return backend.open(method, registry, workers, context)
+        runtime = ClientRuntime(
+            method, context.task, registry, MemoryStore(context.memories), context.device, context.stop, context.ledger,
+            context.scratch,
+        )  # fmt: skip
+        return ThreadTransport(runtime, workers)
 
     deployment = Deployment(
         first=registry.first,

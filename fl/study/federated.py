@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from distillkit.privacy import Ledger
 from distillkit.study._execution import privacy_columns
 from distillkit.study.candidate import Candidate, Cost, Job, OutOfTime
 from distillkit.study.task import Allocation
 from fl._components import identity
-from fl.deploy.loopback import Loopback
 from fl.engine import RunFolder, history
-from fl.engine._backends import Backend
 from fl.engine._clients import ClientData
 from fl.engine._run_record import require_same
 from fl.engine.run import Run
@@ -46,20 +43,12 @@ class Federated(Candidate):
         transcript: whether to save the messages of all rounds, for attacks; see `fl.RunFolder`.
         delta: delta at which the epsilon of a private method is computed. The run's ledger is the file `ledger.jsonl`
             in the run's folder.
-        backend: backend that runs the clients; see `fl.simulate`.
     """
 
     transcript: bool = False
     delta: float = 1e-5
-    backend: Backend | Literal["threads"] = "threads"
 
-    old_options: ClassVar[Mapping[str, str]] = {**Candidate.old_options, "backend": "where"}
     failures: ClassVar[tuple[type[Exception], ...]] = (FloatingPointError, NoUsableReply)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if str(self.backend) == "loopback":  # in records of studies; `fl.Loopback()` today
-            object.__setattr__(self, "backend", Loopback())
 
     def passes_to_make(self, name: str) -> bool:
         """Return whether the setting `name` is passed to `make`, the function that builds the method.
@@ -132,7 +121,6 @@ class Federated(Candidate):
             participation=job.task.participation,
             evaluate=job.task.evaluate,
             seed=job.seed,
-            backend=self.backend,
             workers=job.workers,
             device=job.device,
             progress=job.progress,

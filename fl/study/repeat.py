@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,13 +23,12 @@ from distillkit.sets import Images
 from distillkit.study._execution import PreparedRun, RunSpec
 from distillkit.study.task import Task
 from fl.engine import RunFolder
-from fl.engine._backends import Backend
 from fl.engine._clients import ClientData, ClientRegistry
 from fl.engine._run_record import data_fingerprint
 from fl.engine.simulate import simulate
 from fl.engine.store import OtherSettings, Store, write_atomically
 from fl.method import Method
-from fl.study.federated import Federated, client_data
+from fl.study.federated import client_data
 from fl.study.saved_run import NotRepeatable, SavedRun, load
 
 __all__ = ["repeat"]
@@ -46,7 +45,6 @@ def repeat(
     clients: Sequence[Images | ClientData] | None = None,
     test: Images | None = None,
     server_data: Mapping[str, Images] | None = None,
-    backend: Backend | Literal["threads"] | None = None,
     workers: int = 1,
     device: str | None = None,
     names: Mapping[str, Any] | None = None,
@@ -72,8 +70,6 @@ def repeat(
         method: the method, if `config.json` cannot describe it; see `load`.
         clients, test, server_data: the images of a run that was made by `simulate` outside a study. Such a run does not
             record the source of its images.
-        backend: backend that runs the clients; see `simulate`. Default: for a run of a study, the backend of its
-            candidate; otherwise threads.
         workers: number of clients that run in parallel.
         device: device of clients and server; default: the device of the run. On another device, rounding may differ,
             and so may the hash of the results (`outcome_hash`).
@@ -110,11 +106,11 @@ def repeat(
             if clients is None:
                 if wrong := [name for name, value in given.items() if value is not None]:
                     raise ValueError(f"{wrong[0]} goes with clients: give both, or neither")
-                whole = _of_task(known, target, keep, seed, data, backend, options)
+                whole = _of_task(known, target, keep, seed, data, options)
             else:
                 if keep is not None or data is not None:
                     raise ValueError("keep and data are for a run of a study: pass clients with only the kept records")
-                whole = _of_images(known, target, seed, clients, test, server_data, backend, options)
+                whole = _of_images(known, target, seed, clients, test, server_data, options)
         except OtherSettings as error:
             raise NotRepeatable(f"the run in {folder} had other data or options: {error}") from error
         again = load(target, method=method, names=names, trust=trust)
@@ -142,14 +138,13 @@ def _of_task(
     keep: Any,
     seed: int,
     data: Any,
-    backend: Backend | Literal["threads"] | None,
     options: dict[str, Any],
 ) -> bool:
     """Repeat a run that belongs to a study, by executing its task and candidate again.
 
     Args:
         known: the saved run.
-        out, keep, seed, data, backend: arguments of `repeat`.
+        out, keep, seed, data: arguments of `repeat`.
         options: other arguments of `simulate`.
 
     Returns:
@@ -162,8 +157,6 @@ def _of_task(
     if keep is not None and not isinstance(keep, Tensor):
         keep = torch.as_tensor(check.sequence(keep, "keep", "numbers of training records"))
     keep = known.kept if keep is None else keep
-    if backend is not None and isinstance(candidate, Federated):
-        candidate = replace(candidate, backend=backend)
     whole = keep is None or (known.kept is not None and torch.equal(keep, known.kept))
     if "clients" in known.config and not whole:
         _require_same_images(known, task, split)
@@ -179,13 +172,13 @@ def _of_task(
 
 def _of_images(
     known: SavedRun, out: Path, seed: int, clients: Any, test: Any, server_data: Any,
-    backend: Backend | Literal["threads"] | None, options: dict[str, Any],
+    options: dict[str, Any],
 ) -> bool:  # fmt: skip
     """Repeat a run on images that the caller passes. The run was made by a call of `simulate`, outside a study.
 
     Args:
         known: the saved run.
-        out, seed, clients, test, server_data, backend: arguments of `repeat`.
+        out, seed, clients, test, server_data: arguments of `repeat`.
         options: other arguments of `simulate`.
 
     Returns:
@@ -203,7 +196,7 @@ def _of_images(
         known.method, clients, rounds=max(config["rounds"], len(known.rows)), test=test, server_data=server_data,
         task=known.labels, participation=config["participation"], min_replies=config["min_replies"],
         evaluate=config["evaluate"], seed=seed, ledger=ledger, secret=privacy and privacy["secret"],
-        backend=backend or "threads", server_threads=config["threads"]["server"], resume=True,
+        server_threads=config["threads"]["server"], resume=True,
         out=RunFolder(out, notes=config.get("notes")), **options,
     )  # fmt: skip
     return True

@@ -290,7 +290,7 @@ WORLD = [
     "pickle:loads", "torch:load", "torch.hub:load", "numpy:load", "shutil:rmtree", "this:s", "antigravity:webbrowser",
     "distillkit._utils.files:write_atomically", "distillkit._utils.files:os", "distillkit._utils.files:os.system",
     "distillkit.privacy:Ledger", "distillkit.privacy.ledger:Ledger", "distillkit.condense._state:save_state",
-    "distillkit.locking:owned", "fl.engine.store:Store", "fl.deploy.loopback._processes:Process", "fl:simulate",
+    "distillkit.locking:owned", "fl.engine.store:Store", "fl:simulate",
     "torch.nn:Module.load_state_dict", "torch.nn.functional:torch.load", "torch.nn:functional.torch.load",
     "torch.nn.functional:importlib.import_module", "torchvision.models:_api", "distillkit.serialization:_find",
     "distillkit.networks:ConvNet.__init__.__globals__", "distillkit:..os", "", ":", "distillkit", "os:", ":system",

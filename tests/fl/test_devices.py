@@ -20,22 +20,20 @@ from distillkit import LabeledImages
 from distillkit.normalization import IDENTITY
 from fl import Classification, Client, Entry, FedAvg, Message, Method, NoUsableReply, Run, Server
 from fl.averaging.local import received_state
-from fl.engine import _backends
-from fl.engine._backends import ServerThread
+from fl.engine import _threads
 from fl.engine._devices import placed
+from fl.engine._threads import ServerThread
 from tests.fl.emulated_device import DEVICE, Mixed, on_second_device, second_device
+from tests.fl.every_method import METHODS, play, rows
 from tests.fl.federations import images
 from tests.fl.invariances import assert_same, tensors
-from tests.fl.test_addon_combinations import NAMES, Net, addon, digits, plain
-from tests.fl.test_loopback import METHODS, play, rows
-
-ALL: dict[str, Callable[[], Method]] = {**{n: lambda n=n: plain(addon(n)) for n in NAMES}, **METHODS}  # type: ignore[misc]
+from tests.fl.test_addon_combinations import Net, addon, digits, plain
 
 
 @pytest.fixture
 def run_on_second_device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """Run a method with `cpu:1` as a separate device on every thread of clients and server."""
-    respond, run = _backends.respond, ServerThread.run
+    respond, run = _threads.respond, ServerThread.run
 
     def client_side(*given: Any) -> Any:
         with second_device():
@@ -50,7 +48,7 @@ def run_on_second_device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
 
     def play_there(method: Method, **how: Any) -> Run:
         with monkeypatch.context() as patch, second_device():
-            patch.setattr(_backends, "respond", client_side)
+            patch.setattr(_threads, "respond", client_side)
             patch.setattr(ServerThread, "run", server_side)
             for module in ("capture._captured_function", "condensation.public_embedders"):
                 patch.setattr(f"distillkit.privacy.{module}.require_plain", lambda tensors, what: None)
@@ -59,16 +57,16 @@ def run_on_second_device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     return play_there
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", METHODS)
 def test_devices_are_never_mixed(name: str, run_on_second_device: Callable[..., Run]) -> None:
     """Every add-on and method runs on an accelerator with the CPU's bits, and its final state is there.
 
     Private training refuses modes such as the emulation; the fixture takes that check away.
     """
-    run = run_on_second_device(ALL[name]())
+    run = run_on_second_device(METHODS[name]())
     assert [(row["failed"], row.get("failed_evaluation")) for row in run.rows] == [({}, None)] * 2
     assert all(on_second_device(t) for t in tensors(run.server.state).values())
-    wanted = play(ALL[name](), evaluate="drawn")
+    wanted = play(METHODS[name](), evaluate="drawn")
     if name == "DPSGD":  # the emulation changes the operators that the captured gradient consists of
         mine, others = tensors(run.server.state), tensors(wanted.server.state)
         assert mine.keys() == others.keys()

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from distillkit.privacy import BudgetExhausted
-from fl import AddOn, CheckpointError, Entry, FedAvg, Loopback, NoUsableReply, simulate
+from fl import AddOn, CheckpointError, Entry, FedAvg, NoUsableReply, simulate
 from fl.engine._replies import RoundStats
 from fl.message import Message
 from fl.method import Method
@@ -136,13 +136,12 @@ class Ends(AddOn):
         raise BudgetExhausted("nothing is left", remaining=0)
 
 
-@pytest.mark.parametrize("backend", ["threads", Loopback()])
-def test_budget_exceeded_in_send_ends_the_run(backend: Any) -> None:
+def test_budget_exceeded_in_send_ends_the_run() -> None:
     with pytest.raises(BudgetExhausted, match="nothing is left; round 1 was not finished"):
-        play(FedAvg(Ends(), factory=Tiny), backend=backend)
+        play(FedAvg(Ends(), factory=Tiny))
 
 
-@pytest.mark.parametrize("use", [{}, {"out": "run"}, {"backend": Loopback()}], ids=["RAM", "files", "Loopback"])
+@pytest.mark.parametrize("use", [{}, {"out": "run"}], ids=["RAM", "files"])
 def test_failed_client_leaves_no_change_in_its_memory(
     use: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

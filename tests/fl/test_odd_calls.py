@@ -377,7 +377,6 @@ def siamese(x: torch.Tensor, generator: torch.Generator, **_: Any) -> torch.Tens
 
 NOT_CALLED = {
     "CheckpointError": "an error",
-    "Loopback": "it has no options",
     "NoUsableReply": "an error",
     "Client": "a record that the engine makes",
     "Server": "a record that the engine makes",

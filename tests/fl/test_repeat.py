@@ -20,12 +20,12 @@ from distillkit.data import Split, load_npz, partition
 from distillkit.serialization import to_config
 from distillkit.study import Condense, Study, Task
 from distillkit.training import Protocol
-from fl import CheckpointError, ClientDP, FedAvg, Filtered, Loopback, simulate
+from fl import CheckpointError, ClientDP, FedAvg, Filtered, simulate
 from fl.addons import SCAFFOLD, Ditto, FedProx
 from fl.study import Federated, NotRepeatable, load, outcome_hash, repeat
+from tests.fl.every_method import METHODS, play
 from tests.fl.federations import Tiny, federation, images, without_checksums
 from tests.fl.test_addon_combinations import Net, addon, plain
-from tests.fl.test_loopback import METHODS, play
 from tests.refused import refused
 
 HERE = [__name__, "tests.fl.federations", "tests.fl.test_addon_combinations"]
@@ -84,7 +84,7 @@ def test_run_is_loaded(run: Path) -> None:
     assert "2 rounds of FedAvg" in repr(found)
 
 
-@pytest.mark.parametrize("how", [{}, {"backend": Loopback()}, {"workers": 2}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"workers": 2}], ids=str)
 def test_run_repeats_to_the_same_hash_from_its_config_alone(run: Path, how: dict[str, Any], tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     for name in ("history.jsonl", "summary.json", "checkpoint"):  # nothing else of the folder is used

@@ -25,7 +25,6 @@ from fl import (
     Filter,
     Filtered,
     Keyring,
-    Loopback,
     Message,
     Method,
     NoUsableReply,
@@ -239,11 +238,10 @@ def test_rounds_with_fewer_entries_are_summed(ring: InMemoryKeyring) -> None:
 
 
 def test_masks_differ_and_results_are_bitwise_equal(tmp_path: Path) -> None:
-    """In threads and over bytes; the server received different masked vectors."""
     ring = Keyring(tmp_path / "ring")
     method, seen, runs = sealed(FedAvg(SCAFFOLD(), **FAST), ring, bounds={SCAFFOLD.drift: 40.0}), [], []
-    for i, backend in enumerate(("threads", Loopback())):
-        runs.append(play(method, backend=backend, out=RunFolder(tmp_path / str(i), transcript=True)))
+    for i in range(2):
+        runs.append(play(method, out=RunFolder(tmp_path / str(i), transcript=True)))
         ups = [m for m in transcript.read_transcript(tmp_path / str(i)) if (m.direction, m.exchange) == ("up", "local")]
         seen.append({(m.round, m.client): m.values for m in ups})
     assert_same(*runs)
@@ -631,9 +629,8 @@ class Twice(FedAvg):
         return {1: "was not polite"} if verb == "greet" else {}
 
 
-@pytest.mark.parametrize("backend", ["threads", Loopback()])
-def test_a_round_has_the_exchanges_of_the_method(backend: Any) -> None:
-    (row,) = play(Twice(**FAST), rounds=1, backend=backend).rows
+def test_a_round_has_the_exchanges_of_the_method() -> None:
+    (row,) = play(Twice(**FAST), rounds=1).rows
     assert row["greet"] == [[0, 1, 2, 3], 40.0 * 4 + 6]
     assert row["local"] == [[0, 2, 3], None]
     assert row["part"] == [[0, 3], 2.0]

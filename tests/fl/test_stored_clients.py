@@ -21,8 +21,7 @@ from distillkit.sets import StoredImages
 from distillkit.sets._stored import PixelFile
 from distillkit.study import Condense, Study, Task
 from distillkit.training import Protocol
-from fl import ClientData, ClientDP, FedAvg, Filtered, Loopback, Run, simulate
-from fl.deploy.loopback._transport import ProcessTransport
+from fl import ClientData, ClientDP, FedAvg, Filtered, Run, simulate
 from fl.method import evaluation_batch_size
 from fl.study import Federated
 from tests.fl.federations import Tiny
@@ -62,11 +61,10 @@ def weights(run: Run) -> torch.Tensor:
     return torch.cat([p.flatten() for p in run.models[""].parameters()])
 
 
-@pytest.mark.parametrize("backend", ["threads", Loopback()])
-def test_stored_run_equals_the_run_in_memory(source: Path, tmp_path: Path, backend: Any) -> None:
+def test_stored_run_equals_the_run_in_memory(source: Path, tmp_path: Path) -> None:
     held, test = stored(source, tmp_path)
     options: dict[str, Any] = {"rounds": 2, "participation": 0.5, "evaluate": "all", "progress": False}
-    run = simulate(METHOD, held, test=test, backend=backend, workers=2 if backend == "threads" else 1, **options)
+    run = simulate(METHOD, held, test=test, workers=2, **options)
     other = simulate(METHOD, in_memory(held), test=test.read(), **options)
     assert messages(run) == messages(other)
     assert run.rows[-1]["accuracy_clients"] is not None
@@ -123,25 +121,6 @@ def test_config_of_a_run_identifies_its_images(source: Path, tmp_path: Path) -> 
     other = config("three", lambda held: [ClientData(held[0].train[1:], held[0].test), *held[1:]])
     assert other["data"] != whole["data"]
     assert other["test"] == whole["test"] == [12, whole["test"][1]]
-
-
-def test_process_drops_data_that_it_can_read_again(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[str] = []
-    send = ProcessTransport._send
-
-    def noted(transport: ProcessTransport, index: int, *frames: Any) -> None:
-        sent.extend(frame[0] for frame in frames if frame[0] in ("data", "job", "forget"))
-        send(transport, index, *frames)
-
-    monkeypatch.setattr(ProcessTransport, "_send", noted)
-    held, _ = stored(source, tmp_path)
-    simulate(METHOD, held[:2], rounds=2, evaluate="none", backend=Loopback(), progress=False)
-    assert sent == ["data", "job", "forget"] * 4
-    sent.clear()
-    simulate(METHOD, in_memory(held[:2]), rounds=2, evaluate="none", backend=Loopback(), progress=False)
-    assert sent == ["data", "job"] * 2 + ["job"] * 2
 
 
 def test_clients_with_shared_images_are_found_without_reading(

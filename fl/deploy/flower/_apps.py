@@ -10,9 +10,9 @@ from fl.deploy.flower._messages import GridConnection, flower, to_records
 from fl.deploy.flower._node import LoadClient, Node, NodeOptions
 from fl.deploy.flower._node_registry import NodeRegistry
 from fl.deploy.flower._transport import ConnectionOptions, GridTransport
-from fl.engine._backends import RunContext
 from fl.engine._config import RunConfig, options
 from fl.engine._runner import Deployment, execute
+from fl.engine._threads import RunContext
 from fl.engine._validation import remark_on
 from fl.engine.run import Run
 from fl.method import Method, require_method

@@ -503,3 +503,20 @@ def images_of(count: int) -> LabeledImages:
 def tiny_network() -> torch.nn.Module:
     flat = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
     return build(flat.double, 0)
+
+
+def test_child_ledger_refuses_like_the_ledger_and_lists_its_charges() -> None:
+    event = Event("x", 2.0, client=1)
+    trunk = Ledger(delta=1e-5, budget=compose([(2.0, 1.0, 3)], 1e-5).epsilon)
+    trunk.spend(event, Event("x", 2.0, client=2), event)
+    trunk.add_remark("known")
+    branch = ChildLedger(json.loads(json.dumps(child_state(trunk, 1))))
+    assert branch.epsilon(1) == trunk.epsilon(1)
+    assert branch.charged == []
+    branch.spend(event)
+    branch.add_remark("known")
+    branch.add_remark("new")
+    branch.void("tested", client=1)
+    with pytest.raises(BudgetExhausted):
+        branch.spend(event)
+    assert [next(iter(line)) for line in branch.charged] == ["event", "remark", "void"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from fl import ClientData, FedAvg, Loopback, Networks, Run, simulate
+from fl import ClientData, FedAvg, Networks, Run, simulate
 from fl.addons import SCAFFOLD, FedProx
 from tests.fl import quadratic
 from tests.fl.custom_methods.feddyn import FedDyn
@@ -94,11 +94,9 @@ def test_fedmd_sends_scores_and_the_public_set_once() -> None:
     assert rows[2]["accuracy"] == rows[2]["accuracy_personal"]["mean"] > 0.5
 
 
-def test_fedmd_is_bitwise_equal_with_workers_resumed_and_over_bytes(tmp_path: Path) -> None:
+def test_fedmd_is_bitwise_equal_with_workers_resumed(tmp_path: Path) -> None:
     whole = consensus(participation=3)
     consensus(rounds=2, participation=3, out=tmp_path / "run")
     again = consensus(participation=3, out=tmp_path / "run", resume=True, workers=3)
-    elsewhere = consensus(participation=3, backend=Loopback())
-    for other in (again, elsewhere):
-        assert_same(whole, other)
-        assert [row["accuracy"] for row in whole.rows] == [row["accuracy"] for row in other.rows]
+    assert_same(whole, again)
+    assert [row["accuracy"] for row in whole.rows] == [row["accuracy"] for row in again.rows]

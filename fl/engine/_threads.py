@@ -1,7 +1,4 @@
-"""Backends, which determine where clients run, and `ServerThread`, the thread in which the server's functions run.
-
-The default backend runs clients in threads of this process.
-"""
+"""Clients that run in threads of this process, and `ServerThread`, the thread in which the server's functions run."""
 
 from __future__ import annotations
 
@@ -12,28 +9,25 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Self, TypeVar
 
 import torch
 
 from distillkit._utils.threads import create_thread_pool
 from distillkit.privacy import Ledger
-from fl.engine._client_memory import MemoryStore
 from fl.engine._client_runtime import ClientRuntime, respond
-from fl.engine._clients import ClientRegistry
-from fl.engine._transport import ClientResult, Exchange, Transport
-from fl.method import Method
+from fl.engine._transport import ClientResult, Exchange
 from fl.participants import Scratch
 from fl.task import LabelTask
 
-__all__ = ["Backend", "RunContext", "ServerThread", "ThreadTransport", "Threads", "backend_of"]
+__all__ = ["RunContext", "ServerThread", "ThreadTransport"]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """Validated options of a run that a backend gets when it opens the connection to the clients.
+    """Validated options of a run that are needed to open the connection to the clients.
 
     Attributes:
         task: label task of the run, such as `Classification`.
@@ -52,60 +46,6 @@ class RunContext:
     stop: threading.Event
     ledger: Ledger | None
     scratch: Scratch | None = None
-
-
-@runtime_checkable
-class Backend(Protocol):
-    """Interface of backends. A backend runs the clients of `simulate`, for example in threads or in processes.
-
-    Pass a backend as `simulate(..., backend=...)`.
-    """
-
-    def open(self, method: Method, clients: ClientRegistry, workers: int, context: RunContext) -> Transport:
-        """Return a transport, which connects the server of one run to its clients.
-
-        Args:
-            method: the federated method to run.
-            clients: data of all clients.
-            workers: number of clients that run in parallel.
-            context: the run's task, device, memory folder, stop event and ledger.
-
-        Raises:
-            TypeError: the method cannot be sent to the clients. The message names the part that cannot be sent.
-        """
-
-
-@dataclass(frozen=True)
-class Threads:
-    """Default backend of `simulate`, which runs the clients as threads of this process."""
-
-    def open(self, method: Method, clients: ClientRegistry, workers: int, context: RunContext) -> Transport:
-        """Return a transport to clients that run as threads of this process; see `Backend.open` for the arguments."""
-        memories = MemoryStore(context.memories)
-        runtime = ClientRuntime(
-            method, context.task, clients, memories, context.device, context.stop, context.ledger, context.scratch
-        )
-        return ThreadTransport(runtime, workers)
-
-
-def backend_of(backend: object) -> Backend:
-    """Convert the option `backend` of `simulate` to a `Backend` object.
-
-    Args:
-        backend: "threads" or a `Backend` object.
-
-    Raises:
-        TypeError: `backend` is neither a string nor a `Backend` object.
-        ValueError: `backend` is a string other than "threads".
-    """
-    wanted = "backend must be 'threads' or a backend such as fl.Loopback()"
-    if isinstance(backend, str):
-        if backend != "threads":
-            raise ValueError(f"{wanted}, got {backend!r}")
-        return Threads()
-    if isinstance(backend, type) or not isinstance(backend, Backend):
-        raise TypeError(f"{wanted}, got {type(backend).__name__}")
-    return backend
 
 
 class ThreadTransport:

@@ -1,0 +1,165 @@
+"""Requests and results: memory of failed rounds, cached payloads, and fields that strangers may send."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fl import Classification, Client, Entry, FedAvg, Message, Server
+from fl._codec import from_parts
+from fl.deploy._wire import Job, PayloadMissing, job_parts, read_job, read_result, result_parts
+from fl.engine import _transport
+from fl.engine._client_memory import MemoryStore
+from fl.engine._client_runtime import ClientRuntime
+from fl.engine._clients import ClientRegistry
+from fl.engine._dispatch import Dispatcher
+from fl.engine._threads import ServerThread, ThreadTransport
+from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
+from fl.message import Value
+from tests.fl.test_addon_combinations import Net, federation
+from tests.refused import refused
+
+
+def test_server_side_never_accesses_a_client() -> None:
+    """The modules between validation and transport do not import the client's classes."""
+    folder = Path(_transport.__file__).parent
+    for name in ("_rounds", "_dispatch", "_evaluation", "_replies", "_transport"):
+        tree = ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))
+        words = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {
+            a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names
+        }
+        assert not words & {
+            "Client",
+            "ClientData",
+            "MemoryStore",
+            "ClientRuntime",
+            "respond",
+            "ThreadTransport",
+            "Ledger",
+        }, name
+
+
+class Dealing(FedAvg):
+    """Has an exchange of its own: counts in memory how often it was requested, and replies with the count."""
+
+    times = Entry[float]("first")
+    exchanges = ("deal", "local")
+
+    def deal(self, client: Client, message: Message) -> Message:
+        client.memory[self.times] = client.memory.get(self.times, 0.0) + 1.0
+        return Message({self.times: client.memory[self.times]})
+
+
+def test_later_exchange_of_a_round_reads_accepted_memory_of_an_earlier() -> None:
+    """Client 1's first reply is rejected; memory of a failed round is never read when the round is repeated."""
+    method, clients = Dealing(factory=Net), ClientRegistry(list(federation()))
+    server = Server(Classification(3), clients.first.shape, clients.first.normalization, len(clients), seed=3, round=1)
+    runtime = ClientRuntime(method, server.task, clients, MemoryStore(None), torch.device("cpu"), threading.Event())
+    with ServerThread() as thread, ThreadTransport(runtime, 1) as transport:
+        dispatcher = Dispatcher(method, server, transport, thread)
+        thread.run(lambda: method.start(server))
+
+        def ask(*counting: int) -> list[float]:
+            found = []
+            for answer, request, memory in dispatcher.exchange("deal", [0, 1, 2], store_memory=True):
+                assert answer.reply is not None, answer.error
+                found.append(answer.reply[Dealing.times])
+                if answer.client in counting:
+                    dispatcher.cache_index.update(answer.client, request, memory)
+            return found
+
+        assert ask(0, 2) == [1, 1, 1]
+        assert ask(0, 1, 2) == [2, 1, 2]
+        dispatcher.rollback()
+        assert ask(0, 1) == [1, 1, 1]
+        dispatcher.commit()
+        server.round = 2
+        assert ask(0, 1, 2) == [2, 2, 1]
+        dispatcher.cache_index.commit()  # the word of it never reaches the clients
+        server.round = 3
+        assert ask() == [3, 3, 2]
+
+
+class Payloads(dict[tuple[int, str], tuple[str, Value]]):
+    """Store of the latest payload of each client and entry, as clients keep it."""
+
+    def keep(self, client: int, key: str, digest: str, value: Value) -> Value:
+        self[client, key] = digest, value
+        return value
+
+    def load(self, client: int, key: str, digest: str) -> Value:
+        if self.get((client, key), ("", None))[0] != digest:
+            raise PayloadMissing(client)
+        return self[client, key][1]
+
+
+def wide() -> Message:
+    return Message({Data.kept: torch.arange(6.0), Data.other: {"b": torch.ones(2), "a": torch.zeros(1)}})
+
+
+class Data:
+    kept = Entry[torch.Tensor](cached=True)
+    other = Entry[dict[str, torch.Tensor]]()
+    number = Entry[float]()
+
+
+def test_request_round_trips_and_cached_payloads_travel_as_digests() -> None:
+    header = RequestHeader("local", 3, "a-1", seed=5, secret=None)
+    request = ClientRequest(wide(), "2-a-0", {Data.kept.key: "d"})
+    store = Payloads()
+    job = read_job(*from_parts(*job_parts(Job(header, 4, request))), store)
+    assert (job.header, job.client, job.request.memory, job.ledger) == (header, 4, "2-a-0", None)
+    assert [k for k, _ in job.request.message.items()] == [Data.kept.key, Data.other.key]
+    assert list(job.request.message[Data.other]) == ["b", "a"]
+    cached = replace(request, cached=frozenset({Data.kept.key}))
+    again = job_parts(Job(header, 4, cached))
+    assert not any(torch.equal(tensor, wide()[Data.kept]) for tensor in again[0].values())
+    assert read_job(*from_parts(*again), store).request.message[Data.kept] is job.request.message[Data.kept]
+    with pytest.raises(PayloadMissing):
+        read_job(*from_parts(*again), Payloads())
+    with pytest.raises(PayloadMissing):
+        read_job(*from_parts(*job_parts(Job(header, 5, cached))), store)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seconds": "soon"}, "seconds must be a number in .*, got 'soon'"),
+        ({"client": True}, "client must be an integer in .*, got True"),
+        ({"absent": None}, "absent must be true or false, got None"),
+        ({"charged": [{}, 3]}, "charged must be a list .*, each a mapping"),
+        *(
+            ({"seconds": odd}, r"seconds must be a number in \[0, 1e\+09\]")
+            for odd in (math.nan, math.inf, -1e-9, -(10**400))
+        ),
+    ],
+    ids=["seconds", "client", "absent", "charged", "NaN", "infinite", "negative", "huge"],
+)  # fmt: skip
+def test_malformed_replies_are_refused_by_field(change: dict[str, Any], said: str) -> None:
+    reply, facts = from_parts(*result_parts("3-a", ClientResult(4, Message.unchecked({"x": 1.0}), seconds=1.0)))
+    assert read_result(reply, facts)[1].client == 4
+    other = json.dumps({**json.loads(facts["answer"]), **change})
+    refused(lambda: read_result(reply, {**facts, "answer": other}), ValueError, f"not a result: its answer's {said}")
+
+
+def test_error_texts_of_clients_are_cut_to_a_line_of_the_history() -> None:
+    reply, facts = from_parts(*result_parts("3-a", ClientResult(4, error="x" * 2_000_000)))
+    error = read_result(reply, facts)[1].error
+    assert error is not None
+    assert len(error) == 500
+
+
+@pytest.mark.parametrize("reply", [[1], Message.unchecked({"x": float("nan")}), Message.unchecked({"x": None})])
+def test_reply_that_cannot_be_sent_is_an_error_of_its_client(reply: Any) -> None:
+    parts = result_parts("3-a", ClientResult(4, reply, remembers=True), [{"void": "x"}])
+    version, answer, charged = read_result(*from_parts(*parts))
+    assert (version, answer.client, answer.reply, answer.remembers, charged) == ("3-a", 4, None, False, [{"void": "x"}])
+    assert str(answer.error).startswith("its reply cannot be sent")
