@@ -170,6 +170,11 @@ class Networks:
             Parameters and buffers, by the names in the network's state dict, on the CPU.
         """
         net = self.draw(name, classes, derive(seed, 0, "server", f"init {name}"))
+        shapes = {n: list(t.shape) for n, t in self.template(name, classes).state_dict().items()}
+        other = [n for n, t in net.state_dict().items() if shapes.pop(n, None) != list(t.shape)] + list(shapes)
+        if other:
+            label = f"factory[{name!r}]" if name else "factory"
+            raise ValueError(f"{label} must return the same architecture in every call; {other[0]} differs between two")
         given = self.unprefixed(self.initial or {}, name)
         return {n: given.get(n, t).detach().to("cpu", copy=True) for n, t in net.state_dict().items()}
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from distillkit._utils.configurable import Configurable
 from distillkit.networks._base import require_network
@@ -125,6 +126,7 @@ def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Red
     Raises:
         TypeError: the factory is a network, requires arguments, or does not return an `nn.Module`; or `redraw` is None
             and the network has parameters without a default distribution.
+        ValueError: a parameter of the network is lazy (`nn.LazyLinear`).
     """
     _require_no_arguments(require_factory(factory))
     generator = as_generator(generator)
@@ -132,6 +134,12 @@ def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Red
         network = factory()
     if not isinstance(network, nn.Module):
         raise TypeError(f"factory must return an nn.Module, got {type(network).__name__}")
+    lazy = [name for name, parameter in network.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise ValueError(
+            f"factory must return a network whose shapes are known, but {lazy[0]} is lazy: give the layer its input "
+            "size, or call the network on an image in the factory"
+        )
     if not keeps_init(network):
         return initialize(network, generator, redraw)
     draw_seed(generator)

@@ -15,6 +15,7 @@ from distillkit.privacy._journal import LedgerWriteError
 from distillkit.privacy.validation._arguments import refuse_derived
 from fl.engine._client_memory import MemoryStore
 from fl.engine._clients import ClientData, ClientRegistry
+from fl.engine._contract import ChangedInput, Unchanged
 from fl.engine._devices import placed
 from fl.engine._transport import (
     ClientRequest,
@@ -75,6 +76,7 @@ def respond(
 
     Raises:
         BudgetExhausted: the client's releases would exceed the privacy ledger's budget.
+        ChangedInput: the method changed the request or the client's images in place. In threads, others share them.
         LedgerWriteError: the ledger cannot be written. This error ends the run, because it concerns all clients.
         Interrupted: the run is being stopped.
     """
@@ -98,12 +100,16 @@ def respond(
             memory=placed(memory, device), stop=runtime.stop, device=device, ledger=runtime.ledger,
             secret=noise_of(header.secret, header.round, number), scratch=_scratch(runtime, header, number),
         )  # fmt: skip
-        reply = runtime.method.run_on_client(header.verb, client, placed(request.message, device))
+        message = placed(request.message, device)
+        with Unchanged(
+            runtime.method, header.verb, {"message": message, "client.data": client.data, "client.test": client.test}
+        ):
+            reply = runtime.method.run_on_client(header.verb, client, message)
         remembers = header.keeps and len(client.memory) > 0
         if remembers:
             runtime.memories.stage(number, header.version, client.memory)
         return ClientResult(number, reply, notes=client.notes, remembers=remembers, seconds=cost(client))
-    except (Interrupted, BudgetExhausted, LedgerWriteError):
+    except (Interrupted, BudgetExhausted, ChangedInput, LedgerWriteError):
         raise
     except Exception as error:  # whatever fails, the history lists the client, and its reply is not used
         return ClientResult(number, error=_shown_reason(runtime.method, error), seconds=cost())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fl._noise_images import empty_set, noise_set
+from fl.engine._contract import checked_models, declared
 from fl.message import Message
 from fl.method import Method, Predictor
 from fl.participants import Client, Server
@@ -41,7 +42,7 @@ def check_state(method: Method, server: Server, before: Message) -> tuple[str | 
     """
     peaks, old = _peaks(server.state), _peaks(before)
     grown = {name: peak / max(1.0, old.get(name, 0.0)) for name, peak in peaks.items()}
-    models = method.predictors(server)
+    models = checked_models(method, server)
     weights = tuple(f"[{name}]" for model in models.values() for name, _ in model.network.named_parameters())
     exploded = [name for name, growth in grown.items() if growth > _EXPLOSION and name.endswith(weights)]
     why = _unusable(method, server, before, models, peaks, max(grown.values(), default=0.0))
@@ -74,9 +75,21 @@ def _unusable(
     for name, peak in peaks.items():
         if not peak < float("inf"):
             return f"the new state's {name} holds NaN or Inf"
+    label = f"{type(method.inner).__name__}.predictors"
     noise = noise_set(server.task, empty_set(server), server.generator("commit guard"))
     for name, model in models.items():
-        if not torch.isfinite(model.network(noise.images)).all():
+        outputs = model.network(noise.images)
+        if not isinstance(outputs, Tensor):
+            raise TypeError(
+                f"the model {name!r} of {label} must return logits as a tensor, got {type(outputs).__name__}"
+            )
+        used = outputs[:, : model.outputs] if outputs.ndim == 2 else outputs
+        if used.shape != (len(noise), server.task.num_classes):
+            raise ValueError(
+                f"the model {name!r} of {label} must give [N, {server.task.num_classes}] logits for N images, got "
+                f"{list(used.shape)} for {len(noise)}; state outputs= if the network has further classes"
+            )
+        if not torch.isfinite(outputs).all():
             return f"the new model{f' {name!r}' if name else ''} gives NaN or Inf on noise images"
     if method.private or growth <= _JUMP:
         return None
@@ -119,7 +132,7 @@ def _trial(method: Method, server: Server) -> str | None:
     client = Client(number, data, None, server.task, server.round, server.seed, device=server.device)
     try:
         reply = method.local(client, method.send(server, number))
-        check_reply(reply, {e.key: e for e in method.entries()}, method.expect(server, number))
+        check_reply(reply, declared(method), method.expect(server, number))
     except BadReply as error:
         return str(error)
     except Exception:  # the method may need more than noise images, so this failure does not show an unusable state

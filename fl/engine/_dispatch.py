@@ -15,6 +15,7 @@ from typing import Any
 
 from distillkit.privacy import BudgetExhausted, Secret
 from fl._codec import digest
+from fl.engine._contract import ChangedInput, Unchanged, checked_message, declared, server_values
 from fl.engine._threads import ServerThread
 from fl.engine._transport import (
     ClientRequest,
@@ -61,7 +62,7 @@ class Dispatcher:
         self, method: Method, server: Server, transport: Transport, thread: ServerThread, secret: int | None = None
     ) -> None:
         self.method, self.server, self.transport, self.thread = method, server, transport, thread
-        self.entries, self.cache_index = {e.key: e for e in method.entries()}, ClientCacheIndex()
+        self.entries, self.cache_index = declared(method), ClientCacheIndex()
         self._secret, self.resent = secret, 0
         self._session, self._exchanges = secrets.token_hex(4), itertools.count()
         self._digests: dict[str, tuple[Any, str]] = {}
@@ -131,7 +132,7 @@ class Dispatcher:
         def build_request(client: int) -> ClientRequest:
             try:
                 sent[client] = request = self.thread.run(lambda: self._build_request(server, verb, client))
-            except (Interrupted, BudgetExhausted):
+            except (Interrupted, BudgetExhausted, ChangedInput):
                 raise
             except Exception as error:  # the error may concern this client alone, such as a missing architecture
                 raise RequestError from error
@@ -141,7 +142,10 @@ class Dispatcher:
 
     def _build_request(self, server: Server, verb: str, client: int) -> ClientRequest:
         additional = verb in self.method.exchanges and verb != "local"
-        message = self.method.send_exchange(server, verb, client) if additional else self.method.send(server, client)
+        function = "send_exchange" if additional else "send"
+        with Unchanged(self.method, function, server_values(server)):
+            sent = self.method.send_exchange(server, verb, client) if additional else self.method.send(server, client)
+        message = checked_message(self.method, function, sent)
         undeclared = [key for key, _ in message.items() if key not in self.entries]
         if undeclared:
             raise ValueError(

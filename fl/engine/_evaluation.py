@@ -11,6 +11,7 @@ from torch import Tensor
 
 from distillkit.sets import LabeledImages, StoredImages
 from fl.engine import history
+from fl.engine._contract import checked_models
 from fl.engine._devices import placed
 from fl.engine._dispatch import Dispatcher
 from fl.engine._replies import validate
@@ -36,7 +37,7 @@ def evaluate_global(dispatcher: Dispatcher, test: LabeledImages | StoredImages |
     def work() -> dict[str, Tensor]:
         if test is None:
             return {}
-        models = method.predictors(server)
+        models = checked_models(method, server)
         found = [{name: p.sums(part, server.task) for name, p in models.items()} for part in _parts(test, server)]
         return {name: sum((sums[name] for sums in found[1:]), found[0][name]) for name in models}
 

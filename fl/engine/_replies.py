@@ -17,6 +17,7 @@ from typing import Any
 from distillkit.privacy import BudgetExhausted
 from fl.aggregation import Aggregator, BadReply, EntrySpec, Schema, check_reply
 from fl.engine._commit_guard import largest_value
+from fl.engine._contract import ChangedInput, Unchanged, checked_message, checked_schema, server_values
 from fl.engine._devices import placed
 from fl.engine._dispatch import Dispatcher
 from fl.engine._transport import ClientRequest, ClientResult, Exchange
@@ -130,15 +131,17 @@ def validate(
         reply is invalid.
     """
     method, client = dispatcher.method, result.client
-    known = {"answer": method.expect_answer, "local": method.expect, "evaluate": method.expect_evaluation}
-    schema = known[verb](server, client) if verb in known else method.expect_exchange(server, verb, client)
+    function = {"answer": "expect_answer", "local": "expect", "evaluate": "expect_evaluation"}.get(verb)
+    with Unchanged(method, function or "expect_exchange", server_values(server)):
+        found = getattr(method, function)(server, client) if function else method.expect_exchange(server, verb, client)
+    schema = checked_schema(method, function or "expect_exchange", found)
     try:
         reply = _checked_reply(dispatcher, server, verb, result, schema)
         if aggregator is not None:
             aggregator.require(reply)
     except BadReply as error:
         return str(error)[:300], Message()
-    except (Interrupted, BudgetExhausted):
+    except (Interrupted, BudgetExhausted, ChangedInput):
         raise
     except Exception as error:  # a reply may hold anything, so any error in a check means an invalid reply
         return f"cannot be used: {type(error).__name__}: {error}"[:300], Message()
@@ -172,7 +175,11 @@ def _checked_reply(dispatcher: Dispatcher, server: Server, verb: str, result: Cl
     reply = check_reply(placed(reply, server.device), entries, schema)
     if verb == "evaluate":
         _check_sums(reply, server.task)
-    derived = dispatcher.method.read_reply(server, reply) if verb == "local" else Message()
+    if verb != "local":
+        return reply
+    with Unchanged(dispatcher.method, "read_reply", {"reply": reply, **server_values(server)}):
+        read = dispatcher.method.read_reply(server, reply)
+    derived = checked_message(dispatcher.method, "read_reply", read)
     if not len(derived):
         return reply
     reply = Message.unchecked({**dict(reply.items()), **dict(derived.items())})

@@ -17,6 +17,7 @@ from distillkit.sets import LabeledImages, StoredImages
 from fl.aggregation import AggregatedReplies, Aggregator
 from fl.engine import _evaluation, history
 from fl.engine._commit_guard import check_state
+from fl.engine._contract import checked_draw, checked_rejections, require_exchanges
 from fl.engine._devices import placed
 from fl.engine._dispatch import Dispatcher
 from fl.engine._evaluation import ClientEvaluation
@@ -65,6 +66,7 @@ class RoundRunner:
                 raise ValueError(
                     f"{kind.__name__}.{verb} returns a reply, but the schema of this reply is missing: write {schema}"
                 )
+        require_exchanges(self.method)
         self.store, self.run_id, self.committed = store, run_id, 0
         self.collector = ReplyCollector(dispatcher, store if transcript else None)
         self.on_row: Callable[[dict[str, Any]], object] = lambda row: None
@@ -127,7 +129,9 @@ class RoundRunner:
         try:
             hidden = self.method.draws_clients
             server.drawn = (
-                self.dispatcher.thread.run(lambda: self.method.draw(server)) if hidden else self._draw(participation)
+                self.dispatcher.thread.run(lambda: checked_draw(self.method, server))
+                if hidden
+                else self._draw(participation)
             )
             replies, stats = self._run_exchanges(0 if hidden else min_replies, outstanding)
             row = stats.row(server.drawn)
@@ -200,8 +204,7 @@ class RoundRunner:
                 replies = reduced
             if len(method.exchanges) > 1:
                 self._receive_in(verb, reduced, stats, after_local=replies is not None)
-        if replies is None:
-            raise ValueError(f"{type(method).__name__}.exchanges must hold 'local', got {method.exchanges}")
+        assert replies is not None
         return replies, stats
 
     def _check_state(self, before: Message, outliers: list[int], *, stop: bool) -> dict[str, Any]:
@@ -255,7 +258,9 @@ class RoundRunner:
         rejected: dict[int, str] = {}
         try:
             work = partial(self.method.receive_exchange, self.server, verb, reduced)
-            stats.server_seconds += self._update_state(lambda: rejected.update(work()))
+            stats.server_seconds += self._update_state(
+                lambda: rejected.update(checked_rejections(self.method, work(), self.server.drawn))
+            )
         except NoUsableReply as error:
             reasons = f" ({stats.reasons()})" if stats.reasons() else ""
             raise NoUsableReply(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import re
 import warnings
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from distillkit.privacy import BudgetExhausted
-from fl import AddOn, CheckpointError, Entry, FedAvg, NoUsableReply, simulate
+from fl import AddOn, CheckpointError, ClientData, Entry, EntrySpec, FedAvg, NoUsableReply, Predictor, simulate
 from fl.engine._replies import RoundStats
 from fl.message import Message
 from fl.method import Method
@@ -204,3 +205,120 @@ def test_constant_damping_of_an_option_is_warned_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         FedAvg(Follows(0.5), factory=Tiny)
+
+
+# What a method's functions may not change, and must return.
+
+
+def first_of(group: dict[str, torch.Tensor]) -> torch.Tensor:
+    return next(iter(group.values()))
+
+
+def after(function: str, change: Callable[..., object]) -> FedAvg:
+    """Return a method one of whose functions works as usual, and then makes a change to its arguments."""
+
+    def changing(self: FedAvg, *given: Any) -> Any:
+        found = getattr(FedAvg, function)(self, *given)
+        change(*given)
+        return found
+
+    return type("Changing", (FedAvg,), {function: changing})(factory=Tiny, steps=1, batch=4)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("function", "change", "what"),
+    [
+        (
+            "local",
+            lambda client, message: first_of(message[FedAvg.model]).add_(1),
+            "message[FedAvg.model][body.0.weight]",
+        ),
+        ("local", lambda client, message: message[FedAvg.model].popitem(), "message[FedAvg.model][classifier.bias]"),
+        ("local", lambda client, message: message.__setitem__(FedAvg.samples, 1.0), "message[FedAvg.samples]"),
+        ("local", lambda client, message: client.data.images[0].zero_(), "client.data.images"),
+        ("evaluate", lambda client, message: client.test.labels.add_(1), "client.test.labels"),
+        ("send", lambda server, client: first_of(server.state[FedAvg.model]).mul_(2), "server.state[FedAvg.model]"),
+        ("expect", lambda server, client: server.state.__delitem__(FedAvg.model), "server.state[FedAvg.model]"),
+        ("read_reply", lambda server, reply: server.data["proxy"].images.zero_(), "server.data['proxy'].images"),
+        ("read_reply", lambda server, reply: first_of(reply[FedAvg.update]).zero_(), "reply[FedAvg.update]"),
+    ],
+)
+def test_function_that_changes_what_it_may_only_read_ends_the_run(function: str, change: Any, what: str) -> None:
+    """In threads, other clients, the server and the caller share these values."""
+    clients = [ClientData(data[torch.arange(len(data))], data[torch.arange(3)]) for data in federation()[:3]]
+    proxy = clients[0].train[torch.arange(5)]
+    with pytest.raises(ValueError, match=f"Changing.{function} changed {re.escape(what)}.*it may only read"):
+        simulate(after(function, change), clients, rounds=1, server_data={"proxy": proxy}, progress=False)
+
+
+def mine(**functions: Any) -> FedAvg:
+    return type("Mine", (FedAvg,), functions)(factory=Tiny, steps=1, batch=4)  # type: ignore[no-any-return]
+
+
+def returning(value: Any) -> Callable[..., Any]:
+    return lambda self, *given: value
+
+
+DRAWN = r"Mine.draw must return a list of clients' indices from 0 to 2 in ascending order, each at most once, got "
+MODELS = r"Mine.predictors must return a mapping of names to Predictor objects.*, got "
+SCHEMA = r"Mine.expect must return a mapping of entry keys to EntrySpec.*, got "
+WRONG: list[tuple[str, Any, str]] = [
+    *(("draw", value, DRAWN + shown) for value, shown in (
+        ("ab", "'ab'"), (None, "NoneType"), (3, "3"), ([0.0], "list"), ([True], r"\[True\]"), (torch.ones(1), "Tensor"),
+        ([3], r"\[3\]"), ([-1], r"\[-1\]"), ([0, 0], r"\[0, 0\]"), ([1, 0], r"\[1, 0\]"),
+    )),
+    *(("predictors", value, MODELS + shown) for value, shown in (
+        (None, "NoneType"), (Tiny(3), "Tiny"), ([Predictor(Tiny(3))], "list"), ({"": Tiny(3)}, "dict of '': Tiny"),
+        ({3: Predictor(Tiny(3))}, "dict of 3: Tiny"), ({"": Predictor(3)}, "dict of '': int"),  # type: ignore[arg-type]
+    )),
+    *(("predictors", {"": Predictor(Tiny(k), outputs)}, rf"must give \[N, 3\] logits for N images, got \[6, {shown}\]")
+      for k, outputs, shown in ((2, None, 2), (4, None, 4), (4, 2, 2), (2, 3, 2))),
+    ("predictors", {"": Predictor(torch.nn.Flatten())}, r"must give \[N, 3\] logits for N images, got \[6, 16\]"),
+    ("entries", None, "Mine.entries must return a list of Entry objects, got NoneType"),
+    ("entries", [Entry()], "Mine.entries must return a list of Entry objects, declared as class attributes, got Entry"),
+    ("send", None, "the server's send raised TypeError: Mine.send must return a Message .*, got NoneType"),
+    ("read_reply", None, r"Mine.read_reply must return a Message \(empty .*, got NoneType"),
+    ("expect", None, SCHEMA + "NoneType"),
+    ("expect", {FedAvg.update: EntrySpec(0.0)}, SCHEMA + "dict of Entry.*: EntrySpec"),
+    ("expect", {FedAvg.update.key: 0.0}, SCHEMA + "dict of 'FedAvg.update': float"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "value", "said"), WRONG)
+def test_wrong_result_of_a_function_is_named(function: str, value: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError, NoUsableReply), match=said):
+        play(mine(**{function: returning(value)}))
+
+
+@pytest.mark.parametrize(
+    ("names", "error", "said"),
+    [
+        (("local", "local"), ValueError, r"must hold 'local', and each name once, got \('local', 'local'\)"),
+        ((), ValueError, r"must hold 'local', and each name once, got \(\)"),
+        ("local", TypeError, r"must be names of functions, as \('local',\), got 'local'"),
+        ((3, "local"), TypeError, "must be names of functions"),
+        (("local", "other"), ValueError, r"names 'other', but there is no function other\(client, message\)"),
+        (("local", "evaluate"), ValueError, "names 'evaluate', but there is no function"),
+    ],
+)
+def test_exchanges_without_a_function_of_their_own_are_refused(names: Any, error: Any, said: str) -> None:
+    with pytest.raises(error, match=f"Mine.exchanges {said}"):
+        play(mine(exchanges=names))
+
+
+@pytest.mark.parametrize(("rejected", "shown"), [(None, "NoneType"), ({9: "slow"}, "9: 'slow'"), ({1: 3}, "1: 3")])
+def test_rejections_must_name_clients_of_the_round(rejected: Any, shown: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"Mine.receive_exchange must return .*got .*{shown}"):
+        play(mine(exchanges=("local", "evaluated"), evaluated=FedAvg.evaluate, receive_exchange=returning(rejected)))
+
+
+def test_factory_must_always_make_the_same_shapes_and_no_lazy_ones() -> None:
+    widths = itertools.count(4)
+
+    def growing(outputs: int) -> torch.nn.Module:
+        width = next(widths)
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, width), torch.nn.Linear(width, outputs))
+
+    refused(lambda: play(FedAvg(factory=growing)), ValueError, "same architecture in every call; 1.weight differs")
+    lazy = lambda k: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(k))  # noqa: E731
+    refused(lambda: play(FedAvg(factory=lazy)), ValueError, "1.weight is lazy: give the layer its input size")
