@@ -53,6 +53,19 @@ class StudyDesign:
         tasks = self.candidates[method].tasks
         return tasks is None or task in tasks or (self.tune_on is not None and task == self.tune_on.name)
 
+    def require_own_tests(self, rule: str) -> None:
+        """Refuse a rule "own", of the study or of a candidate, if a task on which it chooses has no `own_tests`."""
+        if self.num_configurations == 1:
+            return
+        for name, candidate in self.candidates.items():
+            for task in self.tuned_tasks.values():
+                own = (candidate.rule or rule) == "own" and candidate.needs_own_tests and self.has(task.name, name)
+                if own and not task.own_tests:
+                    raise ValueError(
+                        f"rule='own' chooses by the clients' own test sets, but the task {task.name!r} has none: set "
+                        f"Task(own_tests=0.2), or choose candidates[{name!r}] by another rule"
+                    )
+
     @property
     def parts(self) -> dict[str, dict[str, Any]]:
         """The tasks and seeds of the candidates that do not run on all tasks or with all seeds.

@@ -139,6 +139,8 @@ class Candidate(ABC):
     Attributes:
         failures: exceptions that unsuitable settings may raise. A configuration whose run raises one of them is never
             chosen.
+        needs_own_tests: whether the rule "own" needs the option `own_tests` of the task. False for a candidate that
+            finds the column `accuracy_own` in another way.
         old_options: old names of renamed constructor arguments, by current name. The file `study.json` still uses the
             old names, so that older studies can be continued.
     """
@@ -152,6 +154,7 @@ class Candidate(ABC):
     seeds: Sequence[int] | None = field(default=None, kw_only=True)
 
     failures: ClassVar[tuple[type[Exception], ...]] = (FloatingPointError,)
+    needs_own_tests: ClassVar[bool] = False
     old_options: ClassVar[Mapping[str, str]] = {"search": "tries"}
 
     def __post_init__(self) -> None:
@@ -160,6 +163,13 @@ class Candidate(ABC):
                 "make must be a function of factory and the settings, such as `lambda factory, lr: "
                 f"FedAvg(factory=factory, lr=lr)`, got {type(self.make).__name__}"
             )
+        if self.make is not None:
+            try:
+                inspect.signature(self.make)
+            except ValueError:
+                raise TypeError(
+                    f"make must state its arguments, which {self.make!r} does not; wrap it: `lambda factory: ...`"
+                ) from None
         check.mapping(self.settings, "settings")
         for number, settings in enumerate(check.sequence(self.search, "search", "mappings of settings, as from grid")):
             check.mapping(settings, f"search[{number}]")

@@ -114,9 +114,10 @@ class Study:
         extend: Mapping[str, int] | None = None,
         registered: str | Path | None = None,
     ) -> None:
-        self.out = Path(out)
+        self.out = check.folder(out, "out")
         self.design = make_design(tasks, candidates, seeds, tune_seeds, tune_on)
         self.rule = check.one_of(rule, "rule", tuple(RULES))
+        self.design.require_own_tests(self.rule)
         self.late_rounds = None if late_rounds is None else check.positive_int(late_rounds, "late_rounds")
         self.extend = check_extend({} if extend is None else extend, self.design.candidates)
         self.registered = None if registered is None else read_design(registered)

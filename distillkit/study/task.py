@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Integral
 from typing import Any, Literal, cast
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from distillkit._evaluation_checks import check_test_images
 from distillkit._utils import check
 from distillkit.data import Split, StoredSplit, clients
+from distillkit.data._allocation import as_index_tensors
 from distillkit.data._hold_out import (
     HOLD_OUTS,
     HoldOut,
@@ -111,6 +113,10 @@ class Task:
                 f"name must consist of letters, digits, '-', '_' and '.', because it names folders; got {self.name!r}"
             )
         if isinstance(self.data, tuple | list):
+            if len(self.data) not in (2, 3):
+                raise ValueError(
+                    f"data must be a function, a Split, or a pair (train, test), got {len(self.data)} values"
+                )
             object.__setattr__(self, "data", as_split(*self.data))
         if not isinstance(self.data, Split | StoredSplit):
             check.callable_with(self.data, "data", [], "partial(load, 'digits', size=16), or a pair (train, test)")
@@ -123,11 +129,18 @@ class Task:
             )
         if isinstance(self.factory, str):
             check.one_of(self.factory, "factory", NETWORK_NAMES)
+            check.mapping(self.factory_options, "factory_options")
         else:
             check.callable_with(self.factory, "factory", ["outputs"], "partial(ConvNet, (3, 32, 32))", classes=True)
-            if self.factory_options:
+            if check.mapping(self.factory_options, "factory_options"):
                 raise ValueError("factory_options are for a named network; pass options of a function by partial(...)")
         check.positive_int(self.rounds, "rounds")
+        if isinstance(self.participation, Integral) and not isinstance(self.participation, bool):
+            check.positive_int(int(self.participation), "participation")
+        else:
+            check.real_number(self.participation, "participation", above=0.0, most=1.0)
+        if self.evaluate is not None:
+            check.one_of(self.evaluate, "evaluate", ("drawn", "all", "none"))
         for name in ("own_tests", "server_share"):
             check.real_number(getattr(self, name), name, least=0.0, below=1.0)
         check.real_number(self.validation, "validation", above=0.0, below=1.0)
@@ -139,6 +152,11 @@ class Task:
         If the result is a `StoredSplit`, its images stay in their file.
         """
         split = self.data if isinstance(self.data, Split | StoredSplit) else self.data()
+        if not isinstance(split, Split | StoredSplit):
+            raise TypeError(
+                f"data must return a Split, as the loaders of distillkit.data do, got {type(split).__name__}; as_split("
+                "train, test) makes one"
+            )
         return cast(Split, split)  # a `StoredSplit` supports all uses below
 
     def network(self, split: Split) -> Callable[[int], nn.Module]:
@@ -162,6 +180,8 @@ class Task:
             ValueError: the task's function `partition` has an argument that is neither `labels`, `generator` nor a
                 column of the training set, or it returns an invalid partition.
         """
+        if not isinstance(split, Split | StoredSplit):
+            raise TypeError(f"split must be a Split, as Task.load returns it, got {type(split).__name__}")
         pool, test, server = self._pool(split, validation)
         train = self._marked(split, validation)
         owners = [pool[part] for part in self._parts(train, pool, seed)]
@@ -273,7 +293,7 @@ class Task:
                     f"partition has an argument {name!r}, which is not labels, generator or a column of {self.name} "
                     f"({', '.join(train.columns) or 'none'}); pass it by partial(..., {name}=...)"
                 )
-        return partition(**given)
+        return as_index_tensors(partition(**given), len(pool))
 
 
 def as_split(train: Images, test: Images, validation: Images | None = None) -> Split:
@@ -328,7 +348,8 @@ def _kept_rows(rows: Tensor, keep: Tensor | None, count: int) -> Tensor:
     """
     if keep is None:
         return rows
-    keep = torch.as_tensor(keep)
+    if not isinstance(keep, Tensor):
+        keep = torch.as_tensor(check.sequence(keep, "keep", "numbers of training records"))
     if keep.ndim != 1 or keep.is_floating_point() or keep.dtype == torch.bool:
         raise TypeError(f"keep must be numbers of training records, int [M], got {keep.dtype} {list(keep.shape)}")
     if len(keep) and not (int(keep.min()) >= 0 and int(keep.max()) < count):

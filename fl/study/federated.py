@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from distillkit._utils import check
 from distillkit.privacy import Ledger
 from distillkit.study._execution import privacy_columns
 from distillkit.study.candidate import Candidate, Cost, Job, OutOfTime
@@ -48,6 +49,12 @@ class Federated(Candidate):
     transcript: bool = False
     delta: float = 1e-5
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.boolean(self.transcript, "transcript")
+        check.real_number(self.delta, "delta", above=0.0, below=1.0)
+
+    needs_own_tests: ClassVar[bool] = True
     failures: ClassVar[tuple[type[Exception], ...]] = (FloatingPointError, NoUsableReply)
 
     def passes_to_make(self, name: str) -> bool:

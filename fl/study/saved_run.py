@@ -270,6 +270,8 @@ def _models_from_factory(
         make = factory[name] if isinstance(factory, Mapping) else factory
         with torch.random.fork_rng(devices=[]):
             network = make(classes)
+        if not isinstance(network, nn.Module):
+            raise TypeError(f"factory must return an nn.Module, got {type(network).__name__}")
         try:
             weights = load_file(path)
         except (SafetensorError, OSError) as error:

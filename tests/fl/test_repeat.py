@@ -240,11 +240,20 @@ def test_method_that_cannot_be_rebuilt_is_given_or_built_by_its_factory(tmp_path
     assert all(torch.equal(v, ran.models[""].state_dict()[n]) for n, v in found.models[""].state_dict().items())
     assert "an unknown method" in repr(found)
     refused(lambda: load(tmp_path / "run", factory=Net), NotRepeatable, "its weights do not fit")
+    nothing: Any = lambda outputs: None  # noqa: E731
+    refused(lambda: load(tmp_path / "run", factory=nothing), TypeError, "factory must return an nn.Module, got NoneType")
     assert load(tmp_path / "run", method=method).hash == outcome_hash(ran)
     found = again(tmp_path / "run", method=method, clients=federation(), test=HOW["test"])
     assert found.hash == outcome_hash(ran)
     with pytest.raises(NotRepeatable, match="method must be that of the run"):
         load(tmp_path / "run", method=FedAvg(factory=Tiny, steps=2))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("delta", 2), ("delta", float("nan")), ("delta", 0.0), ("transcript", "a"), ("transcript", 1)]
+)
+def test_options_of_a_candidate_are_checked(name: str, value: Any) -> None:
+    refused(lambda: Federated(scaffold, **{name: value}), (TypeError, ValueError), f"{name} must be")
 
 
 def test_folders_of_other_formats_are_refused(tmp_path: Path) -> None:

@@ -73,6 +73,13 @@ class Known(Candidate):
         return Cost(1.0)
 
 
+@dataclass(frozen=True)
+class Owned(Known):
+    """Candidate whose own accuracy comes from the task's `own_tests`."""
+
+    needs_own_tests: ClassVar[bool] = True
+
+
 def known(**options: Any) -> Known:
     return Known(lambda factory, value=1.0: Number(value), **options)
 
@@ -352,18 +359,33 @@ def test_one_configuration_each_tunes_nothing(tmp_path: Path) -> None:
         ({"tune_on": "digits"}, TypeError, "tune_on must be a Task"),
         ({"tune_on": task(rounds=3)}, ValueError, "tune_on must have a name of its own"),
         ({"rule": "best"}, ValueError, "rule must be one of"),
+        ({"out": None}, TypeError, "out must be"),
+        (
+            {"rule": "own", "candidates": {"A": Owned(lambda factory, value: 0, search=grid(value=[1, 2]))}},
+            ValueError,
+            "rule='own' chooses by the clients' own test sets, but the task 'made' has none",
+        ),
     ],
 )
 def test_invalid_arguments_are_named(
     tmp_path: Path, options: dict[str, Any], error: type[Exception], words: str
 ) -> None:
-    refused(lambda: Study(tmp_path, **{"tasks": task(), "candidates": {"A": known()}, **options}), error, words)
+    given = {"out": tmp_path, "tasks": task(), "candidates": {"A": known()}, **options}
+    refused(lambda: Study(**given), error, words)
+
+
+def test_own_rule_needs_own_tests_where_it_chooses(tmp_path: Path) -> None:
+    tuned = {"A": Owned(lambda factory, value=1: Number(value), search=grid(value=[1, 2]))}
+    Study(tmp_path / "a", task(), tuned, rule="own", tune_on=task("other", own_tests=0.2))
+    Study(tmp_path / "b", task(), {"A": known(search=grid(value=[1, 2]))}, rule="own")  # finds its accuracy itself
+    Study(tmp_path / "c", task(), {"A": Owned(lambda factory: Number(1.0))}, rule="own")  # nothing is chosen
 
 
 def test_invalid_candidate_is_refused_with_the_reason() -> None:
     refused(lambda: known(tasks=[]), ValueError, "tasks must hold at least one")
     refused(lambda: known(tasks="digits"), TypeError, "tasks")
     refused(lambda: Known(3), TypeError, "make must be a function")
+    refused(lambda: Known(dict), TypeError, "make must state its arguments, which <class 'dict'> does not")
     refused(lambda: known(search=[]), ValueError, "search must hold at least one")
     refused(lambda: known(search=["lr"]), TypeError, "search\\[0\\]")
     refused(lambda: known(search=grid(value=[1, 2]), like="A"), ValueError, "like='A'")

@@ -184,6 +184,14 @@ def test_tensors_become_a_split() -> None:
         ({"validation": 0.0}, ValueError, "validation"),
         ({"own_tests": 1.0}, ValueError, "own_tests"),
         ({"rounds": 0}, ValueError, "rounds"),
+        ({"data": ()}, ValueError, r"data must be a function, a Split, or a pair \(train, test\), got 0 values"),
+        ({"data": [1]}, ValueError, r"a pair \(train, test\), got 1 values"),
+        ({"factory_options": [3]}, TypeError, "factory_options must map names to values, got list"),
+        ({"participation": 0}, ValueError, "participation"),
+        ({"participation": 1.5}, ValueError, "participation"),
+        ({"participation": float("nan")}, ValueError, "participation"),
+        ({"participation": True}, TypeError, "participation"),
+        ({"evaluate": "x"}, ValueError, "evaluate must be one of"),
     ],
 )
 def test_invalid_arguments_are_named(options: dict[str, Any], error: type[Exception], words: str) -> None:
@@ -202,3 +210,29 @@ def test_set_without_owners_needs_a_partition() -> None:
     refused(lambda: task().assign(one.load(), 0, keep=torch.tensor([60])), ValueError, "keep must be numbers")
     with pytest.raises(TypeError, match="keep must be numbers"):
         task().assign(one.load(), 0, keep=torch.ones(60, dtype=torch.bool))
+    refused(lambda: task().assign(task().load(), 0, keep="abc"), TypeError, "keep must be a list of numbers")  # type: ignore[arg-type]
+    refused(lambda: task().assign(None, 0), TypeError, "split must be a Split, as Task.load returns it, got NoneType")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("made", [None, (), {1, 2}])
+def test_data_that_are_no_split_are_refused_by_type(made: Any) -> None:
+    refused(Task("made", data=lambda: made).load, TypeError, f"data must return a Split, .*got {type(made).__name__}")
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (None, "partition must be a list of index tensors, one per client, got NoneType"),
+        (3, "got int"),
+        ("ab", "got str"),
+        ([], "at least one client"),
+        ([[0.5, 1.5]], r"partition\[0\]"),
+        ([[0, 1], [-1]], r"partition\[1\]"),
+        ([[0], [60]], r"partition must hold indices in \[0, 60\), got 60 to 60 for client 1"),
+        ([[0, 1], [1]], "assign each image at most once"),
+    ],
+)
+def test_partition_must_return_indices_of_the_images(parts: Any, said: str) -> None:
+    """A negative index counted from the end, and gave images to two clients."""
+    one = task(partition=lambda labels: parts)
+    refused(lambda: one.assign(one.load(), 0), (TypeError, ValueError), said)
