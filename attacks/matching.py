@@ -27,9 +27,15 @@ def align(images: Tensor, references: Tensor) -> Tensor:
         Aligned images, float [N, C, H, W], clamped to [0, 1]. Each image has one a and one b for all channels.
 
     Raises:
-        TypeError, ValueError: an argument is not a batch of images, or the shapes differ.
+        TypeError, ValueError: an argument is not a batch of images, the shapes differ, or `references` has pixels
+            outside [0, 1].
     """
     x, target = (one.double().flatten(1) for one in _pair(images, references))
+    low, high = (float(v) for v in target.aminmax())
+    if low < -0.01 or high > 1.01:
+        raise ValueError(
+            f"references must be pixels in [0, 1], got {low:.3g} to {high:.3g}; decode their normalization"
+        )
     centred = x - x.mean(1, keepdim=True)
     power = centred.square().sum(1, keepdim=True)
     slope = (centred * target).sum(1, keepdim=True) / torch.where(power > 0, power, 1)

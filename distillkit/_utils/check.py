@@ -100,6 +100,29 @@ def class_labels(labels: Tensor, count: int | None, num_classes: int | None, nam
     return labels
 
 
+_MOST_CLASSES = 10**6
+"""Largest number of classes that is derived from labels: larger ones are ids, and would take all memory."""
+
+
+def classes_of(labels: Tensor, name: str = "labels") -> int:
+    """Return the number of classes that class indices imply: the largest one + 1, or 1 for no labels.
+
+    Args:
+        labels: class indices, int [N].
+        name: name of the argument, used in error messages.
+
+    Raises:
+        ValueError: the largest index is a million or more, as in ids.
+    """
+    largest = int(labels.max()) if len(labels) else 0
+    if largest >= _MOST_CLASSES:
+        raise ValueError(
+            f"{name} must be class indices from 0, got {largest}, which implies {largest + 1} classes; number the "
+            "classes, as labels.unique(return_inverse=True)[1] does, or state the number of classes"
+        )
+    return largest + 1
+
+
 def matrix(values: Tensor, name: str) -> Tensor:
     """Check that `values` is a finite floating-point tensor [N, d] without empty dimensions and return it.
 

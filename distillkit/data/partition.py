@@ -336,6 +336,6 @@ def summary(labels: Tensor, partition: Sequence[Tensor], num_classes: int | None
     """
     labels = check.class_labels(labels, None, num_classes)
     if num_classes is None:
-        num_classes = int(labels.max()) + 1 if len(labels) else 1
+        num_classes = check.classes_of(labels)
     partition = as_index_tensors(partition, len(labels))
     return torch.stack([torch.bincount(labels[indices], minlength=num_classes) for indices in partition])

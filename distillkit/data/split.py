@@ -111,7 +111,8 @@ def split_by(
     """
     data = as_set(data, name="data")
     if not isinstance(column, str) or column not in data.columns:
-        raise ValueError(f"column must be one of {', '.join(sorted(data.columns)) or 'none'}, got {column!r}")
+        known = f"one of {', '.join(sorted(data.columns))}" if data.columns else "a column, but the set has none"
+        raise ValueError(f"column must be {known}; got {column!r}, and data.replace(columns=...) adds one")
     test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0)
     values = check.class_labels(data.columns[column], len(data), None, f"column {column!r}").cpu()
     own = data.class_names or tuple(str(k) for k in range(data.num_classes))

@@ -58,7 +58,7 @@ def tsne(
     points = _join(embeddings)
     sizes = [len(rows) for rows in embeddings.values()]
     marks = [check.class_labels(labels[name], len(rows), None).cpu() for name, rows in embeddings.items()]
-    count = int(torch.cat(marks).max()) + 1 if classes is None else len(classes)
+    count = check.classes_of(torch.cat(marks)) if classes is None else len(classes)
     names, colours = class_names(classes, count), class_colours(count)
     figure, (ax,) = subplots(ax, 1, 5.6, 4.2)
     positions = _tsne(points, perplexity, as_generator(generator)).split(sizes)

@@ -71,7 +71,7 @@ def partition(
     if not len(check.sequence(parts, "parts", "index tensors, one per client")):
         raise ValueError("parts must hold at least one client, got none")
     if num_classes is None:
-        num_classes = int(marks.max()) + 1 if len(marks) else 1
+        num_classes = check.classes_of(marks)
     names = class_names(classes, num_classes)
     indices = [_indices(part, len(marks), f"parts[{i}]") for i, part in enumerate(parts)]
     counts = summary(marks, indices, num_classes)

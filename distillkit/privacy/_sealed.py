@@ -19,7 +19,7 @@ class Sealed:
 
     def __init_subclass__(cls, **options: Any) -> None:
         if not cls.__module__.startswith("distillkit.privacy."):
-            base = cls.__bases__[0].__name__
+            base = next(b.__name__ for b in cls.__mro__[1:] if b is not Sealed and issubclass(b, Sealed))
             raise TypeError(
                 f"{cls.__name__} must not be a subclass of {base}: a method of its own that adds no noise or charges "
                 f"nothing would make every stated epsilon false; use a {base} itself, and call it from your own class"
@@ -28,5 +28,5 @@ class Sealed:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not isinstance(getattr(type(self), name, None), MemberDescriptorType | None):
-            raise AttributeError(f"{name} of a {type(self).__name__} cannot be replaced: a stated epsilon relies on it")
+            raise AttributeError(f"{type(self).__name__}.{name} cannot be replaced: a stated epsilon relies on it")
         super().__setattr__(name, value)

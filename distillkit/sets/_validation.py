@@ -101,7 +101,7 @@ def checked_labels(labels: Any, n: int, num_classes: int | None) -> tuple[Tensor
         if num_classes is None and n == 0:
             raise ValueError("num_classes must be given for an empty set")
         labels = check.class_labels(labels, n, num_classes)
-        num_classes = int(labels.max()) + 1 if num_classes is None else num_classes
+        num_classes = check.classes_of(labels) if num_classes is None else num_classes
     return labels, check.positive_int(num_classes, "num_classes")
 
 

@@ -99,11 +99,21 @@ def _numbered(reasons: Mapping[str, str]) -> dict[str, str]:
     return {f"#{i + 1}": why for i, why in enumerate(sorted(reasons.values()))}
 
 
+def _require_columns(rows: Sequence[Row], name: str, *columns: str) -> None:
+    for row in rows:
+        if missing := [column for column in columns if column not in row]:
+            raise ValueError(f"{name} must come from a run's history, but one lacks {', '.join(missing)}")
+
+
 def masked(row: Row) -> dict[str, Any]:
     """Remove all client indices from the row of a round whose clients were drawn in secret.
 
     The reasons why clients failed are kept, with the keys "#1", "#2", ... instead of the client indices.
+
+    Raises:
+        ValueError: the row lacks the columns of a round.
     """
+    _require_columns([row], "row", "empty")
     hidden = {**row, "drawn": None, "bytes_by_client": None, "empty": [None] * len(row["empty"])}
     for key in ("failed", "failed_evaluation"):
         if key in row:
@@ -120,7 +130,11 @@ def always_failed(rows: Sequence[Row]) -> dict[str, str]:
 
     Args:
         rows: rows of the run's history.
+
+    Raises:
+        ValueError: a row lacks the columns of a round.
     """
+    _require_columns(rows, "rows", "drawn", "failed")
     reasons, usable = dict[str, str](), set[str]()
     for row in rows:
         if row["drawn"] is not None:

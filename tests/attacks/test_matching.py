@@ -81,3 +81,8 @@ def test_invalid_arguments_are_named(function: Any) -> None:
     refused(lambda: function(IMAGES, IMAGES[:1]), ValueError, "images and references must have the same shape")
     refused(lambda: function(IMAGES, IMAGES.int()), TypeError, "references must be floating point")
     refused(lambda: function(IMAGES / 0, IMAGES), ValueError, "images must be finite")
+
+
+@pytest.mark.parametrize("pixel", [-1.0, 2.0, 255.0])
+def test_references_in_another_range_are_not_clamped_in_silence(pixel: float) -> None:
+    refused(lambda: align(IMAGES, IMAGES.index_fill(0, torch.tensor([1]), pixel)), ValueError, r"pixels in \[0, 1\]")

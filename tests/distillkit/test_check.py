@@ -71,6 +71,15 @@ def test_invalid_labels_are_refused(labels: Any, error: type[Exception], words: 
     refused(lambda: check.class_labels(labels, 2, 5, "marks"), error, "marks must.*" + words)
 
 
+def test_labels_imply_a_number_of_classes_unless_they_are_ids() -> None:
+    for largest in (0, 3, 999_999):
+        assert check.classes_of(torch.tensor([0, largest])) == largest + 1
+    assert check.classes_of(torch.zeros(0, dtype=torch.int64)) == 1
+    refused(
+        lambda: check.classes_of(torch.tensor([1_000_000]), "marks"), ValueError, "marks must be class indices from 0"
+    )
+
+
 def test_labels_without_a_count_or_class_count() -> None:
     assert check.class_labels(torch.tensor([7, 0]), None, None).tolist() == [7, 0]
 

@@ -241,7 +241,9 @@ def test_method_that_cannot_be_rebuilt_is_given_or_built_by_its_factory(tmp_path
     assert "an unknown method" in repr(found)
     refused(lambda: load(tmp_path / "run", factory=Net), NotRepeatable, "its weights do not fit")
     nothing: Any = lambda outputs: None  # noqa: E731
-    refused(lambda: load(tmp_path / "run", factory=nothing), TypeError, "factory must return an nn.Module, got NoneType")
+    refused(
+        lambda: load(tmp_path / "run", factory=nothing), TypeError, "factory must return an nn.Module, got NoneType"
+    )
     assert load(tmp_path / "run", method=method).hash == outcome_hash(ran)
     found = again(tmp_path / "run", method=method, clients=federation(), test=HOW["test"])
     assert found.hash == outcome_hash(ran)

@@ -195,8 +195,8 @@ def _class_names(
     rows = labels["train"].ndim == 2
     if classes is not None:
         return classes, True
-    total = labels["train"].shape[1] if rows else 1 + max(int(own.max()) for own in labels.values())
-    return tuple(str(k) for k in range(total)), rows
+    derived = [own.shape[1] if rows else check.classes_of(own, f"labels of {path.name}") for own in labels.values()]
+    return tuple(str(k) for k in range(derived[0] if rows else max(derived))), rows
 
 
 def _as_images(array: np.ndarray[Any, Any], name: str) -> Tensor:
@@ -207,6 +207,9 @@ def _as_images(array: np.ndarray[Any, Any], name: str) -> Tensor:
         raise ValueError(f"{name}_images must be [N, H, W], [N, H, W, 1] or [N, H, W, 3], got {list(array.shape)}")
     if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
         raise ValueError(f"{name}_images must be uint8 or float, got {array.dtype}")
+    if array.dtype.itemsize > 8:
+        raise ValueError(f"{name}_images must be uint8 or float of at most 64 bits, got {array.dtype}")
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if array.dtype != np.uint8 and not (array.min() >= 0 and array.max() <= 1):
         raise ValueError(f"{name}_images must be in [0, 1] if float, got {array.min():g} to {array.max():g}")
     return torch.from_numpy(array).permute(0, 3, 1, 2)
@@ -221,5 +224,9 @@ def _as_labels(array: np.ndarray[Any, Any], name: str, count: int) -> Tensor:
         )
     labels = torch.from_numpy(array.astype(np.int64))
     if labels.ndim == 2 and labels.shape[1] > 1:
+        if not bool(((labels == 0) | (labels == 1)).all()):
+            raise ValueError(
+                f"{name}_labels [N, K] must be rows of 0 and 1, got {int(labels.min())} to {int(labels.max())}"
+            )
         return labels.float()
     return labels.flatten()

@@ -200,6 +200,9 @@ def fit_to_means(
     check.float_tensor(targets, "targets", "[G, K, F]")
     if targets.ndim != 3 or (len(targets), targets.shape[2]) != wanted or not targets.shape[1]:
         raise ValueError(f"targets must be [{wanted[0]} embedders, classes, F={wanted[1]}], got {list(targets.shape)}")
+    for name, given in (("start", start), ("targets", targets)):
+        if not bool(torch.isfinite(given).all()):
+            raise ValueError(f"{name} must be finite, got NaN or infinite values")
     if not len(start) or len(start) % targets.shape[1]:
         raise ValueError(f"start must hold ipc images for each of {targets.shape[1]} classes, got {len(start)} images")
     images = start.detach().clone().unflatten(0, (targets.shape[1], -1))

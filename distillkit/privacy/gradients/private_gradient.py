@@ -113,7 +113,12 @@ class PrivateGradient:
         Args:
             norms: l2 norms of n gradients over all parameters, float64 [n].
             precision: relative error of the norms; the factors are smaller by four times this number.
+
+        Raises:
+            TypeError, ValueError: `norms` is not a float tensor [n].
         """
+        if check.float_tensor(norms, "norms", "[n]").ndim != 1:
+            raise ValueError(f"norms must be [n], one for each gradient, got {list(norms.shape)}")
         factors = (self._clip * (_MARGIN - 4 * precision) / norms).clamp(max=1.0)
         return torch.where(torch.isfinite(norms), factors, 0.0)
 

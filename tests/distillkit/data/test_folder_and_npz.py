@@ -313,6 +313,12 @@ def test_npz_of_floats_flat_labels_and_names(tmp_path: Path) -> None:
     split = load_npz(write_npz(tmp_path, **found), classes=("a", "b", "c", "d"))
     assert (split.train.num_classes, split.classes[3]) == (4, "d")
     assert np.allclose(split.train.pixels()[:, 0], found["train_images"], atol=1e-6)
+    for name, order in (("little", "<"), ("big", ">")):
+        other = {key: held.astype(held.dtype.newbyteorder(order)) for key, held in found.items()}
+        (tmp_path / name).mkdir()
+        read = load_npz(write_npz(tmp_path / name, **other), classes=("a", "b", "c", "d")).train
+        assert torch.equal(read.images, split.train.images)
+        assert torch.equal(read.labels, split.train.labels)
 
 
 def test_the_largest_label_of_any_split_counts(tmp_path: Path) -> None:
@@ -323,6 +329,14 @@ def test_the_largest_label_of_any_split_counts(tmp_path: Path) -> None:
 
 def bad(key: str, value: Array) -> dict[str, Array]:
     return {**arrays(), key: value}
+
+
+def rows_of(value: int) -> dict[str, Array]:
+    """Return arrays with multi-label rows, one of which holds `value`."""
+    found = arrays()
+    found |= {key: np.zeros((len(held), 3), np.int64) for key, held in found.items() if key.endswith("labels")}
+    found["train_labels"][1, 2] = value
+    return found
 
 
 @pytest.mark.parametrize(
@@ -341,6 +355,10 @@ def bad(key: str, value: Array) -> dict[str, Array]:
         (bad("train_labels", np.zeros(6)), "float64"),
         (bad("train_labels", np.full(6, -1)), "labels must be at least 0"),
         (bad("train_labels", np.zeros((6, 4), np.uint8)), "labels of different kinds"),
+        (bad("train_labels", np.array([0, 1, 2, 3, 0, 10**9])), "must be class indices from 0, got 1000000000"),
+        (bad("test_images", np.zeros((4, 5, 5), np.longdouble)), "uint8 or float of at most 64 bits"),
+        (rows_of(3), r"train_labels \[N, K\] must be rows of 0 and 1, got 0 to 3"),
+        (rows_of(-1), r"rows of 0 and 1, got -1 to 0"),
     ],
 )
 def test_invalid_arrays_are_refused(tmp_path: Path, found: dict[str, Array], match: str) -> None:

@@ -55,7 +55,7 @@ def test_label_rows_are_split_too() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"column": "user"}, "column must be one of patient, got 'user'"),
+        ({"column": "user"}, "column must be one of patient; got 'user'"),
         ({"test_fraction": -0.1}, "test_fraction must be at least 0, got -0.1"),
         ({"test_fraction": 1.0}, "test_fraction must be less than 1, got 1"),
         ({"test_fraction": 0.1}, "leaves no test set"),

@@ -406,6 +406,11 @@ def test_options_are_applied(toy_set: LabeledImages, toy_network: Factory) -> No
         condensed(toy_set, toy_network, ledger=Ledger(delta=1e-6))
     with pytest.raises(ValueError, match="targets must be"):
         fit_to_means(start.images, embedders_of(toy_set, toy_network), torch.zeros(2, 3, 16))
+    embedders, odd = embedders_of(toy_set, toy_network), torch.tensor(math.nan)
+    targets = torch.zeros(len(embedders), 3, embedders.dim)
+    for wrong, name in (((start.images, targets + odd), "targets"), ((start.images / 0, targets), "start")):
+        with pytest.raises(ValueError, match=f"{name} must be finite"):
+            fit_to_means(wrong[0], embedders, wrong[1])
 
 
 def test_siamese_augmentation_is_drawn_once_per_network(toy_set: LabeledImages, toy_network: Factory) -> None:

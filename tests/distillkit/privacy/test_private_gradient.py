@@ -61,6 +61,12 @@ def test_a_clip_whose_square_could_underflow_is_refused(clip: float) -> None:
     refused(lambda: silent(torch.zeros(2), clip=clip), ValueError, "clip must be")
 
 
+def test_norms_are_one_for_each_gradient() -> None:
+    private = silent(torch.zeros(2))
+    for norms in (torch.ones(2, 2), torch.ones(()), [1.0]):
+        refused(lambda n=norms: private.factors(n), (TypeError, ValueError), r"norms must be .*\[n\]")  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_no_low_bit_of_the_sum_is_in_the_noised_gradient(dtype: torch.dtype) -> None:
     """The released sum is a multiple of a public unit, 2^-19 for a standard deviation of 3."""

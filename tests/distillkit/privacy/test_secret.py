@@ -121,14 +121,17 @@ def test_invalid_arguments_are_refused() -> None:
 
 @pytest.mark.parametrize(("kind", "method"), [(Secret, "add_noise"), (Ledger, "spend"), (Account, "event")])
 def test_methods_that_an_epsilon_relies_on_are_final(kind: type, method: str) -> None:
-    refused(
-        lambda: type("Own", (kind,), {method: lambda *_: None}), TypeError, f"must not be a subclass of {kind.__name__}"
-    )
+    for bases in ((kind,), (type("Duck", (), {}), kind)):
+        refused(
+            lambda b=bases: type("Own", b, {method: lambda *_: None}),  # type: ignore[misc]
+            TypeError,
+            f"must not be a subclass of {kind.__name__}",
+        )
     made = Account(Ledger()) if kind is Account else kind()
-    refused(lambda: setattr(made, method, lambda *_: None), AttributeError, f"{method} of a {kind.__name__} cannot be")
+    refused(lambda: setattr(made, method, lambda *_: None), AttributeError, f"{kind.__name__}.{method} cannot be")
     refused(lambda: vars(made), TypeError, "__dict__")
     for part in {"ledger", "secret"} & set(dir(kind)):
-        refused(lambda p=part: setattr(made, p, None), AttributeError, f"{part} of a Account cannot be")  # type: ignore[misc]
+        refused(lambda p=part: setattr(made, p, None), AttributeError, f"Account.{part} cannot be")  # type: ignore[misc]
     refused(lambda: type("Cheap", (Event,), {"sigma": 9.0}), TypeError, "must not be a subclass of Event")
 
 
