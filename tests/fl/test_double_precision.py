@@ -12,8 +12,8 @@ from torch import Tensor
 from distillkit import LabeledImages
 from fl import simulate
 from fl.message import Message
+from tests.fl.every_method import METHODS
 from tests.fl.test_addon_combinations import Net, digits, federation
-from tests.fl.test_devices import ALL
 
 
 def double(data: LabeledImages) -> LabeledImages:
@@ -24,7 +24,7 @@ def images_of(message: Message) -> list[Tensor]:
     return [value.images for _, value in message.items() if isinstance(value, LabeledImages)]
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", METHODS)
 def test_every_addon_and_method_runs_in_double_precision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Net.__init__
 
@@ -33,7 +33,7 @@ def test_every_addon_and_method_runs_in_double_precision(name: str, monkeypatch:
         self.double()
 
     monkeypatch.setattr(Net, "__init__", doubled)
-    method, test = ALL[name](), double(digits()[100:110])
+    method, test = METHODS[name](), double(digits()[100:110])
     held = [replace(h, train=double(h.train), test=double(h.test)) for h in federation()]  # type: ignore[arg-type]
     run = simulate(
         method, held, rounds=2, test=test, evaluate="all", seed=3, progress=False,

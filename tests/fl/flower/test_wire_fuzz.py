@@ -34,6 +34,7 @@ from tests.fl.flower.test_incompatible import asked, cohort
 from tests.fl.flower.test_policy import written
 from tests.fl.flower.test_runs import FAST, client_data
 from tests.fl.test_private_runs import SIGMA
+from tests.fl.test_requests import Payloads
 
 QUICK, MANY = 300, 10_000
 CONFIG = {"partition-id": 1, "num-partitions": 5}
@@ -217,13 +218,11 @@ def test_every_bound_of_the_table_is_tried_on_both_sides(part: str) -> None:
 
 
 def test_job_with_entries_that_nobody_names_is_refused() -> None:
-    from fl.deploy._wire import PayloadCache
-
     message = Message.unchecked({"a": 1.0, "b": 2.0})
     fields = json.loads(job_parts(Job(RequestHeader("local", 1, "a", 0), 1, ClientRequest(message, "")))[1]["job"])
     for entries, why in ((["a"], "does not name the entry 'b'"), (["a", "b", "c"], "lacks the entry 'c'")):
         with pytest.raises(ValueError, match=why):
-            read_job(message, {"job": json.dumps({**fields, "entries": entries})}, PayloadCache())
+            read_job(message, {"job": json.dumps({**fields, "entries": entries})}, Payloads())
 
 
 def test_loading_that_hangs_ends_at_the_deadline(tmp_path: Path) -> None:
