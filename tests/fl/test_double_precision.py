@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from distillkit import LabeledImages
+from distillkit.networks import ConvNet
 from fl import simulate
 from fl.message import Message
 from tests.fl.every_method import METHODS
@@ -26,13 +27,13 @@ def images_of(message: Message) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_addon_and_method_runs_in_double_precision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Net.__init__
+    for kind in (Net, ConvNet):
 
-    def doubled(self: Net, *given: Any, **named: Any) -> None:
-        made(self, *given, **named)
-        self.double()
+        def doubled(self: Any, *given: Any, made: Any = kind.__init__, **named: Any) -> None:
+            made(self, *given, **named)
+            self.double()
 
-    monkeypatch.setattr(Net, "__init__", doubled)
+        monkeypatch.setattr(kind, "__init__", doubled)
     method, test = METHODS[name](), double(digits()[100:110])
     held = [replace(h, train=double(h.train), test=double(h.test)) for h in federation()]  # type: ignore[arg-type]
     run = simulate(
