@@ -18,7 +18,8 @@ WORKERS := logical
 test: $(STAMP)
 	$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal
 
-# Tests of minutes each: fuzzing at length, kills, and captures at every entry point.
+# Tests of minutes each: pasted documents, examples, all pairs of add-ons, the table of benchmarks, fuzzing at length,
+# kills, and captures at every entry point.
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -m slow --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal
 

@@ -22,6 +22,7 @@ from tests.scripts import load_script
 SCRIPT = load_script("docs/scripts/benchmarks.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(table.NAMES)), ids=table.NAMES)
 def test_each_line_is_measured_and_both_sides_of_a_row_are_equal(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(race, "LEAST", 1)

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(  # these two have tests of their own
     "page", [p for p in PAGES if p.stem not in ("tutorial", "publish_a_set")], ids=lambda p: str(p.relative_to(ROOT))
 )

@@ -29,6 +29,7 @@ def test_each_kind_of_mistake_is_planted(source: str) -> None:
     assert mutants.mutants(source) == KINDS[source]
 
 
+@pytest.mark.slow
 def test_survivors_are_reported_and_a_run_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

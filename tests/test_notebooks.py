@@ -59,6 +59,7 @@ def test_page_shows_the_notebook(name: str) -> None:
     assert [(FOLDER / f"{name}_{k}.png").read_bytes() for k in range(1, len(pictures) + 1)] == pictures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPT.NAMES)
 def test_source_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")

@@ -14,6 +14,7 @@ import pytest
 PAGE = Path(__file__).parents[1] / "docs" / "publish_a_set.md"
 
 
+@pytest.mark.slow
 def test_a_recipient_trains_on_the_file_in_plain_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

@@ -43,6 +43,7 @@ def test_setup_commands_are_as_documented() -> None:
     assert not re.search(r"\s(-q|--quiet)\b|@.*pip", steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
 def test_snippet_runs_when_pasted_into_an_empty_file(snippet: str, tmp_path: Path) -> None:
     path = tmp_path / "pasted.py"

@@ -76,6 +76,7 @@ def copied(page: str) -> str:
     return "\n".join(html.unescape(code) for code in re.findall(r'data-copy="([^"]*)"', page))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_snippets_are_shown_and_copied_without_prompts(site: Path, page: Path) -> None:
     tested = DocTestParser().get_examples(page.read_text(encoding="utf-8"))

@@ -53,6 +53,7 @@ def test_numbers_are_compared_by_their_kind(printed: str, page: str, expected: b
     assert same(printed, page) is expected
 
 
+@pytest.mark.slow
 def test_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     script = load_script("docs/scripts/tutorial.py")
     printed, warned = script.walked(tmp_path)

@@ -12,6 +12,8 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
@@ -78,6 +80,7 @@ def test_tests_have_every_extra_except_flowers() -> None:
     assert set(EXTRAS) == {"flower", "opendp", "secure", "docs", "dev"}
 
 
+@pytest.mark.slow
 def test_wheel_works_alone(tmp_path: Path) -> None:
     """The wheel contains the packages' folders unchanged; here they are copied away from the repository."""
     for package in PACKAGES:

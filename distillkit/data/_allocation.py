@@ -11,6 +11,8 @@ from distillkit._utils import check
 from distillkit._utils.conversion import as_tensor
 from distillkit.rng import as_generator
 
+__all__ = ["allocate", "allocate_evenly", "as_index_tensors", "class_groups", "even_counts"]
+
 Seed = int | torch.Generator
 
 

@@ -163,6 +163,7 @@ def test_every_public_addon_is_in_the_table() -> None:
     assert set(REFUSED) <= set(PAIRS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("one", "other"), [p for p in PAIRS if p not in REFUSED])
 def test_pair_runs(one: str, other: str) -> None:
     run_two_rounds(plain(addon(one), addon(other)))

@@ -57,6 +57,7 @@ def run_on_second_device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     return play_there
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_devices_are_never_mixed(name: str, run_on_second_device: Callable[..., Run]) -> None:
     """Every add-on and method runs on an accelerator with the CPU's bits, and its final state is there.

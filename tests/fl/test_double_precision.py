@@ -25,6 +25,7 @@ def images_of(message: Message) -> list[Tensor]:
     return [value.images for _, value in message.items() if isinstance(value, LabeledImages)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_every_addon_and_method_runs_in_double_precision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (Net, ConvNet):

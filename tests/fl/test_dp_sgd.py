@@ -330,6 +330,7 @@ def jitter(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return x + 0.5 * torch.rand(len(x), 1, 1, 1, generator=generator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"augment": jitter}, {"factory": dropping}, {"momentum": 0.9}])
 def test_seeded_run_repeats_with_any_workers_and_has_no_guarantee(
     options: dict[str, Any], tmp_path: Path, global_rng_untouched: None

@@ -40,6 +40,7 @@ def moved(clients: Any, network: Any, *addons: AddOn, **options: Any) -> torch.T
     return torch.cat([t.flatten() for t in run.server.state[FedAvg.model].values()]).double() / 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("occasion", OCCASIONS)
 @pytest.mark.parametrize("way", FAULTS)
@@ -60,6 +61,7 @@ def test_every_violation_is_refused_or_moves_one_clip(way: str, occasion: str, f
     assert float((world - other).norm()) <= 1 + 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("addons", [(), (MOON(),), (FedProx(0.1), MOON())])
 def test_network_without_a_violation_is_trained(free: bool, addons: tuple[AddOn, ...]) -> None:

@@ -226,12 +226,14 @@ def subsampled(epsilon: float, sigma: float, rate: float) -> tuple[float, float]
     return threshold, (1 - rate) * above[0] + rate * above[1] - math.exp(epsilon) * above[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_image_gradients_agree_with_the_claim(gradients: tuple[Tensor, Tensor], epsilon: float) -> None:
     threshold, claimed = subsampled(epsilon, IMAGE_SIGMA, RATE)
     assert agrees(advantage(*gradients, threshold, epsilon), claimed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_image_gradients_contradict_a_smaller_rate_or_more_noise(
     gradients: tuple[Tensor, Tensor], epsilon: float
@@ -257,6 +259,7 @@ def unchanged(world: Steps) -> Tensor:
     return world.released
 
 
+@pytest.mark.slow
 def test_block_without_noise_reveals_the_record(steps: tuple[Steps, Steps]) -> None:
     """Drawn class by class, with noise only for the drawn classes."""
     claimed = subsampled(1.0, IMAGE_SIGMA, RATE)[1]
@@ -265,6 +268,7 @@ def test_block_without_noise_reveals_the_record(steps: tuple[Steps, Steps]) -> N
         assert leaks(advantage(there, absent, 0.5, 1.0), claimed) is verdict
 
 
+@pytest.mark.slow
 def test_division_by_the_drawn_records_reveals_the_record(
     steps: tuple[Steps, Steps], directions: tuple[Tensor, Tensor]
 ) -> None:

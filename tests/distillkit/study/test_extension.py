@@ -80,6 +80,7 @@ def test_extension_that_diverges_is_not_chosen_and_ends_the_search(tmp_path: Pat
     assert tuning_table(tmp_path).cells[0][3] == "4 (1 added, 1 failed)"
 
 
+@pytest.mark.slow
 def test_extended_study_resumes_after_an_interruption(tmp_path: Path) -> None:
     def made(place: str) -> Study:
         return study(tmp_path / place, {"A": 1000.0, "B": 0.1}, tune_seeds=(100, 101))

@@ -410,6 +410,7 @@ def whole(real: LabeledImages, *, callback: Any = None) -> LabeledImages:
     return real
 
 
+@pytest.mark.slow
 def test_sets_are_made_evaluated_and_kept_equal_in_processes(tmp_path: Path) -> None:
     candidates = {
         "DM": Condense(few(3), search=grid(lr=[0.1, 1.0]), num_networks=2, protocol=Protocol(epochs=2, batch=4)),

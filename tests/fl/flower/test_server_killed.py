@@ -133,6 +133,7 @@ def test_steps_are_complete(watch: Callable[[Callable[[str], None]], Run]) -> No
     assert tuple(dict.fromkeys(what for what in seen if what[0] in STEPS)) == SETUP + ROUND + LAST
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", SETUP + ROUND + LAST[LAST.index("3 tested") :])
 def test_server_killed_after_any_step_resumes_bitwise_equal(
     step: str, watch: Callable[[Callable[[str], None]], Run], tmp_path: Path
