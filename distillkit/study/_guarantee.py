@@ -23,9 +23,16 @@ CHOSEN = "epsilon is that of this run alone, without the tuning runs and the cho
 """Remark on the epsilon of a run whose settings may have been chosen by tuning runs."""
 
 
-def ledgers_of(out: Path, data: Any) -> tuple[list[Ledger], int, bool]:
-    """Return the ledgers of all runs that read the given images, how many runs have none, and whether any run is for
-    tuning.
+OTHERS = (
+    "{} private runs of this study on images with another description are not included: epsilon assumes that they "
+    "share no record with these images, as the same images in another size, normalization or selection would"
+)
+"""Remark on the private runs of a study on other images."""
+
+
+def ledgers_of(out: Path, data: Any) -> tuple[list[Ledger], int, bool, int]:
+    """Return the ledgers of all runs that read the given images, how many runs have none, whether any run is for
+    tuning, and how many private runs read other images.
 
     Unfinished and failed runs are included, because they may have released results.
 
@@ -33,21 +40,26 @@ def ledgers_of(out: Path, data: Any) -> tuple[list[Ledger], int, bool]:
         out: the study's folder.
         data: JSON description of the images. A run reads these images if its `config.json` has the same description.
     """
-    ledgers, num_without_ledger, tuned = [], 0, False
+    ledgers, num_without_ledger, tuned, others = [], 0, False, 0
     for path in sorted(out.rglob("config.json")):
         notes = read_json(path).get("notes") or {}
-        task = notes.get("task")
-        if task is None or json.dumps(task["with"]["data"]) != json.dumps(data):
+        task, ledger = notes.get("task"), path.with_name("ledger.jsonl")
+        if task is None:
+            continue
+        if json.dumps(task["with"]["data"]) != json.dumps(data):
+            others += ledger.exists()
             continue
         tuned |= bool(notes.get("validation"))
-        if (ledger := path.with_name("ledger.jsonl")).exists():
+        if ledger.exists():
             ledgers.append(Ledger(ledger))
         else:
             num_without_ledger += 1
-    return ledgers, num_without_ledger, tuned
+    return ledgers, num_without_ledger, tuned, others
 
 
-def total_guarantee(ledgers: Sequence[Ledger], num_without_ledger: int = 0, tuned: bool = False) -> Guarantee:
+def total_guarantee(
+    ledgers: Sequence[Ledger], num_without_ledger: int = 0, tuned: bool = False, others: int = 0
+) -> Guarantee:
     """Return the guarantee for one record over all runs, from the `ledgers` of the runs.
 
     The record may belong to different clients in different runs. For each run and each combination of sigma and sample
@@ -59,13 +71,17 @@ def total_guarantee(ledgers: Sequence[Ledger], num_without_ledger: int = 0, tune
         num_without_ledger: number of runs on the same images that have no ledger. If there are such runs, a remark of
             the guarantee states their number.
         tuned: whether there are tuning runs. A remark then says that only their releases are covered.
+        others: number of private runs on other images. A remark then says that epsilon does not include them.
     """
     total: Counter[tuple[float, float]] = Counter()
     for ledger in ledgers:
         clients: Sequence[Any] = sorted({str(e.client) for e in ledger.events} - {ALL_CLIENTS}) or [None]
         largest: Counter[tuple[float, float]] = Counter()
         for client in clients:
-            largest |= Counter({(sigma, rate): count for sigma, rate, count in ledger.spends(client)})
+            own: Counter[tuple[float, float]] = Counter()
+            for sigma, rate, count in ledger.spends(client):  # a pair may occur several times
+                own[sigma, rate] += count
+            largest |= own
         total += largest
     single, delta = [ledger.guarantee() for ledger in ledgers], max(ledger.delta for ledger in ledgers)
     bound = compose([(sigma, rate, count) for (sigma, rate), count in total.items()], delta)
@@ -75,6 +91,7 @@ def total_guarantee(ledgers: Sequence[Ledger], num_without_ledger: int = 0, tune
         reason = reason or f"the runs are private under {' and '.join(relations)}, which one epsilon cannot cover"
     remarks = [f"the releases of {len(ledgers)} runs together{', tuning runs included' if tuned else ''}"]
     remarks += [EXACT] if tuned else []
+    remarks += [OTHERS.format(others)] if others else []
     if num_without_ledger:
         remarks.append(
             f"{num_without_ledger} further runs on the same images have no ledger, so nothing bounds what they reveal"

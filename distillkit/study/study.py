@@ -271,7 +271,8 @@ class Study:
     def guarantee(self, task: str) -> Guarantee:
         """Return the privacy guarantee of all runs of this study that read the images of a task.
 
-        The releases of tuning runs, failed runs and runs on other tasks with the same images are included. The
+        The releases of tuning runs, failed runs and runs on other tasks with the same images are included. Images are
+        the same if the tasks have equal `data`; a remark counts the private runs on other images. The
         accuracies of tuning runs, and the choice of settings by them, are exact and not covered, as a remark of the
         guarantee states. With `tune_on=` other images, or one configuration per candidate, there are none.
 
@@ -288,8 +289,8 @@ class Study:
         return total
 
     def _total(self, task: str) -> Guarantee | None:
-        ledgers, without, tuned = ledgers_of(self.out, json.loads(self._data_key(self.design.task(task))))
-        return total_guarantee(ledgers, without, tuned) if ledgers else None
+        ledgers, without, tuned, others = ledgers_of(self.out, json.loads(self._data_key(self.design.task(task))))
+        return total_guarantee(ledgers, without, tuned, others) if ledgers else None
 
     def _tasks_by_data(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}

@@ -11,9 +11,11 @@ import pytest
 
 from distillkit import LabeledImages
 from distillkit.condense import random_subset
+from distillkit.data import Split
+from distillkit.normalization import Normalization
 from distillkit.privacy import ADD_OR_REMOVE_CLIENT, Event, Ledger, compose
 from distillkit.study import Condense, Study
-from distillkit.study._guarantee import CHOSEN, EXACT, total_guarantee
+from distillkit.study._guarantee import CHOSEN, EXACT, OTHERS, total_guarantee
 from distillkit.training import Protocol
 from tests.distillkit.study.test_study import task
 from tests.refused import refused
@@ -65,6 +67,21 @@ def random_first(real: LabeledImages, *, generator: Any) -> LabeledImages:
     return random_subset(real, ipc=1, generator=generator)
 
 
+def test_a_torn_ledger_counts_and_other_images_are_named(tmp_path: Path) -> None:
+    """The second task holds the same records in another normalization, which no description shows."""
+    first = task("a")
+    assert isinstance(first.data, Split)
+    train, test = (data.renormalize(Normalization((0.2,), (0.5,))) for data in (first.data.train, first.data.test))
+    second = replace(first, name="b", data=Split(train, test, ("a", "b")))
+    study = Study(tmp_path, [first, second], {"A": private(settings={"sigma": SIGMA})}, seeds=(0,))
+    study.run(trial=False, progress=False)
+    path = next(tmp_path.glob("a*/ledger.jsonl"))
+    path.write_text(path.read_text(encoding="utf-8") + '{"event": {"mech', encoding="utf-8")
+    total = study.guarantee("a")
+    assert total.epsilon == pytest.approx(compose([(SIGMA, 1.0, 2)], 1e-5).epsilon)
+    assert OTHERS.format(1) in total.remarks
+
+
 def test_study_without_private_runs_has_no_guarantee_and_no_note(tmp_path: Path) -> None:
     plain = Condense(lambda factory: random_first, num_networks=1, protocol=Protocol(epochs=1))
     study = Study(tmp_path, task(), {"B": plain}, seeds=(0,))
@@ -87,7 +104,9 @@ def test_a_record_may_belong_to_another_client_in_every_run() -> None:
     other = of(Event("m", SIGMA, client=0, count=3), Event("m", SIGMA, client=1), Event("m", 2 * SIGMA))
     total = total_guarantee([one, other])
     assert total.epsilon == pytest.approx(compose([(SIGMA, 1.0, 6), (2 * SIGMA, 1.0, 1)], 1e-5).epsilon)
-    assert total_guarantee([one]).epsilon == pytest.approx(one.epsilon())
+    shared = Event("m", SIGMA)  # charged to all clients with the sigma of a single client's charge
+    for single in (one, of(shared, replace(shared, client=0)), of(*one.events, disjoint=False)):
+        assert total_guarantee([single]).epsilon == pytest.approx(single.epsilon())
     assert total_guarantee([of(Event("m", SIGMA), delta=1e-6), of(Event("m", SIGMA))]).delta == 1e-5
 
 
