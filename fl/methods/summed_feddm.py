@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit.privacy import PublicEmbedders, class_sums
+from distillkit.privacy import PrivacyError, PublicEmbedders, class_sums
 from distillkit.privacy.capture._private_records import apart_from_records
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
@@ -77,7 +77,17 @@ class SummedFedDM(PrivateFedDM):
         """Draw the initial weights, and determine the shape of the sums of embeddings that clients send.
 
         With `noise="shares"`, epsilon holds only with a secure sum. A remark in the privacy ledger states this.
+
+        Raises:
+            PrivacyError: `noise="shares"` with `Ledger(disjoint=False)`. A record at k clients adds k times to a sum
+                that has the noise for one.
         """
+        if self.noise == "shares" and server.ledger is not None and not server.ledger.disjoint:
+            raise PrivacyError(
+                "noise='shares' adds the noise for one contribution of a record, but with Ledger(disjoint=False) "
+                "several clients may contribute the same record; use noise='full', or a ledger with disjoint=True if "
+                "no two clients have the same record"
+            )
         super().start(server)
         dim = self.shared_embedders(server, server.state, self.blank(server)).dim
         server.state[self.sums] = torch.zeros(self.num_networks, server.task.num_classes, dim, dtype=torch.float64)

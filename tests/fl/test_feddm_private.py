@@ -320,7 +320,7 @@ def test_class_with_a_negative_noised_count_has_weight_zero(monkeypatch: pytest.
 def test_denominators_are_public_or_noised() -> None:
     """Doubling every record doubles the fitted sums: nothing is divided by a true count."""
     data = clients()[0]
-    twice = LabeledImages.concatenate([data, data])
+    twice = LabeledImages.concatenate([data, data]).replace(info={})
     kept: dict[str, Any] = {"sigma": 0.0, "sizes": [4.0, 5.0, 6.0], "sigma_sizes": None, "clip": math.inf}
     maps = [(net, c) for net, c in drawn(initial_network(), data, derive(0, 1, 0, "maps"))]
     for held in (data, twice):
@@ -507,6 +507,8 @@ def test_unsupported_networks_and_data_are_refused_at_the_start() -> None:
     assert play(held=held, factory=Tiny, public_statistics=True).rows[0]["failed"] == {}
     refused(lambda: play(factory=lambda n: Mixing(n).double()), BatchStatistics, "among other images")
     refused(lambda: play(sizes=[1.0, 2.0], sigma_sizes=None), ValueError, "sizes must be 3 numbers")
+    several, shares = Ledger(disjoint=False), {"kind": SummedFedDM, "noise": "shares"}  # k contributions, one noise
+    refused(lambda: play(ledger=several, **shares), PrivacyError, "adds the noise for one contribution of a record")
     with pytest.raises(ValueError, match="needs exactly one class per image"):
         simulate(method(), [with_label_rows(c) for c in clients()], rounds=1, task=MultiLabel(3), progress=False)
 
