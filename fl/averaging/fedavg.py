@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from distillkit._utils.user_warnings import warn
 from distillkit.augment._validation import Augment
+from distillkit.privacy import PrivacyError
 from fl._codec import digest
 from fl._components import KeyedObject, require_own_entries
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
@@ -141,7 +142,19 @@ class FedAvg(Entries, Method):
         for addon in self.addons:
             addon.check(self.settings, self.addons)
         require_answer_schema(self.addons)
+        self._refuse_own_client_code()
         require_own_entries(self.parts)
+
+    def _refuse_own_client_code(self) -> None:
+        """Refuse a subclass with functions of its own on the clients, beside an add-on that alone may see records."""
+        private = next((addon.name for addon in self.addons if addon.private), None)
+        names = ("local", "answer", "run_on_client", *self.exchanges)
+        own = [n for n in names if getattr(type(self), n, None) is not getattr(FedAvg, n, None)]
+        if private is not None and own:
+            raise PrivacyError(
+                f"{type(self).__name__}.{own[0]} sees the clients' records beside {private}, and nothing bounds or "
+                "charges what it sends; write it as an add-on, which gets no records"
+            )
 
     # A round.
 

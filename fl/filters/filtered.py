@@ -208,9 +208,12 @@ class Filtered(Method):
         """Pass the aggregated replies to the federated method, after the filters have changed them.
 
         The filters change the replies in reverse order, each by its function `back`. After the federated method has
-        received the replies, each filter's function `after_receive` is called.
+        received the replies, each filter's function `after_receive` is called. With a private filter, which draws the
+        clients in secret, `server.drawn` and `server.present` are empty in these calls.
         """
         schema, before = self.method.expect(server, 0), list[Schema]()
+        if any(one.private for one in self.filters):  # who was drawn is secret, and must not enter the state
+            server = replace(server, drawn=[], present=[])
         old = replace(server, state=server.state.copy())
         for one in self.filters:
             before.append(dict(schema))

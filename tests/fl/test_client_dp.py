@@ -126,6 +126,7 @@ class Sums(Method):
     fixed = Entry[Tensor]("mean", over=8.0)
     extra = Entry[Tensor]("sum")
     got: AggregatedReplies
+    seen: Server
 
     def send(self, server: Server, client: int) -> Message:
         return Message({self.n: 0.0})
@@ -144,7 +145,7 @@ class Sums(Method):
         return self.reply(client.id + 1.0)
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        self.got = replies
+        self.got, self.seen = replies, server
 
 
 CLIPS = {Sums.group: 2.0, Sums.vector: 1.0, Sums.number: 0.5, Sums.fixed: 4.0}
@@ -260,6 +261,13 @@ def test_means_divide_by_public_numbers_and_hide_the_reply_count() -> None:
         assert (got[Sums.n], got.weight(Sums.group), got.weight(Sums.group, "a"), got.clients) == (3.0, 3.0, 3.0, [])
         assert torch.equal(got.sum(Sums.group)["b"], torch.full((4,), -2.0 * count, dtype=torch.float64))
         assert Sums.extra not in got
+
+
+def test_nobody_learns_who_was_drawn() -> None:
+    """The method, which keeps the state, sees neither the number nor the names of the drawn clients."""
+    method = Sums()
+    play(Filtered(method, ClientDP(1.0, 1.0, CLIPS)), rounds=1)
+    assert (method.seen.drawn, method.seen.present) == ([], [])
 
 
 def test_noise_covers_every_tensor_even_if_no_client_is_drawn() -> None:

@@ -27,6 +27,7 @@ from distillkit.privacy import (
     NotAccountable,
     NotCapturable,
     NotSeparable,
+    PrivacyError,
     Secret,
     compose,
     without_batch_norm,
@@ -185,7 +186,7 @@ def test_class_shares_are_clipped_per_example_before_the_sum() -> None:
     one = images(1, seed=3)
     moved = []
     for count in (1, 4):
-        held = one[torch.zeros(count, dtype=torch.int64)]
+        held = one[torch.zeros(count, dtype=torch.int64)].replace(info={})
         dp = DPSGD(sigma=0.0, clip=0.05, rate=1.0, size=4)
         run = play(dp, clients=[held], rounds=1, lr=1.0)
         drawn = play(dp, clients=[held], rounds=1, lr=1e-12).server.state[FedAvg.model]
@@ -472,6 +473,23 @@ def test_addon_that_leaks_private_data_is_refused_in_any_order(name: str) -> Non
     for addons in ((noisy(), addon), (addon, noisy()), (FedProx(), addon, SCAFFOLD(), noisy())):
         with pytest.raises(ValueError, match=why):
             FedAvg(*addons, factory=network, weights="uniform")
+
+
+def test_method_whose_own_code_sees_records_beside_a_private_addon_is_refused() -> None:
+    class Counting(FedAvg):
+        def local(self, client: Any, message: Any) -> Any:
+            return super().local(client, message)
+
+    class Asking(FedAvg):
+        exchanges = ("count", "local")
+
+        def count(self, client: Any, message: Any) -> Any:
+            return message
+
+    for kind, name in ((Counting, "local"), (Asking, "count")):
+        with pytest.raises(PrivacyError, match=rf"\.{name} sees the clients' records beside DPSGD"):
+            kind(noisy(), factory=network, weights="uniform")
+        kind(factory=network)
 
 
 def test_per_example_term_is_clipped_together_with_the_objective() -> None:
