@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
     TensorDataset,
     default_collate,
 )
@@ -26,7 +28,7 @@ from distillkit._utils.progress import bar
 
 __all__ = [
     "FileBacked", "as_tensor", "class_names", "format_bytes", "is_dataset", "is_labeled_source", "read",
-    "require_in_memory", "unsupported", "whole_dataset",
+    "repeats_items", "require_in_memory", "unsupported", "whole_dataset",
 ]  # fmt: skip
 
 _WANTED = "an image [C, H, W] (a tensor, an array or a PIL picture) and its label"
@@ -188,6 +190,17 @@ def class_names(source: object) -> tuple[tuple[str, ...], bool]:
     names = getattr(source, "classes", None)
     found = tuple(names) if isinstance(names, list | tuple) and all(isinstance(n, str) for n in names) else ()
     return found, callable(getattr(source, "find_classes", None))  # as torchvision's ImageFolder
+
+
+def repeats_items(source: object) -> bool:
+    """Return whether a dataset repeats items: by the indices of a `Subset`, or because it is joined to itself."""
+    if isinstance(source, ConcatDataset):
+        parts = source.datasets
+        return len({*map(id, parts)}) < len(parts) or any(map(repeats_items, parts))
+    if isinstance(source, Subset) and len({*map(int, source.indices)}) < len(source.indices):
+        return True
+    inner = getattr(source, "dataset", None)
+    return inner is not None and repeats_items(inner)
 
 
 def read(source: Any, name: str, *, progress: bool = True) -> tuple[Any, Any]:

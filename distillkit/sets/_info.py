@@ -7,7 +7,7 @@ from typing import Any
 
 from distillkit.normalization import Normalization
 
-__all__ = ["GUARANTEE", "combined_info", "derived_info", "inherited_info", "replaced_info"]
+__all__ = ["GUARANTEE", "combined_info", "derived_info", "inherited_info", "repeated_info", "replaced_info"]
 
 GUARANTEE = (
     "epsilon", "delta", "relation", "accountant", "valid_if", "budget", "reason", "nominal_epsilon", "remarks",
@@ -16,6 +16,7 @@ GUARANTEE = (
 """Entries of `info` that state a guarantee. `distillkit.privacy.Guarantee.info` returns them."""
 
 _MARKS = ("publishes", "derived")
+_REPEATED = "repeated images"
 _SUMS = "epsilon and delta are sums over joined sets; a ledger that paid for all of them states less"
 
 Info = Mapping[str, Any]
@@ -62,6 +63,11 @@ def derived_info(facts: Info, sources: Sequence[Info], method: str, unknown: str
     return own | inherited_info([*sources], unknown) | _marks([*sources, facts, {"derived": method}])
 
 
+def repeated_info(info: Info) -> dict[str, Any]:
+    """Return the `info` of a set in which an image occurs more than once, so that its record counts several times."""
+    return {**info, **_marks([info, {"derived": _REPEATED}])}
+
+
 def inherited_info(infos: Sequence[Info], unknown: str = "") -> dict[str, Any]:
     """Return only the guarantee and the marks of `combined_info`, for a set that describes itself in other entries."""
     return _marks(infos) | _guarantee(infos, unknown)
@@ -74,7 +80,8 @@ def replaced_info(data: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
         data: a `LabeledImages` or a `StoredImages`.
         changes: the new parts by name.
     """
-    new = [name for name in ("images", "labels") if name in changes and changes[name] is not getattr(data, name)]
+    parts = ("images", "stored", "labels")
+    new = [name for name in parts if name in changes and changes[name] is not getattr(data, name, None)]
     columns = changes.get("columns") or {}
     new += [f"the column {name!r}" for name in columns if columns[name] is not data.columns.get(name)]
     space = changes.get("normalization")

@@ -20,7 +20,7 @@ from distillkit._utils.display import as_html, sample_rows, tile
 from distillkit._utils.files import read_tensors, write_tensors
 from distillkit.normalization import IDENTITY, ZCA, Normalization
 from distillkit.sets._export import read_npz, read_picture_folder, write_npz, write_picture_folder
-from distillkit.sets._info import combined_info, replaced_info
+from distillkit.sets._info import combined_info, repeated_info, replaced_info
 from distillkit.sets._validation import (
     FOUND_CLASSES,
     as_index,
@@ -31,6 +31,7 @@ from distillkit.sets._validation import (
     checked_normalization,
     class_counts,
     class_of_rows,
+    repeats_images,
     require_same_order,
 )
 
@@ -49,6 +50,7 @@ Labels: TypeAlias = Tensor | NDArray[Any] | Sequence[int]
 
 _FORMAT = "distillkit.LabeledImages/1"
 _ARGUMENTS = ("images", "labels", "num_classes", "normalization", "columns", "info", "classes_given", "class_names")
+_CONTENT = ("images", "stored", "labels", "columns", "normalization")
 _REPR_KEYS = (
     "dataset", "split", "client", "method", "publishes", "init", "ipc", "steps", "iterations", "epsilon", "delta",
 )  # fmt: skip
@@ -128,6 +130,12 @@ class LabeledImages:
         self.normalization = checked_normalization(normalization, self.images.shape[1])
         self.columns: dict[str, Tensor] = checked_columns(columns or {}, len(self.images))
         self.info: dict[str, Any] = checked_info(info or {})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Assign an attribute. New content of unknown origin ends a guarantee, as in `replace`."""
+        if name in _CONTENT and "info" in vars(self):
+            vars(self)["info"] = replaced_info(self, {name: value})
+        super().__setattr__(name, value)
 
     @staticmethod
     def _unchecked(**parts: Any) -> LabeledImages:
@@ -223,15 +231,16 @@ class LabeledImages:
         if isinstance(index, Tensor) and index.ndim == 0:
             return self.images[int(index)], self.labels[int(index)]
         columns = {name: column[index] for name, column in self.columns.items()}
-        return self._with(images=self.images[index], labels=self.labels[index], columns=columns)
+        info = repeated_info(self.info) if repeats_images(index, len(self)) else self.info
+        return self._with(images=self.images[index], labels=self.labels[index], columns=columns, info=info)
 
     def replace(self, **changes: Any) -> LabeledImages:
         """Return a copy with some parts replaced.
 
         The origin of new images, labels, columns or measured statistics is unknown. If the set has a guarantee
-        (`info["epsilon"]`), they end it, and `info["reason"]` states why. Pass `info=data.info` if the guarantee covers
-        the new content, for example because it was computed from this set alone. Leaving out columns keeps the
-        guarantee.
+        (`info["epsilon"]`), they end it, and `info["reason"]` states why; so does an assignment to these attributes.
+        Pass `info=data.info` if the guarantee covers the new content, for example because it was computed from this set
+        alone. Leaving out columns keeps the guarantee.
 
         Args:
             changes: constructor arguments by name. Passing `num_classes` sets `classes_given` (whether the classes were
@@ -389,6 +398,9 @@ class LabeledImages:
         names = {s.class_names for s in sets if s.class_names}
         whole: dict[str, Any] = {"images": images, "labels": labels, "columns": columns, "classes_given": given}
         whole["info"] = combined_info([s.info for s in sets])
+        places = [(s.images.data_ptr(), s.images.shape, s.images.stride()) for s in sets if len(s)]
+        if len(set(places)) < len(places):  # a set is joined to itself
+            whole["info"] = repeated_info(whole["info"])
         return first._with(**whole, class_names=names.pop() if len(names) == 1 else ())
 
     def grid(self, columns: int | None = None, padding: int = 2) -> Tensor:
@@ -636,10 +648,12 @@ def set_from_source(
     images, labels = conversion.read(source, name, progress=progress)
     wanted = len(names) or None if num_classes is None else num_classes
     found = set_from_arrays(images, labels, name, wanted, normalization)
+    if conversion.repeats_items(source):
+        found.info = repeated_info(found.info)
     if len(names) != found.num_classes:
         return found
     given = num_classes is not None or found.labels.ndim == 2
-    info = {"classes": FOUND_CLASSES if listed else "dataset"}
+    info = {**found.info, "classes": FOUND_CLASSES if listed else "dataset"}
     return found.replace(class_names=names, classes_given=given, info=info)
 
 

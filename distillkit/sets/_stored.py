@@ -15,7 +15,7 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit._utils.conversion import FileBacked
 from distillkit.normalization import IDENTITY, Normalization
-from distillkit.sets._info import replaced_info
+from distillkit.sets._info import repeated_info, replaced_info
 from distillkit.sets._labeled import LabeledImages
 from distillkit.sets._validation import (
     as_index,
@@ -25,6 +25,7 @@ from distillkit.sets._validation import (
     checked_labels,
     checked_normalization,
     class_counts,
+    repeats_images,
 )
 
 __all__ = ["PixelFile", "StoredImages"]
@@ -145,7 +146,8 @@ class StoredImages(FileBacked):
             row = self._rows[int(index)]
             return self._encoded(row[None])[0], self.labels[int(index)]
         columns = {name: column[index] for name, column in self.columns.items()}
-        return self._with_rows(self._rows[index], labels=self.labels[index], columns=columns)
+        info = repeated_info(self.info) if repeats_images(index, len(self)) else self.info
+        return self._with_rows(self._rows[index], labels=self.labels[index], columns=columns, info=info)
 
     def read(self, indices: slice | Tensor | Sequence[int] | None = None) -> LabeledImages:
         """Read pictures into memory, as floats in the set's normalization.

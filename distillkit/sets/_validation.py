@@ -25,6 +25,7 @@ __all__ = [
     "checked_normalization",
     "class_counts",
     "class_of_rows",
+    "repeats_images",
     "require_same_order",
 ]
 
@@ -135,6 +136,11 @@ def checked_normalization(normalization: Normalization, channels: int) -> Normal
             "channel, or one for all"
         )
     return normalization
+
+
+def repeats_images(index: slice | Tensor, n: int) -> bool:
+    """Return whether an index of a set of `n` images, from `as_index`, selects an image more than once."""
+    return isinstance(index, Tensor) and index.dtype != torch.bool and len((index % max(1, n)).unique()) < len(index)
 
 
 def as_index(index: int | slice | Tensor | Sequence[int], n: int) -> slice | Tensor:

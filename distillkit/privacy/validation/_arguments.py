@@ -108,8 +108,8 @@ def refuse_derived(info: Mapping[str, Any], name: str = "images") -> None:
     them does not cover a record.
 
     Args:
-        info: `info` of the set. Selections and condensations of this library set the entry `derived`, readers of
-            folders `classes`, and hold-outs `hold_out`.
+        info: `info` of the set. Selections, condensations and repetitions of this library set the entry `derived`,
+            readers of folders `classes`, and hold-outs `hold_out`.
         name: name of the set in the error message.
 
     Raises:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from distillkit.augment import DSA
 from distillkit.networks import ConvNet
@@ -33,7 +34,7 @@ from distillkit.privacy import (
 )
 from distillkit.privacy.validation._arguments import refuse_large_delta
 from distillkit.rng import derive
-from distillkit.sets import LabeledImages
+from distillkit.sets import LabeledImages, as_set
 from distillkit.training import Protocol
 from tests.distillkit.privacy.options import grouped
 from tests.refused import refused
@@ -56,7 +57,7 @@ def test_class_count_must_be_public(condense: Callable[..., LabeledImages], toy_
     refused(lambda: condense(toy_set.images, toy_set.labels), PrivacyError, "num_classes must be given")
     derived = LabeledImages(toy_set.images, toy_set.labels, normalization=toy_set.normalization)
     ledger = Ledger()
-    for data in (derived, derived[:5], LabeledImages.concatenate([derived, toy_set])):
+    for data in (derived, derived[:5], LabeledImages.concatenate([derived[:2], toy_set[2:]])):
         with pytest.raises(PrivacyError, match=r"num_classes must be given: .* data\.replace\(num_classes=K\)"):
             condense(data, ledger=ledger)
     assert ledger.events == ()
@@ -64,6 +65,30 @@ def test_class_count_must_be_public(condense: Callable[..., LabeledImages], toy_
     assert condense(derived.replace(num_classes=3)).num_classes == 3
     with pytest.raises(PrivacyError, match="class indices.*labels.argmax"):
         condense(toy_set.replace(labels=torch.eye(3, dtype=torch.float64).repeat(4, 1)))
+
+
+REPEATED: dict[str, Callable[[LabeledImages], Any]] = {
+    "index": lambda s: s[[0, 1, -len(s)]],
+    "one image": lambda s: s[torch.zeros(20, dtype=torch.int64)][:9],
+    "joined": lambda s: LabeledImages.concatenate([s[:2], s, s]),
+    "subset": lambda s: as_set(Subset(s, [0, 2, 0])),
+    "subset of arrays": lambda s: arrays(Subset(TensorDataset(*s), [0, 2, 0])),
+    "joined arrays": lambda s: arrays(DataLoader(ConcatDataset([TensorDataset(*s)] * 2))),
+}
+
+
+def arrays(source: Any) -> LabeledImages:
+    return as_set(source, num_classes=3, normalization=Normalization((0.5,), (0.5,)))
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_records_that_count_several_times_are_refused(name: str, toy_set: LabeledImages) -> None:
+    """A record that occurs k times adds k clips to a sum."""
+    repeated = REPEATED[name](toy_set)
+    with pytest.raises(PrivacyError, match="repeated images"):
+        train_private(nn.Flatten(), repeated, size=9, sigma=1.0)
+    for data in (toy_set[[2, 0, 1]], LabeledImages.concatenate([toy_set[:2], toy_set[2:]])):
+        assert "derived" not in data.info
 
 
 @pytest.mark.parametrize(

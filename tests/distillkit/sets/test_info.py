@@ -59,6 +59,13 @@ MEASURED = Normalization((0.4,), (0.3,), measured=True)
 TILED = Tiles(2).pack(make())
 CNN = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
 
+
+def assigned(data: LabeledImages, **parts: torch.Tensor) -> LabeledImages:
+    for name, value in parts.items():
+        setattr(data, name, value)
+    return data
+
+
 KEPT: dict[str, Callable[[LabeledImages], LabeledImages]] = {
     "slice": lambda s: s[2:],
     "mask": lambda s: s[s.labels == 1],
@@ -91,6 +98,8 @@ ENDED: dict[str, Callable[[LabeledImages], LabeledImages]] = {
     "changed column": lambda s: s._with(columns={"y": s.labels}).replace(columns={"y": 1 - s.labels}),
     "measured": lambda s: s.renormalize(MEASURED),
     "relabel as measured": lambda s: s.replace(normalization=MEASURED),
+    "assigned images": lambda s: assigned(s, images=torch.rand(len(s), 1, 8, 8)),
+    "assigned stored images": lambda s: assigned(Tiles(2).pack(s), stored=torch.rand(2, 1, 8, 8)),
     "stored images": lambda s: Tiles(2).pack(s).with_stored(torch.rand(2, 1, 8, 8)),
     "join": lambda s: LabeledImages.concatenate([s, make({}, 1)]),
     "two datasets": lambda s: as_set(DataLoader(ConcatDataset([s, Subset(make({}, 1), [0])]))),
