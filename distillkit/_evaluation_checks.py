@@ -14,7 +14,7 @@ from distillkit._utils.user_warnings import warn
 from distillkit.augment import ResizedCrop, ShufflePatches
 from distillkit.sets import LabeledImages, StoredImages
 
-__all__ = ["check_baseline", "check_factor", "check_test_images", "images_among"]
+__all__ = ["check_baseline", "check_factor", "check_test_images", "images_among", "warn_of_overlap"]
 
 _CHUNK = 1024
 _SAME_PIXEL = 1.5 / 255
@@ -57,11 +57,7 @@ def check_test_images(test: LabeledImages | StoredImages, training: Mapping[str,
         if data is None or not len(data) or not len(test):
             continue
         found = int(images_among(test, data).sum())
-        if found:
-            warn(
-                f"{found} of {len(test)} images of test are also in {name}, so the accuracy is partly or wholly one on "
-                "training images; pass images that were not used for training"
-            )
+        warn_of_overlap(found, len(test), "test", f"in {name}")
         made = test.info.get("method")
         few = len(test) <= min(10 * test.num_classes, len(data) / 5)
         if name == "data" and found < len(test) < len(data) and (few or made):
@@ -70,6 +66,21 @@ def check_test_images(test: LabeledImages | StoredImages, training: Mapping[str,
                 f"test has {len(test)} images{by} and data has {len(data)}: test must be the real test images, "
                 "and data the small set; are the arguments swapped?"
             )
+
+
+def warn_of_overlap(found: int, total: int, name: str, where: str) -> None:
+    """Warn if some images of a test or validation set are used for training.
+
+    Args:
+        found, total: number of these images, and of all images of the set.
+        name: name of the set.
+        where: place of the training images, such as "in train".
+    """
+    if found:
+        warn(
+            f"{found} of {total} images of {name} are also {where}, so the accuracy is partly or wholly one on "
+            "training images; pass images that were not used for training"
+        )
 
 
 def check_baseline(data: LabeledImages, real: LabeledImages, *, relabel: bool) -> None:

@@ -17,7 +17,7 @@ from distillkit._sanity_checks import check_perturbed, require_numbers
 from distillkit._utils import check
 from distillkit._utils.batches import batch_indices, require_batch_statistics, uses_batch_statistics
 from distillkit._utils.eval_mode import eval_mode
-from distillkit._utils.options import Decay, NonNegative, Positive, PositiveInt, check_options
+from distillkit._utils.options import Decay, LearningRate, NonNegative, Positive, PositiveInt, check_options
 from distillkit._utils.progress import bar
 from distillkit._utils.user_warnings import each_warning_once, warn
 from distillkit.augment import Augmentation, apply_augmentation, require_augmentation, require_normalization
@@ -74,7 +74,7 @@ class Protocol:
     """
 
     epochs: PositiveInt = 1000
-    lr: Positive = 0.01
+    lr: LearningRate = 0.01
     momentum: Decay = 0.9
     weight_decay: NonNegative = 5e-4
     batch: PositiveInt = 256

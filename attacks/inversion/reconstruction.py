@@ -129,7 +129,7 @@ def invert_message(
     steps = check.positive_int((4800 if geiping else 300) if steps is None else steps, "steps")
     if lr is not None and not geiping:
         raise ValueError(f"lr applies to method='geiping' only (L-BFGS uses step size 1), got {lr!r} for {method!r}")
-    lr = check.real_number(0.1 if lr is None else lr, "lr", above=0)
+    lr = check.learning_rate(0.1 if lr is None else lr)
     default = 0.001 if geiping else 0.0
     variation = check.real_number(default if total_variation is None else total_variation, "total_variation", least=0)
     weighted = _priors(priors)

@@ -137,7 +137,7 @@ class FedAvgUpdate:
         self.observed = check_update(network, update, "update")
         self.network = network
         _warn_of_mode(network)
-        self.lr = check.real_number(lr, "lr", above=0)
+        self.lr = check.learning_rate(lr)
         self.epochs = check.positive_int(epochs, "epochs")
         self.batch = None if batch is None else check.positive_int(batch, "batch")
         self.momentum = check.real_number(momentum, "momentum", least=0, below=1)

@@ -28,6 +28,7 @@ __all__ = [
     "float_tensor",
     "folder",
     "has_values",
+    "learning_rate",
     "mapping",
     "matrix",
     "one_of",
@@ -239,6 +240,23 @@ def real_number(
         else:
             wanted = f"at most {most:g}" if math.isinf(least) else f"in [{least:g}, {most:g}]"
         raise ValueError(f"{name} must be {wanted}, got {value:g}")
+    return value
+
+
+def learning_rate(value: float, name: str = "lr") -> float:
+    """Check that `value` is a learning rate, above 0 and at most 1e38, and return it as a float.
+
+    Args:
+        value: the value to check. A step with a larger number cannot be computed in float32.
+        name: name of the argument, used in error messages.
+
+    Raises:
+        TypeError: the value is not a number.
+        ValueError: the value is NaN or out of bounds.
+    """
+    value = real_number(value, name, above=0.0)
+    if value > 1e38:
+        raise ValueError(f"{name} must be at most 1e38, which float32 can hold, got {value:g}")
     return value
 
 

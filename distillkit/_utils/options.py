@@ -11,11 +11,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from distillkit._utils import check
 
 __all__ = [
-    "AtLeastTwo", "Decay", "Fraction", "NonNegative", "NonNegativeInt", "Options", "Positive", "PositiveInt", "Rate",
-    "Rounds", "Temperature", "check_options",
+    "AtLeastTwo", "Decay", "Fraction", "LearningRate", "NonNegative", "NonNegativeInt", "Options", "Positive",
+    "PositiveInt", "Rate", "Rounds", "Temperature", "check_options",
 ]  # fmt: skip
 
 Positive = Annotated[float, functools.partial(check.real_number, above=0.0)]
+LearningRate = Annotated[float, check.learning_rate]
 Temperature = Annotated[float, check.temperature]
 NonNegative = Annotated[float, functools.partial(check.real_number, least=0.0)]
 Fraction = Annotated[float, functools.partial(check.real_number, least=0.0, most=1.0)]

@@ -48,7 +48,7 @@ class PixelDescent:
         seed: int, resume: Resume | None, identity: Callable[[], Mapping[str, Any]],
         callback: Callable[[Progress], object] | None,
     ) -> None:  # fmt: skip
-        self.lr = None if lr is None else check.real_number(lr, "lr", above=0.0)
+        self.lr = None if lr is None else check.learning_rate(lr)
         self.momentum = check.real_number(momentum, "momentum", least=0.0, below=1.0)
         arguments = {**arguments, "lr": self.lr, "momentum": self.momentum, "shape": list(images.shape)}
         arguments["dtype"] = str(images.dtype)

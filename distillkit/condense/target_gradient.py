@@ -74,7 +74,7 @@ def fit_to_gradient(
         FloatingPointError: the loss or the images are not finite.
     """
     steps = check.positive_int(steps, "steps", least=0)
-    lr = check.real_number(lr, "lr", above=0.0)
+    lr = check.learning_rate(lr)
     synthetic = as_set(synthetic, name="synthetic")
     twin = copy.deepcopy(require_network(network)).eval().requires_grad_(True)
     if not len(synthetic):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from distillkit._evaluation_checks import warn_of_overlap
 from distillkit._utils import check
-from distillkit.data._hold_out import HOLD_OUTS, HoldOut, hold_out_content, hold_out_values, stricter
+from distillkit._utils.user_warnings import warn
+from distillkit.data._hold_out import HOLD_OUTS, HoldOut, hold_out_content, hold_out_values, record_digests, stricter
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 
-__all__ = ["Split", "StoredSplit", "split_by"]
+__all__ = ["Split", "StoredSplit", "split_by", "warn_of_repeats"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,32 @@ def _require_one_form(split: Split | StoredSplit) -> None:
                     raise ValueError(f"train and {name} must have the same {what}, got {one} and {other}{advice}")
     if len(split.classes) != split.train.num_classes:
         raise ValueError(f"classes must be {split.train.num_classes} names, got {len(split.classes)}")
+
+
+_AnySplit = TypeVar("_AnySplit", Split, StoredSplit)
+
+
+def warn_of_repeats(split: _AnySplit) -> _AnySplit:
+    """Return a split that was read from files, after warning of equal images in `train` and another part, or with
+    different labels in one part.
+    """
+    parts = {"train": split.train, "test": split.test, "validation": split.validation}
+    known: set[bytes] = set()
+    for part, data in parts.items():
+        if data is None:
+            continue
+        digests, own = record_digests(data), dict[bytes, object]()
+        differ = sum(own.setdefault(d, label) != label for d, label in zip(digests, data.labels.tolist()))
+        if differ:
+            warn(
+                f"{differ} of {len(data)} images of {part} are equal to others with another label; give equal images "
+                "the same label, or delete them"
+            )
+        if part == "train":
+            known = set(own)
+        else:
+            warn_of_overlap(sum(d in known for d in digests), len(data), part, "in train")
+    return split
 
 
 def split_by(

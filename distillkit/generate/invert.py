@@ -116,7 +116,7 @@ def invert(
     first.
     """
     steps = check.positive_int(steps, "steps", least=0)
-    lr = check.real_number(lr, "lr", above=0.0)
+    lr = check.learning_rate(lr)
     first_bn_multiplier = check.real_number(first_bn_multiplier, "first_bn_multiplier", least=0.0)
     tiles = _check_parametrization(parametrize)
     shape = tuple(check.positive_int(s, "shape") for s in check.sequence(shape, "shape", "numbers (C, H, W)", 3))

@@ -68,7 +68,7 @@ def separability(
     data = as_set(images, labels, progress=progress)
     epochs = check.positive_int(epochs, "epochs")
     batch = check.positive_int(batch, "batch")
-    lr = check.real_number(lr, "lr", above=0.0)
+    lr = check.learning_rate(lr)
     if data.labels.ndim != 1 or not len(data):
         raise ValueError(f"labels must be class indices of at least 2 images, got shape {list(data.labels.shape)}")
     counts = data.counts()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit._utils.options import Fraction, NonNegativeInt, Options, Positive, PositiveInt
+from distillkit._utils.options import Fraction, LearningRate, NonNegativeInt, Options, Positive, PositiveInt
 from fl.addons._crops import Source, View
 from fl.addons._distill import distill_models, falling_steps, starts_from_average, validation_accuracy
 from fl.addons.scaffold import SCAFFOLD
@@ -44,7 +44,7 @@ class Shared(AddOn):
     warm_rounds: NonNegativeInt = 1
     steps: PositiveInt = 500
     batch: PositiveInt = 32
-    lr: Positive = 0.005
+    lr: LearningRate = 0.005
     least_steps: PositiveInt | None = None
     clip: Positive | None = 2.5
     returns: Literal["last", "best"] = "last"

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from distillkit._utils.options import Decay, NonNegative, NonNegativeInt, Positive, Rounds
+from distillkit._utils.options import Decay, LearningRate, NonNegative, NonNegativeInt, Positive, Rounds
 from distillkit.condense import class_statistics, fit_to_gradient, images_from_statistics
 from distillkit.losses import rbf_mmd, supervised_contrastive
 from distillkit.sets import LabeledImages
@@ -79,7 +79,7 @@ class Anchors(AddOn):
     joined: Literal["unselected", "always"] = "unselected"
     init: Literal["noise", "statistics", "statistics-whole-set"] = "noise"
     steps: NonNegativeInt = 500
-    lr: Positive = 1.0
+    lr: LearningRate = 1.0
     momentum: Decay = 0.5
     regulariser: Literal["contrastive", "mmd"] = "contrastive"
     temperature: Positive = 0.07

@@ -15,7 +15,7 @@ from torch import Generator, nn
 
 from distillkit._utils import check
 from distillkit._utils.display import stable_repr
-from distillkit._utils.options import Decay, NonNegativeInt, Positive, PositiveInt, Rounds
+from distillkit._utils.options import Decay, LearningRate, NonNegativeInt, PositiveInt, Rounds
 from distillkit._utils.provenance import versions
 from distillkit._utils.user_warnings import without_warnings
 from distillkit.augment import DSA, Augmentation, require_augmentation
@@ -80,7 +80,7 @@ class Condensed(AddOn):
     init: Literal["statistics", "statistics-whole-set", "noise", "real"] = "statistics"
     factory: Callable[[], nn.Module] | None = field(default=None, repr=False)
     batch_real: PositiveInt = 256
-    lr: Positive = 1.0
+    lr: LearningRate = 1.0
     momentum: Decay = 0.5
     augment: Augmentation | None = field(default_factory=DSA)
     single_label = True

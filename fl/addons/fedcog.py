@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distillkit._utils.options import NonNegative, NonNegativeInt, Positive, PositiveInt
+from distillkit._utils.options import LearningRate, NonNegative, NonNegativeInt, PositiveInt
 from distillkit.generate import LatentDecoder, invert
 from distillkit.generate._inversion_loss import Divergence
 from distillkit.networks import build
@@ -89,7 +89,7 @@ class FedCOG(AddOn):
     start_round: PositiveInt = 51
     images: PositiveInt = 256
     steps: NonNegativeInt = 100
-    lr: Positive = 0.01
+    lr: LearningRate = 0.01
     disagreement: NonNegative = 0.1
     divergence: Divergence = "clamped"
     weight: NonNegative | None = None

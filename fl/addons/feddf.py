@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from distillkit._utils.options import Fraction, NonNegativeInt, Positive, PositiveInt
+from distillkit._utils.options import Fraction, LearningRate, NonNegativeInt, Positive, PositiveInt
 from distillkit.chunking import chunk_size, forward_chunks
 from fl.addons._distill import distill_models, starts_from_average
 from fl.aggregation import AggregatedReplies
@@ -74,7 +74,7 @@ class FedDF(AddOn):
     disabled_at_zero = ("steps",)
     steps: NonNegativeInt = 1000
     batch: PositiveInt = 128
-    lr: Positive = 1e-3
+    lr: LearningRate = 1e-3
     schedule: Literal["cosine", "constant"] = "cosine"
     gradient_norm: Positive | None = 5.0
     returns: Literal["last", "best"] = "last"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from distillkit._utils.options import AtLeastTwo, NonNegative, Positive, PositiveInt
+from distillkit._utils.options import AtLeastTwo, LearningRate, NonNegative, Positive, PositiveInt
 from distillkit.losses import knowledge_distillation
 from distillkit.networks import build
 from fl.addons._latent import Head, LatentGenerator, diversity
@@ -73,7 +73,7 @@ class FedGen(AddOn):
     decay: Positive = 0.98
     steps: PositiveInt = 50
     batch: AtLeastTwo = 32
-    lr: Positive = 3e-4
+    lr: LearningRate = 3e-4
     weight_decay: NonNegative = 0.01
     diversity_weight: NonNegative = 1.0
     noise: PositiveInt = 32

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from distillkit._utils.options import Decay, NonNegative, Positive
+from distillkit._utils.options import Decay, LearningRate, NonNegative, Positive
 from fl.averaging import AddOn, AveragingServer
 from fl.message import Entry, Tensors
 
@@ -35,7 +35,7 @@ class FedAvgM(AddOn):
 
     key = "ServerMomentum"
     momentum: Decay = 0.9
-    lr: Positive = 1.0
+    lr: LearningRate = 1.0
     rule: Literal["heavy-ball", "nesterov", "fedcog"] = "heavy-ball"
     data_access = "none"
     velocity = Entry[Tensors]("first")
@@ -86,7 +86,7 @@ class ServerAdaptive(AddOn, ABC):
     """
 
     key = "ServerAdaptive"
-    lr: Positive = 0.01
+    lr: LearningRate = 0.01
     beta1: Decay = 0.9
     tau: Positive = 1e-3
     initial: NonNegative | None = None

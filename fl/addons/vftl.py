@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from distillkit._utils.options import AtLeastTwo, Decay, NonNegativeInt, Options, Positive, PositiveInt
+from distillkit._utils.options import AtLeastTwo, Decay, LearningRate, NonNegativeInt, Options, PositiveInt
 from distillkit.sets import LabeledImages
 from fl.addons._server_training import train_on_set
 from fl.addons._virtual import require_source, virtual_set
@@ -39,7 +39,7 @@ class VFTL(AddOn):
     key = "VFTL"
     disabled_at_zero = ("epochs",)
     epochs: NonNegativeInt = 10
-    lr: Positive = 0.01
+    lr: LearningRate = 0.01
     momentum: Decay = 0.9
     batch: PositiveInt = 128
     source: str | LabeledImages = "stylegan"

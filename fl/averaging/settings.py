@@ -192,7 +192,7 @@ def learning_rate(value: float, name: str) -> float:
     Raises:
         TypeError, ValueError: `value` is not a number above 0, or is too large for float32.
     """
-    rate = check.real_number(value, name, above=0.0, most=1e38)
+    rate = check.learning_rate(value, name)
     if rate > 10:
         warn(f"{name}={rate:g} is far above the usual learning rates (0.001 to 1)")
     return rate

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from distillkit._evaluation_checks import images_among
+from distillkit._evaluation_checks import images_among, warn_of_overlap
 from distillkit._utils import check
 from distillkit._utils.user_warnings import warn
 from distillkit.fingerprint import tensor_fingerprint
@@ -155,11 +155,7 @@ def warn_of_training_images(test: object, clients: ClientRegistry) -> None:
     some = test[torch.linspace(0, len(test) - 1, min(len(test), 256)).long()]
     sets = [client.train for client in clients]
     found = sum(int(images_among(some, data).sum()) for data in sets if isinstance(data, LabeledImages))
-    if found:
-        warn(
-            f"{found} of {len(some)} images of test are also among the clients' training images, so the accuracy is "
-            "partly or wholly one on training images; pass images that were not used for training"
-        )
+    warn_of_overlap(found, len(some), "test", "among the clients' training images")
 
 
 def _server_sets(given: Mapping[str, Images] | None, first: LabeledImages, progress: bool) -> dict[str, LabeledImages]:

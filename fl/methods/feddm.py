@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from distillkit._utils.options import Decay, NonNegative, Positive, PositiveInt, check_options
+from distillkit._utils.options import Decay, LearningRate, NonNegative, Positive, PositiveInt, check_options
 from distillkit.augment import require_augmentation
 from distillkit.networks import NetworkBall
 from distillkit.sets import LabeledImages
@@ -79,7 +79,7 @@ class FedDM(Method):
     init: Literal["real", "noise"] = "real"
     match: Literal["embedding+logits", "embedding"] = "embedding+logits"
     batch_real: PositiveInt = 256
-    lr: Positive = 1.0
+    lr: LearningRate = 1.0
     momentum: Decay = 0.5
     augment: Callable[..., Tensor] | None = None
     server_epochs: PositiveInt = 500

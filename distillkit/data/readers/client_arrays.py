@@ -80,8 +80,8 @@ def load_client_arrays(
         labels[part] = torch.from_numpy(np.concatenate([own for _, own in pairs]).astype(np.int64))
         counts = torch.tensor([len(own) for _, own in pairs])
         owners[part] = {"user": torch.arange(total).repeat_interleave(counts)}
-    largest = max(int(own.max(initial=-1)) for own in (found.numpy() for found in labels.values()))
-    names = [str(k) for k in range(largest + 1)] if classes is None else check.sequence(classes, "classes", "names")
+    total_classes = max(check.classes_of(own, f"labels of {folder}") for own in labels.values())
+    names = [str(k) for k in range(total_classes)] if classes is None else check.sequence(classes, "classes", "names")
     info = {"dataset": folder.resolve().name}
     users = [f"client{i}" for i in range(total)]
     return SplitBuilder(labels, names, normalization, info, classes is not None, owners, users).build(pixels)

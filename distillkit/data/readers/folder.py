@@ -9,7 +9,7 @@ from distillkit.data._hold_out import HOLD_OUTS, HoldOut
 from distillkit.data._pixels import AnyPath, Size
 from distillkit.data.readers._folder_layout import SUFFIXES, list_folder
 from distillkit.data.readers._picture_list import open_picture_list, read_picture_list
-from distillkit.data.split import Split, StoredSplit
+from distillkit.data.split import Split, StoredSplit, warn_of_repeats
 from distillkit.normalization import Normalization
 
 __all__ = ["SUFFIXES", "load_folder", "open_folder"]
@@ -52,7 +52,8 @@ def load_folder(
 
     Files and folders whose names begin with a dot are ignored. Files that are not pictures are skipped and counted in
     `info`. Folders beside the splits are skipped, listed in `info` and reported by a warning. Warnings also report
-    pictures beside the class folders, links to folders, and classes that are too small for `test_fraction`.
+    pictures beside the class folders, links to folders, classes that are too small for `test_fraction`, and equal
+    pictures in two classes, or in `train` and another part.
 
     Raises:
         FileNotFoundError: the folder does not exist, it has no classes, a class has no pictures, or a link is broken.
@@ -68,7 +69,9 @@ def load_folder(
     background = None if background is None else check.real_number(background, "background", least=0.0, most=1.0)
     check.one_of(hold_out, "hold_out", HOLD_OUTS)
     listing = list_folder(check.path(path, "path"), classes)
-    return read_picture_list(listing, size, channels, normalization, progress, test_fraction, background, hold_out)
+    return warn_of_repeats(
+        read_picture_list(listing, size, channels, normalization, progress, test_fraction, background, hold_out)
+    )
 
 
 def open_folder(
@@ -114,6 +117,8 @@ def open_folder(
     path = check.path(path, "path")
     check.one_of(hold_out, "hold_out", HOLD_OUTS)
     listing = list_folder(path, classes)
-    return open_picture_list(
-        listing, path, size, channels, normalization, cache, workers, progress, test_fraction, background, hold_out
+    return warn_of_repeats(
+        open_picture_list(
+            listing, path, size, channels, normalization, cache, workers, progress, test_fraction, background, hold_out
+        )
     )

@@ -18,7 +18,7 @@ from distillkit._utils import check
 from distillkit.data._assembly import SplitBuilder
 from distillkit.data._cache import BLOCK, CacheWriter, files_key, open_cache
 from distillkit.data._pixels import AnyPath, Size, height_and_width, to_bytes, to_pixels
-from distillkit.data.split import Split, StoredSplit
+from distillkit.data.split import Split, StoredSplit, warn_of_repeats
 from distillkit.normalization import Normalization
 
 __all__ = ["load_npz", "open_npz"]
@@ -41,13 +41,15 @@ def load_npz(
 
     Args:
         path: the file. Images are [N, H, W] or [N, H, W, C] with 1 or 3 channels, either uint8 in 0..255 or float in
-            [0, 1]. Labels are integers: class indices [N] or [N, 1], or multi-label rows [N, K], which are converted to
-            float.
+            [0, 1]. Labels are integers: class indices [N] or [N, 1], or multi-label rows [N, K] of 0 and 1, which are
+            converted to float.
         size: height and width in pixels; see `load_folder`.
         channels: number of channels, 1 or 3; see `load_folder`.
         normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
         classes: the class names. Default: "0", "1", ... up to the largest label in the file. The sets then record that
             the number of classes was derived from the labels (see `LabeledImages`).
+
+    Warnings report equal images with different labels, and images of `train` that are also in another part.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -60,7 +62,7 @@ def load_npz(
     pixels = {part: to_pixels(_as_images(arrays[f"{n}_images"], n), size, channels) for part, n in names.items()}
     labels = {part: _as_labels(arrays[f"{n}_labels"], n, len(pixels[part])) for part, n in names.items()}
     classes, given = _class_names(path, labels, classes)
-    return SplitBuilder(labels, classes, normalization, {"dataset": path.stem}, given).build(pixels)
+    return warn_of_repeats(SplitBuilder(labels, classes, normalization, {"dataset": path.stem}, given).build(pixels))
 
 
 def open_npz(
@@ -123,7 +125,8 @@ def open_npz(
     total, options = sum(counts.values()), f"{height_and_width(size)} {channels}"
     opened = open_cache(path, key, total, (c, h, w), fill, options=options, folder=cache, progress=progress)
     rows = dict(zip(counts, torch.arange(total).split(list(counts.values()))))
-    return SplitBuilder(labels, classes, normalization, {"dataset": path.stem}, given).build_stored(opened, rows)
+    builder = SplitBuilder(labels, classes, normalization, {"dataset": path.stem}, given)
+    return warn_of_repeats(builder.build_stored(opened, rows))
 
 
 @contextmanager

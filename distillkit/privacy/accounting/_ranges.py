@@ -8,7 +8,7 @@ from distillkit._utils import check
 from distillkit.privacy.errors import NotAccountable
 
 __all__ = [
-    "LEAST_CLIP", "MOST_CLIP", "MOST_RELEASES", "check_clip", "check_delta", "check_lr", "check_sigma", "power_of_two",
+    "LEAST_CLIP", "MOST_CLIP", "MOST_RELEASES", "check_clip", "check_delta", "check_sigma", "power_of_two",
 ]  # fmt: skip
 
 _LEAST_SIGMA, _MOST_SIGMA = 1e-4, 1e9
@@ -32,17 +32,6 @@ def check_clip(clip: float, name: str = "clip") -> float:
         TypeError, ValueError: `clip` is not a number, or is not in [1e-12, 1e30].
     """
     return check.real_number(clip, name, least=LEAST_CLIP, most=MOST_CLIP)
-
-
-def check_lr(lr: float) -> float:
-    """Return a learning rate of images as a float if float32 can hold it.
-
-    Raises:
-        TypeError, ValueError: `lr` is not a number, not positive, or above 1e38.
-    """
-    if check.real_number(lr, "lr", above=0.0) > 1e38:
-        raise ValueError(f"lr must be at most 1e38, which float32 can hold, got {lr:g}")
-    return float(lr)
 
 
 def check_delta(delta: float) -> float:

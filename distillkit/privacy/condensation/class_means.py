@@ -15,7 +15,7 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit._utils.progress import bar
 from distillkit.chunking import chunk_size
-from distillkit.privacy.accounting._ranges import check_clip, check_lr, power_of_two
+from distillkit.privacy.accounting._ranges import check_clip, power_of_two
 from distillkit.privacy.capture._private_records import apart_from_records, declare_records
 from distillkit.privacy.condensation.public_embedders import PublicEmbedders
 from distillkit.privacy.errors import PrivacyError
@@ -192,7 +192,7 @@ def fit_to_means(
             differs from the number of embedders.
     """
     check.positive_int(steps, "steps", least=0)
-    check_lr(lr)
+    check.learning_rate(lr)
     check.real_number(momentum, "momentum", least=0.0, below=1.0)
     check.instance(embedders, PublicEmbedders, "embedders", "PublicEmbedders(networks, num_networks, like=...)")
     check.float_tensor(start, "start", "[K * ipc, C, H, W]")

@@ -12,7 +12,6 @@ from distillkit._utils import check
 from distillkit._utils.user_warnings import warn, without_warnings
 from distillkit.chunking import chunk_size
 from distillkit.networks.samplers import NetworkSampler, RandomNetworks
-from distillkit.privacy.accounting._ranges import check_lr
 from distillkit.privacy.accounting.gaussian import gaussian_sigma
 from distillkit.privacy.capture._private_records import apart_from_records
 from distillkit.privacy.condensation.class_means import class_sums, fit_to_means, release
@@ -135,7 +134,7 @@ def condense_private(
     check.boolean(progress, "progress")
     check.positive_int(num_networks, "num_networks")
     check.positive_int(steps, "steps", least=0)
-    check_lr(lr)
+    check.learning_rate(lr)
     check.real_number(momentum, "momentum", least=0.0, below=1.0)
     check.instance(passes, Passes, "passes", "a Passes(count=..., ...)")
     embedding = EmbeddingNetworks.of(networks)

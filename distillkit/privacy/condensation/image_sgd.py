@@ -15,7 +15,6 @@ from distillkit.chunking import chunk_size
 from distillkit.networks._base import Network
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.privacy._public_noise import public_noise
-from distillkit.privacy.accounting._ranges import check_lr
 from distillkit.privacy.accounting.planning import resolve_sigma
 from distillkit.privacy.capture._captured_function import capture
 from distillkit.privacy.capture._private_records import Untouched, active_records, apart_from_records
@@ -187,7 +186,7 @@ def image_sgd(
     check.positive_int(size, "size")
     check.positive_int(steps, "steps")
     check.real_number(rate, "rate", above=0.0, most=1.0)
-    check_lr(lr)
+    check.learning_rate(lr)
     check.real_number(momentum, "momentum", least=0.0, below=1.0)
     sigma = resolve_sigma(epsilon, sigma, delta=delta, count=steps, rate=rate)
     real = as_private_set(images, labels, num_classes=num_classes, delta=delta, size=size)

@@ -152,7 +152,7 @@ def train_private(
     check.boolean(progress, "progress")
     check.positive_int(steps, "steps")
     check.real_number(rate, "rate", above=0.0, most=1.0)
-    check.real_number(lr, "lr", above=0.0)
+    check.learning_rate(lr)
     sigma = resolve_sigma(epsilon, sigma, delta=delta, count=steps, rate=rate)
     refuse_large_delta(size, delta)
     refuse_derived(real.info)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from distillkit import Normalization
-from distillkit.data import load_domains, load_folder, load_npz
+from distillkit.data import load_domains, load_folder, load_npz, open_folder, open_npz
 from tests.refused import refused
 
 Array = np.ndarray[Any, Any]
@@ -172,10 +173,9 @@ def test_a_folder_of_several_datasets_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("below", [("images",), ("a", "b")], ids=["one folder", "others in each class"])
 def test_nested_pictures_are_read_without_warning(below: tuple[str, ...], tmp_path: Path) -> None:
-    for k, name in enumerate(("cat", "dog")):
-        for inner in below:
-            for i in range(5):
-                save(tmp_path / name / (inner + (name if len(below) > 1 else "")) / f"{i}.png", picture(100 * k + i))
+    for k, (name, inner) in enumerate(product(("cat", "dog"), below)):
+        for i in range(5):
+            save(tmp_path / name / (inner + (name if len(below) > 1 else "")) / f"{i}.png", picture(100 * k + i))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert load_folder(tmp_path).classes == ("cat", "dog")
@@ -319,6 +319,32 @@ def test_npz_of_floats_flat_labels_and_names(tmp_path: Path) -> None:
         read = load_npz(write_npz(tmp_path / name, **other), classes=("a", "b", "c", "d")).train
         assert torch.equal(read.images, split.train.images)
         assert torch.equal(read.labels, split.train.labels)
+
+
+@pytest.mark.parametrize("part", ["train", "test", "val"])
+def test_equal_images_in_two_parts_or_classes_are_reported(tmp_path: Path, part: str) -> None:
+    found = arrays(val=True)
+    for i in range(2):  # a copy in the same class, and one in another class
+        found[f"{part}_images"][-1 - i] = found["train_images"][0]
+        found[f"{part}_labels"][-1 - i] = i + found["train_labels"][0]
+    name, total = "validation" if part == "val" else part, len(found[f"{part}_images"])
+    expected = [f"1 of {total} images of {name} are equal to others with another label; give"]
+    expected += [] if part == "train" else [f"2 of {total} images of {name} are also in train, so the accuracy"]
+    write_npz(tmp_path, **found)
+    for key in ("train", "test", "val"):
+        for i, (image, (label,)) in enumerate(zip(found[f"{key}_images"], found[f"{key}_labels"])):
+            save(tmp_path / "folder" / key / str(label) / f"{i}.png", image)
+    options: dict[str, Any] = {"cache": tmp_path / "cache", "progress": False}
+    for load in (
+        lambda: load_npz(tmp_path / "tiny.npz"),
+        lambda: open_npz(tmp_path / "tiny.npz", **options),
+        lambda: load_folder(tmp_path / "folder"),
+        lambda: open_folder(tmp_path / "folder", **options),
+    ):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            load()
+        assert [str(w.message)[: len(words)] for w, words in zip(said, expected, strict=True)] == expected
 
 
 def test_the_largest_label_of_any_split_counts(tmp_path: Path) -> None:
