@@ -19,7 +19,7 @@ from distillkit._utils.files import contiguous_cpu
 from distillkit.sets import LabeledImages
 from fl.message import DTYPES, Message, Tensors, Value, check_value
 
-__all__ = ["Parts", "decode", "digest", "encode", "entry_key", "from_parts", "to_parts"]
+__all__ = ["Parts", "decode", "digest", "encode", "from_parts", "to_parts"]
 
 Parts = tuple[Tensors, dict[str, str]]
 """Parts of a message: its tensors by name, and strings that describe the values to which they belong."""
@@ -130,15 +130,6 @@ def to_parts(message: Message, metadata: Mapping[str, str] | None = None) -> Par
     stored = contiguous_cpu(tensors)
     meta = {"format": "distillkit.Message/1", "forms": json.dumps(forms), **(metadata or {})}
     return stored, {**meta, "checksum": _checksum(stored, meta)}
-
-
-def entry_key(name: str) -> str:
-    """Return the key of the message entry (see `Entry`) to which a tensor belongs.
-
-    Args:
-        name: name of the tensor in the result of `to_parts`, which splits a message into tensors.
-    """
-    return name.split(_SEPARATOR)[0]
 
 
 def from_parts(tensors: Mapping[str, Tensor], strings: Mapping[str, str]) -> tuple[Message, dict[str, str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,7 +72,7 @@ class Dispatcher:
         return noise_of(self._secret, self.server.round, "server")
 
     def exchange(
-        self, verb: str, clients: Sequence[int], *, store_memory: bool, bundled: Exchange | None = None
+        self, verb: str, clients: Sequence[int], *, store_memory: bool = False
     ) -> Iterator[tuple[ClientResult, ClientRequest | None, str]]:
         """Send a request to each client, and yield the results in the order of `clients`.
 
@@ -80,7 +80,6 @@ class Dispatcher:
             verb: name of the method's function that the clients call, such as "local" or "evaluate".
             clients: indices of the clients.
             store_memory: whether clients store changes to their memories (values kept between rounds) in this exchange.
-            bundled: other exchange that is sent together with this one; None if this one is sent alone.
 
         Yields:
             A triple for each client: the result; the request, or None if no request was built because the client has
@@ -90,34 +89,15 @@ class Dispatcher:
             BudgetExhausted: a client's releases would exceed the privacy ledger's budget.
             Interrupted: the run is being stopped.
         """
-        header, build_request, sent = self._prepare(self.server, verb, store_memory)
-        for result in self.transport.exchange(Exchange(header, clients, build_request), bundled):
+        header, build_request, sent = self._prepare(verb, store_memory)
+        for result in self.transport.exchange(Exchange(header, clients, build_request)):
             self.resent += result.resent
             yield result, sent.pop(result.client, None), header.version if result.remembers else ""
 
-    def evaluation(
-        self, server: Server, clients: Sequence[int], on_result: Callable[[ClientResult, ClientRequest | None], None]
-    ) -> Exchange:
-        """Return an exchange that asks clients to evaluate models on their own test images.
-
-        The caller sends the returned exchange, either alone or bundled with another one.
-
-        Args:
-            server: the server with its state after the round that is evaluated.
-            clients: indices of the clients.
-            on_result: function that is called with each client's result and request. The request is None if none was
-                built, because the client has no test images.
-        """
-        header, build_request, sent = self._prepare(server, "evaluate", False)
-        return Exchange(header, clients, build_request, lambda r: on_result(r, sent.pop(r.client, None)))
-
-    def _prepare(
-        self, server: Server, verb: str, store_memory: bool
-    ) -> tuple[RequestHeader, RequestBuilder, dict[int, ClientRequest]]:
+    def _prepare(self, verb: str, store_memory: bool) -> tuple[RequestHeader, RequestBuilder, dict[int, ClientRequest]]:
         """Prepare the requests of an exchange. The transport later calls the returned function to build each request.
 
         Args:
-            server: the server with its current state.
             verb: name of the method's function that the clients call, such as "local" or "evaluate".
             store_memory: whether the changes that a client makes to its memory are stored; see `RequestHeader`.
 
@@ -126,6 +106,7 @@ class Dispatcher:
             requests by client index, which is empty at first and filled by that function.
         """
         attempt = f"{self._session}-{next(self._exchanges)}"
+        server = self.server
         header = RequestHeader(verb, server.round, attempt, server.seed, self._secret, store_memory)
         sent: dict[int, ClientRequest] = {}
 

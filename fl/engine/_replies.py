@@ -20,7 +20,7 @@ from fl.engine._commit_guard import largest_value
 from fl.engine._contract import ChangedInput, Unchanged, checked_message, checked_schema, server_values
 from fl.engine._devices import placed
 from fl.engine._dispatch import Dispatcher
-from fl.engine._transport import ClientRequest, ClientResult, Exchange
+from fl.engine._transport import ClientRequest, ClientResult
 from fl.engine.store import Store
 from fl.message import Message, payload_bytes
 from fl.participants import Interrupted, Server
@@ -53,7 +53,6 @@ class ReplyCollector:
         clients: Sequence[int],
         stats: RoundStats,
         *,
-        bundled: Exchange | None = None,
         after_local: bool = False,
     ) -> Aggregator:
         """Request replies from clients, validate each one, and accumulate the valid ones in the order of `clients`.
@@ -63,14 +62,13 @@ class ReplyCollector:
                 additional exchange of the method.
             clients: indices of the clients.
             stats: counts of the round, to which the bytes, seconds and failures of this exchange are added.
-            bundled: other exchange that is sent together with this one; None if this one is sent alone.
             after_local: whether the exchange comes after the training of the round.
 
         Returns:
             The aggregator, to which all valid replies were added.
         """
         dispatcher, reducer = self.dispatcher, Aggregator(self.dispatcher.entries)
-        exchange = dispatcher.exchange(verb, clients, store_memory=verb == "local", bundled=bundled)
+        exchange = dispatcher.exchange(verb, clients, store_memory=verb == "local")
         for i, (result, request, memory) in enumerate(exchange, start=1):
             if verb != "answer" and not self.method.draws_clients:
                 self.report(f"client {i} of {len(clients)}" + ("" if verb == "local" else f", {verb}"))

@@ -20,7 +20,6 @@ from fl.engine._commit_guard import check_state
 from fl.engine._contract import checked_draw, checked_rejections, require_exchanges
 from fl.engine._devices import placed
 from fl.engine._dispatch import Dispatcher
-from fl.engine._evaluation import ClientEvaluation
 from fl.engine._replies import ReplyCollector, RoundStats
 from fl.engine.store import Store
 from fl.message import Entry, Message, Tensors
@@ -47,7 +46,6 @@ class RoundRunner:
         committed: index of the last completed round.
         collector: object that requests, validates and aggregates the clients' replies.
         on_row: function that is called with each row of the history, once the row is complete and its round committed.
-        open_row: row of the last completed round if the clients' evaluation results are still missing; otherwise None.
     """
 
     def __init__(
@@ -70,7 +68,6 @@ class RoundRunner:
         self.store, self.run_id, self.committed = store, run_id, 0
         self.collector = ReplyCollector(dispatcher, store if transcript else None)
         self.on_row: Callable[[dict[str, Any]], object] = lambda row: None
-        self.open_row: dict[str, Any] | None = None
         self.test = placed(test, self.server.device)
 
     def start(self) -> None:
@@ -99,13 +96,11 @@ class RoundRunner:
         self.server.notes["setup"] = {key: value for key, value in stats.row([]).items() if key in counted}
 
     def run_round(
-        self, number: int, participation: int, min_replies: int, evaluate: Any, *, exploding: str = "warn",
-        defer: bool = False,
-    ) -> None:  # fmt: skip
+        self, number: int, participation: int, min_replies: int, evaluate: Any, *, exploding: str = "warn"
+    ) -> None:
         """Run one round, commit it, and pass its row of the history to the function `on_row`.
 
-        A failed round does not change the server's state. If the previous round's row still lacks its evaluation
-        results (`open_row`), its evaluation requests are sent together with this round's first requests.
+        A failed round does not change the server's state.
 
         Args:
             number: index of the round, from 1.
@@ -113,8 +108,6 @@ class RoundRunner:
             min_replies: minimum number of usable replies.
             evaluate: clients to evaluate on their own test images: "drawn", "all", "none", or client indices.
             exploding: "warn", or "stop" to end the run if a model's weights grow more than tenfold (`check_state`).
-            defer: whether to leave this round's row open, and to evaluate clients together with the next round's
-                requests.
 
         Raises:
             NoUsableReply: there are fewer usable replies than `min_replies`; or weights have exploded, and `exploding`
@@ -125,7 +118,6 @@ class RoundRunner:
         server.round, server.notes = number, server.notes if number == 1 else {}
         server.secret, self.dispatcher.resent = self.dispatcher.secret(), 0
         before = server.state.copy()
-        outstanding = self._outstanding(evaluate)
         try:
             hidden = self.method.draws_clients
             server.drawn = (
@@ -133,35 +125,27 @@ class RoundRunner:
                 if hidden
                 else self._draw(participation)
             )
-            replies, stats = self._run_exchanges(0 if hidden else min_replies, outstanding)
+            replies, stats = self._run_exchanges(0 if hidden else min_replies)
             row = stats.row(server.drawn)
             row["server_seconds"] += self._update_state(partial(self.method.receive, server, replies))
             del replies
             row |= self._check_state(before, stats.outliers(), stop=exploding == "stop")
             row |= _evaluation.evaluate_global(self.dispatcher, self.test)
-            evaluation = ClientEvaluation(self.dispatcher, server, "none" if defer else evaluate)
-            evaluation.run()
-            row |= evaluation.results() | self._privacy_columns()
-            resent = self.dispatcher.resent + evaluation.resent
-            row |= {"bytes_resent": resent} if resent else {}
+            row |= _evaluation.evaluate_clients(self.dispatcher, evaluate) | self._privacy_columns()
+            row |= {"bytes_resent": self.dispatcher.resent} if self.dispatcher.resent else {}
             row = history.masked(row) if hidden else row
         except BaseException as error:
             server.state, server.round = before, self.committed
             self.dispatcher.rollback()
-            if outstanding is not None and outstanding.over and isinstance(error, Exception):
-                self._close(outstanding.completed_row())
             if isinstance(error, BudgetExhausted):
                 kept = f"round {number} was not finished; the state after round {self.committed} is kept"
                 raise BudgetExhausted(f"{error}; {kept}", remaining=error.remaining) from error
             raise
         row |= {f"note_{k}" if k in row else k: v for k, v in server.notes.items()}
         row["seconds"] = time.perf_counter() - started
-        row = {"round": number, **row}
-        complete = [outstanding.completed_row()] if outstanding is not None else []
-        complete += [] if defer else [history.with_tests(row, {})]
-        self._commit(number, complete, row if defer else None)
-        for one in complete:
-            self.on_row(one)
+        row = history.with_tests({"round": number, **row}, {})
+        self._commit(number, row)
+        self.on_row(row)
 
     def _draw(self, wanted: int) -> list[int]:
         count = self.server.clients
@@ -174,15 +158,11 @@ class RoundRunner:
             chosen.add(last if one in chosen else one)
         return sorted(chosen)
 
-    def _run_exchanges(
-        self, min_replies: int, outstanding: ClientEvaluation | None
-    ) -> tuple[AggregatedReplies, RoundStats]:
+    def _run_exchanges(self, min_replies: int) -> tuple[AggregatedReplies, RoundStats]:
         """Run all exchanges of the round (requests and replies) with the drawn clients.
 
         Args:
             min_replies: minimum number of usable replies in the exchange "local", in which clients train.
-            outstanding: evaluation of the previous round, if its requests are to be sent with this round's first
-                requests; otherwise None.
 
         Returns:
             The aggregated replies of the exchange "local", and the bytes, times and failures of all exchanges. The
@@ -191,13 +171,8 @@ class RoundRunner:
         method, server, stats = self.method, self.server, RoundStats()
         server.present, replies = list(server.drawn), None
         for verb in method.exchanges:
-            bundled = outstanding.exchange() if outstanding is not None else None
             after_local = replies is not None
-            reducer = self.collector.collect(
-                verb, list(server.present), stats, bundled=bundled, after_local=after_local
-            )
-            if outstanding is not None:
-                outstanding.over, outstanding = True, None
+            reducer = self.collector.collect(verb, list(server.present), stats, after_local=after_local)
             server.present, reduced = list(reducer.clients), reducer.result()
             if verb == "local":
                 self._require_enough(reducer, stats.reasons(), min_replies)
@@ -307,52 +282,26 @@ class RoundRunner:
         guarantee = self.server.ledger.guarantee()
         return {"epsilon": guarantee.epsilon, "privacy": guarantee.info()}
 
-    def _commit(self, number: int, rows: list[dict[str, Any]], open_row: dict[str, Any] | None) -> None:
-        """Complete a round: write its checkpoint and the complete rows of the history, and commit what clients stored.
+    def _commit(self, number: int, row: dict[str, Any]) -> None:
+        """Complete a round: write its checkpoint and its row of the history, and commit what clients stored.
 
         Clients store memories (values kept between rounds) and cached values. They become valid with the commit.
 
         Args:
             number: index of the round.
-            rows: rows that are now complete, of this round or the previous one.
-            open_row: this round's row if the clients' evaluation results are still missing; otherwise None.
+            row: row of the round.
         """
         if self.store is not None:
             models = self.global_models()
-            for row in rows:
-                self.store.append(row)
+            self.store.append(row)
             metadata, changes = self.dispatcher.transport.metadata(), self.dispatcher.cache_index.changes()
             if self.server.ledger is not None:
                 metadata = {**metadata, "ledger": json.dumps(self.server.ledger.head)}
-            self.store.commit(number, self.run_id, self.server.state, models, metadata, changes, open_row)
+            self.store.commit(number, self.run_id, self.server.state, models, metadata, changes)
         self.dispatcher.commit()
-        self.committed, self.open_row = number, open_row
+        self.committed = number
 
     def global_models(self) -> dict[str, Message]:
         """Return the state dict of each global model as a message, by the model's name, to be written to files."""
         models = self.dispatcher.thread.run(lambda: self.method.predictors(self.server))
         return {n: Message({_Model.state: dict(p.network.state_dict())}) for n, p in models.items()}
-
-    # Open rows: their clients are evaluated with the next round's requests.
-
-    def _outstanding(self, evaluate: Any) -> ClientEvaluation | None:
-        if self.open_row is None:
-            return None
-        return ClientEvaluation.of_row(self.dispatcher, self.open_row, evaluate)
-
-    def close(self, evaluate: Any) -> None:
-        """Run the evaluation of the last round if it was deferred, and complete the round's row of the history.
-
-        Args:
-            evaluate: clients to evaluate on their own test images: "drawn", "all", "none", or client indices.
-        """
-        outstanding = self._outstanding(evaluate)
-        if outstanding is not None:
-            outstanding.run()
-            self._close(outstanding.completed_row())
-
-    def _close(self, row: dict[str, Any]) -> None:
-        self.open_row = None
-        if self.store is not None:
-            self.store.close(row)
-        self.on_row(row)

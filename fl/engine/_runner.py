@@ -60,9 +60,7 @@ class Deployment:
     open_ledger: Callable[[Ledger, bool, Any], None]
 
 
-def execute(
-    method: Method, config: RunConfig, deployment: Deployment, *, progress: bool = True, defer_tests: bool = False
-) -> Run:
+def execute(method: Method, config: RunConfig, deployment: Deployment, *, progress: bool = True) -> Run:
     """Check all options, then run all rounds, or the remaining rounds of a resumed run.
 
     Args:
@@ -70,9 +68,6 @@ def execute(
         config: the run's options.
         deployment: information about the clients, and functions to reach them.
         progress: whether to show a progress bar of the rounds.
-        defer_tests: whether to send evaluation requests together with the next round's first requests. In this case, a
-            round's row is written to the history when the next round is committed. The option has no effect for
-            private methods and for methods that draw their clients themselves.
 
     Raises:
         All errors that `simulate` raises.
@@ -116,7 +111,6 @@ def execute(
                 store.begin({**record, **repetition(method, server, store.out)})
             runner.run_setup(range(server.clients), config.min_replies)
         remaining = range(server.round + 1, config.rounds + 1)
-        defers = defer_tests and config.evaluate != "none" and not method.private and not method.draws_clients
         total, named = server.round + len(remaining), set[str]()
         with bar(total, "simulate", unit="round", progress=progress, done=len(rows)) as shown:
 
@@ -135,13 +129,9 @@ def execute(
 
             runner.collector.report, runner.on_row = shown.set_postfix_str, on_row
             for number in remaining:
-                defer = defers and number < config.rounds
-                runner.run_round(
-                    number, drawn, config.min_replies, config.evaluate, exploding=config.exploding, defer=defer
-                )
+                runner.run_round(number, drawn, config.min_replies, config.evaluate, exploding=config.exploding)
                 if number < config.rounds and scratch is not None and scratch.late:
                     raise Interrupted(f"the run stopped at its deadline, after round {number}")
-            runner.close(config.evaluate)
         models = {name: p.network for name, p in thread.run(lambda: method.predictors(server)).items()}
     return Run(rows, server, models, _short(method.inner))
 
@@ -160,9 +150,7 @@ def _resume(config: RunConfig, runner: RoundRunner, record: dict[str, Any]) -> l
 
     Args:
         config: the options of the resumed run.
-        runner: runner of the rounds, with the folder and the server. The function also sets its attribute `open_row`:
-            the last row of the history if the clients' evaluation results of the row's round are still missing,
-            otherwise None.
+        runner: runner of the rounds, with the folder and the server.
         record: contents of `config.json` for the current options, which are compared with the folder's `config.json`.
 
     Returns:
@@ -183,7 +171,6 @@ def _resume(config: RunConfig, runner: RoundRunner, record: dict[str, Any]) -> l
         return None
     server.round, server.state = restored.round, placed(restored.state, server.device)
     store.write_models(runner.global_models())  # a kill during a commit may have left models of an uncommitted round
-    runner.open_row = restored.open_row
     rows = restored.rows
     require_whole_ledger(config.ledger, rows[-1] if rows else {}, restored.metadata)
     return rows

@@ -62,14 +62,11 @@ class ThreadTransport:
         self.runtime, self._window = runtime, 2 * workers
         self._pool = create_thread_pool(workers, "client")
 
-    def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
+    def exchange(self, exchange: Exchange) -> Iterator[ClientResult]:
         """Run the clients of `exchange`, and yield their results in the order of `exchange.clients`.
 
-        If a second exchange `bundled` is given, it runs first, and each of its results is passed to
-        `bundled.on_result`. At most two clients per worker are queued or running at a time.
+        At most two clients per worker are queued or running at a time.
         """
-        if bundled is not None:
-            bundled.run_alone(self)
         waiting: deque[Future[ClientResult]] = deque()
         rest = iter(exchange.clients)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -111,8 +111,6 @@ class ClientResult:
         remembers: whether the client stored a memory (values that it keeps between rounds).
         resent: number of bytes of message entries that were sent again, because the client no longer had them in its
             cache.
-        bytes_spared: number of bytes that were not sent twice, because two requests to the client were sent in one
-            network message.
     """
 
     client: int
@@ -123,37 +121,21 @@ class ClientResult:
     notes: Mapping[str, Any] = field(default_factory=dict)
     remembers: bool = False
     resent: int = 0
-    bytes_spared: int = 0
 
 
 @dataclass(frozen=True)
 class Exchange:
     """Requests of the same kind to several clients, for example to train or to evaluate.
 
-    A main and a bundled exchange may be sent together. The results of the main exchange are then yielded to the caller,
-    and the results of the bundled exchange are passed to its function `on_result`.
-
     Attributes:
         header: part of the request that is the same for all clients.
         clients: indices of the clients, in the order in which the server uses their results.
         build_request: function that takes a client's index and builds the request to this client.
-        on_result: for a bundled exchange, function that is called with each client's result, before the main exchange
-            yields a result of this client. The order of the clients is arbitrary. None for a main exchange.
     """
 
     header: RequestHeader
     clients: Sequence[int]
     build_request: RequestBuilder
-    on_result: Callable[[ClientResult], None] | None = None
-
-    def run_alone(self, transport: Transport) -> None:
-        """Send this bundled exchange over a `transport` on its own, and pass each result to `on_result`.
-
-        Transports use this method if they cannot send a bundled exchange together with its main exchange.
-        """
-        assert self.on_result is not None
-        for result in transport.exchange(replace(self, on_result=None)):
-            self.on_result(result)
 
 
 class Transport(Protocol):
@@ -170,16 +152,14 @@ class Transport(Protocol):
     def __exit__(self, *_: Any) -> None:
         """Ask running clients to stop, and wait until they have stopped."""
 
-    def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
+    def exchange(self, exchange: Exchange) -> Iterator[ClientResult]:
         """Send a request to each client of `exchange`, and yield the results in the order of its clients.
 
         Clients are started only while the caller consumes results. Before a result is yielded, the client's charges are
         written to the privacy ledger.
 
         Args:
-            exchange: the main exchange, whose results are yielded.
-            bundled: second exchange, which is sent together with the main exchange if this saves messages. Its results
-                are passed to its function `on_result`, all of them before the iterator ends.
+            exchange: the requests.
 
         Raises:
             BudgetExhausted: a client's releases would exceed the privacy ledger's budget.

@@ -92,8 +92,7 @@ class Restored:
         metadata: values that the transport needs when the run is resumed; see `Transport.metadata`.
         changes: one mapping for each round in which a `ClientRecord` changed, in order. It maps the client's index to
             the new record, as a JSON value.
-        rows: rows of the history for all completed rounds, except `open_row`.
-        open_row: row of the last completed round if it still lacks the clients' evaluation results; otherwise None.
+        rows: rows of the history for all completed rounds.
     """
 
     round: int
@@ -101,7 +100,6 @@ class Restored:
     metadata: dict[str, str]
     changes: list[dict[str, Any]]
     rows: list[dict[str, Any]]
-    open_row: dict[str, Any] | None = None
 
 
 class Store:
@@ -187,7 +185,6 @@ class Store:
         models: Mapping[str, Message],
         metadata: Mapping[str, str] | None = None,
         changes: Mapping[str, Any] | None = None,
-        open_row: Mapping[str, Any] | None = None,
     ) -> None:
         """Write the checkpoint of a round, which makes it the last completed round.
 
@@ -198,7 +195,6 @@ class Store:
             models: state dicts of the global models, by model name.
             metadata: values that the transport needs when the run is resumed; see `Transport.metadata`.
             changes: `ClientRecord`s that changed in this round, as JSON values by client index.
-            open_row: the round's row of the history if it still lacks the clients' evaluation results; otherwise None.
         """
         server = f"server.{round_number}.safetensors"
         write_atomically(self.folder / server, encode(state, {"run": run, "round": str(round_number)}))
@@ -209,7 +205,7 @@ class Store:
         if before:
             write_atomically(self.folder / _PREVIOUS, (json.dumps(before) + "\n").encode())
         place = {"round": round_number, "run": run, "server": server, "cohort": dict(metadata or {})}
-        self._write_manifest({"format": _FORMAT, **place, **({} if open_row is None else {"open": dict(open_row)})})
+        self._write_manifest({"format": _FORMAT, **place})
         shutil.rmtree(self.unfinished, ignore_errors=True)
         for old in self.folder.glob("server.*.safetensors"):
             if old.name not in (server, before.get("server")):
@@ -225,17 +221,6 @@ class Store:
             path, data = self.folder / f"model{f'-{name}' if name else ''}.safetensors", plain(model)
             if not path.exists() or path.read_bytes() != data:
                 write_atomically(path, data)
-
-    def close(self, row: Mapping[str, Any]) -> None:
-        """Write the last round's row to the history after its evaluation results were added.
-
-        The incomplete row is removed from the file `manifest.json`.
-
-        Args:
-            row: the complete row.
-        """
-        self.append(row)
-        self._write_manifest({k: v for k, v in (self.manifest() or {}).items() if k != "open"})
 
     def _write_manifest(self, manifest: Mapping[str, Any]) -> None:
         config = (self.out / "config.json").read_bytes() if (self.out / "config.json").exists() else b""
@@ -303,7 +288,7 @@ class Store:
         lines = history.read_bytes().splitlines(keepends=True) if history.exists() else []
         write_atomically(history, b"".join(lines[: len(rows)]))
         metadata, clients = dict(manifest.get("cohort", {})), [line["clients"] for line in changes]
-        return Restored(number, state, metadata, clients, rows, manifest.get("open"))
+        return Restored(number, state, metadata, clients, rows)
 
     def _changes(self, upto: int) -> list[dict[str, Any]]:
         """Read the changed `ClientRecord`s of each round up to round `upto`, in the order of the rounds."""
@@ -337,14 +322,12 @@ class Store:
         return read_message(self.folder / str(manifest["server"]))[0]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Read and return the rows of all completed rounds. The last row may lack the clients' evaluation results.
+        """Read and return the rows of all completed rounds.
 
         Raises:
             CheckpointError: a line of the history is damaged or missing, or a file was changed after the run wrote it.
         """
-        manifest = self.manifest() or {"round": 0}
-        last = [manifest["open"]] if "open" in manifest else []
-        return self._complete_rows(manifest) + last
+        return self._complete_rows(self.manifest() or {"round": 0})
 
     def _checked_rows(self, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Check the run's files by the checksums in `manifest`, and return the history up to the last completed round.
@@ -354,7 +337,7 @@ class Store:
         Raises:
             CheckpointError: a line is damaged, or a file was changed after the run wrote it.
         """
-        path, count = self.out / "history.jsonl", int(manifest["round"]) - ("open" in manifest)
+        path, count = self.out / "history.jsonl", int(manifest["round"])
         rows = read_history(path, torn=True)[:count]
         lines = path.read_bytes().splitlines(keepends=True)[: len(rows)] if path.exists() else []
         self._history_sum = hashlib.sha256(b"".join(lines))
@@ -377,7 +360,7 @@ class Store:
             CheckpointError: the history has fewer rows than the last completed round requires, a line is damaged, or a
                 file was changed after the run wrote it.
         """
-        rows, count = self._checked_rows(manifest), int(manifest["round"]) - ("open" in manifest)
+        rows, count = self._checked_rows(manifest), int(manifest["round"])
         if len(rows) != count:
             raise CheckpointError(
                 f"{self.out / 'history.jsonl'} holds {len(rows)} rounds, but the checkpoint is of round {count}, so "

@@ -14,7 +14,7 @@ from fl.message import Message
 
 __all__ = ["hash_of", "outcome_hash"]
 
-_NOT_COMPARED = ("bytes_resent", "bytes_spared")
+_NOT_COMPARED = ("bytes_resent",)
 """Columns about the execution instead of the results, in addition to those with seconds."""
 
 _REMARKS = "remarks"
@@ -24,10 +24,9 @@ _REMARKS = "remarks"
 def outcome_hash(run: Run) -> str:
     """Return a hash of the server's last state and the whole history.
 
-    Two runs of the same method on the same task with the same seed have the same hash, for any backend and any number
-    of workers, and even if a run was interrupted and resumed. The hash leaves out durations, and two columns of the
-    history: `bytes_resent` (bytes that were sent again after a loss) and `bytes_spared` (bytes of an evaluation request
-    that were not sent, because a training request in the same message has the same values).
+    Two runs of the same method on the same task with the same seed have the same hash, for any number of workers, on
+    Flower too, and even if a run was interrupted and resumed. The hash leaves out durations, and the column
+    `bytes_resent` of the history (bytes that were sent again after a loss).
 
     Two runs of a private method have different hashes, because their noise comes from the operating system.
 

@@ -28,15 +28,10 @@ class FlowerConfig(RunConfig):
         clients: number of clients. None: the number of partitions in the Flower configs of the nodes
             (`num-partitions`).
         connection: timeouts and limits of the connection to the nodes.
-        defer_evaluation: whether evaluation requests (`evaluate`) are sent with the next round's messages, which saves
-            one message per client and round. In this case, a round's row is written to the history only after the next
-            round; the last row is written at the end of the run. The option has no effect for private methods and for
-            methods that draw their clients themselves.
     """
 
     clients: int | None = None
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
-    defer_evaluation: bool = True
 
 
 @options(NodeOptions)
@@ -165,8 +160,7 @@ def _serve(grid: Any, method: Method, config: FlowerConfig) -> Run:
         first=first, clients=len(registry.nodes), fingerprint=registry.fingerprint, open=open_transport,
         open_ledger=remark_on,
     )  # fmt: skip
-    defers = check.boolean(config.defer_evaluation, "defer_evaluation")
-    return execute(method, config, deployment, progress=False, defer_tests=defers)
+    return execute(method, config, deployment, progress=False)
 
 
 @options(FlowerConfig)

@@ -42,10 +42,10 @@ from fl.deploy.flower._node_folder import PayloadFolder, node_key, remove_dead_r
 from fl.deploy.flower._node_ledger import NodeLedger
 from fl.deploy.flower._policy import ANY, PolicyRefusal, app_hash, read_policy
 from fl.deploy.flower._release_guard import WITHHELD, ReleaseGuard, refusal_parts
-from fl.deploy.flower._requests import bundle, unbundle
 from fl.engine._client_memory import MemoryStore
 from fl.engine._client_runtime import ClientRuntime, respond
 from fl.engine._clients import ClientRegistry
+from fl.engine._contract import ChangedInput
 from fl.engine._transport import ClientResult, RequestHeader, reason_of
 from fl.engine._validation import resolve_task
 from fl.message import Message
@@ -152,7 +152,7 @@ class Node:
             return self._error_parts(error)
 
     def handle_job(self, content: Any, config: dict[str, Any], created: float) -> Parts:
-        """Run the one or two requests (jobs) in a message in order, and return the reply.
+        """Decode a job (request), check it against the node owner's policy, run the client, and return the reply.
 
         A failure does not raise an error, but becomes a reply with the reason.
 
@@ -162,26 +162,7 @@ class Node:
             created: creation time of the message, in seconds since 1970 by the server's clock.
         """
         try:
-            first, *rest = unbundle(from_records(content, self.max_message_bytes))
-        except Exception as error:  # the content is untrusted
-            return self._error_parts(error)
-        began = time.time()
-        reply = self._run_job(first, config, created)
-        if not rest:
-            return reply
-        elapsed = time.time() - began  # each job has the full time limit
-        return bundle(reply, self._run_job(rest[0], config, created + elapsed))[0]
-
-    def _run_job(self, parts: Parts, config: dict[str, Any], created: float) -> Parts:
-        """Decode a job (request), check it against the node owner's policy, run the client, and return the reply.
-
-        Args:
-            parts: parts of the request: tensors and strings by name.
-            config: Flower's `context.node_config`.
-            created: creation time of the message, in seconds since 1970 by the server's clock.
-        """
-        try:
-            message, metadata = from_parts(*parts)
+            message, metadata = from_parts(*from_records(content, self.max_message_bytes))
             context = read_fields("place", metadata.get("place", ""))
             number, _ = read_partition(config)
             waited = time.time() - created
@@ -323,6 +304,8 @@ def _run_with_timeout(seconds: float, runtime: ClientRuntime, job: Job) -> Clien
                 found.append(respond(runtime, job.header, job.client, lambda: job.request))
             except BudgetExhausted as error:  # the run's budget
                 found.append(error)
+            except ChangedInput as error:
+                found.append(ClientResult(job.client, error=str(error)))
             except LedgerWriteError:
                 found.append(ClientResult(job.client, error="could not write its ledger; see the node's log"))
                 logging.getLogger(__name__).exception("the ledger could not be written")

@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -17,18 +17,18 @@ from distillkit._utils.user_warnings import warn
 from distillkit.privacy import BudgetExhausted, Ledger
 from distillkit.privacy._child_ledger import child_state
 from fl._codec import Parts, from_parts, to_parts
-from fl.deploy._wire import Job, read_result
+from fl.deploy._wire import Job, job_parts, read_result
 from fl.deploy.flower._messages import MAX_MESSAGE_BYTES, GridConnection, app_failed, loss_reason
 from fl.deploy.flower._node_ledger import ledger_position, mirror_report, read_exhausted
 from fl.deploy.flower._node_registry import NodeRegistry
-from fl.deploy.flower._requests import PendingRequest, ResultCallback, pack_requests, unpack_replies
+from fl.engine._contract import ChangedInput
 from fl.engine._transport import ClientResult, Exchange, reason_of
 from fl.engine.store import write_atomically
-from fl.message import Message
+from fl.message import Message, payload_bytes
 from fl.method import NoUsableReply
 from fl.participants import Interrupted
 
-__all__ = ["ConnectionOptions", "GridTransport"]
+__all__ = ["ConnectionOptions", "GridTransport", "PendingRequest"]
 
 _DELIVERY_GRACE = 30.0
 """Seconds that a reply may take to arrive after the client's deadline."""
@@ -72,6 +72,30 @@ class ConnectionOptions:
             check.positive_int(getattr(self, name), name)
 
 
+@dataclass(frozen=True)
+class PendingRequest:
+    """Request to a client whose reply has not arrived yet.
+
+    Attributes:
+        job: content of the request.
+        resent: None for a first request. For a repeated request, number of bytes of the values that the first request
+            omitted. The server had assumed that the client has these values in its cache.
+    """
+
+    job: Job
+    resent: int | None = None
+
+    def retry(self) -> PendingRequest:
+        """Return a copy of this request, to send it again with all values, because the client's cache lacks some.
+
+        The first time, values that the client should have in its cache were omitted. The attribute `resent` of the copy
+        is the number of bytes of these values.
+        """
+        request = self.job.request
+        missing = [size for key, size in payload_bytes(request.message).items() if key.split(":")[0] in request.cached]
+        return replace(self, resent=sum(missing))
+
+
 class GridTransport:
     """Transport to clients on Flower's nodes; see `fl.engine._transport.Transport` for the interface.
 
@@ -104,37 +128,30 @@ class GridTransport:
         self._num_classes = num_classes
         self._unreported: set[int] = set()
         self._run = _run_name(out)
-        self._pending: dict[int, list[PendingRequest]] = {}
+        self._pending: dict[int, PendingRequest] = {}
         self._results: dict[int, ClientResult | BudgetExhausted] = {}
         self._asked_node: dict[int, int] = {}
         self._repeated: set[int] = set()
         self._next_look = 0.0
 
-    def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
-        """Send the requests of `exchange` and of `bundled`, if given, and yield the results of `exchange`.
-
-        A client that belongs to both exchanges gets both requests in one message. See `Transport.exchange`.
-        """
+    def exchange(self, exchange: Exchange) -> Iterator[ClientResult]:
+        """Send the requests, and yield the results in the order of the clients. See `Transport.exchange`."""
         self._discover()
         self._repeated.clear()
-        main, extra = set(exchange.clients), set(bundled.clients) if bundled is not None else set[int]()
         waiting: deque[int] = deque()
-        rest = iter(sorted(main | extra) if extra else exchange.clients)
+        rest = iter(exchange.clients)
         while True:
             while len(waiting) < self._options.max_concurrent and (number := next(rest, None)) is not None:
                 waiting.append(number)
-                asked = [bundled] if bundled is not None and number in extra else []
-                self._start(number, asked + [exchange] * (number in main))
+                self._start(number, exchange)
             if not waiting:
                 break
             while waiting[0] in self._pending:
                 self._receive()
-            number = waiting.popleft()
-            if number in main:
-                result = self._results.pop(number)
-                if isinstance(result, BudgetExhausted):
-                    raise result
-                yield result
+            result = self._results.pop(waiting.popleft())
+            if isinstance(result, BudgetExhausted):
+                raise result
+            yield result
         self._read_ledgers(self._unreported, _LEDGER_TIMEOUT)
         self._unreported.clear()  # a node that is still missing reports with its next reply
 
@@ -156,25 +173,23 @@ class GridTransport:
             if self._registry.nodes[client].node != self._asked_node[client] and client not in self._repeated:
                 self._repeated.add(client)
                 self._connection.forget(client)
-                self._send(client, [one.retry() for one in self._pending[client]], include_cached=True)
+                self._send(self._pending[client].retry(), include_cached=True)
 
     # One request: build, send, receive, read.
 
-    def _start(self, client: int, exchanges: Sequence[Exchange]) -> None:
-        pending = []
-        for exchange in exchanges:
-            try:
-                known = None if self._ledger is None else child_state(self._ledger, client)
-                job = Job(exchange.header, client, exchange.build_request(client), known)
-                pending.append(PendingRequest(job, exchange.on_result))
-            except (Interrupted, BudgetExhausted):
-                raise
-            except Exception as error:  # if a request cannot be built, its client fails, as with threads
-                self._deliver(exchange.on_result, client, ClientResult(client, error=reason_of(error)))
-        if pending:
-            self._send(client, pending)
+    def _start(self, client: int, exchange: Exchange) -> None:
+        try:
+            known = None if self._ledger is None else child_state(self._ledger, client)
+            job = Job(exchange.header, client, exchange.build_request(client), known)
+        except (Interrupted, BudgetExhausted, ChangedInput):
+            raise
+        except Exception as error:  # if a request cannot be built, its client fails, as with threads
+            self._results[client] = ClientResult(client, error=reason_of(error))
+            return
+        self._send(PendingRequest(job))
 
-    def _send(self, client: int, pending: list[PendingRequest], include_cached: bool = False) -> None:
+    def _send(self, pending: PendingRequest, *, include_cached: bool = False) -> None:
+        client = pending.job.client
         options, info = self._options, self._registry.nodes[client]
         context = {
             "run": self._run, "classes": self._num_classes, "deadline": options.reply_timeout,
@@ -182,16 +197,16 @@ class GridTransport:
         }  # fmt: skip
         self._unreported.add(client)
         self._asked_node[client] = info.node
-        self._pending[client], parts = pack_requests(
-            pending, {"place": json.dumps(context)}, include_cached=include_cached
-        )
-        header = pending[-1].job.header
+        self._pending[client] = pending
+        parts = job_parts(pending.job, {"place": json.dumps(context)}, include_cached=include_cached)
+        header = pending.job.header
         kind = "train.job" if header.keeps else "query.job"
-        if self._connection.send(kind, {client: (info.node, parts)}, str(header.round), self._timeout(pending)):
+        if self._connection.send(kind, {client: (info.node, parts)}, str(header.round), self._timeout):
             self._fail(client, f"was not reached: Flower did not accept the message to node {info.node}")
 
-    def _timeout(self, pending: Sequence[PendingRequest]) -> float:
-        return len(pending) * self._options.reply_timeout + _DELIVERY_GRACE
+    @property
+    def _timeout(self) -> float:
+        return self._options.reply_timeout + _DELIVERY_GRACE
 
     def _receive(self) -> None:
         repeats = self._ledger is None
@@ -206,17 +221,21 @@ class GridTransport:
                     self._repeat_after_restart()
                     if client not in self._pending or self._connection.is_waiting_for(client):
                         continue
-                self._fail(client, loss_reason(message, self._timeout(pending)))
+                self._fail(client, loss_reason(message, self._timeout))
                 continue
             try:
-                replies = unpack_replies(pending, self._connection.read(message))
+                parts = self._connection.read(message)
             except ValueError as error:
                 self._fail(client, f"sent an unreadable reply: {error}")
                 continue
             del self._pending[client]
-            self._deliver_all(
-                client, pending, [self._read(one, parts) for one, parts in zip(pending, replies, strict=True)]
-            )
+            result = self._read(pending, parts)
+            if result is None:
+                self._send(pending.retry(), include_cached=True)
+            elif isinstance(result, ClientResult):
+                self._results[client] = replace(result, resent=pending.resent or 0)
+            else:
+                self._results[client] = result
 
     def _read(self, pending: PendingRequest, parts: Parts) -> ClientResult | BudgetExhausted | None:
         """Decode an untrusted reply.
@@ -256,43 +275,9 @@ class GridTransport:
             return ClientResult(job.client, error=f"sent an unreadable reply: {error}"[:500])
         return result
 
-    def _deliver_all(
-        self, client: int, pending: Sequence[PendingRequest], results: Sequence[ClientResult | BudgetExhausted | None]
-    ) -> None:
-        """Pass on the results of the one or two requests that one message contained.
-
-        If a request has a function `on_result`, its result is passed to this function. The results of other requests
-        are stored for the method `exchange`, which yields them.
-
-        If a client lacks a value of which the server sent only the digest, the request is repeated with all values.
-
-        Args:
-            client: index of the client.
-            pending: the one or two requests in the message.
-            results: results of these requests; None for a request that must be repeated.
-        """
-        last = results[-1]
-        both = len(results) > 1 and not (isinstance(last, ClientResult) and last.absent)
-        for one, result in zip(pending, results, strict=True):
-            if isinstance(result, ClientResult):
-                result = replace(result, resent=one.resent or 0, bytes_spared=one.bytes_spared if both else 0)
-            if result is not None:
-                self._deliver(one.on_result, client, result)
-        missing = [one for one, result in zip(pending, results, strict=True) if result is None]
-        if missing:
-            self._send(client, [one.retry() for one in missing], include_cached=True)
-
-    def _deliver(self, on_result: ResultCallback | None, client: int, result: ClientResult | BudgetExhausted) -> None:
-        if on_result is None:
-            self._results[client] = result
-        elif isinstance(result, BudgetExhausted):
-            raise result
-        else:
-            on_result(result)
-
     def _fail(self, client: int, why: str) -> None:
-        for one in self._pending.pop(client):
-            self._deliver(one.on_result, client, ClientResult(client, error=why[:500]))
+        del self._pending[client]
+        self._results[client] = ClientResult(client, error=why[:500])
 
     def _read_ledgers(self, clients: Collection[int], seconds: float) -> None:
         """Ask nodes for privacy charges that no reply has reported yet.

@@ -18,8 +18,7 @@ from fl.deploy._wire import Job, result_parts
 from fl.deploy.flower import IncompatibleNode
 from fl.deploy.flower._messages import from_records, to_records
 from fl.deploy.flower._node_registry import NodeRegistry
-from fl.deploy.flower._requests import PendingRequest, bundle, unpack_replies
-from fl.deploy.flower._transport import ConnectionOptions, GridTransport
+from fl.deploy.flower._transport import ConnectionOptions, GridTransport, PendingRequest
 from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from tests.fl.flower import fake_flower
 from tests.fl.flower.test_runs import FAST, METHODS, grid, run_on_grid
@@ -90,7 +89,7 @@ def test_late_incompatible_node_is_left_out_with_a_warning(tmp_path: Path) -> No
 
 def asked(resent: int | None = None) -> PendingRequest:
     return PendingRequest(
-        Job(RequestHeader("local", 3, "a", seed=5, secret=None), 1, ClientRequest(Message(), "")), None, resent
+        Job(RequestHeader("local", 3, "a", seed=5, secret=None), 1, ClientRequest(Message(), "")), resent
     )
 
 
@@ -134,14 +133,6 @@ def test_private_reply_without_a_ledger_report_is_an_error(tmp_path: Path) -> No
     found = cohort(Ledger(tmp_path / "ledger.jsonl"))._read(asked(), result_parts("3-a", ClientResult(1, Message())))
     assert isinstance(found, ClientResult)
     assert (found.reply, found.error) == (None, "sent an unreadable reply: it has no ledger report")
-
-
-def test_two_replies_to_one_request_are_refused() -> None:
-    one = result_parts("3-a", ClientResult(1, Message()))
-    both, _ = bundle(one, one)
-    with pytest.raises(ValueError, match="it sent two replies to one request"):
-        unpack_replies([asked()], both)
-    assert len(unpack_replies([asked(), asked()], both)) == len(unpack_replies([asked(), asked()], one)) == 2
 
 
 def test_big_endian_machines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

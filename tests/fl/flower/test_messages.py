@@ -17,7 +17,6 @@ from distillkit.normalization import IDENTITY
 from fl import Message
 from fl._codec import from_parts, to_parts
 from fl.deploy.flower._messages import from_records, to_records
-from fl.deploy.flower._requests import bundle, unbundle
 from fl.message import DTYPES, Tensors
 from tests.fl.flower import fake_flower
 from tests.refused import refused
@@ -73,28 +72,6 @@ def test_records_round_trip_bitwise(message: dict[str, Any], fact: str) -> None:
     if fake_flower.REAL:  # as Flower itself takes records apart and puts them together
         for record in content.values():
             assert type(record).inflate(record.deflate(), record.children).object_id == record.object_id
-
-
-groups = st.dictionaries(names, tensors(), max_size=3)
-
-
-@given(one=groups, other=groups, same=groups)
-def test_bundle_round_trips_bitwise_with_common_tensors_once(one: Tensors, other: Tensors, same: Tensors) -> None:
-    first, second = (
-        to_parts(Message.unchecked({"A.x": {**found, **same}}), {"fact": "0:common"}) for found in (one, other)
-    )
-    both, common = bundle(first, second)
-    assert [bits(found) for found in unbundle(from_records(to_records(both)))] == [bits(first), bits(second)]
-    assert len(both[0]) == len(first[0]) + len(second[0]) - len(common)
-    mine, others = bits(first)[0], bits(second)[0]
-    assert set(common) == {name for name in mine if others.get(name) == mine[name]} >= {f"A.x\x1f{n}" for n in same}
-    assert unbundle(first) == [first]
-
-
-@pytest.mark.parametrize("said", ["{", "3", '["nowhere"]', '[["0:"]]', "null"])
-def test_malformed_bundles_are_refused(said: str) -> None:
-    (tensors, strings), _ = bundle(*(to_parts(Message.unchecked({"A.x": torch.ones(2)})),) * 2)
-    refused(lambda: unbundle((tensors, {**strings, "common": said})), ValueError, "not a bundle of two messages")
 
 
 def test_empty_set_round_trips_with_its_space() -> None:

@@ -18,11 +18,10 @@ from fl.addons import SCAFFOLD, VHL, SharedImage
 from fl.deploy.flower import ConnectionOptions, IncompatibleNode, client_app, reply_to, serve, server_app
 from fl.deploy.flower._handshake import identity_of
 from fl.deploy.flower._node import Node, NodeOptions
-from fl.study import outcome_hash
 from tests.fl import every_method
+from tests.fl.every_method import assert_equal, rows
 from tests.fl.federations import Tiny, federation, images
 from tests.fl.flower import fake_flower
-from tests.fl.invariances import assert_same
 from tests.fl.test_addon_combinations import PICTURE, SHARED
 from tests.refused import refused
 
@@ -67,19 +66,6 @@ def run_in_threads(method: Method, **options: Any) -> Run:
     return simulate(
         method, [client_data(k) for k in range(5)], test=images(10, seed=9), progress=False, **{**OPTIONS, **options}
     )
-
-
-def rows(run: Run) -> list[dict[str, Any]]:
-    return [
-        {k: v for k, v in row.items() if "seconds" not in k and k not in ("bytes_resent", "bytes_spared")}
-        for row in run.rows
-    ]
-
-
-def assert_equal(one: Run, other: Run) -> None:
-    assert_same(one, other)
-    assert rows(one) == rows(other)
-    assert outcome_hash(one) == outcome_hash(other)
 
 
 @pytest.mark.parametrize("name", every_method.METHODS)
@@ -212,7 +198,7 @@ def test_lost_memory_is_an_error(tmp_path: Path) -> None:
         for path in tmp_path.rglob("memory/1/*"):
             path.unlink()
 
-    run = run_on_grid(there, method, participation=1.0, rounds=2, on_round=lose, defer_evaluation=False)
+    run = run_on_grid(there, method, participation=1.0, rounds=2, on_round=lose)
     assert run.rows[0]["failed"] == {}
     assert "CheckpointError" in run.rows[1]["failed"]["1"]
 
@@ -224,7 +210,7 @@ def test_lost_payload_is_resent(tmp_path: Path) -> None:
 
     method = with_kept()
     there = grid(with_kept(), tmp_path)
-    run = run_on_grid(there, method, participation=1.0, on_round=lose, defer_evaluation=False)
+    run = run_on_grid(there, method, participation=1.0, on_round=lose)
     assert_equal(run, run_in_threads(with_kept(), participation=1.0))
     assert [row.get("bytes_resent", 0) > 0 for row in run.rows] == [False, True, True]
     kept = run_on_grid(grid(with_kept(), tmp_path), with_kept(), participation=1.0)
