@@ -247,8 +247,6 @@ class Ledger(Sealed):
                 f"got {type(accountant).__name__}; pass privacy_engine.accountant"
             )
         events = [Event("opacus", sigma, rate, count, client) for sigma, rate, count in history]
-        if not events:
-            return
         self.assume("charge_history", ASSUMPTIONS["train_private"])
         self.add_remark(_OPACUS_REMARK)
         with self._synced():
