@@ -148,9 +148,11 @@ class FedAvg(Entries, Method):
     def _refuse_own_client_code(self) -> None:
         """Refuse a subclass with functions of its own on the clients, beside an add-on that alone may see records."""
         private = next((addon.name for addon in self.addons if addon.private), None)
+        if private is None:
+            return
         names = ("local", "answer", "run_on_client", *self.exchanges)
-        own = [n for n in names if getattr(type(self), n, None) is not getattr(FedAvg, n, None)]
-        if private is not None and own:
+        own = [n for n in names if getattr(type(self), str(n), None) is not getattr(FedAvg, str(n), None)]
+        if own:
             raise PrivacyError(
                 f"{type(self).__name__}.{own[0]} sees the clients' records beside {private}, and nothing bounds or "
                 "charges what it sends; write it as an add-on, which gets no records"
