@@ -9,6 +9,7 @@ from distillkit._utils.configurable import Configurable
 from distillkit.networks._base import Network, split
 from distillkit.networks._factory import NetworkFactory, build, frozen_copy
 from distillkit.networks._initialization import Redraw
+from distillkit.privacy.validation._arguments import refuse_lost_guarantee
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol, require_protocol, train
 
@@ -41,7 +42,8 @@ class TrainedNetworks(Configurable):
     without training.
 
     Raises:
-        TypeError: `protocol` is not a `Protocol`.
+        PrivacyError: `data` has lost its guarantee (`info["epsilon"]` is None).
+        TypeError: `data` is not a set, or `protocol` is not a `Protocol`.
     """
 
     fixed = False
@@ -56,6 +58,7 @@ class TrainedNetworks(Configurable):
         progress: bool = True,
     ) -> None:
         require_protocol(protocol)
+        refuse_lost_guarantee(check.instance(data, LabeledImages, "data", "a public LabeledImages").info, "data")
         self._factory, self._data, self._protocol, self._redraw = factory, data, protocol, redraw
         self._progress = check.boolean(progress, "progress")
         self._drawn: dict[bytes, Network] = {}

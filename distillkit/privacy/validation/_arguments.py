@@ -28,6 +28,7 @@ __all__ = [
     "refuse_derived",
     "refuse_half_precision",
     "refuse_large_delta",
+    "refuse_lost_guarantee",
     "refuse_measured_normalization",
     "require_given_num_classes",
 ]
@@ -136,6 +137,23 @@ def refuse_derived(info: Mapping[str, Any], name: str = "images") -> None:
         )
 
 
+def refuse_lost_guarantee(info: Mapping[str, Any], name: str) -> None:
+    """Refuse a set as a public input if its `info` says that it has no guarantee, so that it may show private records.
+
+    Args:
+        info: `info` of the set.
+        name: name of the set in the error message.
+
+    Raises:
+        PrivacyError: `info["epsilon"]` is None.
+    """
+    if "epsilon" in info and info["epsilon"] is None:
+        raise PrivacyError(
+            f"{name} must be public, but its info says that no guarantee holds for it: {info.get('reason')}. Pass a "
+            "set with a guarantee; if it is public after all, say so by data.replace(info={})"
+        )
+
+
 def _mentions(info: object, name: str, value: str) -> bool:
     """Return whether an entry of `info`, or of the `info` of a source in it, has this value."""
     if isinstance(info, Mapping):
@@ -214,8 +232,8 @@ def initial_images(
         `info`.
 
     Raises:
-        PrivateInitialization: `init` is a string other than `"noise"`, such as `"real"`, or a set that contains a
-            private image.
+        PrivacyError: `init` is a set that has lost its guarantee. The error is `PrivateInitialization` if `init` is a
+            string other than `"noise"`, such as `"real"`, or a set that contains a private image.
     """
     check.positive_int(ipc, "ipc")
     tiles = Tiles.require(parametrize) or Tiles(1)
@@ -231,6 +249,7 @@ def initial_images(
     if not isinstance(init, LabeledImages):
         raise TypeError(f"init must be 'noise' or a public LabeledImages, got {type(init).__name__}")
     real.require_compatible(init)
+    refuse_lost_guarantee(init.info, "init")
     if init.labels.ndim != 1 or init.counts().tolist() != [ipc * tiles.count] * real.num_classes:
         count = ipc * tiles.count
         raise ValueError(f"init must hold {count} images of each of {real.num_classes} classes, and class indices")

@@ -26,6 +26,7 @@ from distillkit.privacy import (
     PrivateInitialization,
     PrivateStatistics,
     PublicEmbedders,
+    TrainedNetworks,
     condense_private,
     image_sgd,
     require_separable,
@@ -153,6 +154,18 @@ def test_strings_are_no_declaration_of_public_values(toy_set: LabeledImages, wor
 def test_invalid_initial_set_is_refused(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
     with pytest.raises(TypeError, match="init must be 'noise' or a public LabeledImages, got Tensor"):
         condense(toy_set, init=toy_set.images)
+
+
+def test_sets_that_lost_their_guarantee_are_no_public_inputs(
+    condense: Callable[..., LabeledImages], toy_set: LabeledImages, toy_network: Factory
+) -> None:
+    """Labels of another origin, such as a teacher that saw the records, end the guarantee of a released set."""
+    released = condense(toy_set)
+    lost = released.replace(labels=released.labels.flip(0))
+    refused(lambda: condense(toy_set, init=lost), PrivacyError, "init must be public, .* labels of unknown origin")
+    refused(lambda: TrainedNetworks(toy_network, lost, Protocol(epochs=1)), PrivacyError, "data must be public")
+    TrainedNetworks(toy_network, released, Protocol(epochs=1))
+    assert condense(toy_set, init=released).info["epsilon"] is not None
 
 
 def test_batch_norm_is_refused(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
