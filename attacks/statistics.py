@@ -188,6 +188,8 @@ def at_threshold(
     check.boolean(chosen_elsewhere, "chosen_elsewhere")
     if isinstance(threshold, bool) or not isinstance(threshold, Real):
         raise TypeError(f"threshold must be a number, got {type(threshold).__name__}")
+    if not isinstance(threshold, float) or math.isfinite(threshold):
+        check.real_number(threshold, "threshold")
     if math.isnan(threshold):
         raise ValueError("threshold must be a number, got nan, which cannot be compared")
     if not chosen_elsewhere and math.isfinite(threshold) and bool((torch.cat([inside, outside]) == threshold).any()):

@@ -200,7 +200,7 @@ def train(
     """
     require_protocol(protocol)
     data = as_set(data, name="data", progress=progress)
-    images, labels = data
+    images, labels = (values.detach() for values in data)
     if not len(data):
         raise ValueError("data must hold at least one image, got an empty set")
     labels = _probabilities(labels, images.dtype) if labels.ndim == 2 else labels
@@ -331,14 +331,15 @@ def accuracy(
         came = "an empty set" if not len(data) else f"rows of shape {list(data.labels.shape)}"
         raise ValueError(f"data must hold at least one image and have class indices as labels, got {came}")
     require_network(network)
+    if against is not None:
+        [against] = require_perturbations([against]).values()
     like = next(network.parameters(), torch.empty(0))
     images = data.read([]).images.to(like) if isinstance(data, StoredImages) else data.images
     size = chunk_size(images, chunk)
-    check_network(network, images, classes=data.num_classes, probabilities="warn" if against else "accept")
+    check_network(network, images, classes=data.num_classes, probabilities="accept" if against is None else "warn")
     parts: Iterable[Tensor] = _read_chunks(data, size, like) if isinstance(data, StoredImages) else [images]
     generator = as_generator(generator)
     if against is not None:
-        [against] = require_perturbations([against]).values()
         parts = _perturbed(network, (x for part in parts for x in part.split(size)), data, against, generator)
     with eval_mode(network):
         logits = torch.cat([logits for part in parts for logits in forward_chunks(network, part, size)])

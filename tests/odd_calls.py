@@ -16,6 +16,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -126,17 +127,19 @@ _TENSORS: dict[str, Callable[[Tensor], Any]] = {
     "complex": lambda x: x.to(torch.complex64),
     "bool": lambda x: x > 0,
     "NaN": lambda x: torch.full_like(x, math.nan) if x.is_floating_point() else x.float() * math.nan,
+    "sparse": lambda x: x.to_sparse(),
+    "meta": lambda x: x.to("meta"),
     "negative": lambda x: -x - 1 if x.dtype != torch.bool else ~x,
     "huge": lambda x: x * 0 + 100 if not x.is_floating_point() else x * 0 + 1e6,
 }
 
 _INTEGERS: dict[str, Any] = {
     **{"None": None, "negative": -1, "zero": 0, "fraction": 2.5, "NaN": math.nan, "string": "3", "bool": True},
-    **{"class": int, "list": [1], "array": np.array([1, 2])},
+    **{"class": int, "list": [1], "array": np.array([1, 2]), "beyond int64": 10**20},
 }
 _NUMBERS: dict[str, Any] = {
     **{"None": None, "negative": -1.0, "infinite": math.inf, "NaN": math.nan, "string": "0.1", "bool": True},
-    **{"class": float, "list": [0.1], "tensor": torch.zeros(3), "complex": 1j},
+    **{"class": float, "list": [0.1], "tensor": torch.zeros(3), "complex": 1j, "Fraction": Fraction(1, 2)},
 }
 _WORDS: dict[str, Any] = {"unknown": "nonsense", "number": 3, "None": None, "class": str, "list": ["a"], "empty": ""}
 _SWITCHES: dict[str, Any] = {"string": "no", "number": 2, "None": None, "list": []}

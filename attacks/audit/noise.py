@@ -174,6 +174,6 @@ def _outcome(values: Tensor, name: str) -> Tensor:
     if not isinstance(values, Tensor) or not values.is_floating_point() or not values.numel():
         got = f"{values.dtype} {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
         raise TypeError(f"{name} must be a floating-point tensor with at least one number, got {got}")
-    if not bool(values.isfinite().all()):
+    if not bool(check.has_values(values, name).isfinite().all()):
         raise ValueError(f"{name} must be finite, but {int((~values.isfinite()).sum())} of {values.numel()} are not")
     return values.detach().double().cpu()

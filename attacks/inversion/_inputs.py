@@ -78,7 +78,7 @@ def check_update(network: nn.Module, tensors: Sequence[Tensor], name: str) -> tu
         tensors: one tensor per parameter, such as a gradient.
         name: name of the argument, for error messages.
     """
-    check.instance(network, nn.Module, "network", "an nn.Module")
+    check.with_values(check.instance(network, nn.Module, "network", "an nn.Module"))
     shapes = [list(p.shape) for p in network.parameters()]
     check.sequence(tensors, name, "tensors, one per parameter of the network", len(shapes))
     given = check_tensors(tensors, name)

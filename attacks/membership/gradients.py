@@ -45,7 +45,7 @@ def gradient_norm(network: nn.Module, images: Tensor, labels: Tensor, *, chunk: 
     Paper: Nasr, Shokri and Houmansadr, "Comprehensive privacy analysis of deep learning" (S&P 2019), who show that
     gradients reveal members; their attack learns from whole gradients, whereas this score uses only the norm.
     """
-    check.instance(network, nn.Module, "network", "an nn.Module")
+    check.with_values(check.instance(network, nn.Module, "network", "an nn.Module"))
     images = check.batch_of_images(images).detach()
     labels = check.class_labels(labels, len(images), None).to(images.device)
     values = {name: p.detach() for name, p in network.named_parameters()}

@@ -109,7 +109,7 @@ def score_run(pipeline: Pipeline, inside: Tensor, seed: int) -> RunScores:
             another shape, or `fit` changed the records in place. Errors of `fit` are raised unchanged.
     """
     start = time.perf_counter()
-    given = (pipeline.images, pipeline.labels, *(pipeline.population or ()))
+    given = [t for t in (pipeline.images, pipeline.labels, *(pipeline.population or ())) if not t.is_inference()]
     versions = [tensor._version for tensor in given]
     scorers = pipeline.fit(inside.nonzero().flatten(), seed)
     if not isinstance(scorers, Mapping) or not scorers:

@@ -63,6 +63,7 @@ def closest_images(images: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
     return psnr(images[index].double(), candidates.double()), index
 
 
+@torch.no_grad()
 def find_copies(images: Tensor, records: Tensor) -> Copies:
     """Compare published images and their tiles with records, under changes that leave a record recognizable.
 

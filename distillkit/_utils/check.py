@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 T = TypeVar("T")
 
@@ -36,6 +37,7 @@ __all__ = [
     "positive_int",
     "real_number",
     "sequence",
+    "with_values",
 ]
 
 
@@ -52,6 +54,7 @@ def batch_of_images(images: Tensor, name: str = "images") -> Tensor:
     """
     if not isinstance(images, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor [N, C, H, W], got {type(images).__name__}")
+    has_values(images, name)
     if not images.is_floating_point():
         raise TypeError(
             f"{name} must be floating point, got {images.dtype}; uint8 pixels become floats with "
@@ -59,7 +62,6 @@ def batch_of_images(images: Tensor, name: str = "images") -> Tensor:
         )
     if images.ndim != 4:
         raise ValueError(f"{name} must have 4 dimensions [N, C, H, W], got shape {list(images.shape)}")
-    has_values(images, name)
     if 0 in images.shape:
         raise ValueError(f"{name} must not be empty, got shape {list(images.shape)}")
     if not bool(torch.isfinite(torch.stack(images.detach().aminmax())).all()):  # extremes propagate NaN
@@ -87,13 +89,14 @@ def class_labels(labels: Tensor, count: int | None, num_classes: int | None, nam
         raise TypeError(f"{name} must be a torch.Tensor [N] of class indices, got {type(labels).__name__}")
     if labels.is_floating_point() or labels.dtype == torch.bool or labels.is_complex():
         raise TypeError(f"{name} must be class indices of an integer dtype, got {labels.dtype}")
+    labels = has_values(labels, name)
     if labels.ndim != 1:
         raise ValueError(f"{name} must have one dimension [N], got shape {list(labels.shape)}")
     if count is not None and len(labels) != count:
         raise ValueError(f"{name} must have one entry per image: got {len(labels)} for {count} images")
     if num_classes is not None:
         num_classes = positive_int(num_classes, "num_classes", least=0)
-    labels = has_values(labels, name).long()
+    labels = labels.long()
     if len(labels) and int(labels.min()) < 0:
         raise ValueError(f"{name} must be at least 0, got {int(labels.min())}")
     if num_classes is not None and len(labels) and int(labels.max()) >= num_classes:
@@ -153,10 +156,11 @@ def bool_tensor(values: Tensor, name: str, shape: str = "") -> Tensor:
 
     Raises:
         TypeError: the value is not a bool tensor.
+        ValueError: the tensor is sparse, or on the device "meta".
     """
     if not isinstance(values, Tensor) or values.dtype != torch.bool:
         raise TypeError(f"{name} must be a bool tensor{f' {shape}' if shape else ''}, got {_came(values)}")
-    return values
+    return has_values(values, name)
 
 
 def float_tensor(values: Tensor, name: str, shape: str = "") -> Tensor:
@@ -172,7 +176,7 @@ def float_tensor(values: Tensor, name: str, shape: str = "") -> Tensor:
     """
     if not isinstance(values, Tensor) or not values.is_floating_point():
         raise TypeError(f"{name} must be a floating tensor{f' {shape}' if shape else ''}, got {_came(values)}")
-    return values
+    return has_values(values, name)
 
 
 def _came(values: object) -> str:
@@ -185,7 +189,7 @@ def positive_int(value: int, name: str, least: int = 1, most: int | None = None)
     Args:
         value: the value to check. NumPy integers are accepted, bools are not.
         name: name of the argument, used in error messages.
-        least, most: inclusive bounds; `most=None` means no upper bound.
+        least, most: inclusive bounds; `most=None` means the largest int64.
 
     Raises:
         TypeError: the value is not an integer.
@@ -196,7 +200,8 @@ def positive_int(value: int, name: str, least: int = 1, most: int | None = None)
     value = int(value)
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
-    if most is not None and value > most:
+    most = 2**63 - 1 if most is None else most
+    if value > most:
         raise ValueError(f"{name} must be at most {most}, got {value}")
     return value
 
@@ -222,8 +227,9 @@ def real_number(
         TypeError: the value is not a number.
         ValueError: the value is NaN, infinite or out of bounds.
     """
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        remedy = "; convert it with float()" if isinstance(value, Real) and not isinstance(value, bool) else ""
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}{remedy}")
     try:
         value = float(value)
     except OverflowError:
@@ -393,7 +399,8 @@ def sequence(values: Sequence[T], name: str, wanted: str, count: int | None = No
         TypeError: the value is a single item, a string, or an unordered collection.
         ValueError: the number of items is not `count`.
     """
-    if not isinstance(values, Sequence | Tensor | np.ndarray) or isinstance(values, str):
+    single = isinstance(values, str) or (isinstance(values, Tensor | np.ndarray) and not values.ndim)
+    if not isinstance(values, Sequence | Tensor | np.ndarray) or single:
         raise TypeError(f"{name} must be a list of {wanted}, got {type(values).__name__}")
     if count is not None and len(values) != count:
         raise ValueError(f"{name} must be {count} {wanted}, got {len(values)}")
@@ -435,20 +442,43 @@ def converged(images: Tensor, options: str) -> Tensor:
 
 
 def has_values(tensor: Tensor, name: str) -> Tensor:
-    """Check that a tensor has values, as tensors on the device "meta" do not, and return it.
+    """Check that a tensor is dense and has values, as tensors on the device "meta" do not, and return it.
 
     Args:
         tensor: the tensor.
         name: name of the argument, used in error messages.
 
     Raises:
-        ValueError: the tensor is on the device "meta".
+        ValueError: the tensor is sparse, nested or in another layout, or on the device "meta".
     """
+    if tensor.layout != torch.strided or tensor.is_nested:
+        came = "a nested tensor" if tensor.is_nested else f"one of the layout {tensor.layout}"
+        raise ValueError(f"{name} must be a dense tensor, got {came}; convert it with to_dense() or torch.stack")
     if tensor.device.type == "meta":
         raise ValueError(
             f"{name} must have values, got a tensor on the device 'meta'; move it to 'cpu' or 'cuda' first"
         )
     return tensor
+
+
+def with_values(network: nn.Module, words: str = "network must be one") -> nn.Module:
+    """Check that no parameter of a network is lazy, as in `nn.LazyLinear`, or on the device "meta", and return it.
+
+    Args:
+        network: the network.
+        words: begin of the error message.
+
+    Raises:
+        ValueError: a parameter is lazy or on the device "meta".
+    """
+    if lazy := [name for name, parameter in network.named_parameters() if is_lazy(parameter)]:
+        raise ValueError(
+            f"{words} whose shapes are known, but {lazy[0]} is lazy: give the layer its input size, or call the "
+            "network on an image first"
+        )
+    if any(parameter.device.type == "meta" for parameter in network.parameters()):
+        raise ValueError(f"{words} with values, but its parameters are on the device 'meta'; build it on 'cpu'")
+    return network
 
 
 def device(value: torch.device | str, name: str = "device") -> torch.device:

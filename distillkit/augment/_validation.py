@@ -97,6 +97,7 @@ def apply_augmentation(augment: Any, images: Tensor, generator: torch.Generator,
     """
     if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
         check.batch_of_images(images)
+    check.has_values(images, "images")
     check.boolean(siamese, "siamese")
     if not callable(augment) or isinstance(augment, type):
         require_augmentation(0 if augment is None else augment)

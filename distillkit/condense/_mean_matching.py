@@ -121,6 +121,7 @@ def distance_to_means(
     if not isinstance(targets, Tensor) or targets.ndim != 2 or (len(targets), targets.dtype) != (k, images.dtype):
         came = f"{targets.dtype} {list(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
         raise ValueError(f"targets must be {images.dtype} [{k}, d], a mean for each of the counts, got {came}")
+    check.has_values(targets, "targets")
     return class_distance(network, images, counts, distance, match=match, augment=augment, chunk=chunk)
 
 
@@ -213,6 +214,7 @@ def _checked_counts(network: Network, images: Tensor, counts: Sequence[int], mat
         raise TypeError(f"network must have features and classifier (networks.split), got {type(network).__name__}")
     if not isinstance(images, Tensor) or not images.is_floating_point() or images.ndim != 4:
         check.batch_of_images(images)
+    check.has_values(images, "images")
     found = [check.positive_int(n, "counts") for n in check.sequence(counts, "counts", "image counts, one per class")]
     if not found or sum(found) != len(images):
         raise ValueError(f"counts must add up to the number of images, {len(images)}, got {found}")

@@ -194,7 +194,8 @@ class _Scoring:
         size = (picture.shape[1] // self.factor, picture.shape[2] // self.factor)
         if crop.shape[1:] == size:
             return crop
-        return F.interpolate(crop[None], size, mode="bilinear", antialias=True, align_corners=False)[0]
+        crop = crop[None].float() if crop.dtype.itemsize < 4 else crop[None]  # not defined in half precision on the CPU
+        return F.interpolate(crop, size, mode="bilinear", antialias=True, align_corners=False)[0].to(picture)
 
     def _score(self, cut: Tensor, c: int, size: tuple[int, int]) -> Tensor:
         """Return the log-probabilities of class `c` that the network `observer` predicts for crops, float64 on the CPU.

@@ -76,7 +76,7 @@ def fit_to_gradient(
     steps = check.positive_int(steps, "steps", least=0)
     lr = check.learning_rate(lr)
     synthetic = as_set(synthetic, name="synthetic")
-    twin = copy.deepcopy(require_network(network)).eval().requires_grad_(True)
+    twin = copy.deepcopy(check.with_values(require_network(network))).eval().requires_grad_(True)
     if not len(synthetic):
         raise ValueError("synthetic must hold at least one image, got an empty set")
     check_network(twin, synthetic.images, classes=synthetic.num_classes, more=True)
@@ -116,13 +116,14 @@ def _match_targets(
         if len(target) != len(named):
             raise ValueError(f"target must hold a tensor for each of the {len(named)} parameters, got {len(target)}")
         target = dict(zip(named, target))
-    if unknown := sorted(set(target) - set(named)):
+    if unknown := sorted(map(str, set(target) - set(named))):
         raise ValueError(f"target has entries that are no parameters of the network: {', '.join(unknown)}")
     targets = []
     for name, value in target.items():
         if not isinstance(value, Tensor) or value.shape != named[name].shape:
             came = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"target for {name} must be a tensor {list(named[name].shape)}, got {came}")
+        check.has_values(value, f"target for {name}")
         if not bool(torch.isfinite(value).all()):
             raise ValueError(f"target for {name} must be finite, got NaN or Inf")
         targets.append(value.detach().to(named[name]))

@@ -100,7 +100,7 @@ def as_index_tensors(partition: Sequence[Tensor], total: int) -> list[Tensor]:
         own = as_tensor(part, f"partition[{number}]", lists=True)
         own = own.long() if isinstance(own, Tensor) and own.shape == (0,) else own
         parts.append(check.class_labels(own, None, None, f"partition[{number}]"))
-        if len(own) and int(own.max()) >= total:
+        if len(own := parts[-1]) and int(own.max()) >= total:
             raise ValueError(
                 f"partition must hold indices in [0, {total}), got {int(own.min())} to {int(own.max())} for client "
                 f"{number}; was it made for another set?"

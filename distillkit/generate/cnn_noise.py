@@ -86,6 +86,7 @@ def decorrelation(images: Tensor) -> Tensor:
     """
     if not isinstance(images, Tensor) or not images.is_floating_point() or images.ndim != 4:
         check.batch_of_images(images)
+    check.has_values(images, "images")
     small = F.interpolate(images, size=(8, 8), mode="bilinear").flatten(2)
     rows = F.normalize(small, dim=2).transpose(0, 1)
     products = (rows.transpose(1, 2) @ rows).square()

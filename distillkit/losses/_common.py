@@ -27,6 +27,7 @@ def require_float(value: Tensor, name: str, shape: str) -> Tensor:
         raise TypeError(f"{name} must be a torch.Tensor [{shape}], got {type(value).__name__}")
     if not value.is_floating_point():
         raise TypeError(f"{name} must be floating point, got {value.dtype}")
+    check.has_values(value, name)
     wanted = len(shape.split(","))
     if value.ndim != wanted:
         raise ValueError(f"{name} must have {wanted} dimensions [{shape}], got shape {list(value.shape)}")
@@ -75,6 +76,7 @@ def pair_tensors(
             if not isinstance(value, Tensor) or not value.is_floating_point():
                 kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
                 raise TypeError(f"{name}[{i}] must be a floating torch.Tensor, got {kind}")
+            check.has_values(value, f"{name}[{i}]")
         if pair[0].device != pair[1].device:
             devices = [str(value.device) for value in pair]
             raise ValueError(f"{names[0]}[{i}] is on {devices[0]}, {names[1]}[{i}] on {devices[1]}; move one of them")

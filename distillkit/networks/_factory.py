@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
+from distillkit._utils import check
 from distillkit._utils.configurable import Configurable
 from distillkit.networks._base import require_network
 from distillkit.networks._initialization import Redraw, draw_seed, initialize, seeded_global_rng
@@ -134,12 +134,7 @@ def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Red
         network = factory()
     if not isinstance(network, nn.Module):
         raise TypeError(f"factory must return an nn.Module, got {type(network).__name__}")
-    lazy = [name for name, parameter in network.named_parameters() if is_lazy(parameter)]
-    if lazy:
-        raise ValueError(
-            f"factory must return a network whose shapes are known, but {lazy[0]} is lazy: give the layer its input "
-            "size, or call the network on an image in the factory"
-        )
+    check.with_values(network, "factory must return a network")
     if not keeps_init(network):
         return initialize(network, generator, redraw)
     draw_seed(generator)
@@ -156,5 +151,6 @@ def frozen_copy(network: nn.Module) -> nn.Module:
 
     Raises:
         TypeError: `network` is not an `nn.Module`.
+        ValueError: a parameter of the network is lazy (`nn.LazyLinear`).
     """
-    return copy.deepcopy(require_network(network, "network")).requires_grad_(False)
+    return copy.deepcopy(check.with_values(require_network(network))).requires_grad_(False)

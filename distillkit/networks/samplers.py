@@ -188,7 +188,7 @@ class NetworkBall(Configurable):
     fixed = False
 
     def __init__(self, network: nn.Module, radius: float) -> None:
-        self.radius = check.real_number(radius, "radius", above=0.0)
+        self.radius = check.real_number(radius, "radius", above=0.0, most=1e30)
         self._copy = _frozen_eval_copy(network)
         self._network = split(self._copy)
         self._parameters = list(self._copy.parameters())

@@ -102,6 +102,8 @@ class LabeledImages:
         classes_given: bool | None = None,
         class_names: Sequence[str] = (),
     ) -> None:
+        if normalization is not None:
+            Normalization.require(normalization)
         space = normalization or IDENTITY
         self._assign(images, labels, num_classes, space, columns, info, classes_given, class_names)
         _sanity_checks.check_images(self.images, normalization)

@@ -103,7 +103,7 @@ def checked_labels(labels: Any, n: int, num_classes: int | None) -> tuple[Tensor
             raise ValueError("num_classes must be given for an empty set")
         labels = check.class_labels(labels, n, num_classes)
         num_classes = check.classes_of(labels) if num_classes is None else num_classes
-    return labels, check.positive_int(num_classes, "num_classes")
+    return labels, check.positive_int(num_classes, "num_classes", most=10**6)
 
 
 def class_counts(labels: Tensor, num_classes: int) -> Tensor:

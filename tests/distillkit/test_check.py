@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -63,6 +65,7 @@ def test_valid_labels_become_int64(values: list[int], dtype: torch.dtype) -> Non
         (torch.zeros(2, dtype=torch.complex64), TypeError, r"got torch\.complex64"),
         (torch.zeros(2, 1, dtype=torch.long), ValueError, r"one dimension \[N\], got shape \[2, 1\]"),
         (torch.zeros(3, dtype=torch.long), ValueError, "got 3 for 2 images"),
+        (torch.tensor([0, 1]).to_sparse(), ValueError, r"dense tensor, got one of the layout torch\.sparse_coo"),
         (torch.tensor([0, -1]), ValueError, "at least 0, got -1"),
         (torch.tensor([0, 5]), ValueError, "below num_classes=5, got 5"),
     ],
@@ -123,7 +126,7 @@ def test_real_number_names_its_interval(value: float, limits: dict[str, float], 
     refused(lambda: check.real_number(value, "rate", **limits), ValueError, words)
 
 
-@pytest.mark.parametrize("value", [True, "1", None, 1j])
+@pytest.mark.parametrize("value", [True, "1", None, 1j, Fraction(1, 2), Decimal(1)])
 def test_real_number_refuses_other_types(value: Any) -> None:
     refused(lambda: check.real_number(value, "rate"), TypeError, "rate must be a number, got")
 

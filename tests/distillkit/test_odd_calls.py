@@ -889,6 +889,7 @@ ACCEPTED: Listed = {
     ("Corruption", "severity", "zero"): "the clean image",
     ("*", "generator", "negative"): SEED,
     ("*", "generator", "zero"): SEED,
+    ("*", "generator", "beyond int64"): SEED,
     ("apply_augmentation", "generator", "number"): SEED,
     ("Patches", "seed", "zero"): SEED,
     **{(name, "*", "NaN"): FORMULA for name in FORMULAS},
@@ -1128,6 +1129,14 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: data()[[-10]], r"index must be in \[-9, 9\)"),
     (lambda: data()[torch.tensor([True, False])], "index must be a mask of 9 values"),
     (lambda: data().renormalize((0.5,)), "normalization must be"),
+    (lambda: LabeledImages(data().images, LABELS, normalization={}), "normalization must be"),
+    (lambda: data().replace(num_classes=10**7), "num_classes must be at most 1000000"),
+    (lambda: load("digits", size=torch.tensor(4)), "size must be a list of numbers of pixels .* got Tensor"),
+    (lambda: accuracy(made(), data(), against=torch.zeros(2)), "against must be a list of perturbations"),
+    (lambda: pa.summary(LABELS, [torch.tensor([9], dtype=torch.uint16)]), r"indices in \[0, 9\), got 9 to 9"),
+    (lambda: frozen_copy(nn.LazyLinear(3)), "network must be one whose shapes are known, but weight is lazy"),
+    (lambda: inverting(made().to("meta")), "network must be one with values, but .* device 'meta'"),
+    (lambda: gradient_norm(nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), data().images, LABELS), "1.weight is lazy"),
     (lambda: data().to("tpu"), "device must be"),
     (lambda: load_state("docs"), "is a folder"),
     (lambda: save_state("unused", data()), "state must map names"),
@@ -1152,6 +1161,23 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: forward_chunks(made(), data().images, 0).__next__(), "size must be"),
     (lambda: chunk_size(torch.zeros(3)), r"images must be \[N, C, H, W\]"),
 ]
+
+
+def test_images_with_gradients_or_of_inference_mode_are_images_too() -> None:
+    plain, grad = data(), data().replace(images=data().images.clone().requires_grad_())
+    with torch.inference_mode():
+        inference = plain.images.clone()
+    one, other = (train(made(), s, Protocol(epochs=2))(plain.images) for s in (plain, grad))
+    assert torch.equal(one, other)
+    assert leaks(grad[:4], grad, others()).auc == leaks(plain[:4], plain, others()).auc
+    one, other = (run_shadows(Pipeline(fit, x, LABELS), 4).scores["a"] for x in (plain.images, inference))
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_crops_are_stitched_in_half_precision(dtype: torch.dtype) -> None:
+    options: dict[str, Any] = {"ipc": 1, "pool": 9, "crops": 2, "factor": 2, "progress": False}
+    assert stitch(data().to(dtype=dtype), observer=taught().to(dtype), **options).images.dtype == dtype
 
 
 @pytest.mark.parametrize(("call", "words"), MISTAKES)
