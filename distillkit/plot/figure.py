@@ -49,6 +49,7 @@ def subplots(axes: Any, count: int, width: float, height: float, columns: int = 
         columns: largest number of axes per row of a new figure.
 
     Raises:
+        TypeError: `axes` are not matplotlib axes.
         ValueError: the number of `axes` is not `count`.
     """
     if axes is None:
@@ -62,7 +63,11 @@ def subplots(axes: Any, count: int, width: float, height: float, columns: int = 
         for unused in grid[count:]:
             unused.remove()
         return figure, grid[:count]
-    given = list(axes) if hasattr(axes, "__iter__") else [axes]
+    from matplotlib.axes import Axes
+
+    given = list(axes) if hasattr(axes, "__iter__") and not isinstance(axes, str) else [axes]
+    if wrong := [one for one in given if not isinstance(one, Axes)]:
+        raise TypeError(f"ax must be matplotlib axes, such as figure.subplots(), got {type(wrong[0]).__name__}")
     if len(given) != count:
         raise ValueError(f"this figure needs {count} axes, got {len(given)}")
     return given[0].get_figure(root=True), given

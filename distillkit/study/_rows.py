@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 __all__ = ["require_rows"]
@@ -24,4 +25,7 @@ def require_rows(rows: Sequence[Mapping[str, Any]], *columns: str, name: str = "
     for index, row in enumerate(rows):
         if missing := [column for column in columns if column not in row]:
             raise ValueError(f"{name}[{index}] must be a row of a history, but has no {missing[0]!r}")
+        accuracy = row.get("accuracy")
+        if isinstance(accuracy, bool) or not isinstance(accuracy, Real | None):
+            raise TypeError(f"{name}[{index}]['accuracy'] must be a number or None, got {accuracy!r:.40}")
     return rows

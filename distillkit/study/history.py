@@ -48,8 +48,9 @@ def accuracy_late(rows: Sequence[Row], rounds: int | None = None) -> float | Non
     Raises:
         ValueError, TypeError: `rounds` is not a positive integer.
     """
+    require_rows(rows)
     first = len(rows) // 2 if rounds is None else max(0, len(rows) - check.positive_int(rounds, "rounds"))
-    tested = [row["accuracy"] for row in require_rows(rows)[first:] if row.get("accuracy") is not None]
+    tested = [row["accuracy"] for row in rows[first:] if row.get("accuracy") is not None]
     return statistics.fmean(tested) if tested else None
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from distillkit._utils import check
 from distillkit._utils.options import Options, PositiveInt
 from distillkit._utils.user_warnings import warn
 from distillkit.generate import Patches
@@ -131,7 +132,7 @@ class SharedPool(Shared):
         if not isinstance(pixels, Tensor) or pixels.dtype != torch.uint8 or pixels.ndim != 4 or not len(pixels):
             got = type(pixels).__name__ if not isinstance(pixels, Tensor) else f"{pixels.dtype} {list(pixels.shape)}"
             raise TypeError(f"pool must be a LabeledImages, or images uint8 [N, C, H, W], got {got}")
-        pixels = pixels.cpu().contiguous()
+        pixels = check.has_values(pixels, "pool").cpu().contiguous()
         digest = hashlib.blake2b(repr(tuple(pixels.shape)).encode() + pixels.numpy().tobytes(), digest_size=8)
         self._set_source(pixels, Pool(len(pixels)), digest.hexdigest())
 

@@ -154,6 +154,7 @@ from distillkit.rng import derive
 from distillkit.robustness import FGSM, PGD, Corruption, Perturbation, pixels_in_range, require_perturbations
 from distillkit.select import centroid_distances, kmeans_balance, prune_by_confidence, select
 from distillkit.sets import TiledImages, Tiles, as_set
+from distillkit.study.history import accuracy_late
 from distillkit.training import Protocol, accuracy, require_protocol, train
 from tests.odd_calls import Call, Listed, Outcome, odd_calls, outcome_of_call, stale, unlisted
 
@@ -1136,6 +1137,8 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: pa.summary(LABELS, [torch.tensor([9], dtype=torch.uint16)]), r"indices in \[0, 9\), got 9 to 9"),
     (lambda: frozen_copy(nn.LazyLinear(3)), "network must be one whose shapes are known, but weight is lazy"),
     (lambda: inverting(made().to("meta")), "network must be one with values, but .* device 'meta'"),
+    (lambda: accuracy_late(3), "rows must be the rows of a history"),
+    (lambda: accuracy_late([{"accuracy": "x"}]), r"rows\[0\]\['accuracy'\] must be a number or None, got 'x'"),
     (lambda: gradient_norm(nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), data().images, LABELS), "1.weight is lazy"),
     (lambda: data().to("tpu"), "device must be"),
     (lambda: load_state("docs"), "is a folder"),

@@ -416,6 +416,7 @@ EMPTY = make(1)[:0]
         (lambda: plot.pixel_histogram({"a": EMPTY}), ValueError, "none may be empty"),
         (lambda: plot.pixel_histogram({"a": make()}, bins=0), ValueError, "bins"),
         (lambda: plot.pixel_histogram({"a": make()}, axes=[]), ValueError, "needs 1 axes, got 0"),
+        (lambda: plot.grid(make(), ax=plot.grid(make())), TypeError, "ax must be matplotlib axes"),
         (lambda: plot.tsne({}, {}), ValueError, "labels must have the clients"),
         (lambda: plot.tsne(two_clients(), {"a": torch.arange(8)}), ValueError, r"\['a', 'b'\], got \['a'\]"),
         (lambda: plot.tsne({"a": torch.zeros(4, 2)}, {"a": torch.arange(4)}), ValueError, "at least 5 rows"),

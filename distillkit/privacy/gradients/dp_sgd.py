@@ -148,6 +148,7 @@ def train_private(
     with without_warnings():  # sanity checks of pixels depend on the records
         empty = isinstance(labels, Tensor) and labels.ndim == 1 and not len(labels)
         real = as_set(images, labels, num_classes=1 if empty else None)
+    check.with_values(require_network(network))
     check.positive_int(size, "size")
     check.boolean(progress, "progress")
     check.positive_int(steps, "steps")
