@@ -59,7 +59,7 @@ class Entry(Generic[V]):
 
     Raises:
         ValueError: an option is out of range, or two options cannot be combined.
-        TypeError: `cached` is neither True nor False.
+        TypeError: an option has the wrong type.
     """
 
     def __init__(
@@ -77,10 +77,11 @@ class Entry(Generic[V]):
             raise ValueError(f"by and over belong to rule='mean', got rule={rule!r}; leave them out")
         if by is not None and over is not None:
             raise ValueError("give by (divide by the sum of weights) or over (by a public constant), not both")
-        if over is not None and not over > 0:
-            raise ValueError(f"over must be positive, got {over}")
-        if bound is not None and not bound > 0:
-            raise ValueError(f"bound must be positive, got {bound}")
+        if by is not None and not isinstance(by, Entry):
+            raise TypeError(f"by must be another Entry, got {type(by).__name__}")
+        for name, number in (("over", over), ("bound", bound)):
+            if number is not None:
+                check.real_number(number, name, above=0.0)
         check.boolean(cached, "cached")
         self.rule, self.by, self.over, self.bound, self.cached = rule, by, over, bound, cached
         self.key = self.name = self.owner = ""
@@ -170,10 +171,13 @@ class Message:
         self._values[entry.key] = check_value(entry.key, value)
 
     def __delitem__(self, entry: Entry[Any]) -> None:
+        self[entry]
         del self._values[entry.key]
 
     def __contains__(self, entry: object) -> bool:
-        return isinstance(entry, Entry) and entry.key in self._values
+        if not isinstance(entry, Entry):
+            raise TypeError(f"the values of a message are accessed by an Entry, got {entry!r}")
+        return entry.key in self._values
 
     @overload
     def get(self, entry: Entry[V]) -> V | None: ...
@@ -181,7 +185,7 @@ class Message:
     def get(self, entry: Entry[V], default: V) -> V: ...
     def get(self, entry: Entry[V], default: V | None = None) -> V | None:
         """Return the value of `entry`, or `default` if the message does not hold it."""
-        return cast("V | None", self._values.get(entry.key, cast(Value, default)))
+        return cast("V | None", self._values[entry.key]) if entry in self else default
 
     def __iter__(self) -> NoReturn:
         raise TypeError("a Message is not iterable; `items()` yields pairs of an entry's key and its value")

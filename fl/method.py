@@ -98,7 +98,14 @@ def evaluation_spec(task: LabelTask, *names: str) -> EntrySpec:
     Args:
         task: task of the run. The results of a model are 3 + 3K sums for a task of K classes, see `LabelTask.sums`.
         names: names of the tested models: "global", "personal", or others.
+
+    Raises:
+        TypeError: `task` is no label task, or a name is not a string.
     """
+    if isinstance(task, type) or not hasattr(task, "num_classes"):
+        raise TypeError(f"task must be a label task, as server.task, got {task!r:.80}")
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise TypeError(f"names must be strings, got {wrong[0]!r:.80}")
     sums = {name: torch.zeros(3 + 3 * task.num_classes, dtype=torch.float64) for name in names}
     return EntrySpec.finite(sums)  # the loss of a diverged model has no bound
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from distillkit._utils import check
 from distillkit.sets import LabeledImages
 from fl.message import Entry, Message, Value, check_value
 
@@ -58,6 +60,9 @@ class EntrySpec:
         optional: whether a reply without the entry is valid.
         max_unit: largest unit of a grid to which a filter, such as `SecureSums`, may round the entry. A method whose
             clients share the noise sets it, because coarse rounding could remove the noise.
+
+    Raises:
+        TypeError, ValueError: an attribute has the wrong type, or no reply could match.
     """
 
     value: Value
@@ -70,6 +75,29 @@ class EntrySpec:
     nonnegative: Collection[str] = ()
     optional: bool = False
     max_unit: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, Tensor | dict | LabeledImages | float | int | str):
+            raise TypeError(
+                "value must be an example: a tensor, a dict of tensors, a LabeledImages, a number or a string, got "
+                f"{type(self.value).__name__}"
+            )
+        for name in ("max_rows", "max_per_class"):
+            if getattr(self, name) is not None:
+                check.positive_int(getattr(self, name), name, least=0)
+        for name in ("minimum", "maximum", "max_norm", "max_unit"):
+            number = getattr(self, name)
+            if isinstance(number, bool) or not isinstance(number, Real) or math.isnan(number):
+                raise TypeError(f"{name} must be a number, got {number!r}")
+        if self.minimum > self.maximum or self.max_norm < 0:
+            raise ValueError(
+                "minimum must be at most maximum, and max_norm at least 0, got "
+                f"{self.minimum}, {self.maximum} and {self.max_norm}"
+            )
+        if isinstance(self.nonnegative, str):
+            raise TypeError(f"nonnegative must be a list of names, got {self.nonnegative!r}")
+        if self.same_rows_as is not None and not isinstance(self.same_rows_as, Entry):
+            raise TypeError(f"same_rows_as must be an Entry, got {type(self.same_rows_as).__name__}")
 
     @staticmethod
     def finite(value: Value) -> EntrySpec:

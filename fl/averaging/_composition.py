@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -17,9 +17,12 @@ from fl.averaging.settings import Settings, floating_buffers
 from fl.message import Tensors
 
 __all__ = [
-    "active_addons", "check_update", "require_answer_schema", "require_composable", "require_full_models",
-    "require_one_architecture", "require_unscaled", "require_whole_models",
+    "active_addons", "check_result", "check_update", "require_answer_schema", "require_composable",
+    "require_full_models", "require_one_architecture", "require_unscaled", "require_whole_models",
 ]  # fmt: skip
+
+
+T = TypeVar("T")
 
 
 def active_addons(addons: Sequence[object]) -> tuple[AddOn, ...]:
@@ -160,32 +163,43 @@ def require_one_architecture(addon: AddOn, settings: Settings, reason: str) -> N
         raise ValueError(f"{addon.name} needs one architecture, got {list(names)}: {reason}")
 
 
-def check_update(addon: AddOn, slot: str, got: object, mean: Tensors) -> Tensors:
-    """Check that the update which an add-on returned has the names and shapes of the mean update, and return it.
+def check_update(
+    addon: AddOn, slot: str, got: object, like: Mapping[str, Tensor], *, name: str, some: bool = False
+) -> Tensors:
+    """Check that the tensors which an add-on returned have the names and shapes of other tensors, and return them.
 
     Args:
-        addon: add-on that returned the update.
-        slot: name of the `AddOn` function that returned it, for the error message.
+        addon: add-on that returned the tensors.
+        slot: name of the `AddOn` function that returned them, for the error message.
         got: value that the add-on returned.
-        mean: mean of the clients' updates, which the add-on got as argument.
+        like: tensors with the expected names and shapes.
+        name: name of these tensors in the error message, such as that of the function's argument.
+        some: whether names may be missing.
 
     Raises:
-        TypeError, ValueError: `got` is not a dict, its names differ from those of the mean update, or a tensor has
-            another shape.
+        TypeError, ValueError: `got` is not a dict, has other names, or a tensor has another shape.
     """
-    expectation = f"{addon.name}.{slot} must return a tensor for every name of `mean`"
+    every = "tensors for names" if some else "a tensor for every name"
+    expectation = f"{addon.name}.{slot} must return {every} of `{name}`"
     if not isinstance(got, dict):
         raise TypeError(f"{expectation}, got {type(got).__name__}")
-    missing, unknown = sorted(set(mean) - set(got)), sorted(map(str, set(got) - set(mean)))
-    if missing or unknown:
-        wrong = {"lacks": missing[:3], "has unknown": unknown[:3]}
+    missing, unknown = sorted(set(like) - set(got)), sorted(map(str, set(got) - set(like)))
+    if unknown or (missing and not some):
+        wrong = {"lacks": [] if some else missing[:3], "has unknown": unknown[:3]}
         raise ValueError(
             f"{expectation}; it {' and '.join(f'{what} {names}' for what, names in wrong.items() if names)}"
         )
-    for name, tensor in got.items():
-        if not isinstance(tensor, Tensor) or tensor.shape != mean[name].shape:
+    for key, tensor in got.items():
+        if not isinstance(tensor, Tensor) or tensor.shape != like[key].shape:
             came = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ValueError(f"{expectation}, of its shape: {name!r} must be {list(mean[name].shape)}, got {came}")
+            raise ValueError(f"{expectation}, of its shape: {key!r} must be {list(like[key].shape)}, got {came}")
+    return got
+
+
+def check_result(addon: AddOn, hook: str, got: T, kind: Any, wanted: str) -> T:
+    """Check the type of what a hook of an add-on returned, and return it."""
+    if not isinstance(got, kind):
+        raise TypeError(f"{addon.name}.{hook} must return {wanted}, got {type(got).__name__}")
     return got
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from distillkit._utils.batches import batch_indices
 from distillkit.sets import LabeledImages
+from fl.averaging._composition import check_update
 from fl.averaging._entries import Entries
 from fl.averaging.addon import AddOn, slot_owner
 from fl.averaging.local import Local, received_state
@@ -40,7 +41,10 @@ def global_models(server: AveragingServer, addons: Sequence[AddOn]) -> Mapping[s
         local_statistics = settings.buffers != "mean" and bool(floating_buffers(template))
         if settings.personal or (local_statistics and "calibration" not in server.data):
             continue
-        tested = slot.evaluation_model(server) if slot else server.state[Entries.model]
+        tested = server.state[Entries.model]
+        if slot:
+            given = slot.evaluation_model(server)
+            tested = check_update(slot, "evaluation_model", given, tested, name="server.state[FedAvg.model]")
         net = server.network(name, server.weights(name, of=tested))
         if local_statistics:
             _estimate_statistics(net, server.data["calibration"].images)
@@ -80,7 +84,9 @@ def evaluate_models(
     received, slot = received_state(settings, client, message), slot_owner(addons, "personal_model")
     states: dict[str, Tensors] = dict.fromkeys(evaluated_models(settings, addons), received)
     if slot:
-        states["personal"] = {**received, **slot.personal_model(Local(settings, client, message, addons))}
+        own = slot.personal_model(Local(settings, client, message, addons))
+        own = check_update(slot, "personal_model", own, received, name="local.start", some=True)
+        states["personal"] = {**received, **own}
     noised = any(a.private for a in addons) and slot is None
     ledger = client.ledger
     if "personal" in states and not noised and ledger is not None and ledger.epsilon(client.id) is not None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from distillkit._utils.eval_mode import train_mode
 from distillkit.sets import LabeledImages
+from fl.averaging._composition import check_result, check_update
 from fl.averaging._entries import Entries
-from fl.averaging.addon import AddOn, overrides, slot_owner
+from fl.averaging.addon import AddOn, slot_owner
 from fl.averaging.local import Local
 from fl.averaging.optimizer import load_state, saved_state
 from fl.averaging.step import Step
 from fl.batches import Batch
-from fl.message import Tensors
 
 __all__ = ["train", "train_step"]
 
@@ -28,8 +28,11 @@ def train(local: Local, addons: Sequence[AddOn], data: LabeledImages) -> None:
         data: training set. With an add-on such as `DPSGD`, it holds the client's images, and `local.data` is empty to
             hide these images from all other add-ons. Otherwise, it is `local.data`.
     """
-    offered = {a.key: a.extra_batches(local) for a in addons if overrides(a, "extra_batches")}
-    streams: dict[str, Iterator[Batch]] = {key: stream for key, stream in offered.items() if stream is not None}
+    streams: dict[str, Iterator[Batch]] = {
+        addon.key: check_result(addon, "extra_batches", stream, Iterator, "an iterator of batches, or None")
+        for addon in addons
+        if (stream := addon.extra_batches(local)) is not None
+    }
     settings, slot = local.settings, slot_owner(addons, "batches")
     keeps_state, state = settings.optimizer.state == "client", dict[str, torch.Tensor]()
     for number, phase in enumerate(settings.phases):
@@ -37,7 +40,9 @@ def train(local: Local, addons: Sequence[AddOn], data: LabeledImages) -> None:
         optimizer, names = local.optimizer(list(trained.values())), [f"{number}/{n}" for n in trained]
         if keeps_state:
             load_state(optimizer, names, local.memory.get(Entries.moments) or {})
-        real = slot.batches(local, data, phase) if slot else local.batches(data, phase, f"batches{number}")
+        real = local.batches(data, phase, f"batches{number}") if slot is None else slot.batches(local, data, phase)
+        if slot is not None:
+            check_result(slot, "batches", real, Iterable, "batches")
         train_mode(local.net)
         before = local.steps
         for batch in real:
@@ -65,7 +70,10 @@ def train_step(step: Step, addons: Sequence[AddOn], optimizer: torch.optim.Optim
         optimizer: optimizer of the step's parameters.
     """
     slot = slot_owner(addons, "gradient")
-    grads: Tensors = slot.gradient(step, step.gradient) if slot else step.gradient()
+    if slot:
+        grads = check_update(slot, "gradient", slot.gradient(step, step.gradient), step.trained, name="step.trained")
+    else:
+        grads = step.gradient()
     for addon in addons:
         addon.correct_gradient(step, grads)
     for name, param in step.trained.items():

@@ -18,10 +18,17 @@ from typing import Any, Literal
 from distillkit._utils.user_warnings import warn
 from distillkit.augment._validation import Augment
 from distillkit.privacy import PrivacyError
+from distillkit.sets import LabeledImages
 from fl._codec import digest
 from fl._components import KeyedObject, require_own_entries
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
-from fl.averaging._composition import active_addons, check_update, require_answer_schema, require_composable
+from fl.averaging._composition import (
+    active_addons,
+    check_result,
+    check_update,
+    require_answer_schema,
+    require_composable,
+)
 from fl.averaging._entries import Entries
 from fl.averaging._evaluation import evaluate_models, evaluated_models, global_models
 from fl.averaging._training import train
@@ -187,15 +194,23 @@ class FedAvg(Entries, Method):
         for addon in self.addons:
             addon.before_training(local)
         slot = slot_owner(self.addons, "dataset")
-        local.data = slot.dataset(local) if slot else client.data
+        local.data = client.data
+        if slot:
+            local.data = check_result(slot, "dataset", slot.dataset(local), LabeledImages, "a LabeledImages")
         samples = float(len(local.data)) if self.settings.weights == "samples" else 1.0
-        extra = [r for r in (a.extra_records(local) for a in self.addons) if r is not None]
+        extra = [
+            check_result(addon, "extra_records", records_of, LabeledImages, "a LabeledImages, or None")
+            for addon in self.addons
+            if (records_of := addon.extra_records(local)) is not None
+        ]
         if extra:
             local.data = type(local.data).concatenate([local.data, *extra])
         train(local, self.addons, records if private else local.data)
 
         slot = slot_owner(self.addons, "scale_update")
-        update = slot.scale_update(local, local.delta) if slot else local.delta
+        update = local.delta
+        if slot:
+            update = check_update(slot, "scale_update", slot.scale_update(local, update), local.delta, name="update")
         sent, kept = self.settings.sent_buffers(local.net), self.settings.kept_by_client(local.net)
         whole = any(a.needs_previous for a in self.addons)
         state = local.state() if sent or kept or whole else {}
@@ -229,9 +244,13 @@ class FedAvg(Entries, Method):
                 raise NoUsableReply("all weights of the round's replies are zero")
             mean = replies[self.update]
             slot = slot_owner(self.addons, "aggregate")
-            mean = check_update(slot, "aggregate", slot.aggregate(view, replies, mean), mean) if slot else mean
+            mean = (
+                check_update(slot, "aggregate", slot.aggregate(view, replies, mean), mean, name="mean")
+                if slot
+                else mean
+            )
             slot = slot_owner(self.addons, "server_step")
-            step = check_update(slot, "server_step", slot.server_step(view, mean), mean) if slot else mean
+            step = check_update(slot, "server_step", slot.server_step(view, mean), mean, name="mean") if slot else mean
             new = {**old, **{n: old[n] + step[n] for n in step}}
             for entry in (self.buffers, self.counters):
                 replaced: Tensors = replies.get(entry, {})
@@ -239,7 +258,7 @@ class FedAvg(Entries, Method):
             server.state[self.model] = new
         slot = slot_owner(self.addons, "refine")
         if slot:
-            server.state[self.model] = slot.refine(view, replies, old)
+            server.state[self.model] = check_update(slot, "refine", slot.refine(view, replies, old), old, name="old")
         for addon in self.addons:
             addon.receive(view, replies, old)
 

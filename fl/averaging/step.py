@@ -171,8 +171,11 @@ class Step:
     def _sum(self, total: Tensor, terms: Iterable[Term]) -> Tensor:
         for one in terms:
             term = one.loss(self)
-            if term is not None:
-                total = total + term
+            if term is None:
+                continue
+            if not isinstance(term, Tensor):
+                raise TypeError(f"{one.name}.loss must return a loss tensor, or None, got {type(term).__name__}")
+            total = total + term
         return total
 
 

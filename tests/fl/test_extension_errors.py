@@ -37,12 +37,40 @@ def play(method: Method, **options: Any) -> Any:
         ({"other": 0}, "it lacks ['body.0.bias', 'body.0.weight', 'classifier.bias'] and has unknown ['other']"),
     ],
 )
-@pytest.mark.parametrize("slot", ["aggregate", "server_step"])
-def test_server_step_must_return_a_tensor_for_every_name(slot: str, got: Any, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("slot", "like"),
+    [("aggregate", "mean"), ("server_step", "mean"), ("refine", "old"), ("scale_update", "update"),
+     ("gradient", "step.trained"), ("evaluation_model", "server.state[FedAvg.model]")],
+)  # fmt: skip
+def test_hook_must_return_a_tensor_for_every_name(slot: str, like: str, got: Any, reason: str) -> None:
     wrong = type("Wrong", (AddOn,), {slot: lambda *_: got})
-    said = f"Wrong.{slot} must return a tensor for every name of `mean`"
-    with pytest.raises((TypeError, ValueError), match=f"{re.escape(said)}.*{re.escape(reason)}$"):
+    said = f"Wrong.{slot} must return a tensor for every name of `{like}`"
+    with pytest.raises((TypeError, ValueError, NoUsableReply), match=f"{re.escape(said)}.*{re.escape(reason)}"):
         play(FedAvg(wrong(), factory=Tiny))
+
+
+@pytest.mark.parametrize(
+    ("hook", "wanted"),
+    [("dataset", "a LabeledImages"), ("extra_records", "a LabeledImages, or None"), ("batches", "batches"),
+     ("extra_batches", "an iterator of batches, or None"), ("loss", "a loss tensor, or None")],
+)  # fmt: skip
+def test_hook_that_returns_another_type_is_named(hook: str, wanted: str) -> None:
+    wrong = type("Wrong", (AddOn,), {hook: lambda *_: 3})
+    with pytest.raises(NoUsableReply, match=f"3 of 3 clients raised TypeError: Wrong.{hook} must return {wanted}, got"):
+        play(FedAvg(wrong(), factory=Tiny))
+
+
+@pytest.mark.parametrize(
+    ("got", "said"), [(3, "tensors for names of `local.start`, got int"), ({"other": 0}, r"has unknown \['other'\]")]
+)
+def test_personal_model_must_have_names_of_the_model(got: Any, said: str) -> None:
+    wrong = type("Wrong", (AddOn,), {"personal_model": lambda *_: got})
+    clients = [ClientData(data, data[:3]) for data in federation()[:2]]
+    row = simulate(FedAvg(wrong(), factory=Tiny), clients, rounds=1, progress=False).rows[0]
+    assert all(
+        re.search(f"Wrong.personal_model must return .*{said}", why) for why in row["failed_evaluation"].values()
+    )
+    assert len(row["failed_evaluation"]) == 2
 
 
 def test_server_step_must_keep_the_shapes() -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load, save
 
 from distillkit import LabeledImages, Normalization
 from distillkit.normalization import ZCA
+from fl import EntrySpec
 from fl._codec import _checksum, decode, digest, encode
 from fl.message import Entry, Message, declared_entries, payload_bytes
 from tests.refused import refused
@@ -62,11 +63,24 @@ def test_entry_is_named_after_its_class_and_inherited_ones_declared() -> None:
     "options",
     [
         {"rule": "median"}, {"rule": "sum", "over": 2.0}, {"rule": "max", "by": Parts.number},
-        {"by": Parts.number, "over": 2.0}, {"over": 0.0}, {"bound": -1.0},
+        {"by": Parts.number, "over": 2.0}, {"over": 0.0}, {"bound": -1.0}, {"bound": "a"}, {"over": math.inf}, {"by": 3},
     ],
 )  # fmt: skip
 def test_contradictory_options_of_entries_are_refused(options: dict) -> None:
-    refused(lambda: Entry(**options), ValueError, "rule|by|over|bound")
+    refused(lambda: Entry(**options), (TypeError, ValueError), "^(rule|by|over|bound|give by)")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"value": None}, {"value": [1.0]}, {"max_rows": -1}, {"max_per_class": 2.5}, {"minimum": math.nan},
+        {"maximum": "1"}, {"max_norm": True}, {"minimum": 2, "maximum": 1}, {"max_norm": -1.0}, {"max_unit": None},
+        {"nonnegative": "weight"}, {"same_rows_as": "number"},
+    ],
+)  # fmt: skip
+def test_specifications_that_no_reply_can_match_are_refused(options: dict) -> None:
+    name = "minimum" if "max_norm" in options and options["max_norm"] == -1 else next(iter(options))
+    refused(lambda: EntrySpec(**{"value": 1.0, **options}), (TypeError, ValueError), name)
 
 
 def test_message_round_trips_bitwise() -> None:
@@ -280,4 +294,10 @@ def test_misuse_of_a_message_is_refused() -> None:
     with pytest.raises(AttributeError, match="h"):
         message.h = torch.zeros(2)
     refused(lambda: list(message), TypeError, r"`items\(\)` yields")
-    refused(lambda: message["Parts.number"], TypeError, r"by an Entry, got 'Parts.number'")
+    for use in (
+        lambda: message["Parts.number"],
+        lambda: message.get("Parts.number"),
+        lambda: "Parts.number" in message,
+    ):
+        refused(use, TypeError, r"by an Entry, got 'Parts.number'")
+    refused(lambda: message.__delitem__(MoreParts.extra), KeyError, "holds no 'MoreParts.extra'")

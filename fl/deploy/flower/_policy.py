@@ -32,7 +32,6 @@ import os
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from distillkit._utils import check
@@ -166,8 +165,9 @@ def read_policy(path: str | os.PathLike[str]) -> Policy:
         ValueError: the file cannot be read, a key is missing or unknown, or a value is out of range. The message names
             the file.
     """
+    file = check.path(path, "path")
     try:
-        found: dict[str, Any] = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        found: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"the policy {path} cannot be read: {error}") from error
     known = [f.name for f in fields(Policy)]
@@ -197,7 +197,7 @@ def app_hash(folder: str | os.PathLike[str]) -> str:
     Raises:
         FileNotFoundError: the folder does not exist or is empty.
     """
-    top = Path(folder).expanduser()
+    top = check.path(folder, "folder")
     paths = sorted((p.relative_to(top).as_posix(), p) for p in top.rglob("*") if p.is_file())
     files = [(n, p) for n, p in paths if not any(x == "__pycache__" or x.startswith(".") for x in n.split("/"))]
     if not files:

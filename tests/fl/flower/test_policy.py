@@ -157,6 +157,8 @@ def test_app_hash_covers_names_and_bytes_but_no_byte_code(tmp_path: Path) -> Non
     shutil.move(tmp_path / "two" / "a.py", tmp_path / "two" / "c.py")
     assert before != app_hash(tmp_path / "two")
     refused(lambda: app_hash(tmp_path / "nowhere"), FileNotFoundError, "nowhere")
+    refused(lambda: app_hash(None), TypeError, "folder must be a path")  # type: ignore[arg-type]
+    refused(lambda: read_policy(None), TypeError, "path must be a path")  # type: ignore[arg-type]
 
 
 def test_seeded_noise_is_refused(tmp_path: Path) -> None:
