@@ -82,7 +82,8 @@ def replaced_info(data: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
     """
     parts = ("images", "stored", "labels")
     new = [name for name in parts if name in changes and changes[name] is not getattr(data, name, None)]
-    columns = changes.get("columns") or {}
+    columns = changes.get("columns")
+    columns = columns if isinstance(columns, Mapping) else {}  # the constructor refuses other types
     new += [f"the column {name!r}" for name in columns if columns[name] is not data.columns.get(name)]
     space = changes.get("normalization")
     if isinstance(space, Normalization) and space.measured and space != data.normalization:

@@ -8,10 +8,11 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
+from distillkit.privacy import BudgetExhausted
 from distillkit.sets import LabeledImages
 from fl.message import Entry, Message
 from fl.method import Method, Predictor
-from fl.participants import Server
+from fl.participants import Interrupted, Server
 from fl.schema import EntrySpec, Schema
 
 __all__ = [
@@ -38,7 +39,7 @@ class Unchanged:
         given: the messages and sets that the function may only read, by the name that the error shows.
 
     Raises:
-        ChangedInput: a value was changed, also if the block itself raised an error.
+        ChangedInput: a value was changed, also if the block itself raised an error that does not end the run.
     """
 
     def __init__(self, method: Method, function: str, given: Given) -> None:
@@ -48,7 +49,9 @@ class Unchanged:
         self._before = dict(_versions(self._given))
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and (issubclass(kind, Interrupted | BudgetExhausted) or not issubclass(kind, Exception)):
+            return
         after = dict(_versions(self._given))
         for name in [*self._before, *after]:
             one, other = self._before.get(name), after.get(name)

@@ -350,3 +350,11 @@ def test_factory_must_always_make_the_same_shapes_and_no_lazy_ones() -> None:
     refused(lambda: play(FedAvg(factory=growing)), ValueError, "same architecture in every call; 1.weight differs")
     lazy = lambda k: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(k))  # noqa: E731
     refused(lambda: play(FedAvg(factory=lazy)), ValueError, "1.weight is lazy: give the layer its input size")
+
+
+def test_exhausted_budget_stays_the_error_whatever_was_changed() -> None:
+    def spend(client: Any, message: Message) -> None:
+        first_of(message[FedAvg.model]).add_(1)
+        raise BudgetExhausted("nothing is left", remaining=0)
+
+    refused(lambda: play(after("local", spend)), BudgetExhausted, "nothing is left")

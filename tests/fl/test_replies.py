@@ -183,6 +183,11 @@ def column(reply: Message) -> Message:
     return with_values(FedDM__images=pool.replace(columns={"x": torch.zeros(len(pool))}))(reply)
 
 
+def thrice(reply: Message) -> Message:
+    one = reply[FedDM.images]
+    return with_values(FedDM__images=one[[0] * 3].replace(info=one.info))(reply)
+
+
 FOUND: list[tuple[str, str, Callable[[Message], Any], str]] = [
     ("an extra column", "FedDM", column, r"FedDM\.images must have the columns \[\]"),
     ("info", "FedDM", lambda r: with_values(FedDM__images=r[FedDM.images].replace(info={"a": 1}))(r), "carries info"),
@@ -207,7 +212,7 @@ FOUND: list[tuple[str, str, Callable[[Message], Any], str]] = [
     ("weight of another kind", "FedProto", with_values(FedProto__count=3.0), "is a float, want a Tensor"),
     ("weight of other rows", "FedProto", with_values(FedProto__count=torch.ones(4)), r"has shape \[4\], want \[3\]"),
     ("no rows' weight", "PrivateFedDM", with_values(FedDM__samples=torch.ones(1)), "must have as many rows as"),
-    ("too many of one class", "FedDM", lambda r: with_values(FedDM__images=r[FedDM.images][[0] * 3])(r), "one class"),
+    ("too many of one class", "FedDM", thrice, "one class"),
     ("missing", "FedProto", gone("FedProto.means"), r"FedProto\.means is missing"),
 ]  # fmt: skip
 
