@@ -88,10 +88,14 @@ def test_real_initial_images_reveal_private_records(runs: Path, tmp_path: Path) 
 
 
 def test_page_is_self_contained(runs: Path, tmp_path: Path) -> None:
-    page = report(runs / "real", **GIVEN, out=tmp_path).html.read_text(encoding="utf-8")
+    found = report(runs / "real", **GIVEN, out=tmp_path)
+    page = found.html.read_text(encoding="utf-8")
     assert len(re.findall(r'<img[^>]* src="data:image/(png|svg\+xml);base64,', page)) == page.count("<img") == 3
     assert not re.search(r"<script|<link|<iframe|@import|url\(|src=\"(?!data:)|href=| on\w+=", page)
     assert all(len(alt) > 20 for alt in re.findall(r'alt="([^"]*)"', page))
+    assert re.findall(r'<p class="title">(.*?)</p><ul>', page) == (
+        ["Also found"] * bool(found.leaks[1:]) + ["No leak found"] * bool(found.not_found)
+    )
 
 
 def test_noise_and_records_as_initial_images_are_distinguished(runs: Path, tmp_path: Path) -> None:

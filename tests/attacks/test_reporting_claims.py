@@ -198,6 +198,7 @@ def test_true_claim_is_neither_refuted_nor_confirmed(run: Path, tmp_path: Path) 
     assert any(
         f"whether the run's own epsilon {own:.4g} holds" in line for line in found.missing
     )  # two rounds, not one
+    assert f"epsilon of this run, {own:.4g}, is not among the audited" in found.markdown.read_text(encoding="utf-8")
     whole = [*PROFILE, (own, 1e-5)]
     again = report(run, audit=Audit(*outcomes(SIGMA), whole), out=tmp_path)
     assert not any("own epsilon" in line for line in again.missing)

@@ -272,8 +272,10 @@ def test_refusals(run: Path, tmp_path: Path) -> None:
             invert=Inversion(owners=OWNERS, known_labels=True, build_message=lambda down, up: Gradient.of(
                 GIVEN["network"], TRAIN.images[:3], TRAIN.labels[:3])),
         )  # fmt: skip
-    with pytest.raises(TypeError, match="owners must be int tensors"):
-        Inversion(owners=[torch.rand(3)])
+    for wrong in (torch.rand(3), torch.ones(3, dtype=torch.bool), torch.ones(1, 3, dtype=torch.long), [1]):
+        for owners in ([wrong, OWNERS[1]], [OWNERS[0], wrong]):
+            with pytest.raises(TypeError, match="owners must be int tensors"):
+                Inversion(owners=owners)
     for name in ("max_records", "steps", "restarts"):
         with pytest.raises(ValueError, match=f"{name} must be"):
             Inversion(**{name: 0})

@@ -375,4 +375,8 @@ def test_wrong_arguments_are_named() -> None:
     plain = LabeledImages(data.images, data.labels, num_classes=2)
     with pytest.raises(ValueError, match=r"test must have pixels in \[0, 1\] after removing the normalization"):
         evaluate(plain, plain, linear, against=[FGSM(0.1)])
-    assert torch.equal(pixels_in_range(torch.tensor([[[[1.005, -0.001]]]]), IDENTITY), torch.tensor([[[[1.0, 0.0]]]]))
+    for rounded in (1.005, -0.001, 1.0099, -0.0099):  # up to 0.01 is taken for rounding
+        assert float(pixels_in_range(torch.full((1, 1, 1, 1), rounded), IDENTITY)) == round(rounded)
+    for beyond in (1.011, -0.011):
+        with pytest.raises(ValueError, match=r"must have pixels in \[0, 1\]"):
+            pixels_in_range(torch.full((1, 1, 1, 1), beyond), IDENTITY)

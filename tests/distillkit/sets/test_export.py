@@ -96,6 +96,16 @@ def test_a_folder_loses_at_most_half_a_step_and_nothing_the_second_time(
     assert json.loads((folder / "a" / "set.json").read_text(encoding="utf-8"))["largest_error"] <= 1 / 510 + 1e-6
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_folder_holds_the_same_pictures_in_any_precision(dtype: torch.dtype, tmp_path: Path) -> None:
+    data = LabeledImages(torch.rand(6, 1, 9, 9, generator=derive(0)).to(dtype), torch.arange(6) % 3, num_classes=3)
+    pictures = [LabeledImages.load(one.export(tmp_path / name)).images for name, one in (
+        ("a", data), ("b", data.to(dtype=torch.float32)))]  # fmt: skip
+    assert torch.equal(*pictures)
+    forms = [json.loads((tmp_path / name / "set.json").read_text(encoding="utf-8")) for name in "ab"]
+    assert forms[0]["largest_error"] == pytest.approx(forms[1]["largest_error"], abs=1e-7)
+
+
 def some(**changes: object) -> LabeledImages:
     pixels = torch.rand(6, 1, 4, 4, generator=derive(0))
     return LabeledImages(pixels, torch.arange(6) % 3, num_classes=3).replace(**changes)
