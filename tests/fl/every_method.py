@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fl import FedDM, Method, Real, Run, simulate
+from fl import ClientDP, FedDM, Filtered, Method, Real, Run, simulate
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
 from fl.study import outcome_hash
 from tests.fl.federations import small
@@ -30,6 +30,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "PrivateFedDM": lambda: PrivateFedDM(sigma_sizes=2.0, least=0, **DP),
     "PrivateFedDM image": lambda: PrivateFedDM(sigma_sizes=2.0, least=0, mechanism="image_sgd", **DP),
     "SummedFedDM": lambda: SummedFedDM(sizes=[10, 10, 10], noise="shares", **DP),
+    "ClientDP": lambda: Filtered(plain(weights="uniform"), ClientDP(sigma=2.0, rate=0.5, clip=1.0)),
     "FedProto": lambda: FedProto(factory=Net, lr=0.05, batch=4),
     "FedProto of two": lambda: FedProto(
         factory={"a": Net, "b": normed}, assign={0: "a", 1: "b", 2: "a"}, lr=0.05, batch=4

@@ -15,7 +15,7 @@ import pytest
 
 from distillkit.privacy import ADD_OR_REMOVE_CLIENT, BudgetExhausted, Event, Ledger, PrivacyError, compose
 from distillkit.privacy._child_ledger import ledger_lines, mirror_lines, mirrored_count
-from fl import ClientDP, FedAvg, Filtered, Method, NoUsableReply, Run, simulate
+from fl import FedAvg, Method, NoUsableReply, Run, simulate
 from fl.addons import DPSGD
 from fl.deploy._fields import FIELDS
 from fl.deploy.flower import _messages
@@ -25,7 +25,7 @@ from fl.engine._client_runtime import FAILED_PRIVATELY
 from fl.methods import PrivateFedDM
 from tests.fl.federations import images
 from tests.fl.flower import fake_flower
-from tests.fl.flower.test_runs import DM, FAST, Killed, assert_equal, client_data, grid, run_in_threads, run_on_grid
+from tests.fl.flower.test_runs import DM, FAST, Killed, client_data, grid, run_in_threads, run_on_grid
 from tests.fl.test_private_runs import SIGMA, NoisySum
 from tests.refused import refused
 
@@ -34,7 +34,6 @@ METHODS: dict[str, Callable[[], Method]] = {
         sigma=2.0, sigma_sizes=2.0, least=0, num_networks=2, public_statistics=True, **DM
     ),
     "DPSGD": lambda: FedAvg(DPSGD(sigma=2.0, rate=0.5, size=12), **FAST, weights="uniform"),
-    "ClientDP": lambda: Filtered(FedAvg(**FAST, weights="uniform"), ClientDP(sigma=2.0, rate=0.5, clip=1.0)),
 }
 
 
@@ -42,15 +41,6 @@ METHODS: dict[str, Callable[[], Method]] = {
 def flower() -> Iterator[None]:
     with fake_flower.installed():
         yield
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_seeded_private_run_equals_threads_bitwise(name: str, tmp_path: Path) -> None:
-    method, how = (
-        METHODS[name](),
-        {"rounds": 2, "secret": 7, "evaluate": None, "participation": 3 if name != "ClientDP" else 1.0},
-    )
-    assert_equal(run_on_grid(grid(METHODS[name](), tmp_path), method, **how), run_in_threads(METHODS[name](), **how))
 
 
 @pytest.mark.parametrize("name", ["PrivateFedDM", "DPSGD"])
