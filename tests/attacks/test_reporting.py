@@ -172,6 +172,10 @@ def test_published_set_alone_is_attacked(tmp_path: Path) -> None:
     assert "| the published set" not in text
     assert "recipients of the published set" in text
     assert "images started from 30 of 120 members" in text
+    for name in ("distance", "nearest"):  # the groups share the threshold of all
+        share = rf"\| {name}(?: \| [\d.]+)? \| ([\d.]+) % \([^|]*\| ([\d.]+) %"
+        (rate, _), (started, rest) = ([float(v) for v in pair] for pair in re.findall(share, text))
+        assert (30 * started + 90 * rest) / 120 == pytest.approx(rate, abs=0.2)
     assert any("of the records as members" in leak for leak in found.leaks)
     assert re.search(r"\| distance \| 100.0 % \(", text)
 

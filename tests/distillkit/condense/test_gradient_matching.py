@@ -519,6 +519,8 @@ def test_fit_to_gradient_refuses_mismatched_targets() -> None:
     refused(lambda: fit_to_gradient(network, start, {}), ValueError, "target must hold at least one")
     with pytest.raises(TypeError, match="network must be"):
         fit_to_gradient("net", start, target)  # type: ignore[arg-type]
+    for lr in (0.0, -0.1):
+        refused(lambda: fit_to_gradient(network, start, target, lr=lr), ValueError, "lr must be greater than 0")  # noqa: B023
 
 
 MASK = torch.tensor([[True, False, True], [True, True, False], [False, True, True], [True, True, True]])

@@ -8,7 +8,8 @@ import torch
 
 from distillkit import Normalization
 from distillkit.data import Split, load, load_domains, mnist_m_like, synth_digits_like
-from distillkit.data.lookalike_digits import _FONTS, _font
+from distillkit.data.lookalike_digits import _FONTS, _colours, _font
+from distillkit.rng import derive
 from tests.refused import refused
 
 HALF = Normalization([0.5], [0.5])
@@ -73,6 +74,8 @@ def test_drawn_digits_are_balanced_coloured_and_reproducible(global_rng_untouche
     pixels = first.train.pixels().flatten(2)
     assert float((pixels.amax(2) - pixels.amin(2)).mean(1).min()) > 0.1  # every digit can be seen
     assert len({tuple(p[:, 0].tolist()) for p in pixels}) == 50  # grounds differ
+    stroke, ground = _colours(2000, derive(0))
+    assert 0.25 <= float((stroke - ground).abs().mean(1).min()) < 0.27  # any colours with this mean difference
 
 
 def test_all_faces_have_their_own_ten_digits() -> None:

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distillkit import LabeledImages
-from distillkit.data import split_by
+from distillkit import LabeledImages, Normalization
+from distillkit.data import Split, split_by
 from distillkit.rng import derive
 
 
@@ -66,6 +66,19 @@ def test_label_rows_are_split_too() -> None:
 def test_impossible_splits_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         split_by(slices(4, 2), **{"column": "patient", **options})
+
+
+@pytest.mark.parametrize("part", ["test", "validation"])
+def test_parts_of_a_split_have_one_form(part: str) -> None:
+    one = slices(4, 2)
+    others = {
+        "shape": LabeledImages(torch.rand(8, 1, 2, 3), one.labels, num_classes=2),
+        "normalization": one.renormalize(Normalization([0.5], [0.5])),
+        "num_classes": one.replace(num_classes=3),
+    }
+    for what, other in others.items():
+        with pytest.raises(ValueError, match=f"train and {part} must have the same {what}"):
+            Split(one, **{"test": one, "validation": None, "classes": ("a", "b"), part: other})
 
 
 def test_a_column_of_floats_is_refused() -> None:

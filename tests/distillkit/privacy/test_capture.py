@@ -373,6 +373,22 @@ def test_masks_differ_between_examples_and_have_the_rate() -> None:
     refused(lambda: gradients(images, labels), ValueError, "draws random numbers: pass generator=")
 
 
+def test_a_grid_reads_the_centre_where_it_is_not_finite_and_images_keep_theirs() -> None:
+    images, grids = torch.rand(4, 1, 5, 5, generator=derive(0)), torch.rand(4, 3, 3, 2, generator=derive(1)) - 0.5
+    images[2, 0, 2, 2] = grids[2, 1] = grids[0, 0, 0, 0] = grids[1, 2, 2, 1] = torch.nan
+    grids[3, 1] = torch.inf
+    captured = capture(
+        lambda shared, x, g: [F.grid_sample(x[None], g[None], align_corners=False)],
+        [],
+        [images, grids],
+        function_name="it",
+    )
+    (rows,) = captured([], images, grids, generator=derive(0))
+    wanted = F.grid_sample(images, grids.nan_to_num(0.0, 0.0, 0.0), align_corners=False)
+    torch.testing.assert_close(rows.view_as(wanted), wanted, equal_nan=True)
+    assert bool(wanted.isnan().any())
+
+
 @pytest.mark.parametrize("draw", ["rand", "randn", "uniform_", "normal_", "bernoulli", "rand_like", "randint"])
 def test_draws_are_inputs_with_the_operators_distribution(draw: str, global_rng_untouched: None) -> None:
     functions: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {

@@ -93,7 +93,9 @@ def test_every_step_begins_with_an_empty_sum() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_refused_before_a_charge(dtype: torch.dtype) -> None:
-    refused(lambda: silent(torch.zeros(2, dtype=dtype)), PrivacyError, r"is torch\.b?float16.*\.float\(\)")
+    whole, half = torch.zeros(2), torch.zeros(2, dtype=dtype)
+    for parameters in ((half,), (whole, half), (half, whole)):
+        refused(lambda: silent(*parameters), PrivacyError, r"is torch\.b?float16.*\.float\(\)")  # noqa: B023
     real = LabeledImages(torch.zeros(8, 1, 4, 4, dtype=dtype), torch.arange(8) % 2, num_classes=2)
     ledger = Ledger()
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2)).to(dtype)
