@@ -28,7 +28,6 @@ DIFFERENT = {
     "iterations": OFF,
     "keep": "the type has the lower bound; the number of images, the upper one, is known later",
     "least_steps": "the type has the lower bound; `steps`, the upper one, is another option",
-    "lr": "0 keeps the network of gradient matching as it was drawn",
     "num_classes": "a task or a set may have one class, an empty set none; noise and networks tell apart at least two",
     "participation": "a number of clients, or a share of them",
     "rate": "a share of rounds, and composing or drawing with rate 0, are no release; one that is charged takes more",
@@ -134,7 +133,7 @@ def test_training_and_optimizer_options_agree() -> None:
     for option in ("momentum", "server_momentum"):
         assert set(options[option]) == {"[0, 1)"}, options[option]
     assert len(options["momentum"]["[0, 1)"]) >= 11
-    assert set(options["lr"]) == {"(0, )", "[0, )"}
+    assert set(options["lr"]) == {"[0, )"}  # 0 keeps a network as it was drawn; all others are `check.learning_rate`
     assert [where.split(":")[0] for where in options["lr"]["[0, )"]] == ["distillkit/condense/_inner_training.py"]
     assert set(options["weight_decay"]) == set(options["server_weight_decay"]) == {"[0, )"}
     assert set(options["temperature"]) == {"(0, )"}

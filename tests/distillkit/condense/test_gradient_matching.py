@@ -420,12 +420,12 @@ def test_networks_of_another_dtype_and_divergence_are_refused() -> None:
         gradient_matching(real.to(dtype=torch.float32), networks=RandomNetworks(convnet()), ipc=1, iterations=1)
     with pytest.raises(FloatingPointError, match="lower lr"):
         gradient_matching(
-            real,
-            networks=RandomNetworks(convnet()),
+            real.to(dtype=torch.float32),
+            networks=RandomNetworks(lambda: convnet()().float()),
             ipc=1,
             iterations=9,
             inner=InnerTraining((2, 1)),
-            lr=1e300,
+            lr=1e38,
             metric="mse",
         )
 

@@ -140,6 +140,7 @@ def test_public_images_are_shrunk_and_a_tiled_set_is_used_as_it_is(
     made = condensed(toy_set, toy_network, init=public, **options)
     assert isinstance(made, TiledImages)
     assert torch.equal(made.stored, TILES.encode(public.images[labels.argsort(stable=True)]))
+    made = made.replace(info={})  # its seeded noise gives no guarantee
     again = condensed(toy_set, toy_network, init=made, **options)
     assert isinstance(again, TiledImages)
     assert torch.equal(again.stored, made.stored)
