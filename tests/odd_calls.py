@@ -17,10 +17,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -249,6 +251,33 @@ def stale(outcomes: list[Outcome], accepted: Listed, otherwise: Listed) -> list[
     lists = {"accepted": accepted, "unnamed": otherwise}
     used = {(kind, rule) for kind in lists for o in outcomes if o.kind == kind for rule in _rules(o, lists[kind])}
     return [rule for kind, rules in lists.items() for rule in rules if (kind, rule) not in used]
+
+
+def table_tests(
+    calls: Mapping[str, Call], accepted: Listed, otherwise: Listed, valid: Callable[[str], tuple[str, ...]]
+) -> tuple[Callable[..., None], Callable[[], None]]:
+    """Return the tests of a table: every odd call is refused, warned of or listed, and no line of a list is unused.
+
+    Args:
+        calls: the calls by name.
+        accepted, otherwise: arguments of `unlisted`.
+        valid: function that returns the kinds of outcome that an unchanged call may have, for its name.
+    """
+
+    @cache
+    def outcomes(name: str) -> list[Outcome]:
+        return list(odd_calls(name, calls[name]))
+
+    @pytest.mark.parametrize("name", calls)
+    def check_calls(name: str) -> None:
+        plain = outcome_of_call(name, calls[name], None, "", None)
+        assert plain.kind in valid(name), plain
+        assert not (found := unlisted(outcomes(name), accepted, otherwise)), "\n".join(found)
+
+    def check_lists() -> None:
+        assert not stale([o for name in calls for o in outcomes(name)], accepted, otherwise)
+
+    return check_calls, check_lists
 
 
 def _rules(o: Outcome, listed: Listed) -> list[tuple[str, str, str]]:

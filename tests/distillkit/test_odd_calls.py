@@ -156,7 +156,7 @@ from distillkit.select import centroid_distances, kmeans_balance, prune_by_confi
 from distillkit.sets import TiledImages, Tiles, as_set
 from distillkit.study.history import accuracy_late
 from distillkit.training import Protocol, accuracy, require_protocol, train
-from tests.odd_calls import Call, Listed, Outcome, odd_calls, outcome_of_call, stale, unlisted
+from tests.odd_calls import Call, Listed, table_tests
 
 PACKAGES = (
     "distillkit",
@@ -988,20 +988,9 @@ def test_every_public_name_is_called_or_has_a_reason() -> None:
     assert set(NOT_CALLED) <= public
 
 
-@cache
-def outcomes(name: str) -> list[Outcome]:
-    return list(odd_calls(name, CALLS[name]))
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_odd_calls_are_refused_warned_of_or_accepted(name: str) -> None:
-    valid = outcome_of_call(name, CALLS[name], None, "", None)
-    assert valid.kind in ("accepted", "warned"), valid
-    assert not (found := unlisted(outcomes(name), ACCEPTED, OTHERWISE)), "\n".join(found)
-
-
-def test_lists_have_no_unused_line() -> None:
-    assert not stale([o for name in CALLS for o in outcomes(name)], ACCEPTED, OTHERWISE)
+test_odd_calls_are_refused_warned_of_or_accepted, test_lists_have_no_unused_line = table_tests(
+    CALLS, ACCEPTED, OTHERWISE, lambda name: ("accepted", "warned")
+)
 
 
 def pixels(*shape: int) -> LabeledImages:

@@ -11,16 +11,10 @@ import pytest
 
 from distillkit.study import Study, read_design, read_records
 from tests.examples.studies import requested_study
-from tests.scripts import load_script
 
 DESIGNS = Path(__file__).parents[2] / "docs" / "results" / "designs"
 REGISTERED = sorted(path.stem for path in DESIGNS.glob("*.json"))
 CLAIMS = ["fedcog", "feddm", "fedlgd", "single_image", "vhl", "vhl_cifar10"]
-
-
-@pytest.fixture(scope="module")
-def script() -> Any:
-    return load_script("examples/claims.py")
 
 
 @pytest.mark.parametrize("name", CLAIMS)

@@ -12,12 +12,6 @@ from distillkit import LabeledImages
 from distillkit.condense import herding
 from distillkit.rng import derive
 from distillkit.study import Condense, equal_search_sizes, read_records
-from tests.scripts import load_script
-
-
-@pytest.fixture(scope="module")
-def condense() -> ModuleType:
-    return load_script("examples/condense.py")
 
 
 def own_data(path: Path) -> Path:
@@ -32,14 +26,14 @@ def own_data(path: Path) -> Path:
 
 
 def test_all_methods_on_user_data_write_their_results(
-    condense: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
     words = ["--preset", "smoke", "--dataset", str(own_data(tmp_path / "my images.npz")), "--epochs", "8", "--ipc", "2"]
     words += ["--out", str(out), "--workers", "1", "--device", "cpu"]
-    condense.main(words)
+    script.main(words)
     records = read_records(out)
-    assert [r.method for r in records] == ["random", *condense.SEARCH]
+    assert [r.method for r in records] == ["random", *script.SEARCH]
     for record in records:
         assert 0 <= record.line["accuracy_last"] <= 1
         assert {"cpu_seconds_condense", "cpu_seconds_test", "settings", "commit", "hash"} <= set(record.line)
@@ -51,7 +45,7 @@ def test_all_methods_on_user_data_write_their_results(
     assert (out / "sets.png").exists()
     shown = (out / "table.md").read_text(encoding="utf-8")
     assert shown in capsys.readouterr().out
-    condense.main([*words, "--methods", "random", "dm", "--longer", "9", "25"])
+    script.main([*words, "--methods", "random", "dm", "--longer", "9", "25"])
     again = read_records(out)
     assert [r.line for r in again[:6]] == [r.line for r in records]
     assert [(r.method, len(r.line["accuracies"])) for r in again[6:]] == [("random, 9 x 25", 1), ("dm, 9 x 25", 1)]
@@ -61,9 +55,9 @@ def test_all_methods_on_user_data_write_their_results(
     assert torch.equal(dm, longer)
 
 
-def test_presets_have_equal_searches_and_paper_is_as_published(condense: ModuleType) -> None:
+def test_presets_have_equal_searches_and_paper_is_as_published(script: ModuleType) -> None:
     def candidates(*words: str) -> dict[str, Condense]:
-        return condense.candidates(condense.arguments(["--dataset", "digits", *words]))
+        return script.candidates(script.arguments(["--dataset", "digits", *words]))
 
     assert {len(candidate.search) for name, candidate in candidates().items() if name != "random"} == {2}
     assert {name: candidate.like for name, candidate in candidates("--methods", "random", "dc").items()} == {
@@ -73,13 +67,13 @@ def test_presets_have_equal_searches_and_paper_is_as_published(condense: ModuleT
     assert candidates("--methods", "random")["random"].search == [{}]
     published = candidates("--preset", "paper")
     assert [dict(published[name].search[0])["lr"] for name in ("dm", "dc", "dsa")] == [1.0, 0.1, 0.1]
-    paper = condense.arguments(["--preset", "paper", "--dataset", "digits"])
+    paper = script.arguments(["--preset", "paper", "--dataset", "digits"])
     assert (paper.steps, paper.iterations, paper.loops, paper.init) == (20_000, 1000, (10, 50), "noise")
     assert paper.nets * len(paper.seeds) == 100
-    assert condense.arguments(["--dataset", "digits", "--ipc", "50"]).ipc == 50
+    assert script.arguments(["--dataset", "digits", "--ipc", "50"]).ipc == 50
 
 
-def test_embedding_is_trained_once_per_task(condense: ModuleType) -> None:
+def test_embedding_is_trained_once_per_task(script: ModuleType) -> None:
     real = LabeledImages(torch.rand(20, 1, 8, 8, generator=derive(0)), torch.arange(20) % 2, num_classes=2)
     made: list[torch.nn.Module] = []
 
@@ -92,10 +86,10 @@ def test_embedding_is_trained_once_per_task(condense: ModuleType) -> None:
         return made[-1]
 
     options = {"choose": herding, "factory": factory, "ipc": 2, "images": 10, "epochs": 1}
-    first, again = (condense.embedded(real, **options) for _ in range(2))
+    first, again = (script.embedded(real, **options) for _ in range(2))
     assert len(made) == 1
     assert torch.equal(first.images, again.images)
-    condense.embedded(real[:10], **options)  # other images, as of a try
+    script.embedded(real[:10], **options)  # other images, as of a try
     assert len(made) == 2
 
 
@@ -109,17 +103,17 @@ def test_embedding_is_trained_once_per_task(condense: ModuleType) -> None:
     ],
 )
 def test_invalid_command_is_reported_in_one_line(
-    condense: ModuleType, argv: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+    script: ModuleType, argv: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        condense.main(["--preset", "smoke", *argv])
+        script.main(["--preset", "smoke", *argv])
     assert end.value.code == 2
     told = capsys.readouterr().err
     assert [word for word in words if word not in told] == []
 
 
 def test_unreadable_data_end_the_program_without_a_traceback(
-    condense: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "pets").mkdir()
     (tmp_path / "notes.txt").write_text("no arrays", encoding="utf-8")
@@ -129,7 +123,7 @@ def test_unreadable_data_end_the_program_without_a_traceback(
         ("mnist", ["--data", str(tmp_path)], "mnist is not complete in"),
     ):
         with pytest.raises(SystemExit):
-            condense.main(["--preset", "smoke", "--dataset", str(given), *more, "--out", str(tmp_path / "out")])
+            script.main(["--preset", "smoke", "--dataset", str(given), *more, "--out", str(tmp_path / "out")])
         said = capsys.readouterr().err
         assert f"--dataset {given}: " in said
         assert words in said

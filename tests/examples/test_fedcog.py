@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,8 @@ from PIL import Image
 
 from distillkit.serialization import to_config
 from distillkit.study import read_records
-from tests.examples.studies import requested_study
-from tests.scripts import load_script
 
 WORDS = ("--preset", "smoke", "--rounds", "2", "--steps", "1", "--headline", "--workers", "1", "--device", "cpu")
-
-
-@pytest.fixture(scope="module")
-def script() -> Any:
-    return load_script("examples/fedcog.py")
-
-
-@pytest.fixture
-def planned(script: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the runs that the command line requests."""
-    return partial(requested_study, script, monkeypatch)
 
 
 def test_fedcog_equals_its_base_until_its_first_round(

@@ -11,12 +11,6 @@ import pytest
 from distillkit.privacy import Ledger
 from distillkit.study import Records, Study, equal_search_sizes, read_records
 from tests.examples.image_folder import folder
-from tests.scripts import load_script
-
-
-@pytest.fixture(scope="module")
-def feddm() -> ModuleType:
-    return load_script("examples/feddm.py")
 
 
 def play(module: ModuleType, out: Path, *more: str) -> None:
@@ -25,12 +19,12 @@ def play(module: ModuleType, out: Path, *more: str) -> None:
 
 @pytest.mark.slow
 def test_every_private_row_has_the_requested_epsilon(
-    feddm: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    play(feddm, tmp_path, "--dp", *feddm.TITLES, "--epsilon", "8")
+    play(script, tmp_path, "--dp", *script.TITLES, "--epsilon", "8")
     said = capsys.readouterr().out
     records = read_records(tmp_path)
-    assert len(records) == len(feddm.TITLES) + 3 + 1
+    assert len(records) == len(script.TITLES) + 3 + 1
     for record in records:
         assert json.loads((record.folder / "config.json").read_text(encoding="utf-8"))["recipe"] is not None
         line, ledger = record.line, record.folder / "ledger.jsonl"
@@ -41,21 +35,21 @@ def test_every_private_row_has_the_requested_epsilon(
         events = Ledger(ledger)
         assert line["epsilon"] == events.epsilon()
         assert 7.9 < line["epsilon"] <= 8 * (1 + 1e-9)
-        assert (line["noise"], line["delta"]) == ("operating system", feddm.DELTA)
-        assert {e.client for e in events.events} in ({"*"}, set(map(str, range(feddm.CLIENTS))))
-        whole = record.method.startswith(feddm.TITLES["client_dp"])
+        assert (line["noise"], line["delta"]) == ("operating system", script.DELTA)
+        assert {e.client for e in events.events} in ({"*"}, set(map(str, range(script.CLIENTS))))
+        whole = record.method.startswith(script.TITLES["client_dp"])
         assert line["relation"] == f"add or remove one {'client' if whole else 'record'}"
-        assert ("secure sum" in str(events.guarantee())) == record.method.startswith(feddm.TITLES["shares"])
+        assert ("secure sum" in str(events.guarantee())) == record.method.startswith(script.TITLES["shares"])
     assert equal_search_sizes(tmp_path) == {"digits-dirichlet": 1}
     assert (tmp_path / "table.md").read_text(encoding="utf-8") in said
 
 
 def test_searches_are_equal_at_every_epsilon_on_public_images(
-    feddm: ModuleType, monkeypatch: pytest.MonkeyPatch
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     studies: list[Study] = []
-    monkeypatch.setattr(feddm, "run_study", lambda study, *_: studies.append(study))
-    feddm.main(["--dp", *feddm.TITLES, "--epsilon", "8", "2", "--dataset", "mnist", "--split", "iid"])
+    monkeypatch.setattr(script, "run_study", lambda study, *_: studies.append(study))
+    script.main(["--dp", *script.TITLES, "--epsilon", "8", "2", "--dataset", "mnist", "--split", "iid"])
     study = studies[-1]
     assert (list(study.design.tasks), study.num_configurations, len(study.design.candidates)) == (
         ["mnist-iid"],
@@ -65,14 +59,14 @@ def test_searches_are_equal_at_every_epsilon_on_public_images(
     assert {candidate.like for candidate in study.design.candidates.values()} == {None}
     assert study.design.tune_on is not None
     assert study.design.tune_on.data.args[0] == "usps"  # type: ignore[union-attr]
-    feddm.main(["--dp", "none"])
+    script.main(["--dp", "none"])
     assert set(studies[-1].design.candidates) == {"FedAvg", "FedProx", "SCAFFOLD", "FedDM"}
 
 
-def test_dp_sgd_steps_respect_the_record_limit(feddm: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dp_sgd_steps_respect_the_record_limit(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     studies: list[Study] = []
-    monkeypatch.setattr(feddm, "run_study", lambda study, *_: studies.append(study))
-    feddm.main(["--dp", "class_means"])
+    monkeypatch.setattr(script, "run_study", lambda study, *_: studies.append(study))
+    script.main(["--dp", "class_means"])
     candidate, task = (
         studies[0].design.candidates["FedAvg with DP-SGD, epsilon 8"],
         studies[0].design.tasks["digits-dirichlet"],
@@ -96,9 +90,9 @@ def requested_studies(module: ModuleType, monkeypatch: pytest.MonkeyPatch, *word
 
 @pytest.mark.parametrize("preset", ["cpu", "paper"])
 def test_claim_has_three_seeds_and_equal_searches_and_the_rest_one_seed(
-    feddm: ModuleType, monkeypatch: pytest.MonkeyPatch, preset: str
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, preset: str
 ) -> None:
-    studies = requested_studies(feddm, monkeypatch, "--preset", preset)
+    studies = requested_studies(script, monkeypatch, "--preset", preset)
     assert [study.out.name for study in studies] == ["mnist", "mnist-more", "cifar10", "cifar10-more"]
     for claim, more in zip(studies[::2], studies[1::2]):
         assert [name.split("-")[1] for name in claim.design.tasks] == ["dirichlet0.01"]
@@ -119,13 +113,13 @@ def test_claim_has_three_seeds_and_equal_searches_and_the_rest_one_seed(
 
 
 def test_every_number_of_the_paper_is_beside_a_row_of_the_presets(
-    feddm: ModuleType, monkeypatch: pytest.MonkeyPatch
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows: set[tuple[str, str]] = set()
     for words in (["--preset", "paper"], ["--preset", "cpu"]):
-        for study in requested_studies(feddm, monkeypatch, *words):
+        for study in requested_studies(script, monkeypatch, *words):
             rows |= {(order.task, order.method) for order in study.design.final_runs({})}
-    silent = {(task, method) for task, found in feddm.PAPER.items() for method in found} - rows
+    silent = {(task, method) for task, found in script.PAPER.items() for method in found} - rows
     # The paper turns this switch on three splits, ours on one; rho 5 is FedDM itself unless another was chosen.
     assert silent <= {("cifar10-dirichlet0.1", "FedDM from noise"), ("cifar10-dirichlet0.5", "FedDM, rho 5")}
 
@@ -133,12 +127,12 @@ def test_every_number_of_the_paper_is_beside_a_row_of_the_presets(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:SCAFFOLD changes nothing before round 2")
 def test_both_tables_come_from_records_and_are_not_run_twice(
-    feddm: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--rounds", "1", "--steps", "1", "--split", "0.01"]
-    play(feddm, tmp_path, *words)
+    play(script, tmp_path, *words)
     said = capsys.readouterr().out
-    assert said.count(feddm.CLAIM) == said.count(feddm.MORE) == 2
+    assert said.count(script.CLAIM) == said.count(script.MORE) == 2
     claim, more = read_records(tmp_path / "digits"), read_records(tmp_path / "digits-more")
     assert {r.method for r in claim} == {"FedAvg", "FedDM", "Real"}
     assert "FedDM from noise" in {r.method for r in more}
@@ -152,14 +146,16 @@ def test_both_tables_come_from_records_and_are_not_run_twice(
         "accuracy_by_round.png", "accuracy_by_bytes.png", "accuracy_by_client_seconds.png", "images_sent.png"
     }  # fmt: skip
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*/summary.json")}
-    play(feddm, tmp_path, *words)
+    play(script, tmp_path, *words)
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert (tmp_path / "digits-more" / "table.md").read_text(encoding="utf-8") == table
 
 
-def test_three_folders_of_images_are_three_clients(feddm: ModuleType, tmp_path: Path) -> None:
+def test_three_folders_of_images_are_three_clients(script: ModuleType, tmp_path: Path) -> None:
     folders = [str(folder(tmp_path / name, 60 * i)) for i, name in enumerate(("north", "south", "west"))]
-    play(feddm, tmp_path / "out", "--data", *folders, "--size", "8", "--rounds", "1", "--steps", "1", "--only", "claim")
+    play(
+        script, tmp_path / "out", "--data", *folders, "--size", "8", "--rounds", "1", "--steps", "1", "--only", "claim"
+    )
     found = read_records(tmp_path / "out" / "own")
     assert {(r.task, r.method) for r in found} == {
         ("north-south-west", candidate) for candidate in ("FedAvg", "FedDM", "Real")
@@ -167,11 +163,11 @@ def test_three_folders_of_images_are_three_clients(feddm: ModuleType, tmp_path: 
     assert all(len(r.rows[0]["drawn"]) == 3 for r in found)
 
 
-def test_private_rows_exist_only_for_their_datasets(feddm: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_private_rows_exist_only_for_their_datasets(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--dataset", "cifar10"], ["--split", "0.3"], ["--dataset", "digits", "mnist"]):
         with pytest.raises(SystemExit):
-            feddm.main(["--dp", "sums", *words])
+            script.main(["--dp", "sums", *words])
         assert "--dp is for digits, mnist, fashionmnist by dirichlet or iid, one of each" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        feddm.main(["--split", "-1"])
+        script.main(["--split", "-1"])
     assert "must be iid, dirichlet or an alpha above 0" in capsys.readouterr().err

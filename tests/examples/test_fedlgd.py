@@ -19,26 +19,21 @@ TINY = ["--preset", "smoke", "--rounds", "2", "--steps", "1", "--workers", "1", 
 
 
 @pytest.fixture(scope="module")
-def fedlgd() -> ModuleType:
-    return load_script("examples/fedlgd.py")
-
-
-@pytest.fixture(scope="module")
 def shows() -> ModuleType:
     return load_script("examples/_fedlgd.py")
 
 
 def test_table_of_the_paper_is_run_and_its_numbers_are_in_the_records(
-    fedlgd: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fedlgd.main([*TINY, "--no-ablations", "--out", str(tmp_path)])
+    script.main([*TINY, "--no-ablations", "--out", str(tmp_path)])
     said, records = capsys.readouterr().out, read_records(tmp_path)
-    assert said.startswith(fedlgd.CLAIM.split("\n")[0])
-    assert [record.method for record in records] == list(fedlgd.SEARCH)
+    assert said.startswith(script.CLAIM.split("\n")[0])
+    assert [record.method for record in records] == list(script.SEARCH)
     assert equal_search_sizes(tmp_path) == {"domains": 1}
     text = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert text in said
-    assert fedlgd.CLAIM in text
+    assert script.CLAIM in text
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
     for record in records:
         assert record.folder is not None
@@ -53,15 +48,15 @@ def test_table_of_the_paper_is_run_and_its_numbers_are_in_the_records(
 
 
 def test_every_candidate_is_a_distinct_serializable_method(
-    fedlgd: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = requested_study(fedlgd, monkeypatch, "--preset", "cpu", "--domains", "digits", "digits-m-like")
+    study = requested_study(script, monkeypatch, "--preset", "cpu", "--domains", "digits", "digits-m-like")
     assert (study.num_configurations, study.design.seeds) == (4, (0, 1, 2))
     candidates, seen = study.design.candidates, dict[str, str]()
     [task] = study.design.tasks.values()
     split = task.load()
     for name, candidate in candidates.items():
-        assert (candidate.seeds is None) == (name in fedlgd.SEARCH) == (candidate.like is None), name
+        assert (candidate.seeds is None) == (name in script.SEARCH) == (candidate.like is None), name
         source = candidates[candidate.like or name]
         for settings in source.search:
             built = candidate.build(task, split, {**source.settings, **settings, **candidate.settings})
@@ -72,9 +67,9 @@ def test_every_candidate_is_a_distinct_serializable_method(
 
 
 def test_paper_preset_has_the_papers_settings_and_can_be_shortened(
-    fedlgd: ModuleType, monkeypatch: pytest.MonkeyPatch
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = requested_study(fedlgd, monkeypatch, "--preset", "paper", "--rounds", "1", "--steps", "10", "--ipc", "10")
+    study = requested_study(script, monkeypatch, "--preset", "paper", "--rounds", "1", "--steps", "10", "--ipc", "10")
     [task] = study.design.tasks.values()
     assert task.rounds == 1
     assert task.data.args[0] == ("mnist", "svhn", "usps", "synthdigits", "mnistm")  # type: ignore[union-attr]
@@ -84,7 +79,7 @@ def test_paper_preset_has_the_papers_settings_and_can_be_shortened(
     assert {k: v for k, v in candidate.settings.items() if k != "augment"} == {
         "ipc": 10, "anchors": 10, "batch": 32, "batch_real": 256, **cut
     }  # fmt: skip
-    whole = requested_study(fedlgd, monkeypatch, "--preset", "paper").design.candidates["FedLGD"].settings
+    whole = requested_study(script, monkeypatch, "--preset", "paper").design.candidates["FedLGD"].settings
     assert [whole[name] for name in cut] == [10_000, 100, 500]
     assert whole["ipc"] == 50
 
@@ -109,10 +104,10 @@ def test_means_of_table_1_are_those_of_its_domains(shows: ModuleType) -> None:
 
 
 def test_user_images_in_three_folders_are_three_clients(
-    fedlgd: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[tuple[str, ...]] = []
-    monkeypatch.setattr(fedlgd, "draw", lambda records, task, images, out: drawn.append(images.domains))
+    monkeypatch.setattr(script, "draw", lambda records, task, images, out: drawn.append(images.domains))
     generator = torch.Generator().manual_seed(0)
     for number, name in enumerate(("north", "south", "west")):
         for label in ("cat", "dog"):
@@ -122,7 +117,7 @@ def test_user_images_in_three_folders_are_three_clients(
                 Image.fromarray(pixels.to(torch.uint8).numpy()).save(tmp_path / name / label / f"{i}.png")
     places = [str(tmp_path / name) for name in ("north", "south", "west")]
     out = tmp_path / "out"
-    fedlgd.main([*TINY, "--no-ablations", "--size", "16", "--data", *places, "--out", str(out)])
+    script.main([*TINY, "--no-ablations", "--size", "16", "--data", *places, "--out", str(out)])
     said = capsys.readouterr().out
     assert "| method   | north % | south % | west % |" in said
     records = read_records(out)
@@ -130,7 +125,7 @@ def test_user_images_in_three_folders_are_three_clients(
     assert drawn == [("north", "south", "west")]
 
 
-def test_missing_source_is_reported_with_instructions(fedlgd: ModuleType, tmp_path: Path) -> None:
+def test_missing_source_is_reported_with_instructions(script: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended:
-        fedlgd.main(["--preset", "cpu", "--data", str(tmp_path), "--out", str(tmp_path / "out")])
+        script.main(["--preset", "cpu", "--data", str(tmp_path), "--out", str(tmp_path / "out")])
     assert "MNIST/raw" in str(ended.value)

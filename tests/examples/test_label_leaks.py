@@ -12,12 +12,6 @@ from distillkit import LabeledImages
 from distillkit.labels import Relabel
 from distillkit.networks import ConvNet
 from distillkit.training import Protocol
-from tests.scripts import load_script
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    return load_script("examples/label_leaks.py")
 
 
 def test_every_kind_of_labels_is_attacked_with_the_same_canaries(

@@ -12,12 +12,6 @@ import _pipelines
 import quickstart
 from attacks.membership import ShadowScores, Target, halves
 from distillkit.rng import derive
-from tests.scripts import load_script
-
-
-@pytest.fixture
-def membership() -> ModuleType:
-    return load_script("examples/membership.py")
 
 
 def read(path: Path) -> list[dict[str, object]]:
@@ -25,10 +19,10 @@ def read(path: Path) -> list[dict[str, object]]:
 
 
 def test_rows_are_appended_and_finished_ones_not_run_again(
-    membership: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--preset", "smoke", "--workers", "1", "--out", str(tmp_path), "--rows"]
-    membership.main([*words, "dm"])
+    script.main([*words, "dm"])
     first = read(tmp_path / "records.jsonl")
     assert [(one["kind"], one["attack"]) for one in first] == [
         *(("model", name) for name in _membership.MODEL), ("set", "nearest"), ("set", "distance")
@@ -40,11 +34,11 @@ def test_rows_are_appended_and_finished_ones_not_run_again(
     assert near["started"]["share"] == pytest.approx(0.1)  # type: ignore[index]
     assert near["started"]["tpr"][0] > 0.4  # type: ignore[index]
     with monkeypatch.context() as patch:
-        patch.setattr(membership, "run_shadows", lambda *_, **__: pytest.fail("run again"))
-        membership.main([*words, "dm"])
+        patch.setattr(script, "run_shadows", lambda *_, **__: pytest.fail("run again"))
+        script.main([*words, "dm"])
     assert read(tmp_path / "records.jsonl") == first
     monkeypatch.setitem(quickstart.PRESETS, "smoke", {"rounds": 1, "steps": 1, "server_epochs": 1})
-    membership.main([*words, "transcript"])
+    script.main([*words, "transcript"])
     both = read(tmp_path / "records.jsonl")
     assert both[:-1] == first
     assert (both[-1]["row"], both[-1]["attack"]) == ("transcript", "distance")
@@ -55,12 +49,12 @@ def test_rows_are_appended_and_finished_ones_not_run_again(
 
 
 def test_cost_is_estimated_from_one_timed_run_which_is_kept(
-    membership: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--preset", "smoke", "--workers", "1", "--out", str(tmp_path), "--rows", "raw", "--shadows", "600"]
     for _ in range(2):
         with pytest.raises(SystemExit):
-            membership.main([*words, "--estimate"])
+            script.main([*words, "--estimate"])
     first, total = capsys.readouterr().out.splitlines()[:2]
     seconds = json.loads((tmp_path / "raw" / "cost.json").read_text(encoding="utf-8"))["cpu_seconds"]
     assert first == f"raw: {seconds:.3g} CPU s per run"
@@ -78,10 +72,10 @@ def test_cost_is_estimated_from_one_timed_run_which_is_kept(
     ids=["seeds", "shadows", "device"],
 )
 def test_unsupported_arguments_are_refused(
-    membership: ModuleType, words: str, said: str, capsys: pytest.CaptureFixture[str]
+    script: ModuleType, words: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        membership.main(words.split())
+        script.main(words.split())
     assert said in capsys.readouterr().err
 
 

@@ -11,12 +11,6 @@ import pytest
 
 from distillkit.serialization import to_config
 from distillkit.study import Study, equal_search_sizes, read_choice
-from tests.scripts import load_script
-
-
-@pytest.fixture(scope="module")
-def script() -> Any:
-    return load_script("examples/methods.py")
 
 
 def test_every_candidate_has_four_distinct_serializable_configurations(script: Any, tmp_path: Path) -> None:

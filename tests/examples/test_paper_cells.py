@@ -11,11 +11,6 @@ import pytest
 from tests.scripts import load_script
 
 
-@pytest.fixture(scope="module")
-def script() -> Any:
-    return load_script("examples/paper_cells.py")
-
-
 def test_every_cell_has_options_that_its_script_accepts(
     script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

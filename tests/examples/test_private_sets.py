@@ -14,19 +14,13 @@ from distillkit.privacy import Ledger
 from distillkit.rng import derive
 from distillkit.study import Condense, Study, Task, equal_search_sizes, read_records
 from distillkit.training import Protocol, train
-from tests.scripts import load_script
-
-
-@pytest.fixture(scope="module")
-def private_sets() -> ModuleType:
-    return load_script("examples/private_sets.py")
 
 
 def test_every_row_shows_its_ledgers_epsilon(
-    private_sets: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--preset", "smoke", "--out", str(tmp_path), "--workers", "1", "--device", "cpu"]
-    private_sets.main(words)
+    script.main(words)
     records = read_records(tmp_path)
     private = {"class means, epsilon 8", "class means in 30 updates, epsilon 8"}
     private.add("image SGD, epsilon 8")
@@ -58,9 +52,9 @@ def test_every_row_shows_its_ledgers_epsilon(
 
 
 @pytest.fixture
-def requested_studies(private_sets: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Study]:
+def requested_studies(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Study]:
     studies: list[Study] = []
-    monkeypatch.setattr(private_sets, "run_study", lambda study, *_, **__: studies.append(study))
+    monkeypatch.setattr(script, "run_study", lambda study, *_, **__: studies.append(study))
     return studies
 
 
@@ -69,17 +63,17 @@ def candidates(module: ModuleType, requested_studies: list[Study], *words: str) 
     return dict(requested_studies[-1].design.candidates)  # type: ignore[arg-type]
 
 
-def test_searches_are_equal_and_on_public_images_only(private_sets: ModuleType, requested_studies: list[Study]) -> None:
-    small = candidates(private_sets, requested_studies)
+def test_searches_are_equal_and_on_public_images_only(script: ModuleType, requested_studies: list[Study]) -> None:
+    small = candidates(script, requested_studies)
     study = requested_studies[-1]
     assert study.num_configurations == 4
     assert {candidate.like for candidate in small.values()} == {None, "class means, epsilon 8"}
     assert study.design.tune_on is not None
     name, size, *_, records = study.design.tune_on.data.args  # type: ignore[union-attr]
-    assert (name, size, records) == ("usps", 16, private_sets.RECORDS["digits"])
-    private_sets.main(["--dataset", "usps"])
+    assert (name, size, records) == ("usps", 16, script.RECORDS["digits"])
+    script.main(["--dataset", "usps"])
     assert requested_studies[-1].design.tune_on.data.args[0] == "mnist"  # type: ignore[union-attr]
-    full = candidates(private_sets, requested_studies, "--dataset", "fashionmnist28", "--preset", "paper")
+    full = candidates(script, requested_studies, "--dataset", "fashionmnist28", "--preset", "paper")
     assert (
         requested_studies[-1].num_configurations,
         requested_studies[-1].design.tune_on,
@@ -93,18 +87,16 @@ def test_searches_are_equal_and_on_public_images_only(private_sets: ModuleType, 
         assert made.keywords["size"] == records
 
 
-def test_images_of_the_search_are_distinct(private_sets: ModuleType) -> None:
-    split = private_sets.images("digits", 8, 0.1307, 0.3081, None, 300)
+def test_images_of_the_search_are_distinct(script: ModuleType) -> None:
+    split = script.images("digits", 8, 0.1307, 0.3081, None, 300)
     assert (len(split.train), len(split.validation), len(split.test)) == (300, 1138, 359)
     pixels = {tuple(x.flatten().tolist()) for x in split.train.images}
     assert sum(tuple(x.flatten().tolist()) in pixels for x in split.validation.images) < 3  # twins in the data
     assert (split.train.normalization.mean, split.train.normalization.std) == ((0.1307,), (0.3081,))
 
 
-def test_without_noise_the_private_set_has_infinite_epsilon(
-    private_sets: ModuleType, requested_studies: list[Study]
-) -> None:
-    found = candidates(private_sets, requested_studies, "--preset", "smoke", "--epsilons", "1e12")
+def test_without_noise_the_private_set_has_infinite_epsilon(script: ModuleType, requested_studies: list[Study]) -> None:
+    found = candidates(script, requested_studies, "--preset", "smoke", "--epsilons", "1e12")
     task = requested_studies[-1].design.tasks["digits"]
     split = task.load()
     noised, clean = (
@@ -116,12 +108,12 @@ def test_without_noise_the_private_set_has_infinite_epsilon(
     assert float((noised - clean).abs().mean()) < 0.02
 
 
-def test_bfloat16_networks_train(private_sets: ModuleType) -> None:
+def test_bfloat16_networks_train(script: ModuleType) -> None:
     images = torch.rand(6, 1, 8, 8, generator=derive(0))
     real = LabeledImages(images, torch.tensor([0, 1, 0, 1, 0, 1]), num_classes=2)
 
     def factory() -> torch.nn.Module:
-        return private_sets.Bfloat16((1, 8, 8), 2, width=4, depth=1)
+        return script.Bfloat16((1, 8, 8), 2, width=4, depth=1)
 
     network = build(factory, 0)
     assert network.features(images).dtype == torch.float32
@@ -136,12 +128,8 @@ def test_bfloat16_networks_train(private_sets: ModuleType) -> None:
     assert torch.equal(again(images), network(images))
 
 
-def test_full_size_networks_learn_from_the_previous_pass(
-    private_sets: ModuleType, requested_studies: list[Study]
-) -> None:
-    found = candidates(
-        private_sets, requested_studies, "--dataset", "mnist28", "--epsilons", "1", "--methods", "class_means"
-    )
+def test_full_size_networks_learn_from_the_previous_pass(script: ModuleType, requested_studies: list[Study]) -> None:
+    found = candidates(script, requested_studies, "--dataset", "mnist28", "--epsilons", "1", "--methods", "class_means")
     small = {
         "num_networks": 1,
         "first_num_networks": 1,

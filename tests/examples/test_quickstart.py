@@ -14,16 +14,10 @@ import pytest
 from distillkit.serialization import to_config
 from distillkit.study import Study, equal_search_sizes, read_choice
 from tests.kill_examples import killed_and_resumed, record, rounds_of
-from tests.scripts import load_script
 
 ROOT = Path(__file__).parents[2]
 TASKS = ("dirichlet-0.1", "dirichlet-0.01")
 WAYS = ("FedAvg", "FedProx", "FedDM", "Real")
-
-
-@pytest.fixture(scope="module")
-def script() -> Any:
-    return load_script("examples/quickstart.py")
 
 
 def demo(script: Any, out: Path) -> str:

@@ -14,26 +14,20 @@ from distillkit.serialization import to_config
 from distillkit.study import Records, read_records, write_records
 from tests.distillkit.study import sample_records
 from tests.examples.studies import requested_study
-from tests.scripts import load_script
 
 TINY = ["--preset", "smoke", "--rounds", "2", "--steps", "1", "--workers", "1", "--device", "cpu", "--no-ablations"]
 
 
-@pytest.fixture(scope="module")
-def vhl() -> ModuleType:
-    return load_script("examples/vhl.py")
-
-
 def test_every_number_of_the_table_is_in_the_records(
-    vhl: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    vhl.main([*TINY, "--out", str(tmp_path)])
+    script.main([*TINY, "--out", str(tmp_path)])
     said, records = capsys.readouterr().out, read_records(tmp_path)
-    assert said.startswith(vhl.CLAIM.split("\n")[0])
-    assert len(records) == 2 * (1 + len(vhl.BASES))
+    assert said.startswith(script.CLAIM.split("\n")[0])
+    assert len(records) == 2 * (1 + len(script.BASES))
     text = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert text in said
-    assert vhl.CLAIM in text
+    assert script.CLAIM in text
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
     for record in records:
         [main] = (row for row in rows if row[1] == record.method and len(row) == 9)
@@ -48,9 +42,9 @@ def test_every_number_of_the_table_is_in_the_records(
 
 
 def test_every_candidate_is_a_distinct_serializable_method(
-    vhl: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = requested_study(vhl, monkeypatch, "--preset", "cpu", "--dataset", "fashionmnist", "digits")
+    study = requested_study(script, monkeypatch, "--preset", "cpu", "--dataset", "fashionmnist", "digits")
     assert (study.num_configurations, study.design.seeds, list(study.design.tasks)) == (
         4,
         (0, 1, 2),
@@ -60,8 +54,8 @@ def test_every_candidate_is_a_distinct_serializable_method(
     task = study.design.tasks["digits"]
     split = task.load()
     for name, candidate in candidates.items():
-        assert (candidate.seeds is None) == (name in vhl.SEARCH) == (candidate.like is None), name
-        headline = name in (*vhl.SEARCH, *vhl.BASES) or name.endswith("+ VHL")
+        assert (candidate.seeds is None) == (name in script.SEARCH) == (candidate.like is None), name
+        headline = name in (*script.SEARCH, *script.BASES) or name.endswith("+ VHL")
         assert candidate.tasks == (None if headline else ("digits",)), name
         source = candidates[candidate.like or name]
         for settings in source.search:
@@ -72,14 +66,14 @@ def test_every_candidate_is_a_distinct_serializable_method(
     assert (whole.momentum, whole.optimizer.weight_decay, whole.optimizer.lr_decay) == (0.9, 1e-4, 0.992)
 
 
-def test_paper_preset_has_the_papers_settings(vhl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    study = requested_study(vhl, monkeypatch, "--preset", "paper", "--rounds", "1", "--steps", "10")
-    assert list(study.design.tasks) == ["fashionmnist", "cifar10"] == list(vhl.PAPER)
+def test_paper_preset_has_the_papers_settings(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = requested_study(script, monkeypatch, "--preset", "paper", "--rounds", "1", "--steps", "10")
+    assert list(study.design.tasks) == ["fashionmnist", "cifar10"] == list(script.PAPER)
     for task in study.design.tasks.values():
         assert (task.rounds, task.participation, task.factory) == (1, 0.5, "resnet18")
     assert study.num_configurations == 1
-    assert set(vhl.PAPER["cifar10"]) <= set(study.design.candidates)
-    assert [dict(study.design.candidates[name].search[0]) for name in vhl.SEARCH] == [{"lr": 0.01}] * 2
+    assert set(script.PAPER["cifar10"]) <= set(study.design.candidates)
+    assert [dict(study.design.candidates[name].search[0]) for name in script.SEARCH] == [{"lr": 0.01}] * 2
     aligned = [name for name in study.design.candidates if name.startswith("VHL, aligned")]
     assert aligned == [f"VHL, aligned at body.{number}" for number in (4, 6, 8)]
 
@@ -94,10 +88,10 @@ def test_paper_preset_has_the_papers_settings(vhl: ModuleType, monkeypatch: pyte
     ],
 )
 def test_split_norm_and_rate_apply_to_all_candidates(
-    vhl: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, name: str, classes: int | None
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, name: str, classes: int | None
 ) -> None:
     words = ["--dataset", "digits", "--split", said, "--norm", "batch", "--lr", "0.05", "--preset", "cpu", "--pair"]
-    study = requested_study(vhl, monkeypatch, *words)
+    study = requested_study(script, monkeypatch, *words)
     [task] = study.design.tasks.values()
     assert task.name == name
     assert task.factory_options == {"width": 32, "depth": 2, "norm": "batch"}
@@ -111,15 +105,15 @@ def test_split_norm_and_rate_apply_to_all_candidates(
         assert {tuple(client.labels.unique().tolist()) for client in clients} == {(2 * k, 2 * k + 1) for k in range(5)}
 
 
-def test_unknown_split_is_refused(vhl: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_split_is_refused(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     for said in ("0", "pairs"):
         with pytest.raises(SystemExit):
-            vhl.main(["--split", said])
+            script.main(["--split", said])
     assert "--split" in capsys.readouterr().err
 
 
 def test_user_images_have_equally_many_virtual_and_real_classes(
-    vhl: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     for name in ("north", "south", "west"):
@@ -129,26 +123,26 @@ def test_user_images_have_equally_many_virtual_and_real_classes(
                 pixels = torch.randint(256, (12, 12, 3), generator=generator)
                 Image.fromarray(pixels.to(torch.uint8).numpy()).save(tmp_path / name / label / f"{i}.png")
     places = [str(tmp_path / name) for name in ("north", "south", "west")]
-    monkeypatch.setattr(vhl, "curves", lambda *_, **__: type("Figure", (), {"savefig": lambda *_, **__: None}))
-    monkeypatch.setattr(vhl, "sets_sent", lambda *_, **__: None)
-    vhl.main([*TINY, "--size", "16", "--data", *places, "--out", str(tmp_path / "out")])
+    monkeypatch.setattr(script, "curves", lambda *_, **__: type("Figure", (), {"savefig": lambda *_, **__: None}))
+    monkeypatch.setattr(script, "sets_sent", lambda *_, **__: None)
+    script.main([*TINY, "--size", "16", "--data", *places, "--out", str(tmp_path / "out")])
     record = next(r for r in read_records(tmp_path / "out") if r.method == "FedAvg + VHL")
     assert record.rows[0]["down"]["VHL.noise:labels"] % (8 * 3) == 0
     assert len(record.rows[0]["drawn"]) == 2
 
 
 def test_switch_uses_the_settings_of_another_study(
-    vhl: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = [sample_records.record([0.5], name, task="cifar10", settings={"lr": 0.07}) for name in vhl.SEARCH]
+    runs = [sample_records.record([0.5], name, task="cifar10", settings={"lr": 0.07}) for name in script.SEARCH]
     write_records(Records(runs), tmp_path / "there.jsonl")
     words = ["--pair", "--participation", "1", "--network", "resnet8", "--settings-of", str(tmp_path / "there.jsonl")]
-    study = requested_study(vhl, monkeypatch, *words, "--dataset", "cifar10")
+    study = requested_study(script, monkeypatch, *words, "--dataset", "cifar10")
     assert [dict(candidate.search[0]) for candidate in study.design.candidates.values()] == [{"lr": 0.07}] * 2
-    assert list(study.design.candidates) == list(vhl.SEARCH)
+    assert list(study.design.candidates) == list(script.SEARCH)
     [task] = study.design.tasks.values()
     assert (task.participation, task.factory) == (1.0, "resnet8")
     for dataset, said in ((["cifar10", "digits"], "is for one --dataset"), (["digits"], "no run of FedAvg and FedAvg")):
         with pytest.raises(SystemExit):
-            vhl.main([*words, "--dataset", *dataset])
+            script.main([*words, "--dataset", *dataset])
         assert said in capsys.readouterr().err

@@ -44,7 +44,7 @@ from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, Summ
 from fl.networks import Networks
 from fl.study import load, outcome_hash
 from tests.fl.federations import Tiny, images, with_label_rows
-from tests.odd_calls import Call, Listed, Outcome, odd_calls, outcome_of_call, stale, unlisted
+from tests.odd_calls import Call, Listed, table_tests
 
 
 @cache
@@ -476,20 +476,9 @@ def test_every_public_name_is_called_or_has_a_reason() -> None:
     assert set(NOT_CALLED) <= public
 
 
-@cache
-def outcomes(name: str) -> list[Outcome]:
-    return list(odd_calls(name, CALLS[name]))
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_odd_calls_are_refused_warned_of_or_accepted(name: str) -> None:
-    valid = outcome_of_call(name, CALLS[name], None, "", None)
-    assert valid.kind in ("accepted", "warned"), valid
-    assert not (found := unlisted(outcomes(name), ACCEPTED, OTHERWISE)), "\n".join(found)
-
-
-def test_lists_have_no_unused_line() -> None:
-    assert not stale([o for name in CALLS for o in outcomes(name)], ACCEPTED, OTHERWISE)
+test_odd_calls_are_refused_warned_of_or_accepted, test_lists_have_no_unused_line = table_tests(
+    CALLS, ACCEPTED, OTHERWISE, lambda name: ("accepted", "warned")
+)
 
 
 def rows_of_run() -> list[dict[str, Any]]:

@@ -7,8 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from distillkit.study import (
     Record,
     compare_studies,
@@ -29,7 +27,7 @@ from distillkit.study import (
 from fl.study import at_equal, to_target, worst_clients
 from tests.distillkit.study.sample_records import record
 from tests.distillkit.study.test_tuning import AVG, write
-from tests.odd_calls import Call, Listed, Outcome, odd_calls, outcome_of_call, stale, unlisted
+from tests.odd_calls import Call, Listed, table_tests
 
 
 def runs() -> list[Record]:
@@ -83,17 +81,6 @@ FILE = "the path, which leads nowhere"
 OTHERWISE: Listed = {("*", "records", "string"): FILE, ("compare_studies", "*", "string"): FILE}
 
 
-@cache
-def outcomes(name: str) -> list[Outcome]:
-    return list(odd_calls(name, CALLS[name]))
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_odd_calls_are_refused_or_accepted(name: str) -> None:
-    valid = outcome_of_call(name, CALLS[name], None, "", None)
-    assert valid.kind == ("refused" if name in ("read_records", "pictures") else "accepted"), valid
-    assert not (found := unlisted(outcomes(name), ACCEPTED, OTHERWISE)), "\n".join(found)
-
-
-def test_lists_have_no_unused_line() -> None:
-    assert not stale([o for name in CALLS for o in outcomes(name)], ACCEPTED, OTHERWISE)
+test_odd_calls_are_refused_or_accepted, test_lists_have_no_unused_line = table_tests(
+    CALLS, ACCEPTED, OTHERWISE, lambda name: ("refused" if name in ("read_records", "pictures") else "accepted",)
+)

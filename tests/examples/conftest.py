@@ -1,0 +1,21 @@
+"""The script that a test file is named after, and the study that its command line requests."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.examples.studies import requested_study
+from tests.scripts import load_script
+
+
+@pytest.fixture(scope="module")
+def script(request: pytest.FixtureRequest) -> Any:
+    return load_script(f"examples/{request.module.__name__.split('.')[-1].removeprefix('test_')}.py")
+
+
+@pytest.fixture
+def planned(script: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    return partial(requested_study, script, monkeypatch)
