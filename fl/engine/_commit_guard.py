@@ -84,10 +84,11 @@ def _unusable(
                 f"the model {name!r} of {label} must return logits as a tensor, got {type(outputs).__name__}"
             )
         used = outputs[:, : model.outputs] if outputs.ndim == 2 else outputs
-        if used.shape != (len(noise), server.task.num_classes):
+        classes = server.task.num_classes  # with `predict="all"`, the outputs of an add-on's classes are tested, too
+        if used.ndim != 2 or len(used) != len(noise) or used.shape[1] < classes:
             raise ValueError(
-                f"the model {name!r} of {label} must give [N, {server.task.num_classes}] logits for N images, got "
-                f"{list(used.shape)} for {len(noise)}; state outputs= if the network has further classes"
+                f"the model {name!r} of {label} must give [N, {classes}] logits or more for N images, got "
+                f"{list(used.shape)} for {len(noise)}"
             )
         if not torch.isfinite(outputs).all():
             return f"the new model{f' {name!r}' if name else ''} gives NaN or Inf on noise images"

@@ -78,7 +78,6 @@ REFUSED: dict[str, Refused] = {
     "largest value so far": Refused(NotCapturable, CHOOSES),
     "draw of random": Refused(NotCapturable, "global random state"),
     "spectral norm": Refused(BatchStatistics, "changes"),
-    "lazy module": Refused(NotCapturable, "plain tensor"),
     "operator that writes": Refused(NotCapturable, "none of PyTorch's"),
     "keeps by deep copy": Refused(NotCapturable, CANNOT),
     "keeps by buffer": Refused(BatchStatistics, "changes seen"),

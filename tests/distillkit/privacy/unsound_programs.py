@@ -307,13 +307,6 @@ class Spectral(nn.Sequential):
         super().__init__(nn.Flatten(), nn.utils.parametrizations.spectral_norm(nn.Linear(16, 3)))
 
 
-class Lazy(nn.Sequential):
-    """Layer whose size is that of its first input."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Flatten(), nn.LazyLinear(3))
-
-
 TIME: dict[str, Any] = {
     "cache of the last batch": cached,
     "queue in a buffer": moco,
@@ -335,7 +328,6 @@ TIME: dict[str, Any] = {
     "largest value so far": threshold,
     "draw of random": lambda m, x: x * random.random(),
     "spectral norm": Spectral,
-    "lazy module": Lazy,
     "buffer that opens a gate": gate,
 }
 

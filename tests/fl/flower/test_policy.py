@@ -24,6 +24,7 @@ from fl.deploy.flower._release_guard import ReleaseGuard
 from fl.engine._client_runtime import FAILED_PRIVATELY
 from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from fl.methods import PrivateFedDM
+from tests.fl import every_method
 from tests.fl.flower import fake_flower
 from tests.fl.flower.test_node_ledger import METHODS, SUM, events_of
 from tests.fl.flower.test_runs import DM, FAST, client_data, run_on_grid
@@ -298,7 +299,7 @@ def test_policy_files_with_bad_keys_or_values_are_refused(
 def test_policy_name_lists_class_add_ons_and_filters() -> None:
     from fl.deploy.flower._policy import policy_name
 
-    assert [policy_name(METHODS[name]()) for name in ("PrivateFedDM", "DPSGD", "ClientDP")] == [
+    assert [policy_name(every_method.METHODS[name]()) for name in ("PrivateFedDM", "DPSGD", "ClientDP")] == [
         "PrivateFedDM", "FedAvg(DPSGD)", "Filtered(FedAvg, ClientDP)",
     ]  # fmt: skip
     assert policy_name(FedAvg(DPSGD(sigma=1.0, rate=0.5, size=9), **FAST, weights="uniform")) == "FedAvg(DPSGD)"
