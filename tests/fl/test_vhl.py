@@ -353,3 +353,14 @@ def test_refusals() -> None:
     for addon in (VHL(), VFA(), VFTL()):
         with pytest.raises(ValueError, match=f"{addon.name} needs exactly one class per image"):
             simulate(FedAvg(addon, factory=Tiny), rows, task=MultiLabel(3), rounds=1, progress=False)
+
+
+@pytest.mark.parametrize("predict", ["real", "all"])
+def test_virtual_classes_are_tested_only_on_request(predict: Any) -> None:
+    """With `predict="all"`, an image may be taken for noise; the run goes on with more logits than classes."""
+    method = FedAvg(
+        VHL(source="gaussian", classes=3, per_class=2, augment=None), factory=Tiny, steps=1, batch=4, predict=predict
+    )
+    (row,) = simulate(method, federation()[:2], test=federation()[2], rounds=1, progress=False).rows
+    assert row["failed"] == {}
+    assert 0 <= row["accuracy"] <= 1
