@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -51,7 +50,7 @@ def clips(factory: Callable[[], nn.Module], steps: int = 1, **options: Any) -> f
     kept = torch.arange(len(DATA)) != CANARY
     moved = []
     for data in (DATA, DATA[kept]):
-        model = build(factory, 0).double()
+        model, TICKS[0] = build(factory, 0).double(), 0
         data = data.replace(images=data.images.double())
         train(model, data, sigma=0.0, clip=1e-3, rate=1.0, size=1, lr=1.0, steps=steps, **options)
         moved.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
@@ -59,6 +58,8 @@ def clips(factory: Callable[[], nn.Module], steps: int = 1, **options: Any) -> f
 
 
 OWN = torch.Generator()
+TICKS = [0]
+"""A clock that starts over in each of two neighbouring worlds, which would otherwise differ by chance."""
 
 
 class Alone(nn.Module):
@@ -84,7 +85,8 @@ def counting(module: Any, x: Tensor) -> Tensor:
 
 
 def clocked(module: Any, x: Tensor) -> Tensor:
-    return x - x.mean(0) if time.process_time() % 2 > 1 else x
+    TICKS[0] += 1
+    return x - x.mean(0) if TICKS[0] > 12 else x
 
 
 def gated(module: Any, x: Tensor) -> Tensor:
