@@ -1,4 +1,4 @@
-"""Encoding of requests (jobs) and results as messages or bytes, for clients in other processes or on other machines.
+"""Encoding of requests (jobs) and results as tensors and strings, for clients on other machines.
 
 A message entry may be cached. Its value is then called a payload. If a client has already received a payload, the
 server sends only the payload's digest to it.

@@ -1,4 +1,4 @@
-"""What a method's functions must return, and what they must leave as it is."""
+"""Checks of what a method's functions return, and of values that they may only read."""
 
 from __future__ import annotations
 

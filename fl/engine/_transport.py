@@ -139,7 +139,7 @@ class Exchange:
 
 
 class Transport(Protocol):
-    """Connection of a run to its clients: in threads of this process, in other processes, or on other machines.
+    """Connection of a run to its clients, in threads of this process or on other machines.
 
     If one client fails, its `ClientResult` contains the error. If the iterator that the method `exchange` returns
     raises an exception, the exchange has failed for all clients. Use a transport as a context manager: at the end of
