@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from distillkit._utils.tables import markdown_table
 from distillkit.study._design import StudyDesign
 from distillkit.study._execution import RunSpec
-from distillkit.study._formatting import markdown_table
 from distillkit.study.candidate import Candidate, Cost
 
 __all__ = ["MAX_TRIAL_SHARE", "Estimate", "EstimateRow", "estimate_rows"]

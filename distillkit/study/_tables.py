@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from distillkit._utils import check
-from distillkit.study._formatting import NONE, Table, mean_std, unit_of
+from distillkit._utils.tables import NONE, Table
+from distillkit.study._formatting import mean_std, unit_of
 from distillkit.study._groups import Group, RecordsLike, group_records
 from distillkit.study.history import best_seed_mean
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distillkit.study._formatting import NONE, Table
+from distillkit._utils.tables import NONE, Table
 from distillkit.study._record_files import FORMATS, as_path, read_json
 from distillkit.study._records import RecordError, decode_settings
 

@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from distillkit._utils import check
-from distillkit.study._formatting import MIN_SEEDS, NONE, Table, mean_std, signed, unit_of
+from distillkit._utils.tables import NONE, Table
+from distillkit.study._formatting import MIN_SEEDS, mean_std, signed, unit_of
 from distillkit.study._groups import RecordsLike, differences_by_seed, group_records, number_of, values_by_seed
 from distillkit.study._tables import require_columns
 

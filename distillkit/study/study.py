@@ -18,6 +18,7 @@ from distillkit._utils.files import write_atomically
 from distillkit._utils.processes import worker_pool
 from distillkit._utils.progress import bar
 from distillkit._utils.provenance import git_commit
+from distillkit._utils.tables import Table
 from distillkit.data import Split
 from distillkit.locking import locked
 from distillkit.privacy import Guarantee
@@ -27,7 +28,6 @@ from distillkit.study._cost_estimate import Estimate, estimate_rows
 from distillkit.study._design import make_design
 from distillkit.study._execution import PreparedRun, RunSpec
 from distillkit.study._extension import check_extend, extend_searches
-from distillkit.study._formatting import Table
 from distillkit.study._groups import sole_task
 from distillkit.study._guarantee import ledgers_of, total_guarantee
 from distillkit.study._power import PowerAnalysis, power_analysis

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distillkit._utils import check
-from distillkit.study._formatting import NONE, Table
+from distillkit._utils.tables import NONE, Table
 from distillkit.study._groups import Group, RecordsLike, group_records
 from distillkit.study._records import Record, Row
 from distillkit.study._tables import numbers_of
