@@ -17,6 +17,7 @@ from attacks.inversion.reconstruction import invert_message
 from attacks.matching import align, match
 from attacks.metrics import psnr
 from distillkit._utils import check
+from distillkit._utils.tables import markdown_table
 from distillkit.normalization import IDENTITY, Normalization
 
 __all__ = ["MessageComparison", "MessageResult", "compare_messages"]
@@ -60,11 +61,12 @@ class MessageComparison:
     guess: float
 
     def __str__(self) -> str:
-        lines = ["| message | PSNR dB (best) | aligned dB (best) | labels % | loss |", "|---|---|---|---|---|"]
+        rows = []
         for row in self.rows:
             numbers = (f"{sum(v) / len(v):.1f} ({max(v):.1f})" for v in (row.psnr, row.aligned))
-            lines.append(f"| {row.name} | {' | '.join(numbers)} | {100 * row.labels:.0f} | {row.loss:.2g} |")
-        return "\n".join([*lines, f"| nothing found | | {self.guess:.1f} | | |"])
+            rows.append((row.name, *numbers, f"{100 * row.labels:.0f}", f"{row.loss:.2g}"))
+        rows.append(("nothing found", "", f"{self.guess:.1f}", "", ""))
+        return markdown_table(("message", "PSNR dB (best)", "aligned dB (best)", "labels %", "loss"), rows)
 
     __repr__ = __str__
 

@@ -1,4 +1,4 @@
-"""Display of sets in notebooks, with a summary and sample images, and short `repr`s of results."""
+"""Display of sets and figures in notebooks and reports, and short `repr`s of results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["as_html", "as_png", "sample_rows", "short_repr", "stable_repr", "tile"]
+__all__ = ["as_html", "as_png", "embedded_picture", "sample_rows", "short_repr", "stable_repr", "tile"]
 
 _CLASSES, _EACH, _PADDING = 10, 10, 1
 
@@ -107,6 +107,19 @@ def as_png(rows: list[Tensor]) -> bytes:
     return file.getvalue()
 
 
+def embedded_picture(png: bytes, alt: str, **attributes: str) -> str:
+    """Return an HTML tag that contains a whole PNG file.
+
+    Args:
+        png: bytes of the file.
+        alt: alternative text.
+        attributes: further attributes of the tag.
+    """
+    given = {"alt": alt, **attributes, "src": f"data:image/png;base64,{base64.b64encode(png).decode()}"}
+    written = [f'{name}="{html.escape(value)}"' for name, value in given.items()]
+    return f"<img {' '.join(written)}>"
+
+
 def as_html(text: str, rows: list[Tensor], classes: int) -> str:
     """Return the HTML that a notebook shows for a set: its `repr`, and sample images with sides of about 40 pixels.
 
@@ -120,6 +133,4 @@ def as_html(text: str, rows: list[Tensor], classes: int) -> str:
         return f"<div>{said}</div>"
     caption = "one class a row" if classes <= _CLASSES else f"the first {_CLASSES} of {classes} classes, one a row"
     style = f"image-rendering: pixelated; zoom: {max(1, round(40 / max(rows[0].shape[2:])))}"
-    encoded = base64.b64encode(as_png(rows)).decode()
-    picture = f'<img alt="{caption}" title="{caption}" style="{style}" src="data:image/png;base64,{encoded}">'
-    return f"<div>{said}<br>{picture}</div>"
+    return f"<div>{said}<br>{embedded_picture(as_png(rows), caption, title=caption, style=style)}</div>"

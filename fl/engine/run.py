@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -9,6 +10,8 @@ from typing import Any
 
 from torch import nn
 
+from distillkit._utils.display import embedded_picture
+from distillkit._utils.tables import html_table
 from fl.engine import history
 from fl.participants import Server
 
@@ -70,22 +73,17 @@ class Run:
         return f"<div><p><b>{escape(repr(self))}</b></p>{_curve(self.rows)}{_rows(self.rows)}</div>"
 
 
-def _curve(rows: Sequence[dict[str, Any]], width: int = 260, height: int = 70) -> str:
-    known = [(row["round"], row["accuracy"]) for row in rows if row["accuracy"] is not None]
+def _curve(rows: Sequence[dict[str, Any]]) -> str:
+    known = [row for row in rows if row["accuracy"] is not None]
     if len(known) < 2:
         return ""
-    first, last = known[0][0], known[-1][0]
-    low, high = min(a for _, a in known), max(a for _, a in known)
-    spread = (high - low) or 1.0
-    points = " ".join(
-        f"{4 + (width - 8) * (r - first) / (last - first):.1f},{height - 4 - (height - 8) * (a - low) / spread:.1f}"
-        for r, a in known
-    )
-    label = f"accuracy, {100 * low:.1f} to {100 * high:.1f} %, rounds {first} to {last}"
-    return (
-        f'<svg role="img" aria-label="{label}" width="{width}" height="{height}"><title>{label}</title>'
-        f'<polyline points="{points}" fill="none" stroke="#0072B2" stroke-width="2"/></svg><br><small>{label}</small>'
-    )
+    from distillkit.plot import curves
+
+    file = io.BytesIO()
+    curves(known).savefig(file, format="png")
+    accuracies = [100 * row["accuracy"] for row in known]
+    span = f"{min(accuracies):.1f} to {max(accuracies):.1f} %, rounds {known[0]['round']} to {known[-1]['round']}"
+    return embedded_picture(file.getvalue(), f"accuracy, {span}", width="360")
 
 
 def _rows(rows: Sequence[dict[str, Any]]) -> str:
@@ -100,8 +98,4 @@ def _rows(rows: Sequence[dict[str, Any]]) -> str:
         return cells | {"seconds": f"{row['seconds']:.1f}"}
 
     lines = [shown(row) for row in rows[-_SHOWN:]]
-    if not lines:
-        return ""
-    header = "".join(f"<th>{escape(name)}</th>" for name in lines[0])
-    body = "".join(f"<tr>{''.join(f'<td>{escape(v)}</td>' for v in line.values())}</tr>" for line in lines)
-    return f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
+    return html_table([*lines[0]], [[*line.values()] for line in lines], left=0) if lines else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from distillkit import plot
 from distillkit.privacy import Event, Ledger
@@ -47,7 +49,7 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
         self.seen.append(tag)
-        if tag != "br":
+        if tag not in ("br", "img"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -82,7 +84,7 @@ def test_last_and_best_accuracy_differ_in_a_run_that_falls() -> None:
 def test_repr_without_evaluation_or_rounds_omits_unknown_values() -> None:
     run = play(rounds=2, test=None, evaluate="none")
     assert repr(run) == "Run(2 rounds of FedAvg(FedProx), 5 clients)"
-    assert "<svg" not in run._repr_html_()
+    assert "<img" not in run._repr_html_()
     empty = Run([], run.server, {}, run.method)
     assert repr(empty) == "Run(0 rounds of FedAvg(FedProx), 5 clients)"
     assert Tags(empty._repr_html_()).seen.count("table") == 0
@@ -99,16 +101,16 @@ def test_long_server_loop_stops_with_the_run() -> None:
 
 def test_notebook_shows_curve_and_last_rows() -> None:
     run = play()
-    found = Tags(run._repr_html_())
+    html = run._repr_html_()
+    found = Tags(html)
     assert found.seen.count("tr") == 6
-    points = re.findall(r'points="([^"]*)"', run._repr_html_())
-    assert [len(p.split()) for p in points] == [7]
-    heights = [float(p.split(",")[1]) for p in points[0].split()]
-    accuracies = [row["accuracy"] for row in run.rows]
-    assert heights.index(min(heights)) == accuracies.index(max(accuracies))
+    accuracies = [100 * row["accuracy"] for row in run.rows]
+    (label, picture) = re.findall(r'<img alt="([^"]*)" width="360" src="data:image/png;base64,([^"]*)">', html)[0]
+    assert label == f"accuracy, {min(accuracies):.1f} to {max(accuracies):.1f} %, rounds 1 to 7"
+    assert Image.open(io.BytesIO(base64.b64decode(picture))).width > 360
     assert f"{run.rows[-1]['accuracy']:.1%}" in found.text
     single = Tags(play(rounds=1)._repr_html_())
-    assert "polyline" not in single.seen
+    assert "img" not in single.seen
     assert "table" in single.seen
 
 

@@ -125,11 +125,10 @@ def test_comparison_scores_each_message_in_a_table() -> None:
     again = invert_message(sent, SHAPE, 2, normalization=space, method="dlg", steps=6)
     assert none.loss == again.losses[0]
     assert none.psnr == pytest.approx(psnr(again.images, pictures()).tolist())  # matched: labels are sorted here
-    lines = str(table).split("\n")
-    assert lines[0] == "| message | PSNR dB (best) | aligned dB (best) | labels % | loss |"
-    mean = sum(none.psnr) / 2
-    assert lines[2].startswith(f"| none | {mean:.1f} ({max(none.psnr):.1f}) |")
-    assert lines[-1] == f"| nothing found | | {table.guess:.1f} | | |"
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in str(table).split("\n")]
+    assert lines[0] == ["message", "PSNR dB (best)", "aligned dB (best)", "labels %", "loss"]
+    assert lines[2][:2] == ["none", f"{sum(none.psnr) / 2:.1f} ({max(none.psnr):.1f})"]
+    assert lines[-1] == ["nothing found", "", f"{table.guess:.1f}", "", ""]
 
 
 def test_recovered_labels_are_counted_by_class() -> None:
