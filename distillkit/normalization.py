@@ -52,6 +52,7 @@ class ZCA:
         check.real_number(eps, "eps", above=0.0)
         if len(images) < 2:
             raise ValueError("images must hold at least 2 images to fit a covariance, got 1")
+        check.finite(images.detach().square().sum(0), "the covariance of the images", "standardize the images first")
         from kornia.enhance import ZCAWhitening
 
         fitted = ZCAWhitening(eps=eps, compute_inv=True).fit(images.detach())

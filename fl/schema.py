@@ -15,15 +15,18 @@ from distillkit._utils import check
 from distillkit.sets import LabeledImages
 from fl.message import Entry, Message, Value, check_value
 
-__all__ = ["MAX_MAGNITUDE", "MAX_WEIGHT", "BadReply", "EntrySpec", "Schema", "check_reply", "value_parts"]
+__all__ = ["MAX_WEIGHT", "BadReply", "EntrySpec", "Schema", "check_reply", "value_parts"]
 
 MAX_WEIGHT = 1e6
 """Largest weight that one reply may claim, unless its schema gives another maximum. This number is public."""
 
 _LARGEST = 1e300
 
-MAX_MAGNITUDE = 1e9
-"""Largest absolute value of a float in a reply if the schema gives no range; only diverged clients exceed it."""
+_GROWTH = 1e4
+"""Largest absolute value of a float if the schema gives no range, as a multiple of 1 + the example's largest value."""
+
+_RATIO = 100.0
+"""Largest ratio of a tensor or set to the median over the replies of an exchange, unless its schema gives another."""
 
 
 class BadReply(ValueError):
@@ -52,10 +55,12 @@ class EntrySpec:
         max_per_class: maximum number of images of one class in a set.
         minimum, maximum: smallest and largest allowed number. In an image set, they apply to the pixels and to the
             values in additional columns. By default, the clients' weights for an average (see `Entry.by`) must be in
-            [0, `MAX_WEIGHT`]. All other floats must be in [-`MAX_MAGNITUDE`, `MAX_MAGNITUDE`], and other integers have
-            no limits.
-        max_norm: maximum l2 norm of the entry's numbers, taken as one vector. If it is given, `MAX_MAGNITUDE` does not
-            apply.
+            [0, `MAX_WEIGHT`]. The magnitude of all other floats must be at most 10,000 times (1 + the largest value of
+            the example, such as the server's state). Other integers have no limits.
+        max_norm: maximum l2 norm of the entry's numbers, taken as one vector. It replaces the default limit.
+        max_ratio: largest ratio of the entry's root mean square to the median over the replies, if at least four came
+            and the server sees each of them (no secure sums, no private method). Default: 100 for tensors and sets; a
+            number is not compared.
         nonnegative: in a dict of tensors, the names of the tensors whose numbers must be >= 0, such as variances.
         optional: whether a reply without the entry is valid.
         max_unit: largest unit of a grid to which a filter, such as `SecureSums`, may round the entry. A method whose
@@ -72,6 +77,7 @@ class EntrySpec:
     minimum: float = -math.inf
     maximum: float = math.inf
     max_norm: float = math.inf
+    max_ratio: float | None = None
     nonnegative: Collection[str] = ()
     optional: bool = False
     max_unit: float = math.inf
@@ -85,8 +91,10 @@ class EntrySpec:
         for name in ("max_rows", "max_per_class"):
             if getattr(self, name) is not None:
                 check.positive_int(getattr(self, name), name, least=0)
-        for name in ("minimum", "maximum", "max_norm", "max_unit"):
+        for name in ("minimum", "maximum", "max_norm", "max_ratio", "max_unit"):
             number = getattr(self, name)
+            if name == "max_ratio" and number is None:
+                continue
             if isinstance(number, bool) or not isinstance(number, Real) or math.isnan(number):
                 raise TypeError(f"{name} must be a number, got {number!r}")
         if self.minimum > self.maximum or self.max_norm < 0:
@@ -99,6 +107,20 @@ class EntrySpec:
         if self.same_rows_as is not None and not isinstance(self.same_rows_as, Entry):
             raise TypeError(f"same_rows_as must be an Entry, got {type(self.same_rows_as).__name__}")
 
+    @property
+    def ratio(self) -> float | None:
+        """`max_ratio` or its default; None if replies are not compared in this entry."""
+        return self.max_ratio or (None if isinstance(self.value, float | int | str) else _RATIO)
+
+    @property
+    def limit(self) -> float:
+        """Largest magnitude of a float without a range."""
+        if math.isfinite(self.max_norm):
+            return self.max_norm
+        parts = [torch.as_tensor(part) for _, part in value_parts(self.value)]
+        peaks = [max(abs(v.item()) for v in part.detach().aminmax()) for part in parts if part.numel()]
+        return _GROWTH * (1 + max(peaks, default=0.0))
+
     @staticmethod
     def finite(value: Value) -> EntrySpec:
         """Return the specification of an entry that may have floats of any finite magnitude, such as the loss of a
@@ -108,7 +130,7 @@ class EntrySpec:
             value: an example of the entry's value, which determines its type, shapes and dtypes (see
                 `EntrySpec.value`).
         """
-        return EntrySpec(value, max_norm=_LARGEST)
+        return EntrySpec(value, max_norm=_LARGEST, max_ratio=math.inf)
 
 
 Schema = dict[str, EntrySpec]
@@ -154,7 +176,7 @@ def check_reply(reply: object, entries: Mapping[str, Entry[Any]], schema: Schema
         if key in weights:
             minimum, maximum = max(minimum, 0.0), maximum if math.isfinite(maximum) else MAX_WEIGHT
         bounded = math.isfinite(minimum) and math.isfinite(maximum)
-        limit = math.inf if bounded else like.max_norm if math.isfinite(like.max_norm) else MAX_MAGNITUDE
+        limit = math.inf if bounded else like.limit
         for name, part in value_parts(value):
             label = f"{key}[{name}]" if name else key
             remedy = "; the method sets the largest weight (max_samples)" if key in weights else ""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attacks.inversion._inputs import check_layer
+from distillkit._utils import check
 from distillkit._utils.display import short_repr
 
 __all__ = ["RecoveredInput", "invert_linear", "invert_linear_batch"]
@@ -62,7 +63,7 @@ def invert_linear(weight_gradient: Tensor, bias_gradient: Tensor) -> RecoveredIn
     scaled = unit @ weight  # |b| x
     size = weight.norm()
     residual = float((weight - torch.outer(unit, scaled)).norm() / size) if float(size) > 0 else 0.0
-    return RecoveredInput((scaled / bias.norm()).to(weight_gradient.dtype), residual)
+    return RecoveredInput(_in_range(scaled / bias.norm(), weight_gradient), residual)
 
 
 def invert_linear_batch(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
@@ -92,7 +93,12 @@ def invert_linear_batch(weight_gradient: Tensor, bias_gradient: Tensor) -> Tenso
     weight, bias = check_layer(weight_gradient, bias_gradient)
     _direction(bias)
     found = bias != 0
-    return (weight[found] / bias[found].unsqueeze(1)).to(weight_gradient.dtype)
+    return _in_range(weight[found] / bias[found].unsqueeze(1), weight_gradient)
+
+
+def _in_range(recovered: Tensor, gradient: Tensor) -> Tensor:
+    remedy = f"{gradient.dtype} cannot hold them; pass the gradients as float64"
+    return check.finite(recovered.to(gradient.dtype), "the recovered inputs", remedy)
 
 
 def _direction(bias: Tensor) -> Tensor:

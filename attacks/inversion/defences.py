@@ -112,7 +112,8 @@ class Noise:
     def __call__(self, message: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the `message` (tensors) plus Gaussian noise."""
         generator = derive(self.seed, "inversion", "noise")
-        return tuple(t + self.std * torch.randn(t.shape, generator=generator).to(t) for t in message)
+        noisy = (t + self.std * torch.randn(t.shape, generator=generator).to(t) for t in message)
+        return tuple(check.finite(t, "the noisy message", "lower std, or clip the message first") for t in noisy)
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return `message` unchanged, because an attacker cannot reproduce the noise.

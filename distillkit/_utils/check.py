@@ -436,9 +436,23 @@ def converged(images: Tensor, options: str) -> Tensor:
     Raises:
         FloatingPointError: a pixel is NaN or infinite.
     """
-    if not bool(torch.isfinite(images).all()):
-        raise FloatingPointError(f"the optimized images hold NaN or Inf: the optimization diverged; lower {options}")
-    return images
+    return finite(images, "the optimized images", f"the optimization diverged; lower {options}")
+
+
+def finite(result: Tensor, name: str, remedy: str) -> Tensor:
+    """Check that a computed result is finite and return it.
+
+    Args:
+        result: the result.
+        name: what it is, used in error messages.
+        remedy: the cause of NaN or Inf and what to do, used in error messages.
+
+    Raises:
+        FloatingPointError: a value is NaN or infinite.
+    """
+    if not bool(torch.isfinite(result).all()):
+        raise FloatingPointError(f"NaN or Inf in {name}: {remedy}")
+    return result
 
 
 def has_values(tensor: Tensor, name: str) -> Tensor:

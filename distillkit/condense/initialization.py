@@ -80,7 +80,8 @@ def images_from_statistics(
     ipc = check.positive_int(ipc, "ipc")
     k, c = means.shape
     noise = torch.randn(k, ipc, c, *size, generator=as_generator(generator), dtype=means.dtype).to(means.device)
-    return (means.view(k, 1, c, 1, 1) + noise * stds.view(k, 1, c, 1, 1)).flatten(0, 1)
+    images = (means.view(k, 1, c, 1, 1) + noise * stds.view(k, 1, c, 1, 1)).flatten(0, 1)
+    return check.finite(images, "the images", f"means or stds are too large for {means.dtype}")
 
 
 def initial_images(

@@ -13,6 +13,7 @@ from distillkit._utils.options import Decay, LearningRate, NonNegative, NonNegat
 from distillkit.condense import class_statistics, fit_to_gradient, images_from_statistics
 from distillkit.losses import rbf_mmd, supervised_contrastive
 from distillkit.sets import LabeledImages
+from fl._noise_images import pixel_limit
 from fl.addons.condensed import SELECTED
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings, Step
@@ -140,7 +141,8 @@ class Anchors(AddOn):
         second is a number for each class, which is 1 if the client has images of the class, otherwise 0.
         """
         blank = torch.zeros(server.task.num_classes, 2 * server.shape[0], dtype=server.dtype)
-        schema[self.statistics.key] = EntrySpec(blank)
+        limit = pixel_limit(server)
+        schema[self.statistics.key] = EntrySpec(blank, minimum=-limit, maximum=limit)
         schema[self.owned.key] = EntrySpec(torch.zeros(len(blank)), minimum=0.0, maximum=1.0)
 
     def receive_answers(self, server: AveragingServer, replies: AggregatedReplies) -> None:

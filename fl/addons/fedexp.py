@@ -61,7 +61,8 @@ class FedExP(AddOn):
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """Add ||Delta_i||^2, the squared norm of the client's change of the weights, to the schema of the reply."""
-        schema[self.norm.key] = EntrySpec(1.0, minimum=0.0, maximum=schema[FedAvg.update.key].max_norm ** 2)
+        update = schema[FedAvg.update.key]
+        schema[self.norm.key] = EntrySpec(1.0, minimum=0.0, maximum=update.max_norm**2, max_ratio=1e4)
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
         """Send ||Delta_i||^2, the squared norm of the client's change of the weights."""

@@ -12,6 +12,7 @@ The algorithm is in three files. Read them in this order:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -276,7 +277,9 @@ class FedAvg(Entries, Method):
         schema: Schema = {
             self.samples.key: EntrySpec(1.0, minimum=minimum, maximum=maximum),
             self.update.key: EntrySpec(
-                self.networks.prefixed(shared, name), max_norm=self.settings.update_limit(shared)
+                self.networks.prefixed(shared, name),
+                max_norm=self.settings.update_limit(shared),
+                max_ratio=None if self.settings.max_update_norm is None else math.inf,
             ),
         }
         positive = set(self.networks.prefixed({n: model[n] for n in variances(net) & model.keys()}, name))

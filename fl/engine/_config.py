@@ -87,10 +87,6 @@ class RunConfig:
             method that draws its clients itself and in secret (such as `ClientDP`).
         min_replies: minimum number of usable replies in a round, that is, of replies that arrive and are valid. If
             there are fewer, the run ends with `NoUsableReply`, and the last completed round is kept.
-        exploding: what to do if the largest absolute weight of a tensor of a global model grows more than tenfold in a
-            round, to a value above 10. With "warn", the run goes on, and a warning lists the tensors, and the clients
-            whose replies contain by far the largest values. With "stop", the run ends with `NoUsableReply`, and the
-            state before the round is kept.
         evaluate: clients that are evaluated on their own test images after each round: "drawn" (the clients drawn in
             that round), "all", "none", or a list of client indices. Default: "none" for private methods and secure
             sums, because evaluation results contain no noise; "drawn" for all other methods. Epsilon does not cover
@@ -116,7 +112,6 @@ class RunConfig:
     server_data: Mapping[str, Images] | None = None
     participation: float | int = 1.0
     min_replies: int = 1
-    exploding: Literal["warn", "stop"] = "warn"
     evaluate: Literal["drawn", "all", "none"] | Sequence[int] | None = None
     seed: int = 0
     ledger: Ledger | None = None

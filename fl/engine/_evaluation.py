@@ -78,7 +78,7 @@ def evaluate_clients(dispatcher: Dispatcher, evaluate: str | Sequence[int]) -> d
             continue
         reason, found = result.error, Message()
         if reason is None:
-            reason, found = dispatcher.thread.run(partial(validate, dispatcher, server, "evaluate", result))
+            reason, found, _ = dispatcher.thread.run(partial(validate, dispatcher, server, "evaluate", result))
         if reason is not None:
             failed[str(result.client)] = reason
             continue

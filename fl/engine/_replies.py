@@ -7,19 +7,18 @@ makes all checks that a reply must pass.
 from __future__ import annotations
 
 import math
-import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from distillkit.privacy import BudgetExhausted
 from fl.aggregation import Aggregator, BadReply, EntrySpec, Schema, check_reply
-from fl.engine._commit_guard import largest_value
 from fl.engine._contract import ChangedInput, Unchanged, checked_message, checked_schema, server_values
 from fl.engine._devices import placed
 from fl.engine._dispatch import Dispatcher
+from fl.engine._outliers import LEAST_REPLIES, Compared, HeldReplies, compared, dominant, too_large
 from fl.engine._transport import ClientRequest, ClientResult
 from fl.engine.store import Store
 from fl.message import Message, payload_bytes
@@ -68,6 +67,22 @@ class ReplyCollector:
             The aggregator, to which all valid replies were added.
         """
         dispatcher, reducer = self.dispatcher, Aggregator(self.dispatcher.entries)
+        arrived = self._validated(verb, clients, stats)
+        visible = not (self.method.private or self.method.sealed)
+        for one in self._alike(arrived, stats) if visible and len(clients) >= LEAST_REPLIES else arrived:
+            reason = one.reason or dispatcher.thread.run(partial(_fold, reducer, one.client, one.reply))
+            self._record(verb, one, stats, valid=reason is None)
+            if reason is not None:
+                stats.fail(verb, one.client, reason, after_local=after_local)
+                continue
+            stats.note(one.notes)
+            if verb != "answer":
+                dispatcher.cache_index.update(one.client, one.request, one.memory)
+        return reducer
+
+    def _validated(self, verb: str, clients: Sequence[int], stats: RoundStats) -> Iterator[_Arrived]:
+        """Request a reply from each client, and yield the replies, each checked on its own."""
+        dispatcher = self.dispatcher
         exchange = dispatcher.exchange(verb, clients, store_memory=verb == "local")
         for i, (result, request, memory) in enumerate(exchange, start=1):
             if verb != "answer" and not self.method.draws_clients:
@@ -76,57 +91,89 @@ class ReplyCollector:
                 stats.empty.append(result.client)
                 continue
             stats.seconds += result.seconds
-            work = partial(validate, dispatcher, self.server, verb, result, reducer)
-            reason = result.error or dispatcher.thread.run(work)[0]
-            self._record(verb, result, request, stats, valid=reason is None)
-            if reason is not None:
-                stats.fail(verb, result.client, reason, after_local=after_local)
-                continue
-            stats.note(result.notes)
-            if verb == "local" and result.reply is not None and not (self.method.private or self.method.sealed):
-                stats.largest[result.client] = dispatcher.thread.run(partial(largest_value, result.reply))
-            if verb != "answer":
-                dispatcher.cache_index.update(result.client, request, memory)
-        return reducer
+            reason, reply, schema = result.error, Message(), Schema()
+            if reason is None:
+                work = partial(validate, dispatcher, self.server, verb, result)
+                reason, reply, schema = dispatcher.thread.run(work)
+            sent = [key for key, _ in result.reply.items()] if reason is None and result.reply is not None else []
+            yield _Arrived(result.client, reason, reply, schema, sent, result.notes, request, memory)
 
-    def _record(
-        self, verb: str, result: ClientResult, request: ClientRequest | None, stats: RoundStats, *, valid: bool
-    ) -> None:
-        """Count the bytes of a client's request and reply, and save both messages if the run keeps a transcript.
+    def _alike(self, arrived: Iterable[_Arrived], stats: RoundStats) -> Iterator[_Arrived]:
+        """Wait for all replies, and yield them; those that are far larger than most are refused.
 
-        Args:
-            verb: name of the exchange.
-            result: the client's result, with its reply.
-            request: the request; None if no request was built.
-            stats: counts of the round, to which the bytes are added.
-            valid: whether the reply is valid. An invalid reply is neither counted nor saved.
+        Clients whose replies make up most of an aggregate are recorded in `stats.dominant`.
         """
-        client, reply = result.client, result.reply if valid else None
-        sent = payload_bytes(reply) if reply is not None else {}
-        stats.count(client, sent, self.dispatcher.request_sizes(request, client))
+        found, held, waiting = dict[int, Compared](), HeldReplies(), list[_Arrived]()
+        for one in arrived:
+            if one.reason is None:
+                measure = partial(compared, one.reply, self.dispatcher.entries, one.schema)
+                found[one.client] = self.dispatcher.thread.run(measure)
+                held.put(one.client, one.reply)
+            waiting.append(replace(one, reply=Message()))
+        refused = too_large(found)
+        stats.dominant |= dominant({client: size for client, size in found.items() if client not in refused})
+        for one in waiting:
+            if one.client in found:
+                reply = placed(held.take(one.client), self.server.device)
+                yield replace(one, reply=reply, reason=refused.get(one.client))
+            else:
+                yield one
+
+    def _record(self, verb: str, one: _Arrived, stats: RoundStats, *, valid: bool) -> None:
+        """Count the bytes of a client's request and valid reply, and save both if the run keeps a transcript."""
+        reply = Message.unchecked({k: v for k, v in one.reply.items() if k in one.sent}) if valid and one.sent else None
+        stats.count(
+            one.client, payload_bytes(reply) if reply is not None else {},
+            self.dispatcher.request_sizes(one.request, one.client),
+        )  # fmt: skip
         if self.transcript is None:
             return
-        for direction, message in (("down", request.message if request is not None else None), ("up", reply)):
+        for direction, message in (("down", one.request.message if one.request is not None else None), ("up", reply)):
             if message is not None:
-                self.transcript.record(self.server.round, client, direction, message, verb)
+                self.transcript.record(self.server.round, one.client, direction, message, verb)
+
+
+@dataclass(frozen=True)
+class _Arrived:
+    """Result of one client, with the `reason` why it is not used, or with its valid reply and the schema of this reply.
+
+    `sent` holds the keys of the entries that the client sent; the method may have computed more of them.
+    """
+
+    client: int
+    reason: str | None
+    reply: Message
+    schema: Schema
+    sent: Sequence[str]
+    notes: Mapping[str, Any]
+    request: ClientRequest | None
+    memory: str
+
+
+def _fold(aggregator: Aggregator, client: int, reply: Message) -> str | None:
+    """Add a reply to the aggregate; return the reason if its form differs from that of other replies."""
+    try:
+        aggregator.fold(client, reply)
+    except BadReply as error:
+        return str(error)[:300]
+    return None
 
 
 def validate(
-    dispatcher: Dispatcher, server: Server, verb: str, result: ClientResult, aggregator: Aggregator | None = None
-) -> tuple[str | None, Message]:
-    """Check a client's reply, and add it to the aggregate if it is valid. Call this function in the server's thread.
+    dispatcher: Dispatcher, server: Server, verb: str, result: ClientResult
+) -> tuple[str | None, Message, Schema]:
+    """Check a client's reply. Call this function in the server's thread.
 
     Args:
         dispatcher: dispatcher of the run, which gives access to the method and its declared entries.
         server: the server that receives the reply.
         verb: name of the method's function that ran on the client, such as "local" or "evaluate".
         result: result that the client sent.
-        aggregator: aggregator to which a valid reply is added. If it is None, the reply is only returned.
 
     Returns:
-        A pair: the reason why the reply is invalid, or None if it is valid; and the reply, with additional entries that
-        the method computes from it on the server (`Method.read_reply`). The second item is an empty message if the
-        reply is invalid.
+        The reason why the reply is invalid, or None if it is valid; the reply, with additional entries that the method
+        computes from it on the server (`Method.read_reply`), or an empty message if the reply is invalid; and the
+        schema of the reply.
     """
     method, client = dispatcher.method, result.client
     function = {"answer": "expect_answer", "local": "expect", "evaluate": "expect_evaluation"}.get(verb)
@@ -134,18 +181,13 @@ def validate(
         found = getattr(method, function)(server, client) if function else method.expect_exchange(server, verb, client)
     schema = checked_schema(method, function or "expect_exchange", found)
     try:
-        reply = _checked_reply(dispatcher, server, verb, result, schema)
-        if aggregator is not None:
-            aggregator.require(reply)
+        return None, _checked_reply(dispatcher, server, verb, result, schema), schema
     except BadReply as error:
-        return str(error)[:300], Message()
+        return str(error)[:300], Message(), schema
     except (Interrupted, BudgetExhausted, ChangedInput):
         raise
     except Exception as error:  # a reply may hold anything, so any error in a check means an invalid reply
-        return f"cannot be used: {type(error).__name__}: {error}"[:300], Message()
-    if aggregator is not None:
-        aggregator.fold(client, reply)
-    return None, reply
+        return f"cannot be used: {type(error).__name__}: {error}"[:300], Message(), schema
 
 
 def _checked_reply(dispatcher: Dispatcher, server: Server, verb: str, result: ClientResult, schema: Schema) -> Message:
@@ -207,7 +249,7 @@ class RoundStats:
         failed_after: reasons why clients failed in an exchange after "local", by the exchange's name and the client
             index. The "local" replies of these clients are used.
         noted: numbers that clients report in `Client.notes`, summed over the clients, by name.
-        largest: largest absolute value in each client's "local" reply; empty for private methods and secure sums.
+        dominant: clients that make up most of an aggregate, and its share, if the server sees single replies.
         empty: indices of the clients without images.
         integer_pool: pool of the integers in `by_client`. Equal integers share one object to save memory, because the
             pairs of all rounds stay in memory.
@@ -222,7 +264,7 @@ class RoundStats:
     failed: dict[str, str] = field(default_factory=dict)
     failed_after: dict[str, dict[str, str]] = field(default_factory=dict)
     noted: dict[str, float] = field(default_factory=dict)
-    largest: dict[int, float] = field(default_factory=dict)
+    dominant: dict[int, str] = field(default_factory=dict)
     empty: list[int] = field(default_factory=list)
     seconds: float = 0.0
     server_seconds: float = 0.0
@@ -262,14 +304,6 @@ class RoundStats:
         for key, count in counts.items():
             self.noted[key] = self.noted.get(key, 0) + count
 
-    def outliers(self) -> list[int]:
-        """Return the indices of clients whose replies have far larger values than those of most clients.
-
-        A client is returned if the largest value in its reply is more than ten times the median over all clients.
-        """
-        usual = statistics.median(self.largest.values()) if self.largest else 0.0
-        return [client for client, value in self.largest.items() if value > 10 * usual]
-
     def reasons(self) -> str:
         """Return one line of text: up to five reasons why clients failed, with the number of clients for each."""
         found = [*self.failed.items(), *(pair for failed in self.failed_after.values() for pair in failed.items())]
@@ -298,6 +332,7 @@ class RoundStats:
             "failed": self.failed,
             **({"failed_after": self.failed_after} if self.failed_after else {}),
             "empty": self.empty,
+            **({"dominant": {str(client): share for client, share in self.dominant.items()}} if self.dominant else {}),
             **({"noted": self.noted} if self.noted else {}),
             "client_seconds": self.seconds,
             "server_seconds": self.server_seconds,

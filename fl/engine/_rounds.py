@@ -95,9 +95,7 @@ class RoundRunner:
         counted = ("bytes_up", "bytes_down", "up", "down", "failed")
         self.server.notes["setup"] = {key: value for key, value in stats.row([]).items() if key in counted}
 
-    def run_round(
-        self, number: int, participation: int, min_replies: int, evaluate: Any, *, exploding: str = "warn"
-    ) -> None:
+    def run_round(self, number: int, participation: int, min_replies: int, evaluate: Any) -> None:
         """Run one round, commit it, and pass its row of the history to the function `on_row`.
 
         A failed round does not change the server's state.
@@ -107,11 +105,9 @@ class RoundRunner:
             participation: number of clients to draw.
             min_replies: minimum number of usable replies.
             evaluate: clients to evaluate on their own test images: "drawn", "all", "none", or client indices.
-            exploding: "warn", or "stop" to end the run if a model's weights grow more than tenfold (`check_state`).
 
         Raises:
-            NoUsableReply: there are fewer usable replies than `min_replies`; or weights have exploded, and `exploding`
-                is "stop".
+            NoUsableReply: there are fewer usable replies than `min_replies`.
             BudgetExhausted: the releases of this round would exceed the budget of the privacy ledger.
         """
         started, server, self.committed = time.perf_counter(), self.server, number - 1
@@ -129,7 +125,7 @@ class RoundRunner:
             row = stats.row(server.drawn)
             row["server_seconds"] += self._update_state(partial(self.method.receive, server, replies))
             del replies
-            row |= self._check_state(before, stats.outliers(), stop=exploding == "stop")
+            row |= self._check_state(before)
             row |= _evaluation.evaluate_global(self.dispatcher, self.test)
             row |= _evaluation.evaluate_clients(self.dispatcher, evaluate) | self._privacy_columns()
             row |= {"bytes_resent": self.dispatcher.resent} if self.dispatcher.resent else {}
@@ -182,38 +178,16 @@ class RoundRunner:
         assert replies is not None
         return replies, stats
 
-    def _check_state(self, before: Message, outliers: list[int], *, stop: bool) -> dict[str, Any]:
-        """Discard the round's new state if clients cannot train with it, and report weights that have exploded.
-
-        Args:
-            before: state before the round.
-            outliers: indices of clients whose replies have far larger values than those of most clients.
-            stop: whether to end the run if weights have exploded; otherwise, the user is warned.
-
-        Returns:
-            Columns for the round's row of the history, or an empty dictionary if the new state is usable and no weights
-            have exploded. `discarded` is the reason why the state was discarded. `exploded` holds the names of the
-            exploded tensors, and the outliers.
-
-        Raises:
-            NoUsableReply: weights have exploded, and `stop` is true.
-        """
+    def _check_state(self, before: Message) -> dict[str, Any]:
+        """Keep the state `before` the round if the new one is unusable; return the reason as the column `discarded`."""
         number, server = self.server.round, self.server
-        why, exploded = self.dispatcher.thread.run(lambda: check_state(self.method, server, before))
-        if why:
-            server.state = before
-            self.dispatcher.rollback()
-            warn(f"round {number}: {why}; the state after round {self.committed} is kept, and the run goes on")
-            return {"discarded": why}
-        if not exploded:
+        why = self.dispatcher.thread.run(lambda: check_state(self.method, server))
+        if why is None:
             return {}
-        more = f" and {len(exploded) - 1} more" if len(exploded) > 1 else ""
-        whose = f"; by far the largest values came from client {', '.join(map(str, outliers))}" if outliers else ""
-        said = f"round {number}: {exploded[0]}{more} grew more than tenfold{whose}. Lower the learning rate"
-        if stop:
-            raise NoUsableReply(f"{said}; the state after round {self.committed} is kept")
-        warn(f"{said}, or pass exploding='stop' to end such a run")
-        return {"exploded": {"entries": exploded, "clients": outliers}}
+        server.state = before
+        self.dispatcher.rollback()
+        warn(f"round {number}: {why}; the state after round {self.committed} is kept, and the run goes on")
+        return {"discarded": why}
 
     def _receive_in(self, verb: str, reduced: AggregatedReplies, stats: RoundStats, *, after_local: bool) -> None:
         """Pass the aggregated replies of one exchange to the method (`Method.receive_exchange`).

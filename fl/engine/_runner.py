@@ -111,7 +111,7 @@ def execute(method: Method, config: RunConfig, deployment: Deployment, *, progre
                 store.begin({**record, **repetition(method, server, store.out)})
             runner.run_setup(range(server.clients), config.min_replies)
         remaining = range(server.round + 1, config.rounds + 1)
-        total, named = server.round + len(remaining), set[str]()
+        total, named, dominant = server.round + len(remaining), set[str](), set[str]()
         with bar(total, "simulate", unit="round", progress=progress, done=len(rows)) as shown:
 
             def on_row(row: dict[str, Any]) -> None:
@@ -121,6 +121,10 @@ def execute(method: Method, config: RunConfig, deployment: Deployment, *, progre
                         if client not in named:
                             warn(f"client {client} failed in every round in which it was drawn: {why}")
                             named.add(client)
+                for client, share in row.get("dominant", {}).items():
+                    if client not in dominant:
+                        warn(f"round {row['round']}: the reply of client {client} makes up {share}")
+                        dominant.add(client)
                 if row["accuracy"] is not None:
                     shown.set_postfix_str(f"accuracy {100 * row['accuracy']:.1f} %")
                 shown.update()
@@ -129,7 +133,7 @@ def execute(method: Method, config: RunConfig, deployment: Deployment, *, progre
 
             runner.collector.report, runner.on_row = shown.set_postfix_str, on_row
             for number in remaining:
-                runner.run_round(number, drawn, config.min_replies, config.evaluate, exploding=config.exploding)
+                runner.run_round(number, drawn, config.min_replies, config.evaluate)
                 if number < config.rounds and scratch is not None and scratch.late:
                     raise Interrupted(f"the run stopped at its deadline, after round {number}")
         models = {name: p.network for name, p in thread.run(lambda: method.predictors(server)).items()}

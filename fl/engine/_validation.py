@@ -65,7 +65,6 @@ def validate(
     """
     rounds, server_threads = (check.positive_int(getattr(config, name), name) for name in ("rounds", "server_threads"))
     seed = check.positive_int(config.seed, "seed", least=0)
-    check.one_of(config.exploding, "exploding", ("warn", "stop"))
     share = config.participation
     drawn = _drawn_count(share, clients, config.min_replies, drawn_by_method=method.draws_clients)
     folder = config.folder

@@ -319,10 +319,10 @@ class PrivateFedDM(FedDM):
     def expect(self, server: Server, client: int) -> Schema:
         """Return the schema of a reply: that of `FedDM` and, with `weights="samples"`, a weight for each image.
 
-        Pixels may be as large as `MAX_MAGNITUDE`, because noise may make them far larger than in `FedDM`.
+        Pixels may be as large as 1e9, because noise may make them far larger than in `FedDM`.
         """
         schema, rows = super().expect(server, client), self.ipc * server.task.num_classes
-        schema[self.images.key] = replace(schema[self.images.key], minimum=-math.inf, maximum=math.inf)
+        schema[self.images.key] = replace(schema[self.images.key], minimum=-1e9, maximum=1e9)
         if self.weights == "samples":
             schema[self.samples.key] = replace(schema[self.samples.key], max_rows=rows, same_rows_as=self.images)
         return schema

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distillkit.normalization import IDENTITY, Normalization
+from distillkit.normalization import IDENTITY, ZCA, Normalization
 from tests.refused import refused
 
 channel = st.tuples(st.floats(-2, 2), st.floats(0.01, 5))
@@ -125,6 +125,8 @@ def test_integer_pixels_are_refused_not_truncated(dtype: torch.dtype) -> None:
 
 
 def test_only_zca_whitening_is_accepted() -> None:
+    with pytest.raises(FloatingPointError, match="covariance of the images: standardize"):
+        ZCA.fit(torch.tensor([3e38, -3e38]).view(2, 1, 1, 1))
     with pytest.raises(TypeError, match=r"zca must be a ZCA, such as ZCA.fit\(images\), or None, got Tensor"):
         Normalization([0.5], [0.25], torch.eye(4))  # type: ignore[arg-type]
 

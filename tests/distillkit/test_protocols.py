@@ -81,6 +81,7 @@ def test_protocols_have_the_published_values() -> None:
     ],
 )
 def test_defaults_are_those_of_the_papers(function: Callable[..., Any], published: dict[str, Any]) -> None:
+    """From the releases: main.py and main_DM.py of DC and DM, RDED's scripts, SupContrast, MOON's and DAN's code."""
     parameters = inspect.signature(function).parameters
     assert {name: parameters[name].default for name in published} == published
 

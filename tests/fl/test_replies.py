@@ -22,7 +22,7 @@ from fl.message import Entry, Message
 from fl.method import Method, NoUsableReply
 from fl.methods import FedLGD, FedProto, PrivateFedDM, Real, SingleImage
 from fl.participants import Client, Server
-from fl.schema import MAX_MAGNITUDE, MAX_WEIGHT, BadReply, EntrySpec, Schema, check_reply
+from fl.schema import MAX_WEIGHT, BadReply, EntrySpec, Schema, check_reply
 from tests.fl.federations import Tiny, federation, images, small
 from tests.fl.invariances import assert_same, network
 from tests.fl.reply_mutants import Mutant, mutants
@@ -459,7 +459,9 @@ def number(value: float) -> Tensor:
     [
         (Limited.share, EntrySpec(1.0), [0.0, MAX_WEIGHT], [-1e-9, MAX_WEIGHT * ABOVE, 1e8]),
         (Limited.share, EntrySpec(1.0, minimum=1.0, maximum=2.0), [1.0, 2.0], [1 / ABOVE, 2 * ABOVE]),
-        (Limited.plain, EntrySpec(number(0)), [number(MAX_MAGNITUDE)], [number(-MAX_MAGNITUDE * ABOVE)]),
+        (Limited.plain, EntrySpec(number(0)), [number(1e4)], [number(-1e4 * ABOVE)]),
+        (Limited.plain, EntrySpec(number(-3)), [number(4e4), number(-4e4)], [number(4e4 * ABOVE)]),
+        (Limited.group, EntrySpec(pair(0, 9)), [pair(1e5, -1e5)], [pair(1e5 * ABOVE, 0)]),
         (Limited.plain, EntrySpec(number(0), minimum=-2.0, maximum=3.0), [number(-2), number(3)],
          [number(-2 * ABOVE), number(3 * ABOVE)]),
         (Limited.group, EntrySpec(pair(0, 0), max_norm=5.0), [pair(3, -4)], [pair(3, 4 * ABOVE), pair(4, -4)]),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.inversion import class_counts, infer_label, invert_linear, invert_linear_batch
+from attacks.inversion import Noise, class_counts, infer_label, invert_linear, invert_linear_batch
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
 
@@ -174,6 +174,7 @@ def test_label_counts_of_batches_of_eight_from_an_untrained_convnet() -> None:
 # Refusals.
 
 ROWS, BIAS = torch.tensor([[1.0, 2.0], [-2.0, -4.0], [1.0, 2.0]]), torch.tensor([1.0, -2.0, 1.0])
+HUGE = 5e37 * ROWS
 BAD: list[tuple[Any, str]] = [
     (lambda: invert_linear(ROWS, BIAS[:2]), r"weight_gradient \[O, D\] and bias_gradient \[O\] must be of one layer"),
     (lambda: invert_linear(ROWS, 0 * BIAS), "bias_gradient must not be all 0"),
@@ -189,10 +190,13 @@ BAD: list[tuple[Any, str]] = [
     (lambda: class_counts(BIAS, 0), "count must be at least 1"),
     (lambda: class_counts(BIAS, 2, torch.zeros(4, 3)), r"probabilities .* logits.softmax\(1\)"),
     (lambda: class_counts(BIAS, 2, torch.full((2,), 0.5)), "predictions must have a column for each of 3 classes"),
+    (lambda: invert_linear(HUGE, BIAS / 1e3), "Inf in the recovered inputs: torch.float32 .*float64"),
+    (lambda: invert_linear_batch(HUGE, BIAS / 1e3), "Inf in the recovered inputs"),
+    (lambda: Noise(std=1e308)([HUGE]), "Inf in the noisy message: lower std"),
 ]
 
 
 @pytest.mark.parametrize(("call", "said"), BAD, ids=range(len(BAD)))
 def test_invalid_arguments_are_named(call: Any, said: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=said):
+    with pytest.raises((TypeError, ValueError, FloatingPointError), match=said):
         call()

@@ -135,6 +135,8 @@ def test_invalid_arguments_are_named() -> None:
         initial_images(LabeledImages(torch.rand(2, 1, 2, 2), torch.rand(2, 3)), 1)
     with pytest.raises(ValueError, match=r"means and stds must be \[K, C\]"):
         images_from_statistics(torch.zeros(2, 3), torch.zeros(3, 2), ipc=1, size=(2, 2))
+    with pytest.raises(FloatingPointError, match="stds are too large for torch.float32"):
+        images_from_statistics(torch.zeros(2, 3), torch.full((2, 3), 3e38), ipc=5, size=(2, 2))
 
 
 def test_classes_divided_over_two_calls_give_equal_bits() -> None:
