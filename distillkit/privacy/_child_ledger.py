@@ -104,7 +104,7 @@ def ledger_lines(ledger: Ledger, since: int = 0) -> list[tuple[int, Line]]:
         since: number of lines at the start of the file to skip.
     """
     with ledger._synced():
-        lines, _ = Journal(ledger.path).unread()
+        lines = Journal(ledger.path).unread()
     return [(number, line) for number, line in lines if number > since and not {"ledger", "clients"} & line.keys()]
 
 

@@ -1,6 +1,7 @@
 """Append-only file of JSON lines that stores a ledger and survives a crash during a write.
 
-The lines form a hash chain, so edits are detected.
+The lines form a hash chain, so edits are detected. A file beside it, the head, is written before every append, so lost
+lines are detected, too.
 """
 
 from __future__ import annotations
@@ -11,14 +12,13 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from distillkit._utils.files import write_atomically
+from distillkit._utils.files import atomic_replace
 from distillkit.locking import locked
 
 __all__ = ["Chain", "Journal", "LedgerWriteError"]
 
-_TORN = {"torn": True}
 _AFTER = "after"
 
 
@@ -59,7 +59,7 @@ class Chain:
         """Add a line of the file to the chain of hashes, in which each hash covers a line and the hash before it.
 
         Args:
-            raw: bytes of the line without the line break. A line that was cut off by a crash is added too.
+            raw: bytes of the line without the line break.
         """
         self._hashes.append(hashlib.sha256(self._hashes[-1].encode() + raw).hexdigest())
 
@@ -98,10 +98,10 @@ class Chain:
 class Journal:
     """File to which several processes append JSON objects, one per line, protected by a hash chain.
 
-    When `append` returns, the lines that it wrote are on disk. A line is called torn if the process that wrote it died
-    before `append` returned. The next process that opens the file ends the line and marks it as torn. A file with any
-    other damaged line is refused. A file whose lines contradict the hash chain is refused too. The file `<name>.head`
-    stores the number of lines and the last hash, so a file that has lost lines at its end is also refused.
+    Before lines are appended, the file `<name>.head` is written: the number and the hash of the lines so far, and the
+    text of the lines to come. When `append` returns, both are on disk. If a process dies in between, the next one
+    completes the append, so nothing can be released whose lines are lost later. A file whose lines contradict the hash
+    chain or the head is refused, and so is a file without its head.
 
     Args:
         path: path of the file, which is created when the first line is written. If it is None, nothing is written.
@@ -113,7 +113,6 @@ class Journal:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._offset = 0
-        self._bad: list[int] = []
         self._refusal = ""
         self.chain = Chain()
 
@@ -144,53 +143,24 @@ class Journal:
         lock = self._path.with_name(f"{self._path.name}.owner.lock")
         return locked(lock, f"the ledger {self._path}", shared=True, wait=wait)
 
-    def unread(self) -> tuple[list[tuple[int, dict[str, Any]]], int]:
-        """Return the lines that any process has appended since the last call.
+    def unread(self) -> list[tuple[int, dict[str, Any]]]:
+        """Return the lines that any process has appended since the last call, each with its number.
 
-        If the last line is torn, because a crash interrupted its writing, the method appends a line break and a line
-        that marks the line before as torn.
-
-        Returns:
-            (line number, object) pairs, and the number of torn lines found.
+        An append that a crash interrupted is completed first.
 
         Raises:
-            ValueError: the file is no journal, a line is damaged (it is not valid JSON, and not marked as torn), or the
-                file was edited or has lost lines.
+            ValueError: the file is no journal, a line is damaged, or the file or its head was edited or lost lines.
         """
         if self._path is None:
-            return [], 0
-        opening, size = not self._offset, self._path.stat().st_size if self._path.exists() else -1
-        head = self._head() if opening else None
-        if size < self._offset and (head is not None or not opening):
-            raise ValueError(f"{self._path} lost lines since it was read, so there is no epsilon: restore the file")
-        if opening and size > 0:
-            with open(self._path, "rb") as file:
-                if file.read(1) != b"{":
-                    raise ValueError(f"path must be a ledger or a new file, but {self._path} holds something else")
-        lines, torn = [], 0
-        for raw in self._new_lines() if size > self._offset else ():
-            self._offset += len(raw) + 1
-            line = _parsed(raw)
-            if line is None:
-                self.chain.add(raw)
-                self._bad.append(self.chain.lines)
-            elif self._bad and not line.get("torn"):
-                self._refuse(f"line {self._bad[0]} of {self._path} is damaged, so its charge is unknown")
-            elif not self.chain.read(raw, line):
-                number = self.chain.lines + 1
-                self._refuse(
-                    f"line {number} of {self._path} does not follow the lines before it: it was edited, or is no ledger"
-                )
-            elif line == _TORN:
-                torn += len(self._bad)
-                self._bad.clear()
-            else:
-                lines.append((self.chain.lines, line))
-        if head is not None and not self.chain.continues(head):
-            self._refuse(f"{self._path} lost or changed some of its first {head['lines']} lines")
+            return []
         if self._refusal:
-            raise ValueError(f"{self._refusal}, and there is no epsilon: restore the file")
-        return lines, torn
+            raise ValueError(self._refusal)
+        raw, head = self._new_bytes(), self._read_head()
+        *whole, tail = raw.split(b"\n")
+        self._offset += len(raw) - len(tail)
+        lines = [(self.chain.lines, self._checked(text)) for text in whole]
+        lines += [(self.chain.lines, self._checked(text)) for text in self._owed(head, tail)]
+        return [(number + 1, line) for number, line in lines]
 
     def append(self, *lines: dict[str, Any]) -> None:
         """Append objects to the file. The objects are on disk when the method returns.
@@ -208,62 +178,114 @@ class Journal:
         texts = self.chain.texts(lines)
         with self.run_lock(wait=0.0):
             try:
-                self._offset += len(self._write(b"".join(text + b"\n" for text in texts)))
+                self._write_head([text.decode() for text in texts])
+                self._write(b"".join(text + b"\n" for text in texts))
             except OSError as error:
+                with suppress(OSError):  # otherwise, the next process completes the append
+                    os.truncate(self._path, self._offset)
+                    self._write_head([])
                 why = error.strerror or error
                 raise LedgerWriteError(f"cannot write the ledger {self._path}: {why}; nothing was released") from error
         for text in texts:
-            self.chain.read(text, json.loads(text))
-        with suppress(OSError):  # an older head is still true
-            write_atomically(self._head_path(), json.dumps(self.chain.head) + "\n")
+            self._offset += len(text) + 1
+            self.chain.add(text)
 
-    def _new_lines(self) -> Iterator[bytes]:
-        """Yield the lines of the file that have not been read yet.
-
-        If the last line lacks a line break, because a crash interrupted its writing, the method appends a line break.
-        If this line is not valid JSON, it is incomplete ("torn"). The method then also appends another line, which
-        marks it as torn.
-        """
+    def _new_bytes(self) -> bytes:
+        """Return the bytes of the file that have not been read yet."""
         assert self._path is not None
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size < self._offset:
+            self._refuse(f"{self._path} lost lines since it was read")
+        if size == self._offset:
+            return b""
         with open(self._path, "rb") as file:
+            if not self._offset and file.read(1) != b"{":
+                raise ValueError(f"path must be a ledger or a new file, but {self._path} holds something else")
             file.seek(self._offset)
-            *whole, tail = file.read().split(b"\n")
-        yield from whole
-        if tail:
-            self._write(b"\n")
-            yield tail
-            if _parsed(tail) is None:
-                (mark,) = self.chain.texts([_TORN])
-                self._write(mark + b"\n")
-                yield mark
+            return file.read()
 
-    def _refuse(self, why: str) -> None:
-        self._refusal = self._refusal or why
+    def _checked(self, text: bytes) -> dict[str, Any]:
+        """Add a line to the chain and return its object."""
+        number, line = self.chain.lines + 1, _parsed(text)
+        if line is None:
+            self._refuse(f"line {number} of {self._path} is damaged, so its charge is unknown")
+        elif not self.chain.read(text, line):
+            self._refuse(
+                f"line {number} of {self._path} does not follow the lines before it: it was edited, or is no ledger"
+            )
+        assert line is not None
+        return line
+
+    def _owed(self, head: dict[str, Any] | None, tail: bytes) -> list[bytes]:
+        """Check the file against its head, write what an interrupted append left out, and return these lines.
+
+        Args:
+            head: content of the head file; None if it is missing.
+            tail: bytes after the last line break.
+        """
+        if head is None:
+            if self.chain.lines or tail:
+                self._refuse(f"{self._head_path()} is missing, so {self._path} may have lost lines")
+            return []
+        texts, done = [text.encode() for text in head["next"]], self.chain.lines - head["lines"]
+        if not (self.chain.continues(head) and done <= len(texts)):
+            self._refuse(f"{self._path} lost or changed some of its first {head['lines']} lines")
+        missing = b"".join(text + b"\n" for text in texts[done:])
+        expected = Chain()
+        expected._hashes = [head["hash"]]
+        for text in texts[:done]:
+            expected.add(text)
+        if expected.head["hash"] != self.chain.head["hash"] or not missing.startswith(tail):
+            self._refuse(f"the last lines of {self._path} are not those of its head")
+        if missing[len(tail) :]:
+            self._write(missing[len(tail) :])
+        self._offset += len(missing)
+        return texts[done:]
+
+    def _refuse(self, why: str) -> NoReturn:
+        self._refusal = f"{why}, and there is no epsilon: restore the file"
+        raise ValueError(self._refusal)
 
     def _head_path(self) -> Path:
         assert self._path is not None
         return self._path.with_name(f"{self._path.name}.head")
 
-    def _head(self) -> dict[str, Any] | None:
-        try:
-            return _parsed(self._head_path().read_bytes())
-        except FileNotFoundError:
+    def _read_head(self) -> dict[str, Any] | None:
+        path = self._head_path()
+        if not path.exists():
             return None
+        head = _parsed(path.read_bytes())
+        kinds = {"lines": int, "hash": str, "next": list}
+        if head is None or {name: type(value) for name, value in head.items()} != kinds or not all(
+            isinstance(text, str) for text in head["next"]
+        ):  # fmt: skip
+            self._refuse(f"{path} is damaged")
+        return head
 
-    def _write(self, text: bytes) -> bytes:
+    def _write_head(self, texts: list[str]) -> None:
+        path = self._head_path()
+        with atomic_replace(path) as temporary:
+            _write_durably(temporary, json.dumps({**self.chain.head, "next": texts}).encode())
+        _sync_folder(path.parent)
+
+    def _write(self, text: bytes) -> None:
         assert self._path is not None
         new = not self._path.exists()
-        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
-        try:
-            written = 0
-            while written < len(text):
-                written += os.write(handle, text[written:])
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        _write_durably(self._path, text)
         if new:
             _sync_folder(self._path.parent)
-        return text
+
+
+def _write_durably(path: Path, text: bytes) -> None:
+    """Append to a file, and return when the text is on disk."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
+    try:
+        written = 0
+        while written < len(text):
+            written += os.write(handle, text[written:])
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _parsed(raw: bytes) -> dict[str, Any] | None:

@@ -47,8 +47,7 @@ class Ledger(Sealed):
     the same ledger to all calls on the same records.
 
     `spend` writes an event and syncs it to disk *before* it returns. Call `spend` before the noise is drawn, so that
-    the event counts even if the run fails afterwards. A repeated round is charged again. A line that was cut off by a
-    crash is charged to every client at the cost of the ledger's costliest event.
+    the event counts even if the run fails afterwards. A repeated round is charged again.
 
     Epsilon composes over the events of a client and is the *maximum* over clients. The clients' records are assumed to
     be disjoint, so a record is affected only by the events of one client and by the events that are charged to every
@@ -56,10 +55,10 @@ class Ledger(Sealed):
     charged elsewhere, or nowhere, increase the true epsilon.
 
     **File**: the first line contains the options, which cannot change. Every line contains the hash of all lines before
-    it. The number of lines and the last hash, called the head, are also stored in the file `<path>.head`. A ledger file
-    that was cut, edited, reordered or deleted contradicts its hashes or the head, and is refused. The folder of a
-    federated run stores another copy of the head; see `require_head`. A consistent change to all of these files is not
-    detected.
+    it. The file `<path>.head`, which is written before every charge, has the number of lines, their hash and the lines
+    to come. After a crash between the two, the charge is completed when the ledger is opened. A ledger file that was
+    cut, edited, reordered or deleted, or whose head is missing, is refused. The folder of a federated run has another
+    copy of the head; see `require_head`. A consistent change to all of these files is not detected.
 
     **Budget**: a charge that would bring a client's epsilon above the budget is refused, so the budget holds for any
     stopping rule. If you look at releases or at epsilon to decide when to stop, report the *budget*. The epsilon of
@@ -103,8 +102,8 @@ class Ledger(Sealed):
 
     __slots__ = (
         "__weakref__", "_assumed", "_empty", "_events", "_events_of", "_given", "_journal", "_lock", "_mirrored",
-        "_options", "_pending", "_reasons", "_register_count", "_registered", "_relations", "_remarks", "_torn",
-        "_totals", "budget", "data", "delta", "disjoint", "path", "relation", "renyi_order",
+        "_options", "_pending", "_reasons", "_register_count", "_registered", "_relations", "_remarks", "_totals",
+        "budget", "data", "delta", "disjoint", "path", "relation", "renyi_order",
     )  # fmt: skip
 
     delta: float
@@ -144,13 +143,12 @@ class Ledger(Sealed):
         self._totals: dict[int | str, dict[tuple[float, float], int]] = {}
         self._relations: dict[int | str, set[str]] = {}
         self._reasons: dict[int | str, str] = {}
-        self._remarks: list[str] = []
+        self._remarks: dict[str, None] = {}
         self._assumed: dict[str, tuple[str, ...]] = {}
         self._mirrored: dict[str, int] = {}
         self._registered: set[str] = set()
         self._register_count = 0
         self._pending: deque[tuple[int, dict[str, Any]]] = deque()
-        self._torn = 0
         self._empty = True
         with self._synced():
             pass
@@ -313,7 +311,7 @@ class Ledger(Sealed):
         with self._synced():
             if text not in self._remarks:
                 self._write({"remark": text})
-                self._remarks.append(text)
+                self._remarks[text] = None
 
     def assume(self, entry: str, facts: Sequence[str] | None = None) -> None:
         """Record the inputs that a function assumes to be public; see `Guarantee.assumptions`.
@@ -477,15 +475,7 @@ class Ledger(Sealed):
 
     def _spends(self, client: int | str | None) -> list[Spend]:
         owners = self._touching(client)
-        spends = [(s, q, n) for o in owners for (s, q), n in self._totals.get(o, {}).items()]
-        if self._torn and self._events:
-            costly: list[Spend] = []
-            for sigma, rate, count in sorted({(e.sigma, -e.rate, -e.count) for e in self._events}):
-                if not any(rate >= -q and count >= -n for _, q, n in costly):
-                    costly.append((sigma, -rate, -count))
-            sigma, rate, count = max(costly, key=lambda s: compose([s], self.delta, accountant="rdp").epsilon)
-            spends.append((sigma, rate, count * self._torn))
-        return spends
+        return [(s, q, n) for o in owners for (s, q), n in self._totals.get(o, {}).items()]
 
     def _epsilon_after(self, events: Sequence[Event]) -> float:
         """Return the largest epsilon that any client charged by `events` would have after these charges.
@@ -564,9 +554,7 @@ class Ledger(Sealed):
     def _synced(self) -> Iterator[None]:
         """Open a `with` block in which the ledger is locked and up to date with the charges of other processes."""
         with self._lock, self._journal.transaction():
-            lines, torn = self._journal.unread()
-            self._torn += torn
-            self._pending.extend(lines)
+            self._pending.extend(self._journal.unread())
             while self._pending:  # a line is removed only after it was read, so an interrupted reading is repeated
                 self._read_line(*self._pending[0])
                 self._pending.popleft()
@@ -623,8 +611,7 @@ class Ledger(Sealed):
         elif "void" in line:
             self._reasons.setdefault(client_id(line.get("client", ALL_CLIENTS)), line["void"])
         elif "remark" in line:
-            if line["remark"] not in self._remarks:
-                self._remarks.append(line["remark"])
+            self._remarks[line["remark"]] = None
         elif "assumed" in line:
             self._assumed[line["by"]] = tuple(line["assumed"])
         elif "clients" in line:

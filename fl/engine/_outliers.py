@@ -19,7 +19,7 @@ __all__ = ["LEAST_REPLIES", "Compared", "HeldReplies", "compared", "dominant", "
 
 LEAST_REPLIES = 4
 """Number of replies from which they are compared: among fewer, the median may be that of a hostile client."""
-_IN_MEMORY = 1 << 29
+_IN_MEMORY = 1 << 27
 """Bytes of replies that wait in memory; further ones wait in a temporary file."""
 
 

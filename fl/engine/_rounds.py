@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from distillkit._utils.user_warnings import warn
-from distillkit.privacy import BudgetExhausted
+from distillkit.privacy import ALL_CLIENTS, BudgetExhausted
+from distillkit.privacy.events import client_id
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, StoredImages
 from fl.aggregation import AggregatedReplies, Aggregator
@@ -88,8 +89,9 @@ class RoundRunner:
         """
         if not self.method.has_query:
             return
-        stats = RoundStats()
+        stats, charged = RoundStats(), self._charges()
         reducer = self.collector.collect("answer", clients, stats)
+        self._require_charges(reducer.clients, charged)
         self._require_enough(reducer, stats.reasons(), min_replies)
         self._update_state(lambda: self.method.receive_answers(self.server, reducer.result()))
         counted = ("bytes_up", "bytes_down", "up", "down", "failed")
@@ -113,7 +115,7 @@ class RoundRunner:
         started, server, self.committed = time.perf_counter(), self.server, number - 1
         server.round, server.notes = number, server.notes if number == 1 else {}
         server.secret, self.dispatcher.resent = self.dispatcher.secret(), 0
-        before = server.state.copy()
+        before, charged = server.state.copy(), self._charges()
         try:
             hidden = self.method.draws_clients
             server.drawn = (
@@ -124,6 +126,7 @@ class RoundRunner:
             replies, stats = self._run_exchanges(0 if hidden else min_replies)
             row = stats.row(server.drawn)
             row["server_seconds"] += self._update_state(partial(self.method.receive, server, replies))
+            self._require_charges(replies.clients, charged)
             del replies
             row |= self._check_state(before)
             row |= _evaluation.evaluate_global(self.dispatcher, self.test)
@@ -244,6 +247,25 @@ class RoundRunner:
             return time.thread_time() - began
 
         return self.dispatcher.thread.run(update)
+
+    def _charges(self) -> int:
+        return len(self.server.ledger.events) if self.server.ledger is not None else 0
+
+    def _require_charges(self, clients: Sequence[int], before: int) -> None:
+        """Record that no guarantee holds for clients whose replies a private method used without any charge.
+
+        Args:
+            clients: indices of the clients.
+            before: number of the ledger's events before these replies.
+        """
+        ledger = self.server.ledger
+        if not self.method.private or ledger is None:
+            return
+        charged = {event.client for event in ledger.events[before:]}
+        for client in clients if ALL_CLIENTS not in charged else ():
+            if client_id(client) not in charged:
+                name, number = type(self.method.inner).__name__, self.server.round
+                ledger.void(f"the reply of round {number} was not charged ({name} is private)", client=client)
 
     def _privacy_columns(self) -> dict[str, Any]:
         """Return the privacy guarantee so far, as columns of the round's row of the history.

@@ -105,6 +105,34 @@ def charged_rounds(ledger: Ledger) -> dict[Any, list[int]]:
     return {k: sorted(found[k]) for k in sorted(found)}
 
 
+@pytest.mark.parametrize("charged", [{}, {0: 9, 1: 9}, {0: 9, 1: 9, 2: 1}, {0: 1, 1: 1, 2: 1}, {0: 9, 1: 9, 2: 9}])
+@pytest.mark.parametrize("verb", ["local", "answer"])
+def test_reply_without_a_charge_ends_the_guarantee(charged: dict[int, int], verb: str) -> None:
+    """Each client charges in its first rounds only; with a query before round 1, in the query if at all."""
+
+    class Trusted(NoisySum):
+        def local(self, client: Client, message: Message) -> Message:
+            if client.round <= charged.get(client.id, 0) or verb == "answer":
+                client.spend("pixel_sum", SIGMA)
+            return Message({self.total: message[self.total]})
+
+    class Asking(Trusted):
+        has_query = True
+
+        def expect_answer(self, server: Server, client: int) -> Schema:
+            return self.expect(server, client)
+
+        def answer(self, client: Client, message: Message) -> Message:
+            if client.id in charged:
+                client.spend("question", SIGMA)
+            return Message({self.total: message[self.total]})
+
+    last = play(2, Trusted() if verb == "local" else Asking()).rows[-1]
+    enough = len(charged) == 3 and (verb == "answer" or min(charged.values()) == 9)
+    assert (last["epsilon"] is not None) == enough
+    assert enough or "was not charged (" in last["privacy"]["reason"]
+
+
 def test_epsilon_is_in_every_row_and_is_the_maximum_over_clients(tmp_path: Path) -> None:
     ledger = ledger_of(tmp_path)
     ledger.spend(Event("earlier", SIGMA, count=2, client=1))
@@ -172,7 +200,7 @@ def test_run_with_an_incomplete_ledger_is_not_resumed(tmp_path: Path) -> None:
     path, beside = tmp_path / "ledger.jsonl", tmp_path / "ledger.jsonl.head"
     lines = path.read_bytes().splitlines()
     path.unlink()
-    refused(lambda: play(rounds=3, out=tmp_path, resume=True), ValueError, "lost lines")
+    refused(lambda: play(rounds=3, out=tmp_path, resume=True), ValueError, "lost or changed")
     beside.unlink()
     with pytest.raises(CheckpointError, match="has epsilon 0, but the run had spent 2.943"):
         play(rounds=3, out=tmp_path, resume=True)

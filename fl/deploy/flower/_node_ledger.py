@@ -50,7 +50,7 @@ class NodeLedger:
             self.ledger.delta, self.ledger.budget = policy.delta, policy.budget
         history = Journal(folder / f"partition-{partition}.names")
         with history.transaction():
-            names = [line["data"] for _, line in history.unread()[0]]
+            names = [line["data"] for _, line in history.unread()]
             if name not in names:
                 history.append({"data": name})
         for other in names:

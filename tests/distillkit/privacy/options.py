@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -30,5 +31,8 @@ def grouped(**options: Any) -> dict[str, Any]:
 
 
 def write_chain(path: Path, *lines: dict[str, Any]) -> None:
-    """Write a ledger's file with lines that `Ledger` itself may never write, in a valid hash chain."""
-    path.write_bytes(b"".join(text + b"\n" for text in Chain().texts(lines)))
+    """Write a ledger's files with lines that `Ledger` itself may never write, in a valid hash chain."""
+    texts = Chain().texts(lines)
+    path.write_bytes(b"".join(text + b"\n" for text in texts))
+    head = {**Chain().head, "next": [text.decode() for text in texts]}
+    path.with_name(f"{path.name}.head").write_text(json.dumps(head), encoding="utf-8")

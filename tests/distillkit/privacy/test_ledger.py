@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -114,50 +115,62 @@ def test_repeated_round_is_charged_again(tmp_path: Path) -> None:
     assert again.epsilon() == gaussian_epsilon(2.0 / math.sqrt(2), 1e-5)
 
 
-def test_line_torn_at_any_byte_counts_as_the_costliest(tmp_path: Path) -> None:
+def test_append_that_was_cut_at_any_byte_is_completed(tmp_path: Path) -> None:
     path = tmp_path / "l"
     ledger = Ledger(path)
     ledger.spend(replace(ONE, client=1), replace(ONE, client=2, sigma=9.0))
-    kept, acknowledged, head = path.read_bytes(), ledger.events, head_of(path).read_bytes()
-    ledger.spend(replace(ONE, client=2, sigma=3.0, count=2))
-    whole, everything = path.read_bytes(), ledger.events
-    for cut in range(len(kept) + 1, len(whole), 7):
+    kept, before, head = path.read_bytes(), ledger.events, head_of(path).read_bytes()
+    ledger.spend(replace(ONE, client=2, sigma=3.0, count=2), ONE)
+    whole, everything, later = path.read_bytes(), ledger.events, head_of(path).read_bytes()
+    for cut in range(len(kept), len(whole) + 1, 7):
         path.write_bytes(whole[:cut])
-        head_of(path).write_bytes(head)  # written after the line
-        for _ in range(2):
-            opened = Ledger(path)
-            assert opened.events == acknowledged
-            assert opened.epsilon(2) == pytest.approx(compose([(9.0, 1.0, 1), (2.0, 1.0, 1)], 1e-5).epsilon)
-            assert opened.epsilon(1) == pytest.approx(compose([(2.0, 1.0, 2)], 1e-5).epsilon)
-        opened.spend(ONE)
-        assert len(Ledger(path).events) == 3
-    path.write_bytes(whole[:-1])
+        head_of(path).write_bytes(later)
+        assert Ledger(path).events == everything
+        assert path.read_bytes() == whole
+        if cut > len(kept):  # lines are never older than their head
+            head_of(path).write_bytes(head)
+            refused(lambda: Ledger(path), ValueError, "are not those of its head|lost or changed")
+            path.write_bytes(whole[:cut] + b"\0\0")
+            head_of(path).write_bytes(later)
+            refused(lambda: Ledger(path), ValueError, "are not those of its head|damaged")
+    path.write_bytes(kept)
     head_of(path).write_bytes(head)
-    assert Ledger(path).events == everything
-    head_of(path).unlink()
-    path.write_bytes(b'{"event": {"mech')
-    assert Ledger(path).epsilon() == 0.0
+    assert Ledger(path).events == before
 
 
-@pytest.mark.parametrize("events", [[(1.0, 0.01, 1), (2.0, 1.0, 50)], [(1.0, 1.0, 1), (2.0, 1.0, 2), (2.0, 1.0, 9)]])
-def test_torn_line_is_the_costliest_event_of_any_kind(events: list[tuple[float, float, int]], tmp_path: Path) -> None:
-    """Its noise, rate and number of releases all count: here the event with less noise costs less."""
-    path = tmp_path / "ledger.jsonl"
-    Ledger(path).spend(*(Event("release", sigma, rate, count, client=0) for sigma, rate, count in events))
-    with path.open("a", encoding="utf-8") as file:
-        file.write('{"event": {"mech')
-    sums = [compose([*events, one], 1e-5).epsilon for one in events]
-    assert Ledger(path).epsilon(0) == max(sums) == sums[-1]
-
-
-def test_second_crash_during_the_repair_of_a_torn_line_is_tolerated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("head", [b"", b"{", b"[]", b'{"lines": 0, "hash": "", "next": [3]}', b'{"lines": "0"}', None])
+def test_missing_or_damaged_head_is_refused(head: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "l"
     Ledger(path).spend(ONE)
-    with open(path, "ab") as file:
-        file.write(b'{"event": {"si\n{"to')
-    opened = Ledger(path)
-    assert opened.epsilon() == compose([(2.0, 1.0, 3)], 1e-5).epsilon
-    assert Ledger(path).epsilon() == opened.epsilon()
+    head_of(path).unlink() if head is None else head_of(path).write_bytes(head)
+    for _ in range(2):
+        refused(lambda: Ledger(path), ValueError, "l.head is (missing|damaged).*restore the file")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("call", range(14))
+def test_kill_at_any_call_loses_no_charge_that_was_acknowledged(call: int, tmp_path: Path) -> None:
+    """The process dies before its n-th call to write, sync or rename; two charges make 13 such calls."""
+    path, told = tmp_path / "l", tmp_path / "acknowledged"
+    if (child := os.fork()) == 0:
+        count = itertools.count()
+
+        def or_die(function: Any) -> Any:
+            return lambda *a, **k: os._exit(9) if next(count) == call else function(*a, **k)
+
+        for name in ("write", "fsync", "replace"):
+            setattr(os, name, or_die(getattr(os, name)))
+        ledger = Ledger(path)
+        for _ in range(2):
+            ledger.spend(ONE)
+            with open(told, "a", encoding="utf-8") as file:
+                file.write("1")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (9 if call < 13 else 0)
+    acknowledged = len(told.read_text(encoding="utf-8")) if told.exists() else 0
+    assert len(Ledger(path).events) in (acknowledged, acknowledged + 1)
+    Ledger(path).spend(ONE)
+    assert len(Ledger(path).events) > acknowledged
 
 
 def test_damaged_and_missing_lines_are_refused(tmp_path: Path) -> None:
@@ -434,17 +447,18 @@ def test_charge_is_synced_under_the_lock_before_it_returns(tmp_path: Path, monke
     def observed(handle: int) -> None:
         with pytest.raises(Timeout):  # another process could not read or append meanwhile
             FileLock(tmp_path / "ledger.jsonl.lock").acquire(timeout=0)
-        seen.append(path.read_bytes().count(b"\n"))
+        seen.append(path.read_bytes().count(b"\n") if path.exists() else 0)
         sync(handle)
 
     monkeypatch.setattr(os, "fsync", observed)
     ledger = Ledger(path)
     ledger.spend(ONE)
-    assert seen == [2, 2]  # the lines, and the new file's name in its folder
+    assert seen == [0, 0, 2, 2]  # the head and its name, the lines, and the new file's name in its folder
     for change in (lambda: ledger.spend(ONE, ONE), lambda: ledger.void("sent"), lambda: ledger.add_remark("tuned")):
         seen.clear()
+        before = path.read_bytes().count(b"\n")
         change()
-        assert seen == [path.read_bytes().count(b"\n")]
+        assert seen == [before, before, path.read_bytes().count(b"\n")]
 
 
 def neighbours(relation: str, data: LabeledImages) -> tuple[LabeledImages, LabeledImages]:

@@ -67,7 +67,7 @@ def random_first(real: LabeledImages, *, generator: Any) -> LabeledImages:
     return random_subset(real, ipc=1, generator=generator)
 
 
-def test_a_torn_ledger_counts_and_other_images_are_named(tmp_path: Path) -> None:
+def test_a_later_charge_counts_and_other_images_are_named(tmp_path: Path) -> None:
     """The second task holds the same records in another normalization, which no description shows."""
     first = task("a")
     assert isinstance(first.data, Split)
@@ -76,7 +76,7 @@ def test_a_torn_ledger_counts_and_other_images_are_named(tmp_path: Path) -> None
     study = Study(tmp_path, [first, second], {"A": private(settings={"sigma": SIGMA})}, seeds=(0,))
     study.run(trial=False, progress=False)
     path = next(tmp_path.glob("a*/ledger.jsonl"))
-    path.write_text(path.read_text(encoding="utf-8") + '{"event": {"mech', encoding="utf-8")
+    Ledger(path).spend(Event("again", SIGMA))
     total = study.guarantee("a")
     assert total.epsilon == pytest.approx(compose([(SIGMA, 1.0, 2)], 1e-5).epsilon)
     assert OTHERS.format(1) in total.remarks
