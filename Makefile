@@ -39,7 +39,7 @@ wheel: $(STAMP)
 
 # Tests on Flower itself, in a separate environment: the adapter's tests with Flower's own classes, equal hashes in
 # simulation and on deployed nodes, secure sums and private runs; then faults and access control. They run in one process,
-# because Flower starts its own. FLOWER_RECORD names the record, from which docs/scripts/flower.py makes its page.
+# because Flower starts its own. FLOWER_RECORD names the record, from which docs/scripts/tables.py makes its page.
 test-flower: $(FLOWER)/.made
 	FLOWER_TARGET=$@ $(FLOWER)/bin/python -m pytest -q tests/fl/flower tests/flower_real/test_equal.py \
 		tests/flower_real/test_secure.py tests/flower_real/test_private.py
@@ -84,13 +84,13 @@ bench: $(STAMP)
 # Measure on an idle machine, keep the record and make its page. An interrupted measurement continues.
 bench-page: $(STAMP)
 	$(BIN)/python -m tests.benchmarks --out docs/results/benchmarks.jsonl; made=$$?; \
-	$(BIN)/python docs/scripts/benchmarks.py && exit $$made
+	$(BIN)/python docs/scripts/tables.py && exit $$made
 
 # Compare the engine with Flower's simulation and pfl-research, in Flower's environment.
 bench-peers: $(FLOWER)/.made
 	$(FLOWER)/bin/python -m pip install --disable-pip-version-check --quiet "pfl==0.6.*"
 	$(FLOWER)/bin/python -m tests.benchmarks peers --out docs/results/peers.json; made=$$?; \
-	$(FLOWER)/bin/python docs/scripts/benchmarks.py && exit $$made
+	$(FLOWER)/bin/python docs/scripts/tables.py && exit $$made
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict

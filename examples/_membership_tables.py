@@ -1,4 +1,4 @@
-"""Tables of `membership.py` from its records; `docs/scripts/attacks_page.py` uses them for the results page."""
+"""Tables of `membership.py` from its records; `docs/scripts/tables.py` uses them for the results page."""
 
 from __future__ import annotations
 

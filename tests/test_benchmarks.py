@@ -19,7 +19,7 @@ from tests.benchmarks.rows import ROWS
 from tests.benchmarks.sizes import TINY
 from tests.scripts import load_script
 
-SCRIPT = load_script("docs/scripts/benchmarks.py")
+SCRIPT = load_script("docs/scripts/tables.py")
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_table_is_printed_and_saved_line_by_line(tmp_path: Path, capsys: pytest.
     assert "| private class means, a step | CPU |" in said
     assert "| width: a DM step |" in said
     with pytest.raises(ValueError, match="made with --tiny"):
-        SCRIPT.filled(SCRIPT.PAGE.read_text(encoding="utf-8"), out.rename(tmp_path / "benchmarks.jsonl").parent)
+        SCRIPT.measured(out.rename(tmp_path / "benchmarks.jsonl"), {})
 
 
 def test_benchmark_continues_and_a_failing_row_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,14 +177,11 @@ def test_profile_names_the_operations_of_all_threads() -> None:
     assert "aten::mm" in [name for name, _ in race.largest(work)]
 
 
-def test_page_equals_its_records(tmp_path: Path) -> None:
-    text = SCRIPT.PAGE.read_text(encoding="utf-8")
-    assert [mark for _, mark, _ in SCRIPT.TABLE.findall(text)] == ["benchmarks.jsonl", "peers.json", "profiles.json"]
-    assert SCRIPT.filled(text, SCRIPT.RESULTS) == text, "run python docs/scripts/benchmarks.py"
+def test_page_names_rows_that_are_not_measured(tmp_path: Path) -> None:
     facts = dict.fromkeys(("command", "commit", "when", "processor", "cores", "torch"), "x")
     rows = [line(row=row.name, tiny=False, took=1.5, **facts) for row in ROWS]
     (tmp_path / "benchmarks.jsonl").write_text("\n".join(map(json.dumps, rows[1:])), encoding="utf-8")
-    said = SCRIPT.filled(text, tmp_path)
+    said = SCRIPT.measured(tmp_path / "benchmarks.jsonl", {})
     assert f"Not measured: {ROWS[0].name}, {', '.join(growth.NAMES)}." in said
     assert f"in {1.5 * (len(ROWS) - 1):.0f} s: x, x cores" in said
 
@@ -202,7 +199,7 @@ def shapes(**changed: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_peers_are_shown_with_versions_and_replies(tmp_path: Path) -> None:
+def test_peers_are_shown_with_versions_and_replies() -> None:
     said = bench_peers.table(shapes()).splitlines()
     assert said[0] == "`c` at commit d, e, in 10 s: p, 2 cores, PyTorch 1; 1,000 users of 50 images, 50 in a round."
     assert said[4:] == [
@@ -213,9 +210,6 @@ def test_peers_are_shown_with_versions_and_replies(tmp_path: Path) -> None:
         "", "CPU milliseconds per client of our engine, by thread, in profiled rounds: training 70.0, its "
         "change 1.3.",
     ]  # fmt: skip
-    (tmp_path / "peers.json").write_text(json.dumps(shapes(cohort=3)), encoding="utf-8")
-    with pytest.raises(ValueError, match="is of 1000 users, 3 in a round"):
-        SCRIPT.filled(SCRIPT.PAGE.read_text(encoding="utf-8"), tmp_path)
 
 
 def test_rounds_with_failed_clients_have_no_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,12 @@
-"""Measure gradient inversion: records in `docs/results/inversion.jsonl`, their page, and the picture of clients.
+"""Measure gradient inversion: records in `docs/results/inversion.jsonl`, and the picture of what clients send.
 
-    python docs/scripts/inversion.py [--cifar cifar10.npz] [--only formulas classes clients defences images]
+    python docs/scripts/inversion.py [--cifar cifar10.npz] [--only classes clients defences images]
 
-Every measurement is a line, written as soon as it is made; lines that are there are not measured again, so that an
-interrupted run goes on. The .npz holds CIFAR-10's test_images (uint8 [N, 32, 32, 3]) and test_labels.
+Every measurement is a line, written as soon as it is made; lines that are there are not measured again. The .npz holds
+CIFAR-10's test_images (uint8 [N, 32, 32, 3]) and test_labels.
 
 Networks are untrained, drawn from seed 0; labels are unknown to the attacker, who starts once, from the image's number
-as seed. Images are the first of the test split in an order drawn from seed 0: what an option should be was tried on the
-21st and later ones, which no table has.
+as seed. Images are the first of the test split in an order drawn from seed 0; options were tried on the 21st and later.
 """
 
 from __future__ import annotations
@@ -17,22 +16,204 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from inversion_clients import Record, classes, clients, convnet, defences, scored, shuffled
-from inversion_page import RECORDS, read, write_page
-from torch import nn
+from torch import Tensor, nn
 
 from attacks import align, psnr
-from attacks.inversion import Gradient, infer_label, invert_linear
+from attacks.inversion import (
+    Clip,
+    DefendedMessage,
+    FedAvgUpdate,
+    Gradient,
+    Noise,
+    ObservedMessage,
+    Sparsify,
+    class_bounds,
+    class_counts,
+    invert_message,
+)
 from distillkit import LabeledImages, Normalization
 from distillkit._utils.provenance import git_commit
+from distillkit.condense import distribution_matching
 from distillkit.data import load
+from distillkit.data.partition import dirichlet
+from distillkit.networks import ConvNet, RandomNetworks, build
+from distillkit.privacy import compose
 from distillkit.rng import derive
+
+DOCS = Path(__file__).parents[1]
+RECORDS, PICTURE = DOCS / "results" / "inversion.jsonl", DOCS / "pictures" / "inversion_clients.png"
+Record = dict[str, Any]
+
+SMALL: dict[str, Any] = {"width": 32, "depth": 2}
+ATTACK: dict[str, Any] = {"method": "geiping", "steps": 100, "total_variation": 0.01}
+
+
+def shuffled(split: LabeledImages) -> LabeledImages:
+    """In the order drawn from seed 0."""
+    return split[torch.randperm(len(split), generator=derive(0))]
+
+
+def convnet(data: LabeledImages, **given: Any) -> nn.Module:
+    """The network whose gradients are sent."""
+    return build(partial(ConvNet, data.shape, 10, **given), 0)
+
+
+def scored(message: ObservedMessage, own: LabeledImages, row: int, given: Mapping[str, Any]) -> tuple[Record, Tensor]:
+    """What an attack finds of one image, and the image that it found."""
+    begun = time.process_time()
+    found = invert_message(message, own.shape, normalization=own.normalization, seed=row, **given)
+    seconds, truth = time.process_time() - begun, own.pixels()
+    record = {
+        "label": bool(found.labels == own.labels),
+        "psnr": float(psnr(found.images, truth)),
+        "aligned": float(psnr(align(found.images, truth), truth)),
+        "loss": found.losses[0],
+        "seconds": seconds,
+    }
+    return record, found.images
+
+
+def defences(done: set[str]) -> Iterator[Record]:
+    """One message about one image, defended in several ways."""
+    digits = shuffled(load("digits", size=16).test)
+    network = convnet(digits, **SMALL)
+    for row in range(5):
+        own = digits[row : row + 1]
+        sent = Gradient.of(network, own.images, own.labels)
+        size = float(torch.cat([g.flatten() for g in sent.observed]).square().mean().sqrt())
+        messages: dict[str, ObservedMessage] = {
+            "as it is": sent,
+            "clipped to a norm of 0.1": DefendedMessage(sent, Clip(0.1)),
+            "noise of 0.1 times its RMS": DefendedMessage(sent, Noise(0.1 * size, seed=row)),
+            "noise of its RMS": DefendedMessage(sent, Noise(size, seed=row)),
+            "clipped to 1, noise of 1 (one record's DP-SGD)": DefendedMessage(sent, Clip(1.0), Noise(1.0, seed=row)),
+            "its largest 10 %": DefendedMessage(sent, Sparsify(0.1)),
+            "its largest 1 %": DefendedMessage(sent, Sparsify(0.01)),
+            "5 local steps of 0.01": FedAvgUpdate.of(network, own.images, own.labels, lr=0.01, epochs=5),
+        }
+        for case, message in messages.items():
+            if f"{case} {row}" not in done:
+                yield {"case": case, "seed": row, **scored(message, own, row, ATTACK)[0], **ATTACK}
+
+
+def classes(done: set[str]) -> Iterator[Record]:
+    """What the messages of twenty unequal clients say for certain of their classes."""
+    digits = load("digits", size=16).train
+    clients = [digits[rows] for rows in dirichlet(digits.labels, 20, 0.3, generator=0)]
+    network, noise = convnet(digits, **SMALL), torch.randn(64, *digits.shape, generator=derive(0, "noise"))
+    predictions = network(noise).softmax(1).detach()
+    found: dict[str, list[tuple[Any, Tensor, Tensor | None]]] = {}
+    begun = time.process_time()
+    for number, own in enumerate(clients):
+        counts, size = own.labels.bincount(minlength=10), len(own)
+        gradient = Gradient.of(network, own.images, own.labels).observed[-1]
+        order = torch.randperm(size, generator=derive(0, "order", number)).split(16)
+        change = FedAvgUpdate.of(network, own.images, own.labels, lr=0.01, batch=16, order=order).observed[-1]
+        embedded = network.features(own.images).detach()  # type: ignore[operator]
+        means = torch.zeros(10, embedded.shape[1]).index_add_(0, own.labels, embedded) / counts.clamp(min=1)[:, None]
+        noised = means + torch.randn(means.shape, generator=derive(0, "means", number)) * (counts > 0)[:, None]
+        ipc = torch.repeat_interleave(torch.arange(10), counts.clamp(max=10))
+        estimate = class_counts(gradient, size, predictions)
+        for case, held, guess in (
+            ("gradient of the last bias, all records", class_bounds(10, bias_gradient=gradient, size=size), estimate),
+            ("change of the last bias, an epoch of batches of 16", class_bounds(10, bias_change=change), None),
+            ("class means", class_bounds(10, class_rows=means), None),
+            ("class means, noise where there are records", class_bounds(10, class_rows=noised, noised=True), None),
+            ("a set's labels, ten images a class", class_bounds(10, labels=ipc, ipc=10), None),
+        ):
+            found.setdefault(case, []).append((held, counts, guess))
+    seconds = (time.process_time() - begun) / len(found)
+    for case, rows in found.items():
+        present = torch.cat([counts > 0 for _, counts, _ in rows])
+        certain = [torch.cat([getattr(held, name) for held, _, _ in rows]) for name in ("present", "absent", "exact")]
+        wrong = sum(int((guess - counts).abs().sum()) // 2 for _, counts, guess in rows if guess is not None)
+        record = {
+            "held": int(present.sum()),
+            "held_certain": int((certain[0] & present).sum()),
+            "lacking": int((~present).sum()),
+            "lacking_certain": int((certain[1] & ~present).sum()),
+            "counts_certain": int((certain[2] & present).sum()),
+            "false": int((certain[0] & ~present).sum() + (certain[1] & present).sum()),
+            "misplaced": wrong / len(digits) if rows[0][2] is not None else None,
+        }
+        if f"{case} 0" not in done:
+            yield {"case": case, "seed": 0, "clients": len(clients), **record, "seconds": seconds}
+
+
+def clients(done: set[str]) -> Iterator[Record]:
+    """Six clients, thirty records of one class each, and what is found of what they send; with the picture."""
+    digits, count = load("digits", size=16), 6
+    if len(done) == 4 * count:
+        return
+    own = [digits.train[(digits.train.labels == k).nonzero().flatten()[:30]] for k in range(count)]
+    other = torch.cat([digits.test[digits.test.labels == k].pixels()[:1] for k in range(count)])
+    network = convnet(own[0], **SMALL)
+    condense = partial(
+        distribution_matching,
+        LabeledImages.concatenate(own),
+        networks=RandomNetworks(partial(ConvNet, own[0].shape, 10, **SMALL)),
+        ipc=10, steps=100, classes=range(count), progress=False,
+    )  # fmt: skip
+    raw = LabeledImages.concatenate([one[:1] for one in own])
+    epsilon = compose([(1.0, 1.0, 1)], 1e-5).epsilon
+    sets = {
+        "a record": raw,
+        "a distilled image, from a record": condense(init="real")[::10],
+        "a distilled image, from noise": condense(init="noise")[::10],
+        f"a record, DP-SGD (ε {epsilon:.1f})": raw,
+    }
+    shown: list[tuple[str, Tensor, list[float]]] = []
+    for case, data in sets.items():
+        found = []
+        for k in range(count):
+            one = LabeledImages(data.images[k : k + 1], data.labels[k : k + 1], 10, raw.normalization)
+            sent: ObservedMessage = Gradient.of(network, one.images, one.labels)
+            message = DefendedMessage(sent, Clip(1.0), Noise(1.0, seed=k)) if "DP" in case else sent
+            record, image = scored(message, one, k, ATTACK)
+            near = {
+                "nearest": nearest(image, own[k]),
+                "sent_nearest": None if data is raw else nearest(one.pixels(), own[k]),
+            }
+            found.append((image, record["aligned"] if data is raw else near["nearest"]))
+            blind = {"held_out": nearest(other[k : k + 1], own[k])}
+            if f"{case} {k}" not in done:
+                yield {"case": case, "seed": k, **record, **near, **blind, **ATTACK}
+        if "DP" not in case:
+            shown.append((case.replace(", ", ",\n"), data.pixels(), []))
+        name = "found" if "DP" not in case else f"found of\n{case}"
+        shown.append((name, torch.cat([image for image, _ in found]), [value for _, value in found]))
+    draw(shown)
+
+
+def nearest(image: Tensor, records: LabeledImages) -> float:
+    """The greatest aligned PSNR of an image to any record."""
+    truth = records.pixels()
+    return float(psnr(align(image.expand_as(truth), truth), truth).max())
+
+
+def draw(rows: Sequence[tuple[str, Tensor, Sequence[float]]]) -> None:
+    """A row of six images each, with its name and decibels."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 7.2))
+    figure.subplots_adjust(left=0.25, right=0.99, top=0.99, bottom=0.03, wspace=0.06, hspace=0.24)
+    axes = figure.subplots(len(rows), 6)
+    for line, (name, pictures, values) in zip(axes, rows, strict=True):
+        for k, ax in enumerate(line):
+            ax.imshow(pictures[k, 0].numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            ax.set(xticks=[], yticks=[])
+            if values:
+                ax.set_xlabel(f"{values[k]:.1f} dB", fontsize=8, labelpad=2)
+        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
+    figure.savefig(PICTURE, dpi=200)
+
 
 IMAGES = 20
 
@@ -80,35 +261,14 @@ def images(done: set[str], path: str | None) -> Iterator[Record]:
             yield {"case": case, "seed": row, **record, "guess": guesses[0], "guess_aligned": guesses[1], **given}
 
 
-def formulas(done: set[str]) -> Iterator[Record]:
-    """Recover labels of single images from the default ConvNet's gradient, and the input of a first linear layer."""
-    if done:
-        return
-    digits, begun = shuffled(load("digits", size=16).test)[:200], time.process_time()
-    default, layers = convnet(digits), nn.Sequential(nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 10))
-    with torch.no_grad():
-        for p in layers.parameters():
-            p.copy_(torch.randn(p.shape, generator=derive(0, *p.shape)) / p.shape[-1] ** 0.5)
-    right, errors = 0, []
-    for row in range(len(digits)):
-        own = digits[row : row + 1]
-        last = [g for g in Gradient.of(default, own.images, own.labels).observed if g.ndim == 2][-1]
-        right += infer_label(last) == int(own.labels)
-        found = invert_linear(*Gradient.of(layers, own.images, own.labels).observed[:2])
-        errors.append(float((found.input - own.images.flatten()).abs().max()))
-    seconds = time.process_time() - begun
-    yield {"case": "both", "seed": 0, "images": 200, "labels": right, "error": max(errors), "seconds": seconds}
-
-
 PARTS: dict[str, Callable[[set[str]], Iterator[Record]]] = {
-    "formulas": formulas, "classes": classes, "clients": clients, "defences": defences,
-    "images": partial(images, path=None),
+    "classes": classes, "clients": clients, "defences": defences, "images": partial(images, path=None),
 }  # fmt: skip
 """The cheapest first."""
 
 
 def main() -> None:
-    """Measure all missing lines, then write the page."""
+    """Measure all missing lines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cifar", help=".npz of CIFAR-10")
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS), help="parts to measure")
@@ -116,13 +276,14 @@ def main() -> None:
     torch.set_num_threads(1)
     facts = {"command": shlex.join(["python", "docs/scripts/inversion.py", *sys.argv[1:]]), "commit": git_commit()}
     parts = {**PARTS, "images": partial(images, path=options.cifar)}
+    text = RECORDS.read_text(encoding="utf-8") if RECORDS.exists() else ""
+    lines: list[Record] = [json.loads(line) for line in text.splitlines()]
     for part in options.only:
-        done = {f"{r['case']} {r['seed']}" for r in read(RECORDS) if r["part"] == part}
+        done = {f"{r['case']} {r['seed']}" for r in lines if r["part"] == part}
         for record in parts[part](done):
             with RECORDS.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"part": part, **record, **facts}) + "\n")
             print(part, record["case"], record["seed"], f"{record['seconds']:.1f} CPU s", flush=True)
-    write_page()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ The method does nothing: clients send back what they are sent. Four nodes, which
 Flower, which `make test-flower` installs; on an idle machine, for the record of which the page is made:
 
     .venv-flower/bin/python -m tests.benchmarks flower --out docs/results/flower_costs.json
-    python docs/scripts/flower.py
+    python docs/scripts/tables.py
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import importlib.util
 import json
 import os
 import shlex
+import statistics
 import sys
 import threading
 import time
@@ -24,10 +25,10 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from distillkit._utils.tables import markdown_table
 from tests.benchmarks.table import processor
 from tests.flower_real.deployed import APP, Flower
 from tests.flower_real.record import commit, version_of
-from tests.scripts import load_script
 
 sys.path.append(str(APP))
 from dk_app.costs import SIZES
@@ -75,6 +76,21 @@ def measured(payloads: list[str]) -> dict[str, Any]:
         return {"memory": room.before - room.least, "rows": list(flower.results(out).values())}
 
 
+def table(record: dict[str, Any]) -> str:
+    """Return the seconds per round and client for each payload, and the machine of the measurement."""
+    lines = []
+    for row in record["rows"]:
+        seconds = [statistics.median(row[way]) / row["clients"] for way in ("bare", "adapter", "threads")]
+        bare, adapter, threads = seconds
+        ratios = f"{adapter / bare:.2f}", f"{adapter / threads:,.0f}"
+        lines.append([row["method"], f"{bare:.3f}", f"{adapter:.3f}", f"{threads:.4f}", *ratios])
+    head = ("each way", "Flower alone, s", "adapter, s", "threads, s", "adapter / Flower", "adapter / threads")
+    where = f"{record['processor']}, {record['cores']} cores, PyTorch {record['torch']}"
+    flower = f"Flower {record['flwr']}, Ray {record['ray']}; {record['memory'] / 1e9:.1f} GB for all processes together"
+    said = f"`{record['command']}` at commit {record['commit']}, {record['date']}: {where}; {flower}."
+    return f"{markdown_table(head, lines)}\n\n{said}"
+
+
 def main() -> None:
     """Print the table and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -96,7 +112,7 @@ def main() -> None:
     record = {**facts, "seconds": round(time.monotonic() - began, 1), **found}
     if o.out:
         o.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(load_script("docs/scripts/flower.py").costs(record))
+    print(table(record))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
 
 Clients only return the message that they receive. The measured cost is therefore that of the engine: requests, checks,
 aggregation and statistics. Every measurement is a process of its own, and writes a row of `docs/results/scaling.json`
-at once. Existing rows are not measured again, so an interrupted run continues. `docs/scripts/scaling.py` makes a page.
+at once. Existing rows are not measured again, so an interrupted run continues. `docs/scripts/tables.py` makes a
+table of the page.
 
     drawn        all of 10, 100, 1,000 clients in every round, with networks of 10^4 to 10^6 weights
     registered   10 drawn among 10 to 10^6, which are created on demand
@@ -41,6 +42,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from distillkit import LabeledImages
 from distillkit._utils.files import write_atomically
 from distillkit._utils.provenance import git_commit
+from distillkit._utils.tables import markdown_table
 from distillkit.normalization import IDENTITY
 from fl import Client, FedAvg, FedDM, Message, Method, simulate
 from fl.aggregation import AggregatedReplies
@@ -235,6 +237,22 @@ def commit() -> str | None:
     status = subprocess.run(words, cwd=RECORD.parent, capture_output=True, encoding="utf-8").stdout
     found = git_commit()
     return found.rstrip("+") if found and status.split() == ["M", "docs/results/scaling.json"] else found
+
+
+def table(record: dict[str, Any]) -> str:
+    """Return CPU time and memory of each case: the smallest CPU time of the seeds, and the largest in brackets."""
+    groups: dict[tuple[str, int, int, int], list[dict[str, Any]]] = {}
+    for row in record["rows"]:
+        groups.setdefault((row["part"], row["clients"], row["drawn"], row["weights"]), []).append(row)
+    lines = []
+    for (part, clients, drawn, weights), own in sorted(groups.items()):
+        if drawn and part != "long":
+            spent = sorted(1e3 * row["cpu_round"] / drawn for row in own)
+            grown = max(row["memory_peak"] - row["memory_before"] for row in own)
+            sizes = (f"{clients:,}", f"{drawn:,}", f"{weights:,}")
+            lines.append((part, *sizes, f"{spent[0]:.2f} ({spent[-1]:.2f})", f"{grown:.0f}"))
+    head = ("clients that are", "clients", "drawn", "weights", "CPU ms per drawn client", "memory MiB")
+    return markdown_table(head, lines)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Record of test results on Flower in the file `FLOWER_RECORD`, from which `docs/scripts/flower.py` fills the page."""
+"""Record of test results on Flower in the file `FLOWER_RECORD`, from which `docs/scripts/tables.py` fills the page."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Write the README's table of methods: every public add-on and method of `fl` with paper, card and golden test.
-
-python docs/scripts/methods_table.py
-"""
+"""The README's table of methods: every public add-on and method of `fl` with paper, card and golden test."""
 
 from __future__ import annotations
 
@@ -13,10 +10,10 @@ from typing import Any
 
 import fl.addons
 import fl.methods
+from distillkit._utils.tables import Table
 from fl import AddOn, ClientDP, FedAvg, Filter, Method
 
 ROOT = Path(__file__).parents[2]
-START, END = "<!-- methods -->", "<!-- end of methods -->"
 KNOWN_AS = {
     "Anchors": "FedLGD's global half", "ClientDP": "DP-FedAvg", "Condensed": "FedLGD's local half", "DPSGD": "DP-SGD",
     "FineTune": "fine-tuned FedAvg", "NaiveVHL": "naive VHL",
@@ -88,7 +85,7 @@ def composed(name: str, thing: Any) -> str:
     return f"`FedAvg({name}())`" if issubclass(thing, AddOn) else f"`{name}()`"
 
 
-def table() -> str:
+def methods_table() -> Table:
     """Return the table, one row per name. A name without citation, card or golden test is an error."""
     tests = golden_tests()
     rows = []
@@ -97,18 +94,5 @@ def table() -> str:
             raise ValueError(f"no test of tests/fl is marked golden for {name}")
         said = f"{KNOWN_AS.get(name, name)}: {composed(name, thing)}" if name != "FedAvg" else composed(name, thing)
         test = f"[{tests[name].stem}](tests/fl/{tests[name].name})"
-        rows.append(f"| {said} | {paper(thing)} | {card(name)} | {test} |")
-    head = ["| method | paper | card | golden test |", "|---|---|---|---|"]
-    return "\n".join([*head, *sorted(rows, key=str.lower)])
-
-
-def main() -> None:
-    """Replace the table between the markers."""
-    page = ROOT / "README.md"
-    before, _, rest = page.read_text(encoding="utf-8").partition(START)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{START}\n\n{table()}\n\n{END}{after}", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+        rows.append((said, paper(thing), card(name), test))
+    return Table(("method", "paper", "card", "golden test"), sorted(rows, key=lambda row: row[0].lower()), left=4)

@@ -1,0 +1,376 @@
+"""Tables, numbers and curves on pages equal what the script makes from the records."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from attacks.statistics import clopper_pearson
+from distillkit.study import Record, Records, equal_search_sizes, read_records, write_records
+from tests.distillkit.study.sample_records import record, write
+from tests.scripts import ROOT, load_script
+
+DOCS = ROOT / "docs"
+RESULTS = DOCS / "results"
+SCRIPT = load_script("docs/scripts/tables.py")
+STUDIES = [p for p in sorted(RESULTS.glob("*.jsonl")) if SCRIPT.is_study(p)]
+MARK = re.compile(r"<!-- (table|found|commits)")
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in SCRIPT.pages(DOCS) if MARK.search(p.read_text(encoding="utf-8"))], ids=lambda p: p.stem
+)
+def test_tables_and_numbers_of_a_page_equal_its_records(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for name in ("table", "found", "commits"):
+        assert len(re.findall(f"<!-- {name}\\b", text)) == text.count(f"<!-- end of {name} -->")
+    assert SCRIPT.filled(text, path.stem, RESULTS) == text, "run python docs/scripts/tables.py"
+
+
+def test_every_record_is_shown_on_a_page() -> None:
+    shown = {path.stem for path in SCRIPT.pages(DOCS)}
+    for path in SCRIPT.pages(DOCS):
+        shown |= set(re.findall(r" from=(\w+)", path.read_text(encoding="utf-8")))
+    assert {path.stem.removesuffix("_published") for path in RESULTS.glob("*.json*")} <= shown | {"secure_sums"}
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.stem)
+def test_every_candidate_of_a_study_had_equally_many_configurations(path: Path, tmp_path: Path) -> None:
+    """Records without a study have no configurations; a page may show a study of what another one chose."""
+    for choice in json.loads(path.open(encoding="utf-8").readline()).get("choices", []):
+        own = tmp_path / "choice.json"
+        own.write_text(json.dumps(choice), encoding="utf-8")
+        assert set(equal_search_sizes(own)) == set(choice["tasks"])
+
+
+def page(*kinds: str) -> str:
+    return "".join(f"words\n\n<!-- table: {kind} -->\nold\n<!-- end of table -->\n" for kind in kinds)
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    runs = [record([0.1, a], way, seed) for way, a in (("FedAvg", 0.5), ("FedDM", 0.7)) for seed in (0, 1)]
+    missing = [("digits", "VHL, noise", 0)]
+    (tmp_path / "results").mkdir()
+    (tmp_path / "pictures").mkdir()
+    path = write_records(
+        Records([*runs, record(0.8, "DM", task="other")], missing), tmp_path / "results" / "mine.jsonl"
+    )
+    (tmp_path / "results" / "mine_published.json").write_text(
+        json.dumps({"digits": {"FedDM": "72.0 ± 0.1"}}), encoding="utf-8"
+    )
+    return path
+
+
+def filled(text: str, path: Path) -> str:
+    return SCRIPT.filled(text, path.stem, path.parent)
+
+
+def rows(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith("|") and "---" not in line]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def test_generating_tables_is_idempotent(records: Path) -> None:
+    kinds = ["paired task=digits", "to_target accuracy=0.6", "at_equal by=bytes", "worst_clients", "summary task=other"]
+    text = filled(page(*kinds), records)
+    assert text.count("words\n") == len(kinds)
+    assert "old" not in text
+    assert "+20.0" in text
+    assert filled(text, records) == text
+
+
+def test_candidates_are_selected_and_ordered_with_published_numbers(records: Path) -> None:
+    said = 'summary task=digits ways="FedDM|VHL, noise|FedAvg" hide="task|best % *" published=yes columns=bytes_up'
+    found = rows(filled(page(said), records))
+    assert found[0] == [
+        "method", "seeds", "last %", "best of the seeds' mean % *", "bytes up (MB)", "published %",
+    ]  # fmt: skip
+    assert [line[0] for line in found[1:]] == ["FedDM", "FedAvg", "VHL, noise"]
+    assert [line[-1] for line in found[1:]] == ["72.0 ± 0.1", "–", "–"]
+    assert found[3][1] == "0 of 2"
+    one = rows(filled(page('summary task=digits ways="FedAvg|FedDM" seeds=0'), records))
+    assert [line[2] for line in one[1:]] == ["1", "1"]
+
+
+def test_counts_are_summed_and_shown_with_their_interval(tmp_path: Path) -> None:
+    lines = [
+        Record({"task": "a", "method": way, "seed": s, "accuracy_last": None, "found": f, "of": 20, "seconds": s})
+        for way, counts in (("one", (3, 4, 0)), ("two", (20, 20)))
+        for s, f in enumerate(counts)
+    ]
+    path = write_records(Records(lines), tmp_path / "mine.jsonl")
+    found = rows(filled(page("rates hits=found trials=of means=seconds"), path))
+    low, high = clopper_pearson(7, 60)
+    assert found == [
+        ["task", "method", "of", "found %", "seconds, mean"],
+        ["a", "one", "60", f"11.7 ({100 * low:.1f} to {100 * high:.1f})", "1"],
+        ["a", "two", "40", "100.0 (91.2 to 100.0)", "0.5"],
+    ]
+    assert rows(filled(page('rates ways="two" hide=task'), path))[1] == ["two", "2"]
+
+
+def test_condensed_sets_are_ordered_by_size_with_their_score(tmp_path: Path) -> None:
+    def made(name: str, seed: int, accuracy: float, **more: Any) -> Record:
+        facts = {"labels": {"teacher": 0.9}, "leaks": {"copies": {"hits": seed, "trials": 4}}, "epsilon": None}
+        return Record({"task": "a", "method": name, "seed": seed, "accuracy_last": accuracy, **facts, **more})
+
+    runs = [
+        made("dm-10", 0, 0.7),
+        made("dm-10", 1, 0.8),
+        made("random-10", 0, 0.5),
+        made("random-1", 0, 0.3, epsilon=8.0),
+    ]
+    path = write_records(Records(runs), tmp_path / "mine.jsonl")
+    head, *found = rows(filled(page("leaderboard"), path))
+    assert [dict(zip(head, line))["hard %"] for line in found] == ["30.0", "75.0 ± 7.1", "50.0"]
+    assert [line[:2] for line in found] == [["1", "random"], ["10", "dm"], ["10", "random"]]
+    assert [dict(zip(head, line))["ε"] for line in found] == ["8", "–", "–"]
+    scores = [float(dict(zip(head, line))["LRS"]) for line in found]
+    assert scores[1] > scores[2] > scores[0]  # smaller without a lead over random images, and far from real ones
+    assert [line[2] for line in rows(filled(page("leaks"), path))[1:]] == ["0.0", "12.5 ± 17.7", "0.0"]
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("histogram", "must be one of tuning, summary"),
+        ("summary colour=red", "of kind summary has no option colour"),
+        ("summary ways=SCAFFOLD", "no run of method SCAFFOLD"),
+        ("summary seeds=7", "no run of seed 7"),
+        ("tuning seeds=0", "no option seeds"),
+        ("summary hide=x", "names must be columns of the table"),
+    ],
+)
+def test_impossible_table_is_refused(records: Path, said: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        filled(page(said), records)
+
+
+@pytest.mark.parametrize("finished", [0, 3, 8])
+def test_page_shows_a_registered_design_and_its_verdict(tmp_path: Path, finished: int) -> None:
+    (tmp_path / "designs").symlink_to(RESULTS / "designs")
+    [*seeds] = range(300, 300 + finished)
+    runs = [
+        record([0.2, a + seed / 1e5], way, seed, task="cifar10-two-classes")
+        for way, a in (("FedAvg", 0.2), ("FedCOG", 0.3))
+        for seed in [200, *seeds]
+    ]
+    path = write_records([*runs, record(0.9, "FedCOG", 300, task="other")], tmp_path / "mine.jsonl")
+    text = filled(page("design name=fedcog"), path)
+    assert "**Claim:** On CIFAR-10 with two classes per client, FedCOG" in text
+    assert "- Seeds: 300, 301, 302, 303, 304, 305, 306, 307. The pilot runs had the seeds 200, 201" in text
+    shown = "Shown: FedCOG minus FedAvg is +10.0 points" if finished == 8 else f"Unfinished: {finished} of 8 seeds"
+    assert f"**Result:** {shown}" in text
+    assert ("95 % interval [" in text) == (finished == 8)
+    assert filled(text, path) == text
+
+
+def test_rows_of_any_record_are_grouped_and_formatted(tmp_path: Path) -> None:
+    lines = [
+        {"case": c, "kind": k, "hit": n > 0, "value": v * n, "mean": None, "of": {"size": 3}, "list": [n, 7],
+         "commit": "abc"}
+        for c, k, v in (("a", "x", 1.0), ("b", "y", 0.5), ("c", "z", 9.0)) for n in range(3)
+    ]  # fmt: skip
+    path = tmp_path / "mine.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    columns = "case={case}|hits={hit:count}|value={value:spread.1}|none={mean:mean.1} of {of[size]}|p={value:percent.0}"
+    text = page(f'rows kind="x|y" by=case columns="{columns}"') + "<!-- commits -->old<!-- end of commits -->"
+    assert rows(filled(text, path))[1:] == [
+        ["a", "2 of 3", "1.0 (0.0 to 2.0)", "– of 3", "100 %"], ["b", "2 of 3", "0.5 (0.0 to 1.0)", "– of 3", "50 %"],
+    ]  # fmt: skip
+    assert filled(text, path).endswith("<!-- commits -->abc<!-- end of commits -->")
+    found = rows(
+        filled(page('rows case=a each=list by=number columns="n={number}|last={list}|{value}={value:.1f}"'), path)
+    )
+    assert found == [["n", "last", "{value}"], ["1", "0", "0.0"], ["2", "7", "0.0"]]
+    parts = {"one": {"command": "c", "rows": [{"method": "A"}, {"method": "B"}]}, "two": {"command": "d"}}
+    path.with_suffix(".json").write_text(json.dumps(parts), encoding="utf-8")
+    said = page('rows by=part,method columns="part={part}|method={method}|command={whole[command]}"')
+    assert rows(filled(said, path))[1:] == [["one", "A", "c"], ["one", "B", "c"], ["two", "–", "d"]]
+
+
+# Attacks.
+
+
+def line(row: str, attack: str, kind: str, tpr: float, **more: Any) -> dict[str, Any]:
+    rates = {name: [value, value - 0.005, value + 0.005] for name, value in (("tpr", tpr), ("fpr", 0.01), ("auc", 0.6))}
+    return {"row": row, "attack": attack, "kind": kind, **rates, "few": False, "shadows": 66, "accuracy": 0.98,
+            "commit": "abc", **more}  # fmt: skip
+
+
+NUMBERS = {"ipc": 10, "clients": 4, "steps": 100, "round_steps": 20, "records": 1438}
+GROUPS = {"share": 0.139, "tpr": [0.7, 0.6, 0.8], "rest": [0.011, 0.009, 0.013]}
+MADE = [
+    line("raw", "threshold", "model", 0.0129), line("raw", "LiRA online", "model", 0.0531),
+    line("raw", "LiRA offline, two-sided", "choice", 0.01),
+    line("dm", "nearest", "set", 0.15, numbers=NUMBERS, started=GROUPS),
+    line("dm-noise", "nearest", "set", 0.01, numbers=NUMBERS, started=None),
+    line("feddm", "nearest", "set", 0.2, numbers=NUMBERS, started=GROUPS),
+    line("transcript", "distance", "transcript", 0.55, images=4000, auc=0.844,
+         above={"25": {"training": [0.55, 0.5, 0.6], "held-out": [0.0, 0.0, 0.01], "random": [0.6, 0.5, 0.7]}}),
+]  # fmt: skip
+
+
+@pytest.fixture
+def attacks(tmp_path: Path) -> Path:
+    path = tmp_path / "attacks.jsonl"
+    path.write_text("\n".join(map(json.dumps, MADE)), encoding="utf-8")
+    return path
+
+
+def test_tables_of_attacks_show_per_cent_and_name_missing_rows(attacks: Path) -> None:
+    text = filled(page(*(f"membership name={n}" for n in ("tpr", "auc", "choices", "sets", "transcript"))), attacks)
+    found = rows(text)
+    assert ["trained on", "shadows", "accuracy %", "global threshold", "LiRA online, pooled"] in found
+    assert ["raw data", "66", "98.0", "1.3 (0.8 to 1.8)", "5.3 (4.8 to 5.8)"] in found
+    assert ["FedLGD", "not run yet", "–", "–", "–"] in found
+    assert ["raw data", "66", "98.0", ".600 (.595 to .605)", ".600 (.595 to .605)"] in found
+    assert ["LiRA offline, two-sided", "1.0 (0.5 to 1.5)", "1.00 (0.50 to 1.50)", ".600 (.595 to .605)"] in found
+    sets = {row[0]: row for row in found if row[0] in ("DM, real start", "FedDM, real start") and "nearest" in row}
+    assert sets["DM, real start"][1:4] == ["10, 719, 100", "66", "nearest"]
+    assert sets["DM, real start"][-3:] == ["13.9", "70.0 (60.0 to 80.0)", "1.1 (0.9 to 1.3)"]
+    assert sets["FedDM, real start"][1] == "5 x 4, 719, 20"
+    assert ["training records", "55.0 (50.0 to 60.0)"] in found
+    assert "AUC 0.844, TPR 55.0 (54.5 to 55.5) % at FPR 1.00 (0.50 to 1.50) %" in text
+
+
+def test_single_numbers_are_inserted_in_sentences(attacks: Path) -> None:
+    wanted = {
+        "raw LiRA_online tpr": "5.3 (4.8 to 5.8) %", "raw threshold accuracy": "98.0 %",
+        "dm nearest tpr": "15.0 (14.5 to 15.5) %", "dm nearest started": "70.0 (60.0 to 80.0) %",
+        "dm nearest rest": "1.1 (0.9 to 1.3) %", "dm nearest share": "14 %",
+        "transcript distance training": "55.0 %", "transcript distance held-out": "0.0 %",
+    }  # fmt: skip
+    for said, number in wanted.items():
+        text = filled(f"a <!-- found: {said} -->old<!-- end of found --> b", attacks)
+        assert text == f"a <!-- found: {said} -->{number}<!-- end of found --> b"
+    with pytest.raises(ValueError, match="one record of fedlgd, nearest, found 0"):
+        filled("<!-- found: fedlgd nearest tpr -->old<!-- end of found -->", attacks)
+
+
+# Import and pictures.
+
+
+def test_newer_records_of_attacks_replace_older_ones(attacks: Path) -> None:
+    newer = [line("raw", "threshold", "model", 0.02), line("feddm", "nearest", "set", 0.3)]
+    both = SCRIPT.merged(MADE, newer)
+    assert [one["row"] for one in both] == ["raw", "dm", "dm-noise", "feddm", "transcript"]
+    assert (both[0]["tpr"][0], both[3]["tpr"][0]) == (0.02, 0.3)
+
+
+def test_study_of_a_switch_is_used_under_its_own_name(tmp_path: Path) -> None:
+    write(tmp_path, [record([0.5], "FedAvg", seed) for seed in (0, 1)])
+    (tmp_path / "digits-FedAvg-1" / "domains.json").write_text('{"mnist": 0.25}', encoding="utf-8")
+    (tmp_path / "digits-FedAvg-0" / "judge.json").write_text('{"anchors": 0.5}', encoding="utf-8")
+    found = SCRIPT.taken(f"{tmp_path}@digits, 180 rounds")
+    assert [(r.task, r.method, r.seed) for r in found] == [("digits, 180 rounds", "FedAvg", seed) for seed in (0, 1)]
+    assert [r.task for r in SCRIPT.taken(str(tmp_path))] == ["digits"] * 2
+    assert [found[i].last("judge.anchors") for i in (0, 1)] == [0.5, None]
+    assert found[1].last("accuracy_domain.mnist") == 0.25
+
+
+def test_new_records_are_compared_with_earlier_ones_and_drawn(
+    records: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    docs = records.parents[1] / "docs"
+    docs.mkdir()
+    for name in ("results", "pictures"):
+        (records.parents[1] / name).rename(docs / name)
+    (docs.parent / "README.md").touch()
+    own, other = docs / "results" / "mine.md", docs / "other.md"
+    own.write_text(page("summary task=digits") + "<!-- curves: first task=digits by=bytes -->", encoding="utf-8")
+    other.write_text("<!-- curves: second from=mine -->\n<!-- curves: third from=else -->", encoding="utf-8")
+    study = write(docs.parent / "study", [record([0.1, 0.9], "FedAvg", seed) for seed in (0, 1)])
+    SCRIPT.main(["mine", str(study)], docs)
+    said = capsys.readouterr().out
+    assert rows(said)[1] == ["digits", "FedAvg", "50.0 ± 0.0 (2)", "90.0 ± 0.0 (2)", "+40.0", "changed"]
+    assert rows(said)[2][1:] == ["FedDM", "70.0 ± 0.0 (2)", "–", "–", "only before"]
+    assert rows(own.read_text(encoding="utf-8"))[1][3] == "90.0 ± 0.0"
+    assert len(read_records(docs / "results" / "mine.jsonl")) == 2
+    assert sorted(p.stem for p in (docs / "pictures").iterdir()) == ["first", "second"]
+
+
+def test_rounds_are_read_from_nested_columns_and_subtracted_by_seed() -> None:
+    rounds = load_script("docs/scripts/_rounds.py")
+
+    def run(method: str, seed: int, values: list[float | None]) -> Record:
+        rows = [{"round": n, "drift": {"far": v} if v is not None else {}} for n, v in enumerate(values, 1)]
+        return Record({"task": "t", "method": method, "seed": seed, "accuracy_last": 0.5}, rows)
+
+    base, other = run("A", 0, [1.0, 2.0, 3.0]), run("B", 0, [1.5, None, 5.0])
+    assert rounds._rows(other, "drift.far", 1, 9) == [{"round": 1, "drift.far": 1.5}, {"round": 3, "drift.far": 5.0}]
+    assert [row["round"] for row in rounds._rows(base, "drift.far", 2, 9)] == [1, 3]
+    assert [row["round"] for row in rounds._rows(base, "drift.far", 1, 2)] == [1, 2]
+    rows = {(r.method, r.seed): rounds._rows(r, "drift.far", 1, 9) for r in (base, other, run("B", 1, [9.0]))}
+    differences = rounds._differences(rows, "A")
+    assert differences == {("B", 0): [{"round": 1, "drift.far": 0.5}, {"round": 3, "drift.far": 2.0}]}
+    assert len(rounds.columns_by_round(Records([base, other]), columns="drift.far|drift.far", minus="A").axes) >= 2
+    with pytest.raises(ValueError, match="no record has the column drift.near"):
+        rounds.columns_by_round(Records([base]), columns="drift.near")
+
+
+# Measurements.
+
+
+def test_every_case_of_inversion_has_all_seeds_and_a_clean_commit() -> None:
+    lines = SCRIPT.read(RESULTS / "inversion.jsonl")
+    seeds = {"images": 20, "defences": 5, "classes": 1, "clients": 6}
+    for part, case in {(r["part"], r["case"]) for r in lines}:
+        assert [r["seed"] for r in lines if (r["part"], r["case"]) == (part, case)] == list(range(seeds[part]))
+    assert all(r["commit"] and "+" not in r["commit"] and "--cifar" in r["command"] for r in lines)
+
+
+def test_record_of_scaling_has_every_case_once_from_a_clean_commit() -> None:
+    bench = load_script("tests/benchmarks/bench_scaling.py")
+    record = json.loads((RESULTS / "scaling.json").read_text(encoding="utf-8"))
+    found = [tuple(row[name] for name in bench.Case.__annotations__) for row in record["rows"]]
+    assert sorted(found) == sorted((c.part, c.clients, c.drawn, c.weights, c.seed) for c in bench.cases())
+    assert all(row["commit"] and "+" not in row["commit"] and row["seconds"] > 0 for row in record["rows"])
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    found = load_script("docs/scripts/inversion.py")
+    monkeypatch.setattr(found, "RECORDS", tmp_path / "lines.jsonl")
+    return found
+
+
+def test_recorded_cases_are_not_measured_again(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[int] = []
+
+    def part(done: set[str]) -> Iterator[dict[str, Any]]:
+        for seed in range(3):
+            if f"it {seed}" not in done:
+                measured.append(seed)
+                if measured == [0, 1]:
+                    raise KeyboardInterrupt
+                yield {"case": "it", "seed": seed, "seconds": 0.0}
+
+    monkeypatch.setattr(script, "PARTS", {"stub": part})
+    monkeypatch.setattr(sys, "argv", ["inversion.py"])
+    with pytest.raises(KeyboardInterrupt):
+        script.main()
+    script.main()
+    lines = [json.loads(line) for line in script.RECORDS.read_text(encoding="utf-8").splitlines()]
+    assert [r["seed"] for r in lines] == [0, 1, 2]
+    assert measured == [0, 1, 1, 2]
+    assert all(r["part"] == "stub" and r["command"] == "python docs/scripts/inversion.py" for r in lines)
+
+
+def test_nearest_record_is_itself_and_measured_defences_are_skipped(script: ModuleType) -> None:
+    digits = script.load("digits", size=16).train[:5]
+    assert script.nearest(digits.pixels()[2:3], digits) > 100
+    assert script.nearest(digits.pixels()[2:3], digits[:2]) < 30
+    first = next(script.defences(set()))
+    assert (first["case"], first["seed"], first["label"]) == ("as it is", 0, True)
+    assert first["aligned"] > 20
+    second = next(script.defences({"as it is 0"}))
+    assert second["case"] == "clipped to a norm of 0.1"
