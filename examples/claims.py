@@ -13,7 +13,9 @@ candidates get further rates. The pilot runs use fixed settings. They show how m
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,14 +23,16 @@ from pathlib import Path
 from _claims import CLAIMS as ON_IMAGES
 from _claims_condensed import CLAIMS as CONDENSED
 from _data import refuse_unused
+from _extension import extended
+from _files import write_file
 from _options import command_line, parse_arguments
-from _run_study import run_study
+from _registration import Design, described, read_design, used_seeds
+from _run_study import UNFINISHED, run_study
 from distillkit.study import (
     Records,
     Study,
     paired_differences,
     power_analysis,
-    read_design,
     read_records,
     summary_table,
 )
@@ -74,29 +78,39 @@ def main(words: list[str] | None = None) -> None:
     else:
         seeds = (o.seeds or PILOT) if pilot else read_design(path).seeds
     study = Study(
-        o.out, claim.tasks, claim.candidates, seeds=seeds, tune_seeds=TUNING, rule="late", late_rounds=claim.rounds,
-        extend={"lr": 1} if rates else None, registered=None if pilot or o.register else path,
-    )  # fmt: skip
+        o.out, claim.tasks, claim.candidates, seeds=seeds, tune_seeds=TUNING, rule="late", late_rounds=claim.rounds
+    )
+    limits = {"lr": 1} if rates and not pilot else {}
+    description = described(study, claim.tasks[0].name, (candidate, base), limits)
     if o.register:
-        earlier = [o.register, *RESULTS.glob(f"{o.claim}.jsonl")]
-        options = {"claim": claim.text, "method": candidate, "base": base, "task": claim.tasks[0].name}
-        DESIGNS.mkdir(exist_ok=True)
-        print(study.register(path, power=power, earlier=earlier, **options))
+        if path.exists():
+            parser.error(f"{path} exists, and a registered design never changes")
+        earlier = used_seeds([o.register, *RESULTS.glob(f"{o.claim}.jsonl")])
+        design = Design(claim.text, candidate, base, power, earlier, description)
+        write_file(path, json.dumps(design.content(), indent=1) + "\n")
+        print(design)
         return
+    registered = None if pilot else read_design(path)
+    if registered is not None and not (o.estimate or o.repeat):
+        registered.require(description, path)
+        longer = extended(study, limits, processes=o.workers, device=o.device, seconds=o.seconds)
+        if longer is None:
+            sys.exit(UNFINISHED)
+        study = longer
 
     def tables(records: Records) -> list[object]:
         shown: list[object] = [summary_table(records, columns=["accuracy_late", "client_seconds"])]
-        if study.registered is not None:
-            verdict = study.registered.evaluate(records)
+        if registered is not None:
+            verdict = registered.evaluate(records)
             shown.append(verdict)
-            if verdict.verdict == "unfinished":
+            if verdict.startswith("Unfinished"):
                 return shown
         elif len(seeds) >= len(PILOT):
             shown.append(power_analysis(records, candidate, base, effect=claim.effect, column="accuracy_late"))
         described = [] if claim.describe is None else [claim.describe(records)]
         return [*shown, paired_differences(records, base, column="accuracy_late"), *described]
 
-    run_study(study, o, tables, claim=None if study.registered is None else str(study.registered))
+    run_study(study, o, tables, claim=None if registered is None else str(registered))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["RUN_FORMAT", "VERSION", "git_commit", "is_committed", "provenance", "versions"]
+__all__ = ["RUN_FORMAT", "VERSION", "git_commit", "provenance", "versions"]
 
 VERSION = "0.1.0"
 """Version of this distribution."""
@@ -47,21 +47,6 @@ def git_commit(folder: Path | None = None) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return commit + ("+" if changed else "")
-
-
-def is_committed(path: Path) -> bool:
-    """Return whether a file is in a git repository and has no uncommitted changes.
-
-    Args:
-        path: path of the file.
-    """
-    name = path.resolve()
-    try:
-        return bool(_git(name.parent, "ls-files", "--", name.name)) and not _git(
-            name.parent, "status", "--porcelain", "--", name.name
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return False
 
 
 def _git(folder: Path, *words: str) -> str:

@@ -11,7 +11,6 @@ from distillkit.study._formatting import mean_std, sparkline
 from distillkit.study._power import PowerAnalysis, power_analysis, seeds_needed
 from distillkit.study._record_files import read_records, write_records
 from distillkit.study._records import Record, RecordError, Records
-from distillkit.study._registration import ClaimResult, RegisteredDesign, read_design
 from distillkit.study._tables import summary_table
 from distillkit.study._tuning import TuningResult, equal_search_sizes, read_choice, tuning_table
 from distillkit.study.candidate import Candidate, Cost, Job, grid
@@ -26,7 +25,6 @@ __all__ = [
     "TASK_NAMES",
     "Allocation",
     "Candidate",
-    "ClaimResult",
     "Condense",
     "Cost",
     "Estimate",
@@ -35,7 +33,6 @@ __all__ = [
     "Record",
     "RecordError",
     "Records",
-    "RegisteredDesign",
     "Study",
     "Table",
     "Task",
@@ -53,7 +50,6 @@ __all__ = [
     "pictures",
     "power_analysis",
     "read_choice",
-    "read_design",
     "read_records",
     "seeds_needed",
     "sparkline",

@@ -60,7 +60,7 @@ def write_choice(
         design: tasks, candidates and seeds.
         runs: tuning runs of each configuration, by task and candidate.
         scores: results of `score_searches`.
-        facts: the options `rule`, `late_rounds` and `extend` of the `Study`, by name.
+        facts: the options `rule` and `late_rounds` of the `Study`, by name.
 
     Returns:
         The chosen settings, by task and candidate.
@@ -78,7 +78,6 @@ def write_choice(
         content[task][method] = {
             "tries": tries, "chosen": best, "like": None, "rule": candidate.rule or facts["rule"],
             **({"not_private": EXACT} if _charged(out, runs[task, method]) else {}),
-            **({"extended": added} if (added := len(tries) - len(candidate.search)) else {}),
         }  # fmt: skip
     for task in content:
         for method, candidate in design.candidates.items():

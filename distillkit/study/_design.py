@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from distillkit._utils import check
@@ -79,15 +78,10 @@ class StudyDesign:
             if any(part is not None for part in parts.values())
         }
 
-    def tuning_runs(
-        self, extra: Mapping[tuple[str, str], Sequence[dict[str, Any]]] = MappingProxyType({})
-    ) -> dict[tuple[str, str], list[list[RunSpec]]]:
+    def tuning_runs(self) -> dict[tuple[str, str], list[list[RunSpec]]]:
         """Return the tuning runs of each configuration, by task and candidate.
 
         Candidates with `like` are left out, because they use the settings of another candidate.
-
-        Args:
-            extra: configurations to compare in addition to those of each candidate's `search`, by task and candidate.
         """
         if self.num_configurations == 1:
             return {}
@@ -99,7 +93,7 @@ class StudyDesign:
         return {
             (task, method): [
                 [spec(task, method, number, seed, settings) for seed in self.tune_seeds]
-                for number, settings in enumerate([*candidate.configurations(), *extra.get((task, method), ())])
+                for number, settings in enumerate(candidate.configurations())
             ]
             for task in self.tuned_tasks
             for method, candidate in self.candidates.items()

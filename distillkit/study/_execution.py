@@ -25,7 +25,7 @@ from distillkit.study._record_files import read_json
 from distillkit.study.candidate import Candidate, Cost, Job
 from distillkit.study.task import Task
 
-__all__ = ["PreparedRun", "RunSpec", "SerializedRun", "privacy_columns", "settings_config", "write_config"]
+__all__ = ["PreparedRun", "RunSpec", "SerializedRun", "privacy_columns", "set_aside", "settings_config", "write_config"]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,6 @@ class PreparedRun:
         if path.exists():
             return dict(read_json(path))
         commit = options.pop("commit", None)
-        _set_aside(out, spec)
         check.folder(folder, "out").mkdir(parents=True, exist_ok=True)
         store = folder / "arguments"
         task = to_config(self.task, store=store, shared=options.pop("shared", out / "data"), name="task")
@@ -251,15 +250,13 @@ def settings_config(spec: RunSpec, store: Path) -> dict[str, Any]:
     return {name: to_config(value, store=store, name=f"{where}.{name}") for name, value in spec.settings.items()}
 
 
-def _set_aside(out: Path, spec: RunSpec) -> None:
-    """Move an unfinished run to the folder `replaced` if it was started with other settings than those of `spec`.
-
-    The settings may change if a task gets more rounds, because the tuning runs are then continued.
-    """
+def set_aside(out: Path, spec: RunSpec) -> None:
+    """Move a run to the folder `replaced` if it was started with other settings than those of `spec`."""
     folder = out / spec.folder
-    path = folder / "config.json"
-    notes = (read_json(path).get("notes") or {}) if path.exists() else {}
-    if not spec.folder or notes.get("settings") in (None, settings_config(spec, folder / "arguments")):
+    config, summary = folder / "config.json", folder / "summary.json"
+    found = read_json(config)["notes"].get("settings") if config.exists() else None
+    found = read_json(summary)["settings"] if summary.exists() else found
+    if found is None or found == settings_config(spec, folder / "arguments"):
         return
     number = 1 + len(list(out.glob(f"replaced/{folder.name}-*")))
     target = out / "replaced" / f"{folder.name}-{number}"

@@ -45,8 +45,6 @@ class TuningResult:
         like: name of the candidate whose chosen settings are used instead of a search; None for a candidate with its
             own search.
         rule: rule by which the configuration was chosen; None if nothing was chosen.
-        extended: number of configurations that the option `extend` of `Study` added to the search. They are the last
-            items of `configurations`.
     """
 
     task: str
@@ -55,7 +53,6 @@ class TuningResult:
     chosen: int | None
     like: str | None
     rule: str | None = None
-    extended: int = 0
 
 
 def score_configuration(lines: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any]:
@@ -126,7 +123,7 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[TuningResult], Map
         for method, one in candidates.items():
             tries = tuple({**t, "settings": decode_settings(t["settings"])} for t in one["tries"])
             rule = one.get("rule", study_rule) if tries else None
-            result = TuningResult(task, method, tries, one["chosen"], one["like"], rule, one.get("extended", 0))
+            result = TuningResult(task, method, tries, one["chosen"], one["like"], rule)
             scores = [t["score"] for t in tries if t["score"] is not None]
             if tries and (result.chosen is None or tries[result.chosen]["score"] != max(scores, default=None)):
                 raise RecordError(
@@ -197,8 +194,7 @@ def tuning_table(folder: str | os.PathLike[str], *, task: str | None = None) -> 
         settings = NONE if chosen is None else _format_settings(_varied(t.configurations, chosen["settings"]))
         settings = f"as {t.like}" if t.like else settings
         failed = len(scores) - len(known)
-        parts = [f"{number} {what}" for number, what in ((t.extended, "added"), (failed, "failed")) if number]
-        count = f"{len(scores)} ({', '.join(parts)})" if parts else str(len(scores) or NONE)
+        count = f"{len(scores)} ({failed} failed)" if failed else str(len(scores) or NONE)
         best, worst = max(known, default=None), min(known, default=None)
         shares = (NONE if score is None else f"{100 * score:.1f}" for score in (best, worst))
         printed.append((t.task, t.method, settings, count, *shares, edge or NONE))

@@ -231,18 +231,6 @@ class Candidate(ABC):
         """
         return replace(self, make=None, search=({},), settings={}, like=None, rule=None, tasks=None, seeds=None)
 
-    def require_same(self, built: Any, folder: Path) -> None:  # noqa: B027 - candidates without rounds need no check
-        """Check that an unfinished run can be continued with another number of rounds.
-
-        Args:
-            built: the object to run (such as a federated method), which the method `build` returned for the new number
-                of rounds.
-            folder: folder of the run.
-
-        Raises:
-            Exception: the run has different options; the message names them.
-        """
-
     @abstractmethod
     def run(self, built: Any, job: Job) -> dict[str, Any]:
         """Execute or resume a run, and write its records to the job's folder.

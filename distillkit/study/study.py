@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,18 +25,14 @@ from distillkit.serialization import to_config
 from distillkit.study._choice_file import score_searches, write_choice
 from distillkit.study._cost_estimate import Estimate, estimate_rows
 from distillkit.study._design import make_design
-from distillkit.study._execution import PreparedRun, RunSpec
-from distillkit.study._extension import check_extend, extend_searches
-from distillkit.study._groups import sole_task
+from distillkit.study._execution import PreparedRun, RunSpec, set_aside
 from distillkit.study._guarantee import ledgers_of, total_guarantee
 from distillkit.study._power import PowerAnalysis, power_analysis
-from distillkit.study._raised_rounds import reopen_runs
-from distillkit.study._record_files import RecordsLike, read_records
+from distillkit.study._record_files import read_records
 from distillkit.study._records import Records
-from distillkit.study._registration import RegisteredDesign, read_design, used_seeds
-from distillkit.study._study_file import design_config, write_study
+from distillkit.study._study_file import write_study
 from distillkit.study._tables import summary_table
-from distillkit.study._tuning import RULES
+from distillkit.study._tuning import RULES, TuningResult, read_choice
 from distillkit.study._workers import WorkerKilled, run_all
 from distillkit.study.candidate import Candidate, Cost, OutOfTime
 from distillkit.study.figures import curves
@@ -62,9 +57,9 @@ class Study:
         study.run()
         print(study.table())
 
-    You may add tasks, candidates and seeds to an existing study. A changed task or candidate with an existing name is
-    refused, except for a task with more rounds: all its runs then continue from their checkpoints, and configurations
-    are chosen again.
+    You may add tasks, candidates, seeds, and configurations at the end of all searches to an existing study. Runs with
+    a configuration that is no longer the best are moved to the folder `replaced`. A changed task or candidate with an
+    existing name is refused.
 
     Args:
         out: path of the study's folder.
@@ -82,19 +77,11 @@ class Study:
             two `tune_seeds`.
         late_rounds: number of last rounds whose mean accuracy is the column `accuracy_late` and the criterion of the
             rule "late". Default: the second half of the rounds.
-        extend: settings whose search may be extended, with the maximum number of extensions: `{"lr": 2}`. If the best
-            value of any candidate is the smallest or largest searched value, every candidate gets one more
-            configuration: its best configuration, with a smaller or larger value of the setting. The new value
-            continues the geometric sequence of the two values at this end of the range: after 0.01, 0.03, 0.1, it is
-            0.333. All candidates must search these settings.
-        registered: path of a design that the method `register` wrote. `run` then refuses to run a study with another
-            design.
 
     Attributes:
         out: path of the study's folder.
         design: tasks, candidates and seeds, and the list of runs that follows from them.
-        rule, late_rounds, extend: arguments of the constructor.
-        registered: the registered design, or None.
+        rule, late_rounds: arguments of the constructor.
 
     Raises:
         TypeError, ValueError: an argument is invalid, a name is used twice, or the candidates' searches differ in size.
@@ -111,16 +98,13 @@ class Study:
         tune_on: Task | None = None,
         rule: Literal["last", "late", "own"] = "last",
         late_rounds: int | None = None,
-        extend: Mapping[str, int] | None = None,
-        registered: str | Path | None = None,
     ) -> None:
         self.out = check.folder(out, "out")
         self.design = make_design(tasks, candidates, seeds, tune_seeds, tune_on)
-        self.rule = check.one_of(rule, "rule", tuple(RULES))
+        check.one_of(rule, "rule", tuple(RULES))
+        self.rule: Literal["last", "late", "own"] = rule
         self.design.require_own_tests(self.rule)
         self.late_rounds = None if late_rounds is None else check.positive_int(late_rounds, "late_rounds")
-        self.extend = check_extend({} if extend is None else extend, self.design.candidates)
-        self.registered = None if registered is None else read_design(registered)
         self._splits: dict[str, Split] = {}
 
     @property
@@ -163,24 +147,35 @@ class Study:
             distillkit.locking.InUse: another process uses the folder.
             WorkerKilled: the process of a run was killed; all other runs are finished.
         """
-        processes, options = self._check_options(processes, workers, device)
-        deadline = None if seconds is None else time.time() + check.real_number(seconds, "seconds", above=0.0)
         if on_run is not None:
             check.callable_with(on_run, "on_run", ["line"], "print, called with a finished run's summary")
         with self._lock(), contextlib.suppress(OutOfTime):
-            self._write_study()
-            expected: dict[tuple[str, str], float] = {}
-            if check.boolean(trial, "trial"):
-                estimate = self._estimate(options, processes)
-                expected = {(row.task, row.method): row.cost.seconds for row in estimate.rows}
-                if check.boolean(progress, "progress") and estimate.rows:
-                    print(estimate, end="\n\n", flush=True)
-            options |= {"commit": git_commit(), "deadline": deadline}
-            final = self.design.final_runs(self._tune(processes, options, expected, progress))
-            self._execute(final, "runs", processes, options, expected, progress, on_run)
+            how = self._begin(processes, workers, device, trial, progress, seconds)
+            final = self.design.final_runs(self._tune(**how))
+            for spec in final:
+                set_aside(self.out, spec)
+            self._execute(final, "runs", **how, on_run=on_run)
         if any(self.out.glob("*/summary.json")):
             return self.records()
         return Records([], [(spec.task, spec.method, spec.seed) for spec in self.design.final_runs({})])
+
+    def tune(
+        self, *, processes: int = 1, workers: int = 1, device: str = "cpu", trial: bool = True, progress: bool = True,
+        seconds: float | None = None,
+    ) -> list[TuningResult]:  # fmt: skip
+        """Execute the tuning runs that are not finished, but no final runs, for example to extend a search first.
+
+        Args:
+            processes, workers, device, trial, progress, seconds: arguments of `run`.
+
+        Returns:
+            The scores and the choice of each task and candidate, as `read_choice` returns them; empty if `seconds` have
+            passed before the tuning runs were finished.
+        """
+        with self._lock(), contextlib.suppress(OutOfTime):
+            self._tune(**self._begin(processes, workers, device, trial, progress, seconds))
+            return read_choice(self.out)[0]
+        return []
 
     def estimate(self, *, processes: int = 1, workers: int = 1, device: str = "cpu") -> Estimate:
         """Estimate the cost of all unfinished runs from a short trial run of each candidate on each task.
@@ -236,38 +231,6 @@ class Study:
         """
         return power_analysis(self.records(), method, base, effect=effect, column=column, task=task)
 
-    def register(
-        self, path: str | Path, *, claim: str, method: str, base: str = "FedAvg", power: PowerAnalysis,
-        task: str | None = None, earlier: Sequence[RecordsLike] = (),
-    ) -> RegisteredDesign:  # fmt: skip
-        """Write the design of this study to a file, before its first run, to test a claim.
-
-        Commit the file, and pass it as `registered=` when you run the study. Afterwards, `RegisteredDesign.evaluate`
-        returns the verdict on the claim.
-
-        Args:
-            path: path of the new file, `.json`.
-            claim: the claim as a sentence: "VHL is more accurate than FedAvg on clusters of two classes".
-            method, base: names of the candidate and the baseline. If smaller values of the compared quantity are
-                better, such as bytes, swap the two.
-            power: result of `power` for pilot runs. It contains the name of the column to compare, the difference that
-                the test should find, and the significance level.
-            task: name of the task; may be omitted if there is only one.
-            earlier: records, folders or files of earlier studies, whose seeds must not be used again.
-
-        Raises:
-            ValueError: the file exists, the study has already begun, a name is unknown, there are fewer seeds than
-                `power` requires, or a seed was used in the pilot runs or earlier.
-        """
-        if (self.out / "study.json").exists():
-            raise ValueError(f"a design must be registered before the first run, but the study in {self.out} has begun")
-        if Path(path).exists():
-            raise ValueError(f"path must be a new file, because a registered design never changes; {path} exists")
-        config = self._config(sole_task(task, tuple(self.design.tasks)), method, base)
-        design = RegisteredDesign(claim, method, base, power, used_seeds(earlier), config, Path(path))
-        design.write()
-        return design
-
     def guarantee(self, task: str) -> Guarantee:
         """Return the privacy guarantee of all runs of this study that read the images of a task.
 
@@ -318,47 +281,35 @@ class Study:
         options = {"workers": check.positive_int(workers, "workers"), "device": str(check.device(device))}
         return check.positive_int(processes, "processes"), options
 
-    def _config(self, task: str, method: str, base: str) -> dict[str, Any]:
-        return design_config(self.out, self.design, self._facts(), task, (method, base))
-
     def _facts(self) -> dict[str, Any]:
         """Return the arguments of the study that must not change when the study is continued, by name."""
-        tuned = [name for name, candidate in self.design.candidates.items() if candidate.like is None]
-        extend = {"settings": self.extend, "candidates": tuned} if self.extend else None
-        return {"rule": self.rule, "late_rounds": self.late_rounds, "extend": extend}
+        return {"rule": self.rule, "late_rounds": self.late_rounds}
 
-    def _write_study(self) -> None:
-        facts = {**self._facts(), "registered": None}
-        if (design := self.registered) is not None:
-            design.require(self._config(design.task, design.method, design.base))
-            facts["registered"] = design.fingerprint
-        write_study(self.out, self.design, facts, partial(reopen_runs, self.out, self.design, prepare=self._prepare))
+    def _begin(
+        self, processes: int, workers: int, device: str, trial: bool, progress: bool, seconds: float | None
+    ) -> dict[str, Any]:
+        """Check the arguments of `run`, write `study.json`, and return the arguments of `_execute`."""
+        processes, options = self._check_options(processes, workers, device)
+        deadline = None if seconds is None else time.time() + check.real_number(seconds, "seconds", above=0.0)
+        write_study(self.out, self.design, self._facts())
+        expected: dict[tuple[str, str], float] = {}
+        if check.boolean(trial, "trial"):
+            estimate = self._estimate(options, processes)
+            expected = {(row.task, row.method): row.cost.seconds for row in estimate.rows}
+            if check.boolean(progress, "progress") and estimate.rows:
+                print(estimate, end="\n\n", flush=True)
+        options |= {"commit": git_commit(), "deadline": deadline}
+        return {"processes": processes, "options": options, "seconds": expected, "progress": progress}
 
     def _lock(self) -> AbstractContextManager[None]:
         return locked(self.out / ".owner.lock", f"the study in {self.out}")
 
-    def _tune(self, *arguments: Any) -> dict[tuple[str, str], Mapping[str, Any]]:
-        """Execute the tuning runs, and return the chosen settings by task and candidate.
-
-        The study's option `extend` names settings whose search may be extended. If a candidate's best value of such a
-        setting is the smallest or largest searched value, all candidates get one more configuration. It has a new value
-        of the setting.
-
-        Args:
-            arguments: further arguments that are passed to `_execute`: `processes`, `options`, `seconds` and
-                `progress`.
-        """
-        extra: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        step = 0
-        while True:
-            runs = self.design.tuning_runs(extra)
-            self._execute([s for search in runs.values() for specs in search for s in specs], "tuning runs", *arguments)
-            scores = score_searches(self.out, self.design, runs, self.rule, self.late_rounds)
-            more = extend_searches(self.extend, runs, scores, step)
-            if not more:
-                return write_choice(self.out, self.design, runs, scores, self._facts())
-            extra |= {key: extra.get(key, []) + configurations for key, configurations in more.items()}
-            step += 1
+    def _tune(self, **how: Any) -> dict[tuple[str, str], Mapping[str, Any]]:
+        """Execute the tuning runs with these arguments of `_execute`, and return the chosen settings."""
+        runs = self.design.tuning_runs()
+        self._execute([s for search in runs.values() for specs in search for s in specs], "tuning runs", **how)
+        scores = score_searches(self.out, self.design, runs, self.rule, self.late_rounds)
+        return write_choice(self.out, self.design, runs, scores, self._facts())
 
     def _execute(
         self, specs: Sequence[RunSpec], unit: str, processes: int, options: Mapping[str, Any],

@@ -41,6 +41,7 @@ from _rounds import columns_by_round  # noqa: E402
 from _membership_tables import percent  # noqa: E402
 from _membership_tables import table as membership  # noqa: E402
 from _pipelines import ROWS  # noqa: E402
+from _registration import read_design  # noqa: E402
 from distillkit._utils.tables import NONE, Table  # noqa: E402
 from distillkit.scores import label_robust_score  # noqa: E402
 from distillkit.study import (  # noqa: E402
@@ -49,7 +50,6 @@ from distillkit.study import (  # noqa: E402
     curves,
     mean_std,
     paired_differences,
-    read_design,
     read_records,
     summary_table,
     tuning_table,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from distillkit._utils import check
@@ -13,10 +12,8 @@ from distillkit.privacy import Ledger
 from distillkit.study._execution import privacy_columns
 from distillkit.study.candidate import Candidate, Cost, Job, OutOfTime
 from distillkit.study.task import Allocation
-from fl._components import identity
 from fl.engine import RunFolder, history
 from fl.engine._clients import ClientData
-from fl.engine._run_record import require_same
 from fl.engine.run import Run
 from fl.engine.simulate import simulate
 from fl.method import Method, NoUsableReply, require_method
@@ -63,19 +60,6 @@ class Federated(Candidate):
         This is true for every setting, except for `rounds` if `make` has no argument of this name.
         """
         return name != "rounds" or (self.make is not None and name in inspect.signature(self.make).parameters)
-
-    def require_same(self, built: Method, folder: Path) -> None:
-        """Check that the unfinished run in `folder` can be continued with another number of rounds.
-
-        Args:
-            built: the method that the candidate's function `make` returned for the new number of rounds.
-            folder: folder of the run.
-
-        Raises:
-            fl.engine.store.OtherSettings: the new method's options differ from those of the run. The message shows the
-                options that differ.
-        """
-        require_same(folder, {"method": identity(built)})
 
     def run(self, built: Method, job: Job) -> dict[str, Any]:
         """Run the method, or resume its interrupted run, and return the summary.

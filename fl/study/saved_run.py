@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
@@ -99,14 +99,10 @@ class SavedRun:
     def task(self) -> Task:
         """Study task of the run, which loads and partitions the images. It is rebuilt from the run's config.
 
-        If the study was continued with more rounds, the task's attribute `rounds` is the number of rounds in the
-        history.
-
         Raises:
             NotRepeatable: the run was not part of a study, so its images are unknown.
         """
-        task = cast(Task, self._noted("task"))
-        return replace(task, rounds=max(task.rounds, len(self.rows)))
+        return cast(Task, self._noted("task"))
 
     @cached_property
     def candidate(self) -> Candidate:

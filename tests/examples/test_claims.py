@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from distillkit.study import Study, read_design, read_records
+from _registration import described, read_design
+from distillkit.study import Study, read_records
 from tests.examples.studies import requested_study
 
 DESIGNS = Path(__file__).parents[2] / "docs" / "results" / "designs"
@@ -108,7 +109,7 @@ def test_pilot_prints_the_power_and_registers_a_design(
     design = read_design(tmp_path / "vhl.json")
     assert str(tmp_path) not in json.dumps(design.study)
     assert len(design.seeds) >= design.power.seeds
-    assert design.column == "accuracy_late"
+    assert design.power.column == "accuracy_late"
     assert design.power.effect == 0.062
     with pytest.raises(ValueError, match="must be committed"):
         script.main(words)
@@ -122,8 +123,8 @@ def test_runs_without_a_registered_design_are_refused(script: Any, monkeypatch: 
 
 @pytest.mark.parametrize("name", REGISTERED)
 def test_registered_design_is_that_of_the_script(script: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    study = requested_study(script, monkeypatch, name)
+    study = requested_study(script, monkeypatch, name, "--estimate")
     design = read_design(DESIGNS / f"{name}.json")
-    assert study.registered == design
-    assert {key: study._config(design.task, design.method, design.base)[key] for key in design.study} == design.study
+    described_now = described(study, design.task, (design.method, design.base), design.study["extend"])
+    assert described_now == design.study
     assert not set(design.seeds) & {*script.PILOT, *script.TUNING}

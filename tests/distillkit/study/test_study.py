@@ -265,17 +265,27 @@ def test_late_rule_with_two_tuning_seeds_is_not_misled_by_one_round_of_one_seed(
         assert study.records()[0].last("accuracy_late") == pytest.approx((0.2, 0.4)[chosen])
 
 
-def test_study_without_late_rounds_in_its_file_is_continued(tmp_path: Path) -> None:
-    candidates = {"A": with_rounds([10, 30])}
-    executed(Study(tmp_path, task(), candidates, seeds=(0,)))
-    path = tmp_path / "study.json"
-    old = json.loads(path.read_text(encoding="utf-8"))
-    del old["late_rounds"]
-    path.write_text(json.dumps(old), encoding="utf-8")
+def test_search_may_be_continued_and_replaces_runs_of_a_former_choice(tmp_path: Path) -> None:
+    def study(*values: float) -> Study:
+        candidates = {
+            "A": known(search=grid(value=values)),
+            "B": known(search=grid(value=(50, 1, 2, 3)[: len(values)])),
+        }
+        return Study(tmp_path, task(), candidates, seeds=(0,))
+
+    assert executed(study(10, 30))[-2:] == ["made-a-0", "made-b-0"]
     Known.executed.clear()
-    assert executed(Study(tmp_path, task(), candidates, seeds=(0, 1))) == ["made-a-1"]
-    with pytest.raises(ValueError, match="candidates\\['A'\\] on made has no configuration with a score"):
-        executed(Study(tmp_path / "set", task(), {"A": known(search=grid(value=[1, 2]))}, rule="late"))
+    tuned = study(10, 30, 40).tune(trial=False, progress=False)
+    assert Known.executed == ["made-a-2-100", "made-b-2-100"]
+    assert [(one.method, one.chosen, len(one.configurations)) for one in tuned] == [("A", 2, 3), ("B", 0, 3)]
+    assert executed(study(10, 30, 40))[2:] == ["made-a-0"]
+    assert [r.line["settings"] for r in study(10, 30).records()] == [{"value": 40}, {"value": 50}]
+    old = json.loads((tmp_path / "replaced" / "made-a-0-1" / "summary.json").read_text(encoding="utf-8"))
+    assert old["settings"] == {"value": 30}
+    assert study(10, 30, 40).tune(trial=False, progress=False, seconds=1e-9) == tuned
+    assert study(10, 30, 40, 60).tune(trial=False, progress=False, seconds=1e-9) == []
+    with pytest.raises(ValueError, match=r"names A"):
+        executed(study(10, 30, 45))
 
 
 def test_configurations_may_be_compared_on_another_task(tmp_path: Path) -> None:
