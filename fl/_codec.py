@@ -6,16 +6,14 @@ rounds.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from distillkit._utils.files import contiguous_cpu
+from distillkit._utils.files import checksum, contiguous_cpu
 from distillkit.sets import LabeledImages
 from fl.message import DTYPES, Message, Tensors, Value, check_value
 
@@ -129,7 +127,7 @@ def to_parts(message: Message, metadata: Mapping[str, str] | None = None) -> Par
     forms = {key: _pack(key, _finite(key, check_value(key, value)), tensors) for key, value in message.items()}
     stored = contiguous_cpu(tensors)
     meta = {"format": "distillkit.Message/1", "forms": json.dumps(forms), **(metadata or {})}
-    return stored, {**meta, "checksum": _checksum(stored, meta)}
+    return stored, {**meta, "checksum": checksum(stored, meta)}
 
 
 def from_parts(tensors: Mapping[str, Tensor], strings: Mapping[str, str]) -> tuple[Message, dict[str, str]]:
@@ -151,8 +149,8 @@ def from_parts(tensors: Mapping[str, Tensor], strings: Mapping[str, str]) -> tup
     strange = [n for n, t in left.items() if t.dtype not in DTYPES]
     if strange:
         raise ValueError(f"its tensor {strange[0]!r} has dtype {left[strange[0]].dtype}, which messages cannot hold")
-    checksum = meta.pop("checksum", "")
-    if _checksum(left, meta) != checksum:
+    stated = meta.pop("checksum", "")
+    if checksum(left, meta) != stated:
         raise ValueError("its content does not match its checksum")
     try:
         forms = json.loads(meta.pop("forms", ""))
@@ -182,16 +180,6 @@ def encode(message: Message, metadata: Mapping[str, str] | None = None) -> bytes
 
     tensors, strings = to_parts(message, metadata)
     return save(tensors, metadata=strings)
-
-
-def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
-    state = hashlib.blake2b(json.dumps(dict(sorted(meta.items()))).encode(), digest_size=16)
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        state.update(f"{name}{tensor.dtype}{list(tensor.shape)}".encode())
-        if tensor.numel():
-            state.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return state.hexdigest()
 
 
 def decode(data: bytes) -> tuple[Message, dict[str, str]]:
@@ -228,4 +216,4 @@ def digest(key: str, value: Value) -> str:
     """
     tensors: Tensors = {}
     form = _pack(key, value, tensors)
-    return _checksum({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, {"form": json.dumps(form)})
+    return checksum({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, {"form": json.dumps(form)})

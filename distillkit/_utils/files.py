@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
 
-__all__ = ["atomic_replace", "contiguous_cpu", "read_tensors", "write_atomically", "write_tensors"]
+__all__ = [
+    "atomic_replace", "checksum", "contiguous_cpu", "parse_json", "read_bytes", "read_tensors", "write_atomically",
+    "write_tensors",
+]  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -63,8 +70,19 @@ def contiguous_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
 
 
+def checksum(tensors: Mapping[str, Tensor], strings: Mapping[str, str]) -> str:
+    """Return a checksum of contiguous tensors on the CPU and of strings, by their names."""
+    state = hashlib.blake2b(json.dumps(dict(sorted(strings.items()))).encode(), digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        state.update(f"{name}{tensor.dtype}{list(tensor.shape)}".encode())
+        if tensor.numel():
+            state.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return state.hexdigest()
+
+
 def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> Path:
-    """Write named tensors and metadata to a `.safetensors` file atomically, and return its path.
+    """Write named tensors, metadata and their checksum to a `.safetensors` file atomically, and return its path.
 
     Args:
         path: path of the file. Its folder must exist.
@@ -77,9 +95,10 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], f
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    stored = contiguous_cpu(tensors)
     with atomic_replace(path) as temporary:
         try:
-            save_file(contiguous_cpu(tensors), temporary, metadata=dict(facts))
+            save_file(stored, temporary, metadata={**facts, "checksum": checksum(stored, facts)})
         except SafetensorError as error:
             raise OSError(f"cannot write {path}: {error}") from error
     return Path(path)
@@ -95,7 +114,7 @@ def read_tensors(path: str | os.PathLike[str], *, kind: str, content: str) -> tu
 
     Raises:
         FileNotFoundError, IsADirectoryError: the file does not exist, or is a folder.
-        ValueError: the file is damaged, or has another `format`.
+        ValueError: the file is damaged, its content differs from its checksum, or it has another `format`.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -111,4 +130,25 @@ def read_tensors(path: str | os.PathLike[str], *, kind: str, content: str) -> tu
         raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
     if facts.get("format") != kind:
         raise ValueError(f"{path} is not {content} (format {facts.get('format')!r}, want {kind!r})")
+    if facts.pop("checksum", None) != checksum(tensors, facts):
+        raise ValueError(f"{path} is damaged: its content does not match its checksum. Restore it, or write it again")
     return tensors, facts
+
+
+def read_bytes(path: Path, error: type[Exception]) -> bytes:
+    """Read a file; whatever goes wrong is raised as `error`, which names the file."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as why:
+        raise error(f"{path} is missing: restore it") from why
+    except OSError as why:
+        raise error(f"{path} cannot be read: {why.strerror or why}") from why
+
+
+def parse_json(data: bytes | str, path: Path, error: type[Exception], line: int | None = None) -> Any:
+    """Parse the JSON of a file or of one line; whatever goes wrong is raised as `error`, which names the file."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as why:
+        part = "it" if line is None else f"line {line}"
+        raise error(f"{path} is damaged: {part} cannot be read ({why})") from why

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distillkit._utils import check
-from distillkit._utils.files import write_atomically
+from distillkit._utils.files import parse_json, read_bytes, write_atomically
 from distillkit.study._records import Record, RecordError, Records, require_unique
 
 __all__ = [
@@ -147,15 +147,15 @@ def read_rows(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
         RecordError: a line is damaged, or the rounds are not consecutive (for example because two processes wrote the
             file).
     """
-    lines = path.read_bytes().splitlines() if path.exists() else []
+    lines = read_bytes(path, RecordError).splitlines() if path.exists() else []
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
-        except ValueError as error:
+            row = parse_json(line, path, RecordError, number)
+        except RecordError:
             if torn and number == len(lines):
                 break
-            raise RecordError(f"{path} is damaged: line {number} cannot be read ({error})") from error
+            raise
         found = row.get("round") if isinstance(row, dict) else None
         if found != number:
             raise RecordError(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from distillkit.sets import LabeledImages
 from fl._codec import encode
-from fl.engine.store import CheckpointError, read_message, write_atomically
+from fl.engine.store import CheckpointError, read_message, remove, write_atomically
 from fl.message import Message, Value
 
 __all__ = ["MemoryStore"]
@@ -59,7 +59,7 @@ class MemoryStore:
         if self._folder is None:
             self._ram.get(client, {}).pop(version, None)
         else:
-            self._file(client, version).unlink(missing_ok=True)
+            remove(self._file(client, version))
 
     def _keep(self, client: int, version: str) -> None:
         """Delete old versions of a client's memory (the values that it keeps between rounds), and keep `version`.
@@ -92,7 +92,10 @@ class MemoryStore:
         if not version:
             return Message()
         if self._folder is not None:
-            return read_message(self._file(client, version))[0]
+            message, facts = read_message(path := self._file(client, version))
+            if facts != {"client": str(client), "version": version}:
+                raise CheckpointError(f"{path} belongs to another client or round: restore the file")
+            return message
         if version not in self._ram.get(client, {}):
             raise CheckpointError(f"client {client} has lost its memory of version {version}: start the run again")
         return _map_tensors(self._ram[client][version], Tensor.clone)
@@ -109,7 +112,7 @@ class MemoryStore:
         if self._folder is None:
             self._ram.setdefault(client, {})[version] = _map_tensors(memory, Tensor.detach)
         else:
-            write_atomically(self._file(client, version), encode(memory, {"client": str(client)}))
+            write_atomically(self._file(client, version), encode(memory, {"client": str(client), "version": version}))
 
     def commit(self, versions: Mapping[int, str]) -> None:
         """Commit a version of each client's memory, and delete the client's other versions.

@@ -12,7 +12,6 @@ import torch
 
 from distillkit._utils.user_warnings import warn
 from distillkit.privacy import ALL_CLIENTS, BudgetExhausted
-from distillkit.privacy.events import client_id
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, StoredImages
 from fl.aggregation import AggregatedReplies, Aggregator
@@ -263,7 +262,7 @@ class RoundRunner:
             return
         charged = {event.client for event in ledger.events[before:]}
         for client in clients if ALL_CLIENTS not in charged else ():
-            if client_id(client) not in charged:
+            if str(client) not in charged:
                 name, number = type(self.method.inner).__name__, self.server.round
                 ledger.void(f"the reply of round {number} was not charged ({name} is private)", client=client)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from distillkit._utils.files import parse_json, read_bytes
 from distillkit._utils.provenance import RUN_FORMAT, versions
 from distillkit._utils.user_warnings import warn, without_warnings
 from distillkit.fingerprint import network_fingerprint, set_fingerprint, tensor_fingerprint
@@ -78,10 +79,7 @@ def read_config(out: Path) -> dict[str, Any]:
         CheckpointError: the file is missing, damaged, or of another version of distillkit.
     """
     path = out / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    config = parse_json(read_bytes(path, CheckpointError), path, CheckpointError)
     if not isinstance(config, dict) or config.get("format") != RUN_FORMAT:
         found = config.get("format") if isinstance(config, dict) else type(config).__name__
         raise CheckpointError(

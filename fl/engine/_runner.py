@@ -169,7 +169,7 @@ def _resume(config: RunConfig, runner: RoundRunner, record: dict[str, Any]) -> l
     if not config.resume:
         raise ValueError(f"{store.out} holds a run already: pass resume=True to continue it, or give another folder")
     require_same(store.out, record)
-    restored = store.restore(runner.run_id)
+    restored = store.restore(runner.run_id, runner.dispatcher.transport.require_memories)
     runner.dispatcher.restore(restored)
     if restored is None:
         return None

@@ -99,6 +99,11 @@ class ThreadTransport:
         """Return an empty mapping; a checkpoint needs no values from this transport."""
         return {}
 
+    def require_memories(self, versions: Mapping[int, str]) -> None:
+        """Read every client's memory once, so that a damaged one is found before the run goes on."""
+        for client, version in versions.items():
+            self.runtime.memories.load(client, version, delete_others=False)
+
     def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
         """Delete all stored versions of client memories (values kept between rounds) that are not in `versions`.
 

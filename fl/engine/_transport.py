@@ -185,6 +185,16 @@ class Transport(Protocol):
         An example is the assignment of machines to clients.
         """
 
+    def require_memories(self, versions: Mapping[int, str]) -> None:
+        """Check, if they are on this machine, that the clients' memories of these versions can be read.
+
+        Args:
+            versions: name of the version of each memory, by client index.
+
+        Raises:
+            CheckpointError: a memory is missing or damaged. The message names its file.
+        """
+
     def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
         """Prepare the transport for a resumed run.
 

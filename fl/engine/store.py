@@ -8,7 +8,7 @@ import json
 import secrets
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,22 @@ from distillkit.locking import locked
 from fl._codec import decode, encode
 from fl.message import Message
 
-__all__ = ["CheckpointError", "OtherSettings", "Restored", "Store", "read_history", "read_message", "write_atomically"]
+__all__ = [
+    "CheckpointError",
+    "OtherSettings",
+    "Restored",
+    "Store",
+    "read_history",
+    "read_message",
+    "remove",
+    "write_atomically",
+]
 
 _FORMAT = "distillkit.run/1"
 _PREVIOUS = "manifest.previous.json"
+
+
+Require = Callable[[Mapping[int, str]], object]
 
 
 class CheckpointError(RuntimeError):
@@ -48,16 +60,27 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise CheckpointError(f"cannot write {path}: {error.strerror or error}; the old file is kept") from error
 
 
+def remove(path: Path) -> None:
+    """Delete a file, if there is one.
+
+    Raises:
+        CheckpointError: the file cannot be deleted, for example because it is a folder.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be deleted: {error.strerror or error}") from error
+
+
 def read_message(path: Path) -> tuple[Message, dict[str, str]]:
     """Read a message and its metadata from the file at `path`.
 
     Raises:
         CheckpointError: the file is missing, incomplete or altered.
     """
+    data = files.read_bytes(path, CheckpointError)
     try:
-        return decode(path.read_bytes())
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing; the checkpoint is incomplete") from error
+        return decode(data)
     except ValueError as error:
         raise CheckpointError(f"{path} is not a usable checkpoint: {error}") from error
 
@@ -123,7 +146,7 @@ class Store:
         self.out, self.folder = out, out / "checkpoint"
         self.memories, self.unfinished = self.folder / "clients", self.folder / "unfinished"
         self._records = self.folder / "clients.jsonl"
-        self._history_sum = hashlib.sha256()
+        self._history_sum, self._records_sum = hashlib.sha256(), hashlib.sha256()
 
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
@@ -166,8 +189,8 @@ class Store:
         """Write the first files of a new run: `config.json` with the contents `config`, and an empty history."""
         write_atomically(self.out / "config.json", (json.dumps(config, indent=2) + "\n").encode())
         write_atomically(self.out / "history.jsonl", b"")
-        self._history_sum = hashlib.sha256()
-        self._records.unlink(missing_ok=True)
+        self._history_sum, self._records_sum = hashlib.sha256(), hashlib.sha256()
+        remove(self._records)
 
     def manifest(self) -> dict[str, Any] | None:
         """Return the contents of `manifest.json`, which describes the last checkpoint; None if no round was completed.
@@ -200,7 +223,7 @@ class Store:
         write_atomically(self.folder / server, encode(state, {"run": run, "round": str(round_number)}))
         self.write_models(models)
         if changes:
-            self._append(self._records, {"round": round_number, "clients": changes})
+            self._records_sum.update(self._append(self._records, {"round": round_number, "clients": changes}))
         before = self.manifest() or {}
         if before:
             write_atomically(self.folder / _PREVIOUS, (json.dumps(before) + "\n").encode())
@@ -209,7 +232,7 @@ class Store:
         shutil.rmtree(self.unfinished, ignore_errors=True)
         for old in self.folder.glob("server.*.safetensors"):
             if old.name not in (server, before.get("server")):
-                old.unlink(missing_ok=True)
+                remove(old)
 
     def write_models(self, models: Mapping[str, Message]) -> None:
         """Write one safetensors file for each global model, unless the file has the same contents already.
@@ -219,22 +242,30 @@ class Store:
         """
         for name, model in models.items():
             path, data = self.folder / f"model{f'-{name}' if name else ''}.safetensors", plain(model)
-            if not path.exists() or path.read_bytes() != data:
+            if not path.is_file() or path.read_bytes() != data:
                 write_atomically(path, data)
 
     def _write_manifest(self, manifest: Mapping[str, Any]) -> None:
-        config = (self.out / "config.json").read_bytes() if (self.out / "config.json").exists() else b""
-        sums = {"config.json": hashlib.sha256(config).hexdigest(), "history.jsonl": self._history_sum.hexdigest()}
-        manifest = {**manifest, "sums": sums}
+        manifest = {**manifest, "sums": self._sums()}
         write_atomically(self.folder / "manifest.json", (json.dumps(manifest) + "\n").encode())
 
-    def restore(self, run: str) -> Restored | None:
+    def _sums(self) -> dict[str, str]:
+        """Return the checksums of the files that grow, and of `config.json`."""
+        config = (self.out / "config.json").read_bytes() if (self.out / "config.json").exists() else b""
+        return {
+            "config.json": hashlib.sha256(config).hexdigest(),
+            "history.jsonl": self._history_sum.hexdigest(),
+            "checkpoint/clients.jsonl": self._records_sum.hexdigest(),
+        }
+
+    def restore(self, run: str, require: Require = lambda versions: None) -> Restored | None:
         """Read the last checkpoint, and delete lines of the history that were written after it.
 
         If the last checkpoint is damaged, a warning is issued, and the previous checkpoint is restored.
 
         Args:
             run: fingerprint of the run's options. A checkpoint with another fingerprint is not restored.
+            require: function that checks the clients' memories, given their versions by client index.
 
         Returns:
             The contents of the checkpoint, or None if no round was completed.
@@ -244,12 +275,12 @@ class Store:
                 checkpoint is missing or cannot be restored either. The message names the file.
         """
         try:
-            return self._restore(self.manifest(), run)
+            return self._restore(self.manifest(), run, require)
         except CheckpointError as error:
             previous = self.folder / _PREVIOUS
             try:
                 manifest = _read_manifest(previous)
-                found = self._restore(manifest, run) if manifest is not None else None
+                found = self._restore(manifest, run, require) if manifest is not None else None
             except CheckpointError:
                 found = None
             if found is None:
@@ -260,10 +291,10 @@ class Store:
             )
             return found
 
-    def _restore(self, manifest: dict[str, Any] | None, run: str) -> Restored | None:
+    def _restore(self, manifest: dict[str, Any] | None, run: str, require: Require) -> Restored | None:
         """Read the checkpoint that `manifest`, the contents of `manifest.json`, describes.
 
-        The argument `run`, the result and the errors are those of `restore`.
+        The other arguments, the result and the errors are those of `restore`.
         """
         if manifest is None:
             if len(read_history(self.out / "history.jsonl", torn=True)) > 1:  # a killed first round leaves one row
@@ -279,7 +310,9 @@ class Store:
                 f"{path} belongs to another run or round than this one, so the folder's files are mixed: start the run "
                 "again in another folder"
             )
-        rows, changes = self._complete_rows(manifest), self._changes(number)
+        changes = self._changes(number)
+        rows = self._complete_rows(manifest)
+        require({int(c): one["memory"] for line in changes for c, one in line["clients"].items() if one["memory"]})
         for old in range(number + 1):  # of a commit that was interrupted
             shutil.rmtree(self.unfinished / str(old), ignore_errors=True)
         if self._records.exists():
@@ -292,21 +325,19 @@ class Store:
 
     def _changes(self, upto: int) -> list[dict[str, Any]]:
         """Read the changed `ClientRecord`s of each round up to round `upto`, in the order of the rounds."""
-        path = self._records
-        if not path.exists():
-            return []
-        lines, kept = path.read_bytes().splitlines(), []
-        for number, line in enumerate(lines, 1):
-            try:
-                found = json.loads(line)
-            except ValueError as error:
-                if number == len(lines):
-                    break
-                raise CheckpointError(f"{path} is damaged: line {number} cannot be read ({error})") from error
+        path, kept = self._records, []
+        self._records_sum = hashlib.sha256()
+        for number, text in enumerate(
+            files.read_bytes(path, CheckpointError).splitlines(True) if path.exists() else (), 1
+        ):
+            if not text.endswith(b"\n"):
+                break  # a killed process left half a line
+            found = files.parse_json(text, path, CheckpointError, number)
             if not isinstance(found, dict) or not {"round", "clients"} <= found.keys():
                 raise CheckpointError(f"{path} is damaged: line {number} lacks the keys round and clients")
             if found["round"] > upto:
                 break
+            self._records_sum.update(text)
             kept.append(found)
         return kept
 
@@ -327,7 +358,9 @@ class Store:
         Raises:
             CheckpointError: a line of the history is damaged or missing, or a file was changed after the run wrote it.
         """
-        return self._complete_rows(self.manifest() or {"round": 0})
+        manifest = self.manifest() or {"round": 0}
+        self._changes(int(manifest["round"]))
+        return self._complete_rows(manifest)
 
     def _checked_rows(self, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Check the run's files by the checksums in `manifest`, and return the history up to the last completed round.
@@ -341,8 +374,7 @@ class Store:
         rows = read_history(path, torn=True)[:count]
         lines = path.read_bytes().splitlines(keepends=True)[: len(rows)] if path.exists() else []
         self._history_sum = hashlib.sha256(b"".join(lines))
-        config = (self.out / "config.json").read_bytes() if (self.out / "config.json").exists() else b""
-        found = {"config.json": hashlib.sha256(config).hexdigest(), "history.jsonl": self._history_sum.hexdigest()}
+        found = self._sums()
         for name, wanted in (manifest.get("sums") or {}).items() if len(rows) == count else ():
             if found.get(name) != wanted:
                 raise CheckpointError(
@@ -399,10 +431,7 @@ class Store:
 def _read_manifest(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+    found = files.parse_json(files.read_bytes(path, CheckpointError), path, CheckpointError)
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of this library: give the folder of a run")
     return found

@@ -80,6 +80,22 @@ def test_tensors_are_restored_bitwise(tmp_path_factory: pytest.TempPathFactory, 
         assert torch.equal(found[name], tensor)
 
 
+def test_no_flipped_bit_changes_what_is_read(tmp_path: Path) -> None:
+    tensors = {"a": torch.arange(3.0), "b": torch.tensor([True, False])}
+    path = write_tensors(tmp_path / "a.safetensors", tensors, {"format": "one", "fact": "ü"})
+    whole, refusals = path.read_bytes(), 0
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
+        try:
+            found, facts = read_tensors(path, kind="one", content="a one")
+        except ValueError as error:
+            refusals += "a.safetensors is" in str(error)
+        else:
+            assert facts == {"format": "one", "fact": "ü"}
+            assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert refusals > len(whole) - 9  # but for blanks at the end of the header
+
+
 def test_packed_tensors_share_no_memory() -> None:
     whole = torch.arange(6.0).requires_grad_()
     found = contiguous_cpu({"a": whole, "b": whole[2:], "c": whole.view(2, 3).T})

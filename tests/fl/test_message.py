@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from distillkit import LabeledImages, Normalization
+from distillkit._utils.files import checksum
 from distillkit.normalization import ZCA
 from fl import EntrySpec
-from fl._codec import _checksum, decode, digest, encode
+from fl._codec import decode, digest, encode
 from fl.message import Entry, Message, declared_entries, payload_bytes
 from tests.refused import refused
 
@@ -162,7 +163,7 @@ def written(forms: Any, tensors: dict[str, torch.Tensor] | None = None, **meta: 
     tensors = tensors or {}
     text = forms if isinstance(forms, str) else json.dumps(forms)
     meta = {"format": "distillkit.Message/1", "forms": text, **meta}
-    return save(tensors, metadata={**meta, "checksum": _checksum(tensors, meta)})
+    return save(tensors, metadata={**meta, "checksum": checksum(tensors, meta)})
 
 
 def parts_of(message: Message) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -247,7 +248,7 @@ def test_bytes_without_a_header_and_other_files_are_refused() -> None:
     forms, tensors = parts_of(full())
     decode(written(forms, tensors))
     meta = {"format": "distillkit.Message/1"}
-    bare = save(tensors, metadata={**meta, "checksum": _checksum(tensors, meta)})
+    bare = save(tensors, metadata={**meta, "checksum": checksum(tensors, meta)})
     for data in (bare, save(tensors), b"", b"\0" * 8, b"\xff" * 40, (2).to_bytes(8, "little") + b"[]"):
         with pytest.raises(ValueError, match=r"damaged|not a message"):
             decode(data)

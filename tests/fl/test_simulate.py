@@ -352,7 +352,7 @@ def test_other_loss_augmentation_or_initial_weights_are_another_run(tmp_path: Pa
     [
         ("server.3.safetensors", lambda d: d[: len(d) // 2], "not a usable checkpoint: damaged or truncated"),
         ("server.3.safetensors", lambda d: d[:-5] + b"\0\1\2\3\4", "does not match its checksum"),
-        ("server.3.safetensors", None, "is missing; the checkpoint is incomplete"),
+        ("server.3.safetensors", None, "is missing: restore it"),
         ("manifest.json", lambda d: d[:10], "is damaged"),
         ("manifest.json", lambda _: b'{"epoch": 3}', "is not a checkpoint of this library"),
     ],

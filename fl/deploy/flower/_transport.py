@@ -329,6 +329,9 @@ class GridTransport:
         """
         return {"run": self._run}
 
+    def require_memories(self, versions: Mapping[int, str]) -> None:
+        """Do nothing: the memories are on the nodes, which name a lost one themselves."""
+
     def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
         """Read the run's name from the checkpoint. The nodes keep the files of the run under this name.
 
