@@ -55,10 +55,11 @@ class OpacusGradients:
     """Source of clipped gradients that runs the network on whole batches, with Opacus' hooks on its layers.
 
     The hooks are on a copy of the network that shares its parameters, so the network itself is not changed. Before use,
-    Opacus' gradients are compared with those of autograd, one record after another, on three records of noise. This
-    shows most layers that mix records, but not all: that no layer does is an assumption of the guarantee. The code of
-    network and loss sees private batches. If it fails for a batch, its records are evaluated one by one; a record for
-    which it fails counts as zero.
+    Opacus' gradients are compared with those of autograd, one record after another, on batches of three records of
+    noise: normal, uniform in [0, 1], and of both kinds, also with labels of two classes. This shows most layers that
+    mix records, but not all: that no layer does is an assumption of the guarantee. The code of network and loss sees
+    private batches. If it fails for a batch, its records are evaluated one by one; a record for which it fails counts
+    as zero.
 
     With ghost clipping, Opacus computes the norms of the gradients without the gradients of linear and embedding
     layers, and a second backward pass the sum of the clipped gradients. Norms and sums then have the precision of the
@@ -240,31 +241,33 @@ class OpacusGradients:
         return torch.random.fork_rng(devices=devices)
 
     def _compare(self, network: nn.Module, like: Sequence[Tensor]) -> None:
-        """Refuse a network or loss for which Opacus' gradients differ from those of single records, on noise."""
-        generator = derive(0, "capture")
-        drawn = [torch.randn(_RECORDS, *e.shape[1:], generator=generator) for e in like]
-        noise = [d.to(e) if e.is_floating_point() else torch.zeros_like(d).to(e) for d, e in zip(drawn, like)]
+        """Refuse a network or loss for which Opacus' gradients differ from those of single records, on `_trials`."""
         parameters = list(self._trained.values())
         buffers = {name: b.detach().clone() for name, b in network.named_buffers()}
 
-        def wanted() -> list[Tensor]:
+        def wanted(noise: Sequence[Tensor]) -> list[Tensor]:
             rows = [self._alone(network, parameters, [e[i : i + 1] for e in noise]) for i in range(_RECORDS)]
             return [torch.stack(column) for column in zip(*rows)]
 
         with preserve_modes(network), preserve_modes(self._twin), _TURN, self._forked(), self._plainly():
             try:
-                state = self._rng_state()
-                rows = wanted()
-                self._draws = not torch.equal(state, self._rng_state())
-                if self._draws:  # compare without dropout: layers with parameters must stay in training mode
-                    for module in (*network.modules(), *self._twin.modules()):
-                        if not any(p.requires_grad for p in module.parameters(recurse=False)):
-                            module.training = False
-                    rows = wanted()
-                with _Watch(self._name) as watch:
-                    self._forward(noise)
-                self._activations = max(1, watch.values // _RECORDS)
-                self._refuse_different(rows, noise)
+                trials = _trials(like)
+                with torch.no_grad():
+                    shapes = [t.shape for t in tree_leaves(network(trials[0][0][:1])) if isinstance(t, Tensor)]
+                classes = any(len(s) == 2 and s[1] > 1 for s in shapes)
+                for noise in trials if classes else trials[:-1]:
+                    state = self._rng_state()
+                    rows = wanted(noise)
+                    if not self._draws and not torch.equal(state, self._rng_state()):
+                        self._draws = True  # compare without dropout: layers with parameters must stay in training mode
+                        for module in (*network.modules(), *self._twin.modules()):
+                            if not any(p.requires_grad for p in module.parameters(recurse=False)):
+                                module.training = False
+                        rows = wanted(noise)
+                    with _Watch(self._name) as watch:
+                        self._forward(noise)
+                    self._activations = max(self._activations, watch.values // _RECORDS)
+                    self._refuse_different(rows, noise)
             except PrivacyError:
                 raise
             except Exception as error:
@@ -312,6 +315,21 @@ class OpacusGradients:
         if self._device.type != "cuda":
             return state
         return torch.cat([state, torch.cuda.get_rng_state(self._device)])
+
+
+def _trials(like: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Return batches of noise: normal, uniform in [0, 1], of both kinds, and of both kinds with labels 0 and 1."""
+    generator = derive(0, "capture")
+    normal = [torch.randn(_RECORDS, *e.shape[1:], generator=generator) for e in like]
+    uniform = [torch.rand(_RECORDS, *e.shape[1:], generator=generator) for e in like]
+    both = [torch.stack([n[0], u[0], n[1] / 4]) for n, u in zip(normal, uniform)]
+    label = torch.arange(_RECORDS) % 2
+    labels = [label.reshape(-1, *[1] * (e.ndim - 1)).expand(_RECORDS, *e.shape[1:]) for e in like]
+
+    def typed(drawn: Sequence[Tensor], factor: int) -> list[Tensor]:
+        return [(d if e.is_floating_point() else y * factor).to(e) for d, y, e in zip(drawn, labels, like)]
+
+    return [typed(normal, 0), typed(uniform, 0), typed(both, 0), typed(both, 1)]
 
 
 class _Watch(TorchDispatchMode):

@@ -202,6 +202,36 @@ class Mixing(nn.Module):
         return x - x.mean(0) if self.training else x
 
 
+class Chosen(nn.Module):
+    """Layer that mixes the records by `mix` if all values of the batch are in [0, 1]."""
+
+    def __init__(self, mix: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.mix = mix
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(x) if x.min() >= 0 and x.max() <= 1 else x
+
+
+class Pair(nn.Module):
+    """Network that returns logits and embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Linear(20, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        embedded = self.embed(x.flatten(1))
+        return self.out(embedded), embedded
+
+
+def repelling(outputs: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
+    """Cross-entropy, plus a term for pairs of records of different classes."""
+    logits, embedded = outputs
+    others = (labels[:, None] != labels).float()
+    return F.cross_entropy(logits, labels, reduction="none") - (others * torch.cdist(embedded, embedded)).sum(1)
+
+
 class Flip(nn.Module):
     """Layer that reverses the order of the records, so that twice is a no-op."""
 
@@ -249,6 +279,9 @@ class Recurrent(nn.Module):
 REFUSED: dict[str, tuple[Callable[[], nn.Module], type[PrivacyError], str]] = {
     "batch norm": (lambda: flat(nn.BatchNorm1d(6)), BatchStatistics, r"layers 2 of .*without_batch_norm"),
     "mixing": (lambda: flat(Mixing()), BatchStatistics, "mixes the records"),
+    "images": (lambda: nn.Sequential(Chosen(lambda x: x - x.mean(0)), flat()), BatchStatistics, "mixes the records"),
+    "range": (lambda: nn.Sequential(Chosen(lambda x: x * 255), flat()), BatchStatistics, "mixes the records"),
+    "classes": (Pair, BatchStatistics, "mixes the records"),
     "mixed norms": (lambda: flat(nn.Sequential(Flip(), nn.Linear(6, 6), Flip())), BatchStatistics, "mixes the records"),
     "counting": (lambda: flat(Counting()), BatchStatistics, r"writes to the buffer 2\.mean"),
     "borrowed": (Borrowed, PrivacyError, r"layer\.weight"),
@@ -264,8 +297,11 @@ def test_networks_that_opacus_cannot_train_are_refused_before_the_charge(kind: s
     network, ledger = build(factory, 0), Ledger()
     before: dict[str, Any] = copy.deepcopy(network.state_dict())
     images, labels = torch.zeros(4, 1, 5, 4), torch.tensor([0, 1, 2, 0])
+    loss = repelling if name == "classes" else None
     with pytest.raises(error, match=why):
-        train_private(network, images, labels, size=4, sigma=1.0, gradients=kind, ledger=ledger, progress=False)
+        train_private(
+            network, images, labels, size=4, sigma=1.0, gradients=kind, ledger=ledger, loss=loss, progress=False
+        )
     assert ledger.events == ()
     assert ledger.guarantee().remarks == ()
     assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
