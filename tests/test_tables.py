@@ -88,16 +88,19 @@ def test_generating_tables_is_idempotent(records: Path) -> None:
 
 
 def test_candidates_are_selected_and_ordered_with_published_numbers(records: Path) -> None:
-    said = 'summary task=digits ways="FedDM|VHL, noise|FedAvg" hide="task|best % *" published=yes columns=bytes_up'
+    said = 'summary task=digits ways="FedDM|VHL, noise|FedAvg" published=yes columns=bytes_up'
     found = rows(filled(page(said), records))
-    assert found[0] == [
-        "method", "seeds", "last %", "best of the seeds' mean % *", "bytes up (MB)", "published %",
-    ]  # fmt: skip
+    assert found[0] == ["method", "seeds", "last %", "bytes up (MB)", "published %"]
     assert [line[0] for line in found[1:]] == ["FedDM", "FedAvg", "VHL, noise"]
     assert [line[-1] for line in found[1:]] == ["72.0 ± 0.1", "–", "–"]
     assert found[3][1] == "0 of 2"
-    one = rows(filled(page('summary task=digits ways="FedAvg|FedDM" seeds=0'), records))
-    assert [line[2] for line in one[1:]] == ["1", "1"]
+    one = filled(page('summary task=digits ways="FedAvg|FedDM" seeds=0', "summary task=digits base=FedAvg"), records)
+    assert rows(one)[:3] == [["method", "last %"], ["FedAvg", "50.0"], ["FedDM", "70.0"]]
+    assert rows(one)[3][-2:] == ["accuracy last minus FedAvg's (points)", "95 % interval"]
+    assert [line[-2:] for line in rows(one)[4:6]] == [["–", "–"], ["+20.0", "[+20.0, +20.0]"]]
+    assert one.count("One seed.") == 1
+    best = rows(filled(page("summary task=digits best=yes"), records))[0]
+    assert "best % *" in best
 
 
 def test_counts_are_summed_and_shown_with_their_interval(tmp_path: Path) -> None:
@@ -110,11 +113,14 @@ def test_counts_are_summed_and_shown_with_their_interval(tmp_path: Path) -> None
     found = rows(filled(page("rates hits=found trials=of means=seconds"), path))
     low, high = clopper_pearson(7, 60)
     assert found == [
-        ["task", "method", "of", "found %", "seconds, mean"],
-        ["a", "one", "60", f"11.7 ({100 * low:.1f} to {100 * high:.1f})", "1"],
-        ["a", "two", "40", "100.0 (91.2 to 100.0)", "0.5"],
+        ["method", "of", "found %", "seconds, mean"],
+        ["one", "60", f"11.7 ({100 * low:.1f} to {100 * high:.1f})", "1"],
+        ["two", "40", "100.0 (91.2 to 100.0)", "0.5"],
     ]
-    assert rows(filled(page('rates ways="two" hide=task'), path))[1] == ["two", "2"]
+    assert rows(filled(page('rates ways="two"'), path))[1] == ["two", "2"]
+    wide = [page(f"rates hits=found trials=of wide={wide}") for wide in ("yes", "method")]
+    assert rows(filled(wide[0], path)) == [["method", "a"], ["one", "11.7"], ["two", "100"]]
+    assert rows(filled(wide[1], path)) == [["one", "two"], ["11.7", "100"]]
 
 
 def test_condensed_sets_are_ordered_by_size_with_their_score(tmp_path: Path) -> None:
@@ -146,7 +152,7 @@ def test_condensed_sets_are_ordered_by_size_with_their_score(tmp_path: Path) -> 
         ("summary ways=SCAFFOLD", "no run of method SCAFFOLD"),
         ("summary seeds=7", "no run of seed 7"),
         ("tuning seeds=0", "no option seeds"),
-        ("summary hide=x", "names must be columns of the table"),
+        ("summary columns=x", "columns must be among those of the runs"),
     ],
 )
 def test_impossible_table_is_refused(records: Path, said: str, words: str) -> None:
@@ -293,7 +299,7 @@ def test_new_records_are_compared_with_earlier_ones_and_drawn(
     said = capsys.readouterr().out
     assert rows(said)[1] == ["digits", "FedAvg", "50.0 ± 0.0 (2)", "90.0 ± 0.0 (2)", "+40.0", "changed"]
     assert rows(said)[2][1:] == ["FedDM", "70.0 ± 0.0 (2)", "–", "–", "only before"]
-    assert rows(own.read_text(encoding="utf-8"))[1][3] == "90.0 ± 0.0"
+    assert rows(own.read_text(encoding="utf-8"))[1] == ["FedAvg", "90.0"]
     assert len(read_records(docs / "results" / "mine.jsonl")) == 2
     assert sorted(p.stem for p in (docs / "pictures").iterdir()) == ["first", "second"]
 

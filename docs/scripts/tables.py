@@ -11,9 +11,10 @@
     <!-- rounds: PICTURE columns="client_drift.relative|a.b+c" minus=METHOD every=5 -->   likewise, see `_rounds.py`
 
 Every table and picture is made from the records of its page's name, or those that `from=NAME` gives. Its KIND is one of
-`STUDY`, with the options `task="S|T"` and `ways="A|B"` (select and order), `seeds="0|1"`, `hide="task|best % *"`
-(columns to omit), `late=5` (a column `accuracy_late`: the mean of the last five rounds) and `published=yes` (a column
-from `results/NAME_published.json`, {task: {way: text}}), or one of `OTHERS`.
+`STUDY`, with the options `task="S|T"` and `ways="A|B"` (select and order), `seeds="0|1"`, `late=5` (a column
+`accuracy_late`: the mean of the last five rounds), `base=METHOD column=COLUMN` (differences from a method), `best=yes`
+(columns of best rounds) and `published=yes` (a column from `results/NAME_published.json`, {task: {way: text}}), or one
+of `OTHERS`. A column that says nothing or only the one task is left out, and so is a note that stands above already.
 """
 
 from __future__ import annotations
@@ -126,10 +127,21 @@ def rows(path: Path, options: dict[str, Any]) -> Table:
 def rates(records: Records, options: dict[str, Any]) -> Table:
     """Return the share of counted events per method with exact 95 % intervals, and means of other columns.
 
-    A record holds counts of its own, out of its `trials` column, or of one if it has none.
+    A record holds counts of its own, out of its `trials` column, or of one if it has none. With `wide=yes`, there is a
+    column for each task, without intervals; with `wide=method`, one for each method.
     """
     hits, means = ([n for n in options.pop(name, "").split(",") if n] for name in ("hits", "means"))
-    per, cells = options.pop("trials", ""), []
+    per, wide, cells = options.pop("trials", ""), options.pop("wide", ""), []
+    if wide:
+        across, down = (1, 0) if wide == "method" else (0, 1)
+        found: dict[str, dict[str, str]] = {}
+        for key in dict.fromkeys((r.task, r.method) for r in records):
+            own = [r for r in records if (r.task, r.method) == key]
+            shares = (100 * sum(r.last(n) for r in own) / sum(r.last(per) for r in own) for n in hits)
+            found.setdefault(key[down], {})[key[across]] = " / ".join(f"{share:.3g}" for share in shares)
+        names = list(dict.fromkeys(name for line in found.values() for name in line))
+        shown = (("method", "task")[across], *names)
+        return Table(shown, [[key, *(line.get(n, NONE) for n in names)] for key, line in found.items()], left=1)
     for task, method in dict.fromkeys((r.task, r.method) for r in records):
         own = [r for r in records if (r.task, r.method) == (task, method)]
         trials = sum(int(r.last(per)) if per else 1 for r in own)
@@ -175,8 +187,37 @@ def sets(columns: dict[str, str]) -> Callable[[Records, dict[str, Any]], Table]:
     return table
 
 
+def summary(records: Records, options: dict[str, Any]) -> Table:
+    """Return a table of accuracies and other columns, with differences from the method `base` and their intervals."""
+    base, column = options.pop("base", ""), options.pop("column", "accuracy_last")
+    made = summary_table(records, columns=[c for c in options.pop("columns", "").split(",") if c])
+    if not base:
+        return made
+    other = paired_differences(records, base, column=column)
+    for place in (3, 4):
+        cells = {line[:2]: line[place] for line in other.cells}
+        made = made.with_column(other.header[place], lambda row, c=cells: c.get((row["task"], row["method"]), ""))
+    return replace(made, notes=(*made.notes, *other.notes))
+
+
+def trimmed(made: Table, best: bool) -> Table:
+    """Leave out deviations that round to 0, and columns that a page does not need; equally many seeds are a note."""
+    cells = [[re.sub(r" ± 0\.?0*$", "", cell) for cell in line] for line in made.cells]
+    values = {name: {line[i] for line in cells} for i, name in enumerate(made.header)}
+    unwanted = [name for name in values if values[name] <= {"", NONE} or ("*" in name and not best)]
+    unwanted += [name for name in ("task", "seeds", "seeds of both") if len(values.get(name, ())) == 1]
+    unwanted += [name for name in ("caution", "configurations", "worst %") if name in values]
+    made, notes = replace(made, cells=cells).without(*dict.fromkeys(unwanted)), []
+    for note in made.notes:
+        if note.startswith("±") and len(seeds := values.get("seeds", set())) == 1:
+            note = "One seed." if seeds == {"1"} else note.replace("over seeds", f"over {min(seeds)} seeds")
+            note = note.replace("(n - 1).", "(n - 1), unless it rounds to 0.")
+        notes.append(note)
+    return replace(made, notes=tuple(notes))
+
+
 STUDY: dict[str, Callable[[Records, dict[str, Any]], Table]] = {
-    "summary": lambda records, o: summary_table(records, columns=[c for c in o.pop("columns", "").split(",") if c]),
+    "summary": summary,
     "paired": lambda records, o: paired_differences(
         records, o.pop("base", "FedAvg"), column=o.pop("column", "accuracy_last")
     ),
@@ -215,11 +256,14 @@ def chosen(records: Records, tasks: Sequence[str], ways: Sequence[str], seeds: S
 
 def study(kind: str, path: Path, options: dict[str, Any]) -> Table:
     """Return a table of a study's records."""
-    tasks, ways, hide = (options.pop(name, []) for name in ("task", "ways", "hide"))
-    published, late = options.pop("published", "no"), options.pop("late", None)
+    tasks, ways, late = options.pop("task", []), options.pop("ways", []), options.pop("late", None)
+    published, best = options.pop("published", "no"), options.pop("best", "no")
     if kind == "tuning":
         made = tuning_table(path)
-        kept = [(not tasks or r["task"] in tasks) and (not ways or r["method"] in ways) for r in made.rows]
+        kept = [
+            (not tasks or r["task"] in tasks) and (not ways or r["method"] in ways) and not cells[2].startswith("as ")
+            for r, cells in zip(made.rows, made.cells)
+        ]
         made = replace(made, cells=tuple(compress(made.cells, kept)), rows=list(compress(made.rows, kept)))
     else:
         records = chosen(read_records(path), tasks, ways, options.pop("seeds", []))
@@ -227,7 +271,7 @@ def study(kind: str, path: Path, options: dict[str, Any]) -> Table:
     if published == "yes":
         numbers = json.loads(path.with_name(f"{path.stem}_published.json").read_text(encoding="utf-8"))
         made = made.with_column("published %", lambda row: numbers.get(row["task"], {}).get(row["method"], ""))
-    return made.without(*hide)
+    return trimmed(made, best == "yes")
 
 
 def design(path: Path, options: dict[str, Any]) -> str:
@@ -260,10 +304,10 @@ OTHERS: dict[str, Callable[[Path, dict[str, Any]], object]] = {
 
 
 def options_of(said: str) -> tuple[str, dict[str, Any]]:
-    """Parse a mark into its name and options; `task`, `ways`, `seeds` and `hide` are lists."""
+    """Parse a mark into its name and options; `task`, `ways` and `seeds` are lists."""
     name, *words = shlex.split(said)
     options: dict[str, Any] = dict(word.split("=", 1) for word in words)
-    return name, options | {key: options[key].split("|") for key in ("task", "ways", "seeds", "hide") if key in options}
+    return name, options | {key: options[key].split("|") for key in ("task", "ways", "seeds") if key in options}
 
 
 def path_of(results: Path, name: str) -> Path:
@@ -312,12 +356,20 @@ def filled(text: str, page: str, results: Path) -> str:
     if COMMITS.search(text):
         path = path_of(results, page)
         own = [r.line for r in read_records(path)] if is_study(path) else read(path)
-        said = ", ".join(dict.fromkeys(str(line.get("commit")) for line in own))
-        text = COMMITS.sub(lambda found: f"{found[1]}{said}{found[2]}", text)
+        commits = ", ".join(dict.fromkeys(str(line.get("commit")) for line in own))
+        text = COMMITS.sub(lambda found: f"{found[1]}{commits}{found[2]}", text)
     if FOUND.search(text):
         lines = read(results / "attacks.jsonl")
         text = FOUND.sub(lambda found: f"{found[1]}{number(lines, found[2], found[3], found[4])}{found[5]}", text)
-    return TABLE.sub(lambda found: f"{found[1]}\n{table(found[2], page, results)}\n\n{found[3]}", text)
+    said: set[str] = set()
+
+    def anew(found: re.Match[str]) -> str:
+        first, *notes = str(table(found[2], page, results)).split("\n\n")
+        new = [note for note in notes if note not in said or found[2].startswith("design")]
+        said.update(notes)
+        return "\n\n".join([f"{found[1]}\n{first}", *new, found[3]])
+
+    return TABLE.sub(anew, text)
 
 
 def is_study(path: Path) -> bool:
