@@ -186,6 +186,6 @@ def _is_committed(path: Path) -> bool:
 
     def git(*words: str) -> str:
         where = path.resolve().parent
-        return subprocess.run(["git", *words, "--", path.name], cwd=where, capture_output=True, text=True).stdout
+        return subprocess.run(["git", *words, "--", path.name], cwd=where, capture_output=True, encoding="utf-8").stdout
 
     return bool(git("ls-files")) and not git("status", "--porcelain")

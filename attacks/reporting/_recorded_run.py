@@ -52,7 +52,7 @@ class RecordedRun:
     def transcript_hint(self) -> str:
         """Advice for the user: how to repeat the run with its messages saved in a transcript."""
         notes = self.config.get("notes")
-        if isinstance(notes, dict) and "way" in notes:
+        if isinstance(notes, dict) and "candidate" in notes:
             return "run the study again in another folder, with Federated(..., transcript=True)"
         return "run again with simulate(..., out=RunFolder(path, transcript=True))"
 

@@ -9,8 +9,7 @@ from distillkit._utils.tables import Table, markdown_table
 from distillkit.study._cost_estimate import Estimate
 from distillkit.study._formatting import mean_std, sparkline
 from distillkit.study._power import PowerAnalysis, power_analysis, seeds_needed
-from distillkit.study._record_files import read_records, write_records
-from distillkit.study._records import Record, RecordError, Records
+from distillkit.study._records import Record, RecordError, Records, read_records, write_records
 from distillkit.study._tables import summary_table
 from distillkit.study._tuning import TuningResult, equal_search_sizes, read_choice, tuning_table
 from distillkit.study.candidate import Candidate, Cost, Job, grid

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from distillkit._utils import check
+from distillkit.serialization import to_config
 from distillkit.study._execution import RunSpec
 from distillkit.study.candidate import Candidate
 from distillkit.study.task import Task
@@ -78,6 +80,22 @@ class StudyDesign:
             if any(part is not None for part in parts.values())
         }
 
+    def config(self, out: Path) -> dict[str, Any]:
+        """Return the design as a JSON value, whose tensors are written to the study's folder `out`."""
+        data, store = out / "data", out / "arguments"
+        candidates = {
+            name: {
+                "candidate": to_config(one.for_record(), store=store, name=f"candidates[{name!r}]"),
+                "settings": to_config(dict(one.settings), store=store, name=f"candidates[{name!r}].settings"),
+                "search": [to_config(dict(s), store=store, name=f"candidates[{name!r}].search") for s in one.search],
+                "like": one.like,
+                "rule": one.rule,
+            }
+            for name, one in self.candidates.items()
+        }
+        tasks = {name: to_config(task, store=data, name=f"tasks[{name!r}]") for name, task in self.tasks.items()}
+        return {"tasks": tasks, "candidates": candidates, "seeds": list(self.seeds), "parts": self.parts}
+
     def tuning_runs(self) -> dict[tuple[str, str], list[list[RunSpec]]]:
         """Return the tuning runs of each configuration, by task and candidate.
 
@@ -88,7 +106,7 @@ class StudyDesign:
 
         def spec(task: str, method: str, number: int, seed: int, settings: dict[str, Any]) -> RunSpec:
             name = f"{task}-{_slug(method)}-{number}-{seed}"
-            return RunSpec(name, f"tries/{name}", task, method, seed, settings, validation=True)
+            return RunSpec(name, f"tuning/{name}", task, method, seed, settings, validation=True)
 
         return {
             (task, method): [

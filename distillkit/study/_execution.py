@@ -21,7 +21,7 @@ from distillkit.data import Split
 from distillkit.privacy import Ledger
 from distillkit.serialization import SerializationError, from_config, referenced_objects, to_config
 from distillkit.study._guarantee import CHOSEN, EXACT
-from distillkit.study._record_files import read_json
+from distillkit.study._records import read_json
 from distillkit.study.candidate import Candidate, Cost, Job
 from distillkit.study.task import Task
 
@@ -90,7 +90,7 @@ class PreparedRun:
         store = folder / "arguments"
         task = to_config(self.task, store=store, shared=options.pop("shared", out / "data"), name="task")
         notes = {
-            "task": task, "way": to_config(self.candidate.for_record(), store=store, name="candidate"),
+            "task": task, "candidate": to_config(self.candidate.for_record(), store=store, name="candidate"),
             "method": spec.method, "settings": settings_config(spec, store),
             "validation": spec.validation, "commit": commit,
         }  # fmt: skip

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distillkit._utils import check
+from distillkit._utils.tables import NONE
 
-__all__ = ["MIN_SEEDS", "Unit", "mean_std", "signed", "sparkline", "unit_of"]
-
-MIN_SEEDS = 3
-"""Smallest number of seeds whose confidence interval is shown without a caution."""
+__all__ = ["Unit", "mean_std", "sparkline", "unit_of"]
 
 
 def mean_std(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> str:
@@ -59,6 +57,10 @@ class Unit:
     scale: float
     digits: int
 
+    def signed(self, value: float | None) -> str:
+        """Format a difference with its sign; "–" for None."""
+        return NONE if value is None else f"{self.scale * value:+.{self.digits}f}"
+
 
 def unit_of(column: str, values: Sequence[float]) -> Unit:
     """Return the unit in which a column is printed, such as per cent for accuracies, and its number of decimals.
@@ -78,8 +80,3 @@ def unit_of(column: str, values: Sequence[float]) -> Unit:
     if all(float(v).is_integer() for v in values):
         return Unit("", 1.0, 0 if len(set(values)) <= 1 else 1)
     return Unit("", 1.0, 1 if largest >= 100 else 3)
-
-
-def signed(value: float, unit: Unit) -> str:
-    """Format a difference `value` with its sign, in a `unit`."""
-    return f"{unit.scale * value:+.{unit.digits}f}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distillkit.privacy import ALL_CLIENTS, Guarantee, Ledger, compose
-from distillkit.study._record_files import read_json
+from distillkit.study._records import read_json
 
 __all__ = ["CHOSEN", "EXACT", "ledgers_of", "total_guarantee"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import statistics
 from collections.abc import Mapping
@@ -9,8 +10,7 @@ from dataclasses import dataclass
 
 from distillkit._utils import check
 from distillkit.study._formatting import unit_of
-from distillkit.study._groups import RecordsLike, differences_by_seed, group_records, sole_task
-from distillkit.study._tables import require_columns
+from distillkit.study._records import RecordsLike, differences, group_records
 
 __all__ = ["PowerAnalysis", "power_analysis", "power_of", "seeds_needed"]
 
@@ -38,7 +38,6 @@ class PowerAnalysis:
         power: minimum probability with which the test finds the effect.
         level: significance level of the two-sided test.
         column: name of the compared quantity in the records of the runs, such as "accuracy_last"; used to print units.
-        compared: task, candidate and baseline of the pilot runs, or None if they are not known.
 
     Raises:
         ValueError, TypeError: there are fewer than five pilot pairs, all differences are equal, accuracies are given in
@@ -50,7 +49,6 @@ class PowerAnalysis:
     power: float = 0.8
     level: float = 0.05
     column: str = "accuracy_last"
-    compared: tuple[str, str, str] | None = None
 
     def __post_init__(self) -> None:
         pilot = self.differences
@@ -128,16 +126,17 @@ def power_analysis(
     Raises:
         ValueError: there is no such task or candidate, no run has the column, or `PowerAnalysis` refuses the arguments.
     """
-    found = group_records(records)
-    require_columns(found, (column,))
-    name = sole_task(task, tuple(dict.fromkeys(g.task for g in found)))
+    found = group_records(records, columns=(column,))
+    tasks = tuple(dict.fromkeys(g.task for g in found))
+    if task is None and len(tasks) > 1:
+        raise ValueError(f"task must be one of {', '.join(map(repr, tasks))}, because there are several; got None")
+    name = tasks[0] if task is None else check.one_of(task, "task", tasks)
     groups = {g.method: g for g in found if g.task == name}
     check.one_of(method, "method", tuple(groups))
     check.one_of(base, "base", tuple(groups))
     if method == base:
         raise ValueError(f"method and base must differ, got {method!r} twice")
-    differences = differences_by_seed(groups[method], groups[base], column)
-    return PowerAnalysis(differences, effect, power, level, column, (name, method, base))
+    return PowerAnalysis(differences(groups[method], groups[base], column), effect, power, level, column)
 
 
 def seeds_needed(effect: float, std: float, *, power: float = 0.8, level: float = 0.05) -> int:
@@ -157,19 +156,11 @@ def seeds_needed(effect: float, std: float, *, power: float = 0.8, level: float 
     check.real_number(level, "level", above=0.0, below=1.0)
     check.real_number(power, "power", above=level, below=1.0)
 
-    def enough(seeds: int) -> bool:
-        return power_of(seeds, effect, std, level=level) >= power
-
-    most = 2
-    while not enough(most):
-        if most > _MOST_SEEDS:
-            raise ValueError(f"effect must be found with at most {_MOST_SEEDS:,} seeds; got {effect} for std={std}")
-        most *= 2
-    least = max(2, most // 2)
-    while least < most:
-        middle = (least + most) // 2
-        least, most = (least, middle) if enough(middle) else (middle + 1, most)
-    return least
+    possible = range(2, _MOST_SEEDS + 1)
+    index = bisect.bisect_left(possible, power, key=lambda seeds: power_of(seeds, effect, std, level=level))
+    if index == len(possible):
+        raise ValueError(f"effect must be found with at most {_MOST_SEEDS:,} seeds; got {effect} for std={std}")
+    return possible[index]
 
 
 def power_of(seeds: int, effect: float, std: float, *, level: float = 0.05) -> float:

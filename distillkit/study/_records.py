@@ -1,21 +1,36 @@
-"""Records of the finished runs of a study."""
+"""Records of the finished runs of a study, and reading and writing of a study's files."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from distillkit._utils import check
-from distillkit.study.history import Row, accuracy_late
+from distillkit._utils.files import parse_json, read_bytes, write_atomically
+from distillkit._utils.provenance import versions
+from distillkit.study.history import RecordError, Row, accuracy_late, read_rows
 
-__all__ = ["Record", "RecordError", "Records", "Row", "decode_settings", "require_unique"]
+__all__ = [
+    "Group", "Record", "RecordError", "Records", "RecordsLike", "Row", "choices_in", "decode_settings", "differences",
+    "group_records", "late_records", "read_json", "read_record", "read_records", "require_columns", "write_json",
+    "write_records", "write_study",
+]  # fmt: skip
 
+FORMATS = {name: f"distillkit.{name}/1" for name in ("study", "choice", "records")}
+"""Formats of `study.json`, `choice.json` and the files of `write_records`."""
 
-class RecordError(ValueError):
-    """Error for a file of a run that is missing, damaged, or of another format. The message names the file."""
+_COLUMNS = (
+    "round", "accuracy", "loss", "accuracy_by", "accuracy_clients", "accuracy_locals", "accuracy_personal",
+    "client_drift", "set_quality", "bytes_up", "bytes_down", "client_seconds", "seconds", "epsilon",
+)  # fmt: skip
+"""Columns of a history that a file of records keeps."""
+
+_REQUIRED: dict[str, Any] = {"task": str, "method": str, "seed": int, "accuracy_last": object}
 
 
 @dataclass(frozen=True)
@@ -41,19 +56,19 @@ class Record:
         check.mapping(self.line, "line")
         if not all(isinstance(row, Mapping) for row in check.sequence(self.rows, "rows", "mappings, one per round")):
             raise TypeError("rows must be a list of mappings, one per round")
-        missing = [name for name in ("task", "method", "seed", "accuracy_last") if name not in self.line]
-        if missing:
+        if missing := [name for name in _REQUIRED if name not in self.line]:
             raise RecordError(
                 f"{where}: line lacks {', '.join(missing)}; it has {', '.join(self.line) or 'nothing'}. Run the study "
                 "again, or read the file as JSON if another program wrote it"
             )
-        for name, kind in (("task", str), ("method", str), ("seed", int)):
-            if not isinstance(self.line[name], kind) or isinstance(self.line[name], bool):
-                raise RecordError(f"{where}: {name} must be of type {kind.__name__}, got {self.line[name]!r}")
-        if not _is_fraction(self.line["accuracy_last"]):
-            raise RecordError(
-                f"{where}: accuracy_last must be a fraction in [0, 1] or null, got {self.line['accuracy_last']!r}"
-            )
+        for name, kind in _REQUIRED.items():
+            value = self.line[name]
+            if kind is not object and (not isinstance(value, kind) or isinstance(value, bool)):
+                raise RecordError(f"{where}: {name} must be of type {kind.__name__}, got {value!r}")
+        last = self.line["accuracy_last"]
+        number = isinstance(last, int | float) and not isinstance(last, bool)
+        if last is not None and not (number and math.isfinite(last) and 0 <= last <= 1):
+            raise RecordError(f"{where}: accuracy_last must be a fraction in [0, 1] or null, got {last!r}")
 
     @property
     def task(self) -> str:
@@ -145,12 +160,7 @@ class Records(list[Record]):
         Raises:
             ValueError, TypeError: `rounds` is not a positive integer.
         """
-
-        def late(record: Record) -> Record:
-            mean = accuracy_late(record.rows, rounds)
-            return replace(record, line={**record.line, "accuracy_late": None if record.failed else mean})
-
-        return Records(map(late, self), self.missing, self.choices)
+        return Records(late_records(self, rounds), self.missing, self.choices)
 
     def __repr__(self) -> str:
         tasks, pairs = {r.task for r in self}, {(r.task, r.method) for r in self}
@@ -158,12 +168,18 @@ class Records(list[Record]):
         return f"<{size}; {len(self.missing)} missing>"
 
 
-def decode_settings(config: Any) -> Any:
-    """Convert mappings and tuples serialized by `distillkit.serialization` to plain mappings and lists.
+RecordsLike = str | os.PathLike[str] | Sequence[Record]
+"""Records, or the path of a folder or file that holds records."""
 
-    Args:
-        config: settings as a JSON value. All other values in the settings are returned unchanged.
-    """
+
+def late_records(records: Iterable[Record], rounds: int | None) -> list[Record]:
+    """Return the records with a column `accuracy_late`; see `Records.late`."""
+    means = ((r, accuracy_late(r.rows, rounds)) for r in records)
+    return [replace(r, line={**r.line, "accuracy_late": None if r.failed else mean}) for r, mean in means]
+
+
+def decode_settings(config: Any) -> Any:
+    """Convert mappings and tuples serialized by `distillkit.serialization` to plain mappings and lists."""
     if isinstance(config, list):
         return [decode_settings(item) for item in config]
     if not isinstance(config, Mapping):
@@ -176,30 +192,288 @@ def decode_settings(config: Any) -> Any:
     return {name: decode_settings(value) for name, value in config.items()}
 
 
-def require_unique(records: Iterable[Record]) -> list[Record]:
-    """Return the records, after checking that no two have the same task, method and seed.
+@dataclass(frozen=True)
+class Group:
+    """Runs of one candidate on one task, one per seed.
+
+    Attributes:
+        task, method: names of the task and the candidate.
+        records: records of the candidate's finished runs, by seed; may be empty.
+        expected_seeds: seeds with which at least one candidate has a finished or unfinished run on this task.
+    """
+
+    task: str
+    method: str
+    records: tuple[Record, ...]
+    expected_seeds: tuple[int, ...]
+
+    @property
+    def seeds(self) -> str:
+        """Number of finished runs in the group, as text: "3" if no run is missing, "2 of 3" if one is missing."""
+        have, want = len(self.records), len(self.expected_seeds)
+        return str(have) if have == want else f"{have} of {want}"
+
+    def values(self, column: str) -> list[Any]:
+        """Return each run's value of `column`, see `Record.last`."""
+        return [r.last(column) for r in self.records]
+
+    def by_seed(self, column: str) -> dict[int, float]:
+        """Return the number that each run has in a column, by seed, without the runs that have none."""
+        found = {r.seed: value for r in self.records if (value := r.last(column)) is not None}
+        for value in found.values():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"column must hold numbers; {column!r} holds {value!r}")
+        return {seed: float(value) for seed, value in found.items()}
+
+
+def group_records(records: RecordsLike, name: str = "records", *, columns: Sequence[str] = ()) -> list[Group]:
+    """Group the runs by task and candidate, in the order of the records.
 
     Args:
-        records: records of finished runs.
-
-    Raises:
-        RecordError: two records have the same task, method and seed; the message names them and the columns that
-            differ.
+        records: records of a study's finished runs, or the study's folder.
+        name: name of the argument, used in the error message.
+        columns: names of columns, each of which at least one run must have.
     """
+    known = _as_records(records, name)
+    require_columns(known, columns)
+    keys = [(r.task, r.method, r.seed) for r in known] + list(known.missing)
+    wanted = {task: tuple(sorted({s for t, _, s in keys if t == task})) for task, _, _ in keys}
+    methods = dict.fromkeys(method for _, method, _ in keys)
+    pairs = [(t, m) for t in wanted for m in methods if any(key[:2] == (t, m) for key in keys)]
+    own = {pair: sorted((r for r in known if (r.task, r.method) == pair), key=lambda r: r.seed) for pair in pairs}
+    return [Group(task, method, tuple(own[task, method]), wanted[task]) for task, method in pairs]
+
+
+def require_columns(records: Iterable[Record], columns: Sequence[str]) -> None:
+    """Check that each of the columns occurs in at least one run."""
+    known = list(records)
+    for column in check.sequence(columns, "columns", "names in the summaries or last rounds"):
+        if not isinstance(column, str):
+            raise TypeError(f"columns must be names, got {type(column).__name__}")
+        if not any(column in r.line or r.last(column) is not None for r in known):
+            have = sorted({name for r in known for name in (*r.line, *(r.rows[-1] if r.rows else ()))})
+            raise ValueError(f"columns must be among those of the runs ({', '.join(have)}), got {column!r}")
+
+
+def differences(group: Group, base: Group, column: str) -> dict[int, float]:
+    """Return the candidate's value of a column minus the baseline's, by seed, for the seeds that both have."""
+    other = base.by_seed(column)
+    return {seed: value - other[seed] for seed, value in group.by_seed(column).items() if seed in other}
+
+
+def _as_records(records: RecordsLike, name: str = "records") -> Records:
+    """Check the argument `name`, and return the records, which are read if it is a path."""
+    if isinstance(records, str | os.PathLike):
+        return read_records(records)
+    several = check.sequence(records, name, "`Record`s, or the folder of a study")
+    if wrong := [r for r in several if not isinstance(r, Record)]:
+        raise TypeError(f"{name} must be a list of `Record`s, or the folder of a study, got {type(wrong[0]).__name__}")
+    if not several:
+        raise ValueError(f"{name} must hold at least one run, got none")
+    _require_unique(several)
+    return records if isinstance(records, Records) else Records(several)
+
+
+def _require_unique(records: Iterable[Record]) -> None:
+    """Check that no two records have the same task, method and seed."""
     found: dict[tuple[str, str, int], Record] = {}
     for record in records:
         key = (record.task, record.method, record.seed)
-        other = found.setdefault(key, record)
-        if other is not record:
+        if (other := found.setdefault(key, record)) is not record:
             different = [k for k in record.line if record.line[k] != other.line.get(k)]
             names = " and ".join(str(r.folder or r.line.get("run", "a record")) for r in (other, record))
             raise RecordError(
                 f"records must have different tasks, methods or seeds: {names} both have {key}, and differ in "
                 f"{', '.join(different) or 'nothing'}. Read them separately"
             )
-    return list(found.values())
 
 
-def _is_fraction(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value is None or (number and math.isfinite(value) and 0 <= value <= 1)
+def read_records(folder: str | os.PathLike[str]) -> Records:
+    """Read the records of all finished runs of a study.
+
+    Args:
+        folder: the study's folder, or a file written by `write_records`. Each subfolder with a `summary.json` is a run.
+
+    Returns:
+        The records, one per finished run. The `Records` also list the study's unfinished runs and the chosen
+        configurations. The records are ordered by task, candidate and seed as in `study.json`, or by the runs' names if
+        there is no `study.json`.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or it contains no finished run.
+        TypeError: `folder` is not a path.
+        RecordError: a file is damaged or of another format; the message names the file.
+    """
+    path = check.path(folder, "folder")
+    if path.is_file():
+        return _read_records_file(path)
+    if not path.is_dir():
+        raise FileNotFoundError(f"folder {path} does not exist; it should hold the runs of a study")
+    records = [read_record(summary) for summary in sorted(path.glob("*/summary.json"))]
+    if not records:
+        begun = len(list(path.glob("*/history.jsonl")))
+        hint = f"; {begun} runs have begun, so run the study again" if begun else ""
+        if not begun and (path / "summary.json").exists():
+            hint = ". Its own summary.json is of one run or of another program; read it as JSON"
+        raise FileNotFoundError(f"folder {path} has no finished run: no subfolder holds a summary.json{hint}")
+    _require_unique(records)
+    choices = [read_json(choice)] if (choice := path / "choice.json").is_file() else []
+    if not (path / "study.json").exists():
+        return Records(records, choices=choices)
+    study = read_json(path / "study.json", "study")
+    planned = _planned_runs(study)
+    done = {(r.task, r.method, r.seed): r for r in records}
+    ordered = [done[key] for key in dict.fromkeys([*planned, *done]) if key in done]
+    found = Records(ordered, [key for key in planned if key not in done], choices)
+    return found if study.get("late_rounds") is None else found.late(study["late_rounds"])
+
+
+def _planned_runs(study: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+    """Return (task, method, seed) of every run of a `study.json`, in the file's order."""
+    parts = study.get("parts", {})
+
+    def includes(method: str, part: str, one: Any) -> bool:
+        given = parts.get(method, {}).get(part)
+        return given is None or one in given
+
+    every = [(t, method, seed) for t in study["tasks"] for method in study["candidates"] for seed in study["seeds"]]
+    return [key for key in every if includes(key[1], "tasks", key[0]) and includes(key[1], "seeds", key[2])]
+
+
+def read_record(path: Path) -> Record:
+    """Read the record of one run, from the path of its `summary.json`."""
+    line, history = read_json(path), path.with_name("history.jsonl")
+    if not isinstance(line, Mapping):
+        raise RecordError(f"{path} is damaged: a summary must be an object, got {type(line).__name__}")
+    rows = read_rows(history)
+    if line.get("rounds") is not None and line["rounds"] != len(rows):
+        raise RecordError(f"{path} has {line['rounds']} rounds, but {history} has {len(rows)}")
+    return Record(line, rows, path.parent)
+
+
+def write_records(records: RecordsLike, path: str | os.PathLike[str]) -> Path:
+    """Write the records of a study to one file, which `read_records` reads.
+
+    The file holds the data for tables and curves: summaries, accuracies and costs of rounds, missing runs, and the
+    choice of configurations. It contains no images, no weights, and no values of single clients.
+
+    Args:
+        records: records of a study's finished runs, or the study's folder. To write the records of several studies,
+            pass `read_records(a) + read_records(b)`.
+        path: path of the file, usually `.jsonl`. The file has one line of JSON per run.
+
+    Returns:
+        The path.
+
+    Raises:
+        TypeError: `records` are neither records nor a path.
+        RecordError: two runs have the same task, method and seed.
+        OSError: the file cannot be written.
+    """
+    known, path = _as_records(records), check.path(path, "path")
+    head = {"format": FORMATS["records"], "missing": known.missing, "choices": known.choices}
+    lines = [
+        {"line": dict(r.line), "rows": [{name: row[name] for name in _COLUMNS if name in row} for row in r.rows]}
+        for r in known
+    ]
+    write_atomically(path, "".join(f"{json.dumps(one)}\n" for one in (head, *lines)))
+    return path
+
+
+def _read_records_file(path: Path) -> Records:
+    """Read a file written by `write_records`."""
+    content = enumerate(read_bytes(path, RecordError).splitlines() or [b""], 1)
+    head, *lines = (parse_json(line, path, RecordError, number) for number, line in content)
+    _require_format(head, "records", path)
+    try:
+        records = [Record(one["line"], one["rows"]) for one in lines]
+        _require_unique(records)
+        return Records(records, [(task, method, seed) for task, method, seed in head["missing"]], head["choices"])
+    except (KeyError, TypeError) as error:
+        raise RecordError(f"{path} is damaged: {error}") from error
+
+
+def choices_in(folder: str | os.PathLike[str]) -> tuple[Path, Sequence[Any]]:
+    """Return the path and the contents of a study's `choice.json`, or of all in a file of records."""
+    path = check.path(folder, "folder")
+    path = path / "choice.json" if path.is_dir() else path
+    if not path.is_file():
+        raise FileNotFoundError(f"folder has no choice: {path} does not exist; tuning writes it")
+    lines = path.read_bytes().splitlines()
+    try:
+        head = json.loads(lines[0]) if lines else None
+    except ValueError:  # a `choice.json` has several lines
+        head = None
+    in_file = isinstance(head, Mapping) and head.get("format") == FORMATS["records"]
+    found = head["choices"] if isinstance(head, Mapping) and in_file else [read_json(path)]
+    for choice in found:
+        _require_format(choice, "choice", path)
+    return path, found
+
+
+def read_json(path: Path, kind: str | None = None) -> Any:
+    """Return the value in a JSON file, which must have the format `kind` if one is given."""
+    value = parse_json(read_bytes(path, RecordError), path, RecordError)
+    if kind is not None:
+        _require_format(value, kind, path)
+    return value
+
+
+def _require_format(value: Any, kind: str, path: Path) -> None:
+    found = value.get("format") if isinstance(value, Mapping) else None
+    if found != FORMATS[kind]:
+        raise RecordError(
+            f"{path} has the format {found!r}, this version reads {FORMATS[kind]!r}; use another folder, or run the "
+            "study again"
+        )
+
+
+def write_json(path: Path, value: Mapping[str, Any] | Sequence[Any], kind: str | None = None) -> None:
+    """Write a JSON file of the format `kind`."""
+    head = {} if kind is None else {"format": FORMATS[kind]}
+    content = {**head, **value} if isinstance(value, Mapping) else value
+    write_atomically(path, json.dumps(content, indent=1) + "\n")
+
+
+def write_study(out: Path, fixed: Mapping[str, Any], design: Mapping[str, Any]) -> None:
+    """Write `study.json`. If the file exists, first check that its tasks, candidates and `fixed` have not changed.
+
+    Args:
+        out: the study's folder.
+        fixed: values that must not change, by name.
+        design: tasks, candidates, seeds and parts, from `StudyDesign.config`.
+
+    Raises:
+        ValueError: something has changed. A search may have got further configurations at its end.
+    """
+    path, content = out / "study.json", {**fixed, **design}
+    before = read_json(path, "study") if path.exists() else content
+    for key in fixed:
+        if before[key] != content[key]:
+            raise ValueError(f"{path} has {key}={before[key]}, got {content[key]}; use another folder")
+    for name in {*content["candidates"]} & {*before["candidates"]}:  # a search may be continued: keep the longer one
+        both = [one["candidates"][name] for one in (before, content)]
+        short, long = sorted((one["search"] for one in both), key=len)
+        if short == long[: len(short)]:
+            both[0]["search"] = both[1]["search"] = long
+    for key in ("tasks", "candidates"):
+        changed = {n: _changes(before[key][n], one) for n, one in content[key].items() if n in before[key]}
+        if listed := [f"{name} ({'; '.join(options)})" for name, options in changed.items() if options]:
+            raise ValueError(
+                f"{path} has different {key} with the names {', '.join(listed)}; use another name or another folder"
+            )
+        content[key] = {**before[key], **content[key]}
+    others = {name: part for name, part in before["parts"].items() if name not in design["candidates"]}
+    write_json(path, {**content, "parts": {**others, **content["parts"]}, "versions": versions()}, "study")
+
+
+def _changes(before: Any, now: Any, name: str = "") -> list[str]:
+    """Return a text for each option whose value differs between two configs."""
+    if before == now:
+        return []
+    one, other = decode_settings(before), decode_settings(now)
+    if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
+        return [f"{name}: was {json.dumps(one)}, now {json.dumps(other)}"]
+    inner = f"{name}." if name not in ("", "with") else ""
+    found = [text for key in {**one, **other} for text in _changes(one.get(key), other.get(key), f"{inner}{key}")]
+    return found or [f"{name}: another form"]

@@ -8,13 +8,12 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from distillkit._utils import check
 from distillkit._utils.tables import NONE, Table
 from distillkit.study._formatting import mean_std, unit_of
-from distillkit.study._groups import Group, RecordsLike, group_records
+from distillkit.study._records import Group, RecordsLike, group_records
 from distillkit.study.history import best_seed_mean
 
-__all__ = ["header_of", "numbers_of", "require_columns", "summary_table"]
+__all__ = ["numbers_of", "summary_table"]
 
 BEST = ("best % *", "best of the seeds' mean % *")
 CHOSEN_ON_TEST = "*: the best round was chosen on the test set; compare methods by their last round."
@@ -40,38 +39,40 @@ def summary_table(records: RecordsLike, *, columns: Sequence[str] = ()) -> Table
         ValueError: there are no records, or one of the `columns` occurs in no run.
         TypeError: `records` are neither records nor a path, or `columns` are not names.
     """
-    found = group_records(records)
-    require_columns(found, columns)
-    private = any(e is not None for g in found for e in g.values("epsilon"))
+    found = group_records(records, columns=columns)
+    private = [r for g in found for r in g.records if r.last("epsilon") is not None]
     printed, rows, notes = [], [], []
     for g in found:
         epsilons = g.values("epsilon")
-        guaranteed = bool(epsilons) and None not in epsilons
+        epsilon = max(epsilons) if epsilons and None not in epsilons else None
         parts = [
             *(numbers_of(column, g.values(column)) for column in ("accuracy_last", "accuracy_best")),
             _best_mean(g),
-            *([({}, _rounded_up(max(epsilons)) if guaranteed else NONE)] if private else []),
+            *([({}, NONE if epsilon is None else _rounded_up(epsilon))] if private else []),
             *(numbers_of(column, g.values(column)) for column in columns),
         ]
         numbers: dict[str, Any] = {"task": g.task, "method": g.method, "seeds": len(g.records)}
-        numbers |= {"seeds_wanted": len(g.expected_seeds), "epsilon": max(epsilons) if guaranteed else None}
+        numbers |= {"seeds_wanted": len(g.expected_seeds), "epsilon": epsilon}
         rows.append(numbers | {name: value for part, _ in parts for name, value in part.items()})
         printed.append((g.task, g.method, g.seeds, *(cell for _, cell in parts)))
         notes += _cautions(g, epsilons)
     header = ["task", "method", "seeds", "last %", *BEST, *(["ε"] if private else [])]
-    header += [header_of(column, found) for column in columns]
+    header += [_header(column, found) for column in columns]
     empty = [name for i, name in enumerate(header) if name in BEST and all(line[i] == NONE for line in printed)]
-    notes = [
-        _spread_note(found),
-        *([CHOSEN_ON_TEST] if len(empty) < len(BEST) else []),
-        *(_privacy_notes(found) if private else []),
-        *notes,
-    ]
-    return Table(tuple(header), tuple(printed), rows, tuple(notes)).without(*empty)
+    sizes = {len(g.records) for g in found}
+    spread = ["± gives the sample standard deviation over seeds (n - 1)"]
+    spread += ["a single seed has none"] * (1 in sizes) + ["that of two seeds is very uncertain"] * (2 in sizes)
+    shared = [f"{'; '.join(spread)}.", *([CHOSEN_ON_TEST] if len(empty) < len(BEST) else [])]
+    if private:
+        kinds = sorted({(r.last("delta"), r.last("relation")) for r in private}, key=str)
+        facts = [", ".join([*([] if d is None else [f"delta {d:g}"]), *([k] if k else [])]) for d, k in kinds]
+        named = f" ({'; '.join(facts)})" if any(facts) else ""
+        shared.append(f"ε{named} of one run. Every further run on the same records adds to it.")
+    return Table(tuple(header), tuple(printed), rows, (*shared, *notes)).without(*empty)
 
 
 def numbers_of(column: str, values: Sequence[Any]) -> tuple[dict[str, Any], str]:
-    """Return mean and standard deviation of a column over seeds as a dictionary, and as the text of a table cell.
+    """Return mean and standard deviation of a column over seeds by name, and as the text of a table cell.
 
     Args:
         column: name of the column in the records.
@@ -93,96 +94,44 @@ def numbers_of(column: str, values: Sequence[Any]) -> tuple[dict[str, Any], str]
 
 
 def _best_mean(group: Group) -> tuple[dict[str, Any], str]:
-    """Find the round in which the mean accuracy over seeds is highest.
-
-    Returns:
-        A dictionary that contains this accuracy and the round; and the text with which a table prints them.
-    """
+    """Return the highest mean accuracy over seeds and its round, by name and as the text of a table cell."""
     tested = [[row for row in r.rows if row.get("accuracy") is not None] for r in group.records if not r.failed]
-    nothing = {"accuracy_best_mean": None, "accuracy_best_mean_round": None}
+    numbers: dict[str, Any] = {"accuracy_best_mean": None, "accuracy_best_mean_round": None}
     if not tested or not all(tested):
-        return nothing, NONE
+        return numbers, NONE
     if len({tuple(row["round"] for row in rows) for rows in tested}) > 1:
-        return nothing, f"{NONE} (other rounds)"
+        return numbers, f"{NONE} (other rounds)"
     best = best_seed_mean(tested)
-    return (
-        {"accuracy_best_mean": best.accuracy, "accuracy_best_mean_round": best.round},
-        f"{100 * best.accuracy:.1f} (round {best.round})",
-    )
+    numbers = {"accuracy_best_mean": best.accuracy, "accuracy_best_mean_round": best.round}
+    return numbers, f"{100 * best.accuracy:.1f} (round {best.round})"
 
 
-def require_columns(found: Sequence[Group], columns: Sequence[str]) -> None:
-    """Check that each column occurs in at least one run.
-
-    Args:
-        found: the runs, grouped by task and candidate.
-        columns: names of the columns, see `Record.last`.
-
-    Raises:
-        TypeError: `columns` is not a list of names.
-        ValueError: one of the columns occurs in no run; the message lists the existing columns.
-    """
-    for column in check.sequence(columns, "columns", "names in the summaries or last rounds"):
-        if not isinstance(column, str):
-            raise TypeError(f"columns must be names, got {type(column).__name__}")
-        runs = [r for g in found for r in g.records]
-        if not any(column in r.line or r.last(column) is not None for r in runs):
-            have = sorted({name for r in runs for name in (*r.line, *(r.rows[-1] if r.rows else ()))})
-            raise ValueError(f"columns must be among those of the runs ({', '.join(have)}), got {column!r}")
-
-
-def header_of(column: str, found: Sequence[Group]) -> str:
-    """Return the printed name of a column, with its unit.
-
-    Args:
-        column: name of the column in the records.
-        found: groups of runs, one per task and candidate, whose values in the column determine the unit.
-    """
+def _header(column: str, found: Sequence[Group]) -> str:
+    """Return the printed name of a column, with the unit of its values."""
     values = [v for g in found for v in g.values(column) if isinstance(v, int | float)]
     unit = unit_of(column, values).name
     return f"{column.replace('_', ' ')}{f' ({unit})' if unit and values else ''}"
 
 
 def _cautions(group: Group, epsilons: Sequence[Any]) -> list[str]:
-    """Return notes on facts about a candidate that a mean over seeds would hide.
-
-    The facts are failed runs, failed replies of clients, the reasons why a run has no privacy guarantee, remarks on a
-    guarantee, and missing or differing epsilons.
-    """
+    """Return notes on failures and on limits of a guarantee, which a mean over seeds would hide."""
     notes, name = [], f"{group.method} on {group.task}"
-    errors = [e for e in group.values("error") if e is not None]
-    if errors:
+    if errors := [e for e in group.values("error") if e is not None]:
         notes.append(f"{name}: {len(errors)} of {len(group.records)} runs failed ({errors[0]}).")
-    failed = sum(v for v in group.values("failed") if v)
-    if failed:
+    if failed := sum(v for v in group.values("failed") if v):
         notes.append(f"{name}: {failed} client replies failed and were left out.")
     for column in ("epsilon_reason", "epsilon_remarks"):
         words = [w for value in group.values(column) if value for w in ([value] if isinstance(value, str) else value)]
         notes += [f"{name}: {word.rstrip('.')}." for word in dict.fromkeys(words)]
-    if None in epsilons and any(e is not None for e in epsilons):
-        notes.append(f"{name}: {epsilons.count(None)} of {len(epsilons)} runs have no epsilon, so the method has none.")
-    elif len({round(e, 2) for e in epsilons if e is not None}) > 1:
-        notes.append(f"{name}: ε is the largest of {_rounded_up(min(epsilons))} to {_rounded_up(max(epsilons))}.")
+    known = [e for e in epsilons if e is not None]
+    if known and len(known) < len(epsilons):
+        lacking = f"{len(epsilons) - len(known)} of {len(epsilons)} runs have no epsilon"
+        notes.append(f"{name}: {lacking}, so the method has none.")
+    elif len({round(e, 2) for e in known}) > 1:
+        notes.append(f"{name}: ε is the largest of {_rounded_up(min(known))} to {_rounded_up(max(known))}.")
     return notes
-
-
-def _privacy_notes(found: Sequence[Group]) -> list[str]:
-    """Return a note with the delta and the neighboring relation to which the table's epsilons refer."""
-    runs = [r for g in found for r in g.records if r.last("epsilon") is not None]
-    kinds = {(r.last("delta"), r.last("relation")) for r in runs}
-    facts = [
-        ", ".join([f"delta {d:g}" if d is not None else "", r or ""]).strip(", ") for d, r in sorted(kinds, key=str)
-    ]
-    named = f" ({'; '.join(facts)})" if any(facts) else ""
-    return [f"ε{named} of one run. Every further run on the same records adds to it."]
 
 
 def _rounded_up(epsilon: float) -> str:
     """Format epsilon with two decimals, rounded up."""
     return f"{math.ceil(100 * epsilon - 1e-6) / 100:.2f}"
-
-
-def _spread_note(found: Sequence[Group]) -> str:
-    sizes = {len(g.records) for g in found}
-    notes = ["a single seed has none"] * (1 in sizes) + ["that of two seeds is very uncertain"] * (2 in sizes)
-    return f"{'; '.join(['± gives the sample standard deviation over seeds (n - 1)', *notes])}."

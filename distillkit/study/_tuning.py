@@ -1,7 +1,6 @@
-"""Choice of the best configuration of each candidate of a study, and tables of these choices.
+"""Choice of the best configuration of each candidate of a study, and the table of these choices.
 
-A candidate is a method that the study compares. A configuration consists of values of the candidate's settings. The
-tables are made from the study's file `choice.json`, which records the choices.
+A configuration consists of values of a candidate's settings. The file `choice.json` records the choices.
 """
 
 from __future__ import annotations
@@ -14,22 +13,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distillkit._utils import check
 from distillkit._utils.tables import NONE, Table
-from distillkit.study._record_files import FORMATS, as_path, read_json
-from distillkit.study._records import RecordError, decode_settings
+from distillkit.study._design import StudyDesign
+from distillkit.study._guarantee import EXACT
+from distillkit.study._records import (
+    RecordError,
+    choices_in,
+    decode_settings,
+    late_records,
+    read_json,
+    read_record,
+    write_json,
+)
+from distillkit.study.candidate import RULES
 
 __all__ = [
-    "RULES",
-    "TuningResult",
-    "best_configuration",
-    "equal_search_sizes",
-    "read_choice",
-    "score_configuration",
+    "TuningResult", "best_configuration", "choose", "equal_search_sizes", "read_choice", "score_configuration",
     "tuning_table",
-]
-
-RULES = {"last": "accuracy_last", "late": "accuracy_late", "own": "accuracy_own"}
-"""Column of the summaries from which each rule chooses the best configuration, measured on validation data."""
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,16 +57,52 @@ class TuningResult:
     rule: str | None = None
 
 
-def score_configuration(lines: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any]:
-    """Return the settings of one configuration, its score for each seed, and the mean of these scores.
+def choose(
+    out: Path, design: StudyDesign, rule: str, late_rounds: int | None
+) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """Choose the best configurations from the tuning runs in a study's folder, and write `choice.json`.
 
-    The score of a seed is a validation accuracy of the run with this seed. If the run failed, its score and the mean
-    are None.
+    If the candidate is private, `not_private` says that its scores are not covered by epsilon.
+
+    Returns:
+        The chosen settings, by task and candidate.
+
+    Raises:
+        ValueError: no configuration of a candidate has a score, because every configuration has a tuning run that
+            failed or has no validation accuracy.
+    """
+
+    def summary(folder: Path, own: str) -> Mapping[str, Any]:
+        path = folder / "summary.json"
+        return late_records([read_record(path)], late_rounds)[0].line if own == "late" else read_json(path)
+
+    chosen: dict[tuple[str, str], Mapping[str, Any]] = {}
+    path = out / "choice.json"
+    content = read_json(path)["tasks"] if path.exists() else {}
+    for task in design.tuned_tasks:
+        found: dict[str, Any] = content.setdefault(task, {})
+        for method, candidate in design.candidates.items():
+            if design.has(task, method):
+                found[method] = {"search": [], "chosen": None if candidate.like else 0, "like": candidate.like}
+    for (task, method), runs in design.tuning_runs().items():
+        own = design.candidates[method].rule or rule
+        search = [score_configuration([summary(out / spec.folder, own) for spec in one], own) for one in runs]
+        best = best_configuration(search, f"candidates[{method!r}] on {task}")
+        chosen[task, method] = runs[best][0].settings
+        charged = any((out / spec.folder / "ledger.jsonl").exists() for one in runs for spec in one)
+        private = {"not_private": EXACT} if charged else {}
+        content[task][method] = {"search": search, "chosen": best, "like": None, "rule": own, **private}
+    late = {} if late_rounds is None else {"late_rounds": late_rounds}
+    write_json(path, {"rule": rule, "seeds": list(design.tune_seeds), **late, "tasks": content}, "choice")
+    return chosen
+
+
+def score_configuration(lines: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any]:
+    """Return the settings of one configuration, its score for each seed, and their mean.
 
     Args:
         lines: summaries of the configuration's runs, one per seed.
-        rule: rule to choose the best configuration, a key of `RULES`. It determines which validation accuracy is the
-            score: for example, "last" uses the accuracy after the last round.
+        rule: rule that determines which validation accuracy is the score; if a run has none, the mean is None.
     """
     scores = [line.get(RULES[rule]) for line in lines]
     known = [score for score in scores if score is not None]
@@ -75,19 +113,11 @@ def score_configuration(lines: Sequence[Mapping[str, Any]], rule: str) -> dict[s
     return result | ({"errors": errors} if errors else {})
 
 
-def best_configuration(tries: Sequence[Mapping[str, Any]], where: str) -> int:
-    """Return the index of the configuration with the highest score. In a tie, the first configuration is chosen.
-
-    Args:
-        tries: results of `score_configuration`, one per configuration.
-        where: names of the candidate and task, used in the error message.
-
-    Raises:
-        ValueError: no configuration has a score.
-    """
-    known = [(number, t["score"]) for number, t in enumerate(tries) if t["score"] is not None]
+def best_configuration(search: Sequence[Mapping[str, Any]], where: str) -> int:
+    """Return the index of the configuration with the highest score, the first of several. `where` is for the error."""
+    known = [(number, one["score"]) for number, one in enumerate(search) if one["score"] is not None]
     if not known:
-        reason = next((t["errors"][0] for t in tries if t.get("errors")), "there was nothing to test")
+        reason = next((one["errors"][0] for one in search if one.get("errors")), "there was nothing to test")
         raise ValueError(f"{where} has no configuration with a score: {reason}")
     return max(known, key=lambda pair: pair[1])[0]
 
@@ -107,25 +137,15 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[TuningResult], Map
         FileNotFoundError: the folder has no `choice.json`.
         RecordError: the file is damaged, has another format, or a chosen configuration does not have the best score.
     """
-    path = as_path(folder)
-    path = path / "choice.json" if path.is_dir() else path
-    if not path.is_file():
-        raise FileNotFoundError(f"folder has no choice: {path} does not exist; tuning writes it")
-    choices = _choices(path)
-    for choice in choices:
-        kind = choice.get("format") if isinstance(choice, Mapping) else None
-        if kind != FORMATS["choice"]:
-            raise RecordError(
-                f"{path} has the format {kind!r}, this version reads {FORMATS['choice']!r}; run the study again"
-            )
+    path, choices = choices_in(folder)
     results = []
     for study_rule, task, candidates in ((one["rule"], *pair) for one in choices for pair in one["tasks"].items()):
         for method, one in candidates.items():
-            tries = tuple({**t, "settings": decode_settings(t["settings"])} for t in one["tries"])
-            rule = one.get("rule", study_rule) if tries else None
-            result = TuningResult(task, method, tries, one["chosen"], one["like"], rule)
-            scores = [t["score"] for t in tries if t["score"] is not None]
-            if tries and (result.chosen is None or tries[result.chosen]["score"] != max(scores, default=None)):
+            search = tuple({**t, "settings": decode_settings(t["settings"])} for t in one["search"])
+            rule = one.get("rule", study_rule) if search else None
+            result = TuningResult(task, method, search, one["chosen"], one["like"], rule)
+            best = max((t["score"] for t in search if t["score"] is not None), default=None)
+            if search and (result.chosen is None or search[result.chosen]["score"] != best):
                 raise RecordError(
                     f"{path} is damaged: configuration {result.chosen} of {method} on {task} is not the best"
                 )
@@ -149,11 +169,10 @@ def equal_search_sizes(folder: str | os.PathLike[str]) -> dict[str, int]:
         FileNotFoundError, RecordError: `choice.json` is missing or invalid; see `read_choice`.
         ValueError: the candidates have different numbers of configurations, or there are no candidates.
     """
-    results, _ = read_choice(folder)
     counts: dict[str, dict[str, int]] = {}
-    for result in results:
-        if result.like is None:
-            counts.setdefault(result.task, {})[result.method] = max(1, len(result.configurations))
+    for one in read_choice(folder)[0]:
+        if one.like is None:
+            counts.setdefault(one.task, {})[one.method] = max(1, len(one.configurations))
     for task, sizes in counts.items():
         if len(set(sizes.values())) > 1:
             listed = ", ".join(f"{name} {count}" for name, count in sizes.items())
@@ -182,72 +201,42 @@ def tuning_table(folder: str | os.PathLike[str], *, task: str | None = None) -> 
         ValueError: there is no such task.
     """
     every, facts = read_choice(folder)
+    if task is not None:
+        check.one_of(task, "task", dict.fromkeys(t.task for t in every))
     tuned = [t for t in every if task in (None, t.task)]
-    if task is not None and not tuned:
-        raise ValueError(f"task must be one of {', '.join(dict.fromkeys(repr(t.task) for t in every))}, got {task!r}")
     printed, rows = [], []
     for t in tuned:
-        scores = [one["score"] for one in t.configurations]
-        known = [score for score in scores if score is not None]
-        chosen = t.configurations[t.chosen] if t.configurations and t.chosen is not None else None
-        edge = ", ".join(_edges(t.configurations, chosen["settings"])) if chosen is not None else ""
-        settings = NONE if chosen is None else _format_settings(_varied(t.configurations, chosen["settings"]))
-        settings = f"as {t.like}" if t.like else settings
-        failed = len(scores) - len(known)
-        count = f"{len(scores)} ({failed} failed)" if failed else str(len(scores) or NONE)
+        known = [one["score"] for one in t.configurations if one["score"] is not None]
+        settings, edge = _chosen(t)
+        size = len(t.configurations)
+        failed = size - len(known)
+        count = f"{size} ({failed} failed)" if failed else str(size or NONE)
         best, worst = max(known, default=None), min(known, default=None)
         shares = (NONE if score is None else f"{100 * score:.1f}" for score in (best, worst))
         printed.append((t.task, t.method, settings, count, *shares, edge or NONE))
-        numbers = {"task": t.task, "method": t.method, "configurations": len(scores), "failed": failed, "like": t.like}
-        rows.append({**numbers, "settings": settings, "score": best, "worst": worst, "edge": edge or None})
+        numbers = {"task": t.task, "method": t.method, "configurations": size, "failed": failed, "like": t.like}
+        rows.append({**numbers, "settings": settings, "score": best, "worst": worst, "edge": edge})
     header = ("task", "method", "chosen", "configurations", "validation %", "worst %", "at the edge")
-    seeds = ", ".join(map(str, facts.get("seeds", ())))
     own: dict[str, list[str]] = {}
     for t in tuned:
-        if t.rule not in (None, facts.get("rule")):
+        if t.rule not in (None, facts["rule"]):
             own.setdefault(str(t.rule), []).append(t.method)
-    rules = "; ".join([str(facts.get("rule")), *(f"{r} for {', '.join(dict.fromkeys(m))}" for r, m in own.items())])
+    rules = "; ".join([facts["rule"], *(f"{r} for {', '.join(dict.fromkeys(m))}" for r, m in own.items())])
     compared = "Configurations are compared on the validation part, never on the test set"
-    late = any(t.rule == "late" for t in tuned)
     which = "second half of the rounds" if (k := facts.get("late_rounds")) is None else f"last {k} rounds"
-    notes = [f"{compared}; rule: {rules}; tuning seeds: {seeds}.", *([f"late: mean of the {which}."] if late else [])]
-    return Table(header, tuple(printed), rows, tuple(notes), left=3)
+    late = [f"late: mean of the {which}."] if any(t.rule == "late" for t in tuned) else []
+    notes = (f"{compared}; rule: {rules}; tuning seeds: {', '.join(map(str, facts['seeds']))}.", *late)
+    return Table(header, tuple(printed), rows, notes, left=3)
 
 
-def _choices(path: Path) -> list[Any]:
-    """Return the contents of the file `choice.json`, in which a study records the chosen configurations.
-
-    If `path` is instead a file that `write_records` wrote, return the contents of `choice.json` of each study in it.
-    """
-    try:
-        head = json.loads(path.read_bytes().split(b"\n", 1)[0])
-    except ValueError:  # a `choice.json` has several lines
-        head = None
-    if isinstance(head, Mapping) and head.get("format") == FORMATS["records"]:
-        return list(head["choices"])
-    return [read_json(path)]
-
-
-def _varied(tries: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings in `chosen` that differ between the configurations `tries`. If none differs, return all."""
-    varied = {k: v for k, v in chosen.items() if any(one["settings"].get(k) != v for one in tries)}
-    return varied or chosen
-
-
-def _edges(tries: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> list[str]:
-    """Return the names of settings whose chosen value is the smallest or largest of at least three searched numbers."""
-    found = []
-    for name, value in chosen.items():
-        values = {t["settings"].get(name) for t in tries if _is_number(t["settings"].get(name))}
-        if len(values) > 2 and value in (min(values), max(values)):
-            found.append(name)
-    return found
-
-
-def _format_settings(settings: Mapping[str, Any]) -> str:
-    words = (v if isinstance(v, str) else json.dumps(v) for v in settings.values())
-    return ", ".join(f"{name}={value}" for name, value in zip(settings, words)) or NONE
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _chosen(t: TuningResult) -> tuple[str, str | None]:
+    """Return the chosen settings that differ between configurations, and those at an edge of three or more numbers."""
+    if t.like or t.chosen is None or not t.configurations:
+        return f"as {t.like}" if t.like else NONE, None
+    chosen = t.configurations[t.chosen]["settings"]
+    tried = {name: [one["settings"].get(name) for one in t.configurations] for name in chosen}
+    varied = {name: v for name, v in chosen.items() if any(value != v for value in tried[name])} or chosen
+    numbers = {n: {v for v in tried[n] if isinstance(v, int | float) and not isinstance(v, bool)} for n in chosen}
+    edges = [name for name, v in numbers.items() if len(v) > 2 and chosen[name] in (min(v), max(v))]
+    words = [f"{name}={v if isinstance(v, str) else json.dumps(v)}" for name, v in varied.items()]
+    return ", ".join(words) or NONE, ", ".join(edges) or None

@@ -15,12 +15,14 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit.data import Split
-from distillkit.study._tuning import RULES
 from distillkit.study.task import Task
 
-__all__ = ["Candidate", "Cost", "Job", "OutOfTime", "grid"]
+__all__ = ["RULES", "Candidate", "Cost", "Job", "OutOfTime", "grid"]
 
 Self = TypeVar("Self", bound="Candidate")
+
+RULES = {"last": "accuracy_last", "late": "accuracy_late", "own": "accuracy_own"}
+"""Column of the summaries from which each rule chooses the best configuration, measured on validation data."""
 
 
 def grid(**options: Sequence[Any]) -> list[dict[str, Any]]:
@@ -141,8 +143,6 @@ class Candidate(ABC):
             chosen.
         needs_own_tests: whether the rule "own" needs the option `own_tests` of the task. False for a candidate that
             finds the column `accuracy_own` in another way.
-        old_options: old names of renamed constructor arguments, by current name. The file `study.json` still uses the
-            old names, so that older studies can be continued.
     """
 
     make: Callable[..., Any] | None
@@ -155,7 +155,6 @@ class Candidate(ABC):
 
     failures: ClassVar[tuple[type[Exception], ...]] = (FloatingPointError,)
     needs_own_tests: ClassVar[bool] = False
-    old_options: ClassVar[Mapping[str, str]] = {"search": "tries"}
 
     def __post_init__(self) -> None:
         if self.make is not None and not callable(self.make):

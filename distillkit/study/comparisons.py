@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from distillkit._utils import check
 from distillkit._utils.tables import NONE, Table
-from distillkit.study._formatting import MIN_SEEDS, mean_std, signed, unit_of
-from distillkit.study._groups import RecordsLike, differences_by_seed, group_records, number_of, values_by_seed
-from distillkit.study._tables import require_columns
+from distillkit.study._formatting import mean_std, unit_of
+from distillkit.study._records import RecordsLike, differences, group_records, require_columns
 
 __all__ = ["compare_studies", "interval", "paired_differences"]
+
+MIN_SEEDS = 3
+"""Smallest number of seeds whose confidence interval is shown without a caution."""
 
 
 def paired_differences(
@@ -43,31 +45,27 @@ def paired_differences(
             (0, 1).
     """
     check.real_number(confidence, "confidence", above=0.0, below=1.0)
-    found = group_records(records)
-    require_columns(found, (column,))
-    tasks = {g.task: None for g in found}
+    found = group_records(records, columns=(column,))
     bases = {g.task: g for g in found if g.method == base}
-    lacking = [task for task in tasks if task not in bases]
-    if lacking:
+    if lacking := [g.task for g in found if g.task not in bases]:
         names = ", ".join(dict.fromkeys(repr(g.method) for g in found if g.task == lacking[0]))
         raise ValueError(f"base must be on every task; {lacking[0]!r} has no {base!r}, but {names}")
-    values = [v for g in found for v in g.values(column) if v is not None]
-    unit = unit_of(column, [number_of(v, column) for v in values])
+    unit = unit_of(column, [v for g in found for v in g.by_seed(column).values()])
     printed, rows, few = [], [], []
     for g in (g for g in found if g.method != base):
-        differences = list(differences_by_seed(g, bases[g.task], column).values())
-        low, high = interval(differences, confidence)
-        mean = statistics.mean(differences) if differences else None
-        caution = _caution(differences, low, high)
-        pairs, expected = len(differences), len(g.expected_seeds)
+        values = [*differences(g, bases[g.task], column).values()]
+        low, high = interval(values, confidence)
+        mean = statistics.mean(values) if values else None
+        pairs, expected = len(values), len(g.expected_seeds)
+        span, caution = NONE, "one seed: no interval" if values else "no seed of both"
+        if low is not None and high is not None:
+            span = f"[{unit.signed(low)}, {unit.signed(high)}]"
+            caution = "the interval contains 0" if low <= 0 <= high else ""
+            few += [f"{g.method} on {g.task} has {pairs}"] * (pairs < MIN_SEEDS)
+        numbers = {"task": g.task, "method": g.method, "base": base, "seeds": pairs}
+        rows.append({**numbers, "difference": mean, "low": low, "high": high, "caution": caution})
         of = f"{pairs}" if pairs == expected else f"{pairs} of {expected}"
-        numbers = {"task": g.task, "method": g.method, "base": base, "seeds": len(differences)}
-        numbers |= {"difference": mean, "low": low, "high": high, "caution": caution}
-        spans = NONE if low is None or high is None else f"[{signed(low, unit)}, {signed(high, unit)}]"
-        printed.append((g.task, g.method, of, NONE if mean is None else signed(mean, unit), spans, caution))
-        rows.append(numbers)
-        if low is not None and len(differences) < MIN_SEEDS:
-            few.append(f"{g.method} on {g.task} has {len(differences)}")
+        printed.append((g.task, g.method, of, unit.signed(mean), span, caution))
     points = "points" if unit.name == "%" else unit.name
     shown = f"{column.replace('_', ' ')} minus {base}'s" + (f" ({points})" if points else "")
     header = ("task", "method", "seeds of both", shown, f"{100 * confidence:g} % interval", "caution")
@@ -98,23 +96,24 @@ def compare_studies(before: RecordsLike, after: RecordsLike, *, column: str = "a
     Raises:
         ValueError: there are no records, or no run has the column.
     """
-    old, new = group_records(before, "before"), group_records(after, "after")
-    require_columns([*old, *new], (column,))
-    keys = dict.fromkeys((g.task, g.method) for g in (*new, *old))
-    sides = [{(g.task, g.method): g for g in found} for found in (old, new)]
-    unit = unit_of(column, [number_of(v, column) for g in (*old, *new) for v in g.values(column) if v is not None])
+    sides = [{(g.task, g.method): g for g in group_records(*one)} for one in ((before, "before"), (after, "after"))]
+    require_columns([r for side in sides for g in side.values() for r in g.records], (column,))
+    unit = unit_of(column, [v for side in sides for g in side.values() for v in g.by_seed(column).values()])
     printed, rows = [], []
-    for task, method in keys:
-        by_seed = [values_by_seed(side.get((task, method)), column) for side in sides]
-        values = [list(found.values()) for found in by_seed]
+    for task, method in dict.fromkeys((*sides[1], *sides[0])):
+        old, new = (side[task, method].by_seed(column) if (task, method) in side else {} for side in sides)
+        values = [[*old.values()], [*new.values()]]
         means = [statistics.mean(v) if v else None for v in values]
         spread = max((statistics.stdev(v) for v in values if len(v) > 1), default=0.0)
         difference = None if means[0] is None or means[1] is None else means[1] - means[0]
-        verdict = _verdict(by_seed, difference, spread)
+        if difference is None:
+            verdict = "only after" if new else "only before" if old else "nothing to compare"
+        else:
+            verdict = "the same" if old == new else "changed" if abs(difference) > spread else ""
         numbers = {"task": task, "method": method, "before": means[0], "after": means[1], "difference": difference}
-        rows.append({**numbers, "seeds_before": len(values[0]), "seeds_after": len(values[1]), "verdict": verdict})
+        rows.append({**numbers, "seeds_before": len(old), "seeds_after": len(new), "verdict": verdict})
         cells = [f"{mean_std(v, unit.scale, unit.digits)} ({len(v)})" if v else NONE for v in values]
-        printed.append((task, method, *cells, NONE if difference is None else signed(difference, unit), verdict))
+        printed.append((task, method, *cells, unit.signed(difference), verdict))
     named = f" {unit.name}" if unit.name else ""
     header = ("task", "method", f"before{named} (seeds)", f"after{named} (seeds)", "after - before", "")
     note = f"{column.replace('_', ' ')}; changed: by more than the larger standard deviation over seeds."
@@ -138,20 +137,3 @@ def interval(differences: Sequence[float], confidence: float) -> tuple[float, fl
     half = float(t.ppf((1 + confidence) / 2, n - 1)) * statistics.stdev(differences) / math.sqrt(n)
     mean = statistics.mean(differences)
     return mean - half, mean + half
-
-
-def _caution(differences: Sequence[float], low: float | None, high: float | None) -> str:
-    if not differences:
-        return "no seed of both"
-    if low is None or high is None:
-        return "one seed: no interval"
-    return "the interval contains 0" if low <= 0 <= high else ""
-
-
-def _verdict(by_seed: Sequence[Mapping[int, float]], difference: float | None, spread: float) -> str:
-    before, after = by_seed
-    if difference is None:
-        return "only after" if after else "only before" if before else "nothing to compare"
-    if dict(before) == dict(after):
-        return "the same"
-    return "changed" if abs(difference) > spread else ""

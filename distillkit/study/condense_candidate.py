@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -118,8 +118,6 @@ class Condense(Candidate):
     measure: Callable[[LabeledImages, Job], Mapping[str, Any]] | None = field(
         default=None, metadata={"omit_default": True}
     )
-
-    old_options: ClassVar[Mapping[str, str]] = {**Candidate.old_options, "num_networks": "draws"}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,7 +9,7 @@ from distillkit import plot
 from distillkit._utils import check
 from distillkit.plot.figure import subplots
 from distillkit.sets import LabeledImages
-from distillkit.study._groups import Group, RecordsLike, group_records
+from distillkit.study._records import Group, RecordsLike, group_records
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

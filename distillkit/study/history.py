@@ -1,29 +1,73 @@
-"""Metrics of run histories: last and best accuracy, rounds to a target accuracy, best mean accuracy over seeds."""
+"""Rows of run histories: reading them, and their metrics, such as last and best accuracy and rounds to a target."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from distillkit._utils import check
-from distillkit.study._rows import require_rows
+from distillkit._utils.files import parse_json, read_bytes
 
 __all__ = [
-    "Row",
-    "SeedMean",
-    "accuracy_best",
-    "accuracy_last",
-    "accuracy_late",
-    "best_seed_mean",
-    "rounds_to",
-]
+    "RecordError", "Row", "SeedMean", "accuracy_best", "accuracy_last", "accuracy_late", "best_seed_mean", "read_rows",
+    "require_rows", "rounds_to",
+]  # fmt: skip
 
 Row = Mapping[str, Any]
 """Values of one round of a history."""
+
+
+class RecordError(ValueError):
+    """Error for a file of a run that is missing, damaged, or of another format. The message names the file."""
+
+
+def read_rows(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
+    """Read the rows of a run's `history.jsonl`, one row per round. The rounds must be 1, 2, 3 and so on.
+
+    Args:
+        path: path of the file. A file that does not exist has no rows.
+        torn: whether the last line may be incomplete; an incomplete line is then ignored.
+
+    Raises:
+        RecordError: a line is damaged, or the rounds are not consecutive (for example because two processes wrote the
+            file).
+    """
+    lines = read_bytes(path, RecordError).splitlines() if path.exists() else []
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = parse_json(line, path, RecordError, number)
+        except RecordError:
+            if torn and number == len(lines):
+                break
+            raise
+        found = row.get("round") if isinstance(row, dict) else None
+        if found != number:
+            raise RecordError(
+                f"{path} is damaged: line {number} is of round {found}, want {number}. It is not the history of one "
+                "run; repeat the run in another folder"
+            )
+        rows.append(row)
+    return rows
+
+
+def require_rows(rows: Sequence[Row], *columns: str, name: str = "rows") -> Sequence[Row]:
+    """Check that the argument `name` is a sequence of rows with these columns, and return it."""
+    if not isinstance(rows, Sequence) or isinstance(rows, str) or not all(isinstance(row, Mapping) for row in rows):
+        raise TypeError(f"{name} must be the rows of a history, such as run.rows, got {type(rows).__name__}")
+    for index, row in enumerate(rows):
+        if missing := [column for column in columns if column not in row]:
+            raise ValueError(f"{name}[{index}] must be a row of a history, but has no {missing[0]!r}")
+        accuracy = row.get("accuracy")
+        if isinstance(accuracy, bool) or not isinstance(accuracy, Real | None):
+            raise TypeError(f"{name}[{index}]['accuracy'] must be a number or None, got {accuracy!r:.40}")
+    return rows
 
 
 def accuracy_last(rows: Sequence[Row]) -> float | None:

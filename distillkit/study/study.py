@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from distillkit._utils import check
-from distillkit._utils.files import write_atomically
 from distillkit._utils.processes import worker_pool
 from distillkit._utils.progress import bar
 from distillkit._utils.provenance import git_commit
@@ -22,19 +21,15 @@ from distillkit.data import Split
 from distillkit.locking import locked
 from distillkit.privacy import Guarantee
 from distillkit.serialization import to_config
-from distillkit.study._choice_file import score_searches, write_choice
 from distillkit.study._cost_estimate import Estimate, estimate_rows
 from distillkit.study._design import make_design
 from distillkit.study._execution import PreparedRun, RunSpec, set_aside
 from distillkit.study._guarantee import ledgers_of, total_guarantee
-from distillkit.study._power import PowerAnalysis, power_analysis
-from distillkit.study._record_files import read_records
-from distillkit.study._records import Records
-from distillkit.study._study_file import write_study
+from distillkit.study._records import Records, read_records, write_json, write_study
 from distillkit.study._tables import summary_table
-from distillkit.study._tuning import RULES, TuningResult, read_choice
+from distillkit.study._tuning import TuningResult, choose, read_choice
 from distillkit.study._workers import WorkerKilled, run_all
-from distillkit.study.candidate import Candidate, Cost, OutOfTime
+from distillkit.study.candidate import RULES, Candidate, Cost, OutOfTime
 from distillkit.study.figures import curves
 from distillkit.study.task import Task
 
@@ -211,26 +206,6 @@ class Study:
                 notes.append(f"All runs on {' and '.join(names)} that read private images: {total}.")
         return replace(table, notes=(*table.notes, *notes))
 
-    def power(
-        self, method: str, base: str = "FedAvg", *, effect: float, column: str = "accuracy_last",
-        task: str | None = None,
-    ) -> PowerAnalysis:  # fmt: skip
-        """Return the number of seeds that a comparison needs, with this study's finished runs as pilot runs.
-
-        Use new seeds for the comparison itself.
-
-        Args:
-            method, base: names of the candidate and of the baseline.
-            effect: mean difference that the comparison should find, in the unit of the records: 0.05 for five
-                percentage points of accuracy.
-            column: name of the column of the records to compare, see `Record.last`.
-            task: name of the task; may be omitted if there is only one.
-
-        Raises:
-            ValueError: an argument is invalid, or the study's finished runs do not suffice; see `power_analysis`.
-        """
-        return power_analysis(self.records(), method, base, effect=effect, column=column, task=task)
-
     def guarantee(self, task: str) -> Guarantee:
         """Return the privacy guarantee of all runs of this study that read the images of a task.
 
@@ -262,7 +237,10 @@ class Study:
         return found
 
     def _data_key(self, task: Task) -> str:
-        return json.dumps(to_config(task.data, store=self.out / "data", name=f"tasks[{task.name!r}].data"))
+        return json.dumps(self._config(task)["with"]["data"])
+
+    def _config(self, task: Task) -> Any:
+        return to_config(task, store=self.out / "data", name=f"tasks[{task.name!r}]")
 
     def curves(self, **options: Any) -> Figure:
         """Draw the accuracy over rounds: the mean over seeds, and a band of one standard deviation.
@@ -281,17 +259,15 @@ class Study:
         options = {"workers": check.positive_int(workers, "workers"), "device": str(check.device(device))}
         return check.positive_int(processes, "processes"), options
 
-    def _facts(self) -> dict[str, Any]:
-        """Return the arguments of the study that must not change when the study is continued, by name."""
-        return {"rule": self.rule, "late_rounds": self.late_rounds}
-
     def _begin(
         self, processes: int, workers: int, device: str, trial: bool, progress: bool, seconds: float | None
     ) -> dict[str, Any]:
         """Check the arguments of `run`, write `study.json`, and return the arguments of `_execute`."""
         processes, options = self._check_options(processes, workers, device)
         deadline = None if seconds is None else time.time() + check.real_number(seconds, "seconds", above=0.0)
-        write_study(self.out, self.design, self._facts())
+        tune_on, facts = self.design.tune_on, {"rule": self.rule, "late_rounds": self.late_rounds}
+        fixed = {**facts, "tune_seeds": list(self.design.tune_seeds), "tune_on": tune_on and self._config(tune_on)}
+        write_study(self.out, fixed, self.design.config(self.out))
         expected: dict[tuple[str, str], float] = {}
         if check.boolean(trial, "trial"):
             estimate = self._estimate(options, processes)
@@ -308,8 +284,7 @@ class Study:
         """Execute the tuning runs with these arguments of `_execute`, and return the chosen settings."""
         runs = self.design.tuning_runs()
         self._execute([s for search in runs.values() for specs in search for s in specs], "tuning runs", **how)
-        scores = score_searches(self.out, self.design, runs, self.rule, self.late_rounds)
-        return write_choice(self.out, self.design, runs, scores, self._facts())
+        return choose(self.out, self.design, self.rule, self.late_rounds)
 
     def _execute(
         self, specs: Sequence[RunSpec], unit: str, processes: int, options: Mapping[str, Any],
@@ -363,8 +338,7 @@ class Study:
         return self._splits[key]
 
     def _write_summary(self) -> None:
-        summaries = [record.line for record in read_records(self.out)]
-        write_atomically(self.out / "summary.json", json.dumps(summaries, indent=1) + "\n")
+        write_json(self.out / "summary.json", [record.line for record in read_records(self.out)])
 
     def _estimate(self, options: Mapping[str, Any], processes: int) -> Estimate:
         def trial(spec: RunSpec) -> tuple[Cost, int | None]:

@@ -59,7 +59,7 @@ def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
     Args:
         rows: rows of the history, one for each round.
     """
-    from distillkit.study._rows import require_rows
+    from distillkit.study.history import require_rows
 
     flat = [dict(_flat(row)) for row in require_rows(rows)]
     columns = dict.fromkeys(name for row in flat for name in row)
@@ -153,8 +153,7 @@ def summary(rows: Sequence[Row], **names: Any) -> dict[str, Any]:
     Raises:
         TypeError, ValueError: `rows` is not a history, or one of `names` is the name of a computed value.
     """
-    from distillkit.study._rows import require_rows
-    from distillkit.study.history import accuracy_best, accuracy_last
+    from distillkit.study.history import accuracy_best, accuracy_last, require_rows
 
     last = rows[-1] if require_rows(rows, "accuracy") else {}
     found = {

@@ -96,8 +96,7 @@ def read_history(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
         CheckpointError: a line is damaged, or the rounds are not consecutive (for example because two processes
             wrote the file).
     """
-    from distillkit.study._record_files import read_rows
-    from distillkit.study._records import RecordError
+    from distillkit.study.history import RecordError, read_rows
 
     try:
         return read_rows(path, torn=torn)

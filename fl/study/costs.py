@@ -9,8 +9,7 @@ from typing import Any
 
 from distillkit._utils import check
 from distillkit._utils.tables import NONE, Table
-from distillkit.study._groups import Group, RecordsLike, group_records
-from distillkit.study._records import Record, Row
+from distillkit.study._records import Group, Record, RecordsLike, Row, group_records
 from distillkit.study._tables import numbers_of
 from distillkit.study.history import rounds_to
 

@@ -111,7 +111,7 @@ class SavedRun:
         Raises:
             NotRepeatable: the run was not part of a study.
         """
-        return cast(Candidate, self._noted("way"))
+        return cast(Candidate, self._noted("candidate"))
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:

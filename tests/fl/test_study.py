@@ -102,7 +102,7 @@ def test_killed_comparison_resumes_to_the_same_numbers(tmp_path: Path) -> None:
     finished(tmp_path / "killed")
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
     choice, lines = outcome(tmp_path / "whole")
-    assert {name: len(candidate["tries"]) for name, candidate in choice["tasks"]["hospitals"].items()} == {
+    assert {name: len(candidate["search"]) for name, candidate in choice["tasks"]["hospitals"].items()} == {
         "FedAvg": 4, "FedProx": 4, "FedDM": 4
     }  # fmt: skip
     assert len(lines) == 6

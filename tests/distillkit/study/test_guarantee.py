@@ -55,7 +55,7 @@ def test_every_run_on_the_images_counts_also_tuning_and_failed_runs(tmp_path: Pa
     assert EXACT in str(study.table())
     choice = next(iter(json.loads((tmp_path / "choice.json").read_text(encoding="utf-8"))["tasks"].values()))
     assert (choice["A"]["not_private"], "not_private" in choice["B"]) == (EXACT, False)
-    lines = [json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("tries/*/summary.json")]
+    lines = [json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("tuning/*/summary.json")]
     tuning = [line["epsilon_remarks"][-1] for line in lines if line.get("noise")]
     assert tuning == [EXACT] * 4  # two configurations that did not fail
     assert {r.line["epsilon_remarks"][-1] for r in study.records() if r.line["method"] == "A"} == {CHOSEN}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from distillkit.study import PowerAnalysis, Study, power_analysis, seeds_needed
+from distillkit.study import PowerAnalysis, power_analysis, seeds_needed
 from distillkit.study._power import power_of
-from tests.distillkit.study.sample_records import record, write
-from tests.distillkit.study.test_study import known, task
+from tests.distillkit.study.sample_records import record
 
 PILOT = {10: 0.031, 11: 0.058, 12: -0.004, 13: 0.047, 14: 0.022}
 
@@ -139,10 +137,3 @@ def test_pilots_are_read_from_records_and_studies() -> None:
 def test_wrong_arguments_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PowerAnalysis(**{"differences": PILOT, "effect": 0.05, **changes})  # type: ignore[arg-type]
-
-
-def test_study_uses_its_own_runs_as_pilot(tmp_path: Path) -> None:
-    study = Study(tmp_path, task(), {"A": known(settings={"value": 3})}, seeds=(0,))
-    write(tmp_path, [record([0.5 + d], "A", s) for s, d in PILOT.items()] + [record([0.5], "B", s) for s in PILOT])
-    assert study.power("A", "B", effect=0.05).seeds == 7
-    assert dict(study.power("A", "B", effect=0.05).differences) == pytest.approx(PILOT)

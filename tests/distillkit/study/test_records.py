@@ -21,8 +21,7 @@ from distillkit.study import (
     summary_table,
     write_records,
 )
-from distillkit.study._groups import group_records
-from distillkit.study._record_files import as_records
+from distillkit.study._records import group_records
 from tests.distillkit.study.sample_records import record, write
 from tests.refused import refused
 
@@ -43,7 +42,7 @@ def test_records_are_read_as_written_by_name(tmp_path: Path) -> None:
 PLAN = {
     "format": "distillkit.study/1",
     "tasks": {"digits": {}, "other": {}},
-    "ways": {"Local": {}, "FedAvg": {}, "DM": {}},
+    "candidates": {"Local": {}, "FedAvg": {}, "DM": {}},
     "seeds": [1, 0],
 }
 
@@ -55,7 +54,7 @@ def test_order_is_the_studys_and_missing_runs_are_known(tmp_path: Path) -> None:
     assert ("digits", "DM", 1) in found.missing
     assert {(g.task, g.method): g.seeds for g in group_records(tmp_path)} == {
         ("digits", "Local"): "1 of 2", ("digits", "FedAvg"): "2", ("digits", "DM"): "1 of 2",
-        **{("other", candidate): "0 of 2" for candidate in PLAN["ways"]},
+        **{("other", candidate): "0 of 2" for candidate in PLAN["candidates"]},
     }  # fmt: skip
 
 
@@ -68,7 +67,7 @@ def test_study_of_another_format_is_refused(tmp_path: Path, content: str) -> Non
 
 def test_files_of_unfinished_runs_are_not_read(tmp_path: Path) -> None:
     write(tmp_path, THREE)
-    write(tmp_path / "tries", [record([0.9], "FedAvg", 5)])
+    write(tmp_path / "tuning", [record([0.9], "FedAvg", 5)])
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "history.jsonl").write_text('{"round": 1}\n', encoding="utf-8")
     (tmp_path / "summary.json").write_text("[]", encoding="utf-8")
@@ -101,7 +100,7 @@ def test_two_runs_that_differ_only_in_the_split_are_refused(tmp_path: Path) -> N
     a, b = (record([0.1], split=split, run=split) for split in ("iid", "Dirichlet 0.1"))
     with pytest.raises(RecordError, match=r"Dirichlet 0\.1 and .*iid both have .* differ in run, split"):
         read_records(write(tmp_path, [b, a]))
-    refused(lambda: as_records([a, b]), RecordError, "and differ in run, split")
+    refused(lambda: group_records([a, b]), RecordError, "and differ in run, split")
 
 
 @pytest.mark.parametrize(
@@ -174,8 +173,8 @@ def test_groups_know_their_missing_seeds() -> None:
 
 @pytest.mark.parametrize("wrong", [None, 3, [3], {"a": 1}, [record(0.5), "x"]])
 def test_other_objects_are_refused(wrong: Any) -> None:
-    refused(lambda: as_records(wrong), TypeError, "records must be a list of")
-    refused(lambda: as_records([]), ValueError, "records must hold at least one run")
+    refused(lambda: group_records(wrong), TypeError, "records must be a list of")
+    refused(lambda: group_records([]), ValueError, "records must hold at least one run")
 
 
 # One file.
@@ -199,7 +198,7 @@ def test_file_of_records_gives_the_same_tables_as_the_folder(tmp_path: Path) -> 
 def test_file_of_records_contains_the_choices_of_its_studies(tmp_path: Path) -> None:
     studies = [write(tmp_path / name, [record([0.5], task=name)]) for name in ("a", "b")]
     for study in studies:
-        result = {"tries": [{"settings": {"lr": 0.1}, "score": 0.5}], "chosen": 0, "like": None}
+        result = {"search": [{"settings": {"lr": 0.1}, "score": 0.5}], "chosen": 0, "like": None}
         choice = {"format": "distillkit.choice/1", "rule": "last", "seeds": [9], "tasks": {study.name: {"A": result}}}
         (study / "choice.json").write_text(json.dumps(choice, indent=1), encoding="utf-8")
     first = write_records(studies[0], tmp_path / "a.jsonl")
@@ -269,7 +268,7 @@ def test_tables_show_accuracy_late_of_records_that_lack_it() -> None:
 
 
 def test_late_rounds_of_a_study_are_those_of_its_records(tmp_path: Path) -> None:
-    plan = {"format": "distillkit.study/1", "tasks": {"digits": {}}, "ways": {"FedAvg": {}}, "seeds": [0]}
+    plan = {"format": "distillkit.study/1", "tasks": {"digits": {}}, "candidates": {"FedAvg": {}}, "seeds": [0]}
     folders = [
         write(tmp_path / str(k), [record([0.1, 0.2, 0.3])], {**plan, **late})
         for k, late in enumerate(({}, {"late_rounds": None}, {"late_rounds": 1}, {"late_rounds": 3}))

@@ -113,8 +113,8 @@ def test_all_candidates_compare_equally_many_configurations(tmp_path: Path) -> N
         "Low": 1,
         "High": 0,
     }  # of equals the first
-    assert {len(candidate["tries"]) for candidate in ways_said.values()} == {3}
-    assert ways_said["Low"]["tries"][1]["score"] == pytest.approx(0.3 + 100.5 / 1e4)
+    assert {len(candidate["search"]) for candidate in ways_said.values()} == {3}
+    assert ways_said["Low"]["search"][1]["score"] == pytest.approx(0.3 + 100.5 / 1e4)
 
 
 def test_study_resumes_after_an_interruption(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_seeds_candidates_and_tasks_can_be_added_but_not_changed(tmp_path: Path)
 
 def test_failing_configuration_is_never_chosen_and_has_a_reason(tmp_path: Path) -> None:
     executed(Study(tmp_path / "a", task(), {"A": known(search=grid(value=[-1, 0]))}, seeds=(0,)))
-    tries = json.loads((tmp_path / "a" / "choice.json").read_text(encoding="utf-8"))["tasks"]["made"]["A"]["tries"]
+    tries = json.loads((tmp_path / "a" / "choice.json").read_text(encoding="utf-8"))["tasks"]["made"]["A"]["search"]
     assert (tries[0]["score"], tries[0]["errors"]) == (None, ["FloatingPointError: it diverged"])
     with pytest.raises(
         ValueError, match="candidates\\['A'\\] on made has no configuration with a score: FloatingPointError"
@@ -454,11 +454,11 @@ def test_measure_adds_columns_to_final_runs_and_to_their_configs(tmp_path: Path)
     records = Study(tmp_path, task(), {"DM": candidate}, seeds=(0, 1)).run(processes=1, progress=False)
     assert [set(r.line["own"]) for r in records] == [{"pixels", "brighter"}] * 2
     assert records[0].last("own.pixels") == LabeledImages.load(records[0].folder / "set.safetensors").images.numel()
-    tried = [json.loads(path.read_text(encoding="utf-8")) for path in (tmp_path / "tries").glob("*/summary.json")]
+    tried = [json.loads(path.read_text(encoding="utf-8")) for path in (tmp_path / "tuning").glob("*/summary.json")]
     assert len(tried) == 2
     assert not any("own" in line for line in tried)
     notes = json.loads((records[0].folder / "config.json").read_text(encoding="utf-8"))["notes"]
-    assert "brightness" in json.dumps(notes["way"])
+    assert "brightness" in json.dumps(notes["candidate"])
     without = Condense(few(1), num_networks=1, protocol=protocol)
     plain = Study(tmp_path / "without", task(), {"DM": without}, seeds=(0,)).run(processes=1, progress=False)
     assert "measure" not in (plain[0].folder / "config.json").read_text(encoding="utf-8")  # as in older records

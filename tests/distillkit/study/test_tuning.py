@@ -11,7 +11,8 @@ import pytest
 from distillkit.serialization import to_config
 from distillkit.study import Cost, Estimate, RecordError, equal_search_sizes, read_choice, tuning_table
 from distillkit.study._cost_estimate import EstimateRow
-from distillkit.study._tuning import RULES, best_configuration, score_configuration
+from distillkit.study._tuning import best_configuration, score_configuration
+from distillkit.study.candidate import RULES
 from tests.refused import refused
 
 
@@ -26,12 +27,12 @@ def tried(*scores: float | None, **settings: list[Any]) -> dict[str, Any]:
         }
         for k, s in enumerate(scores)
     ]
-    return {"tries": tries, "chosen": scores.index(max(known)) if known else 0, "like": None}
+    return {"search": tries, "chosen": scores.index(max(known)) if known else 0, "like": None}
 
 
 AVG = tried(0.5, 0.9, None, lr=[0.1, 0.3, 1.0])
 PROX = tried(0.4, 0.5, 0.6, lr=[0.1, 0.3, 1.0], mu=[0.1, 0.1, 0.1])
-LIKE = {"tries": [], "chosen": None, "like": "FedAvg"}
+LIKE = {"search": [], "chosen": None, "like": "FedAvg"}
 
 
 def write(folder: Path, candidates: dict[str, Any], **others: Any) -> Path:
