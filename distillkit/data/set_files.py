@@ -24,8 +24,8 @@ __all__ = ["load_set", "set_cards"]
 _INDEX_FORMAT = "distillkit.ImageIndex/1"
 """Format of files that contain indices of images in a dataset, instead of copies of the images."""
 
-_FOLDERS = (Path(__file__).with_name("shipped"), Path(__file__).parents[2] / "sets")
-"""Folders with shipped sets: one in the package and, for larger sets, one in a checkout of the repository."""
+_FOLDER = Path(__file__).with_name("shipped")
+"""Folder with the shipped sets."""
 _SHARE = 1e-2
 _TOLERANCE = 1e-5
 
@@ -94,7 +94,7 @@ def set_cards() -> dict[str, dict[str, Any]]:
 
 
 def _shipped() -> dict[str, Path]:
-    return {path.stem: path for folder in _FOLDERS for path in sorted(folder.glob("*.safetensors"))}
+    return {path.stem: path for path in sorted(_FOLDER.glob("*.safetensors"))}
 
 
 def _load_shipped(path: Path, root: AnyPath | None) -> LabeledImages:

@@ -17,7 +17,6 @@ from distillkit.training import Protocol
 
 ROOT = Path(__file__).parents[3]
 PACKAGED = sorted((ROOT / "distillkit" / "data" / "shipped").glob("*"))
-IN_CHECKOUT = sorted((ROOT / "sets").glob("*.safetensors"))
 FIELDS = {
     "accuracy", "architecture", "command", "commit", "dataset", "epsilon", "leak", "licence", "method", "options",
     "protocol", "settings", "teacher",
@@ -28,13 +27,12 @@ LOCAL = [name for name, card in set_cards().items() if card["dataset"] == "digit
 
 def test_sets_are_small() -> None:
     assert 0 < sum(path.stat().st_size for path in PACKAGED) <= 5_000_000
-    assert sum(path.stat().st_size for path in (*PACKAGED, *IN_CHECKOUT)) <= 20_000_000
     assert {path.suffix for path in PACKAGED} == {".safetensors"}
 
 
 def test_cards_are_complete() -> None:
     cards = set_cards()
-    assert {path.stem for path in (*PACKAGED, *IN_CHECKOUT)} == set(cards)
+    assert {path.stem for path in PACKAGED} == set(cards)
     for name, card in cards.items():
         assert set(card) == FIELDS, name
         assert card["licence"], name
@@ -60,7 +58,7 @@ def test_a_set_has_its_card_and_the_classes_of_its_dataset(name: str) -> None:
 
 
 def test_files_that_copy_training_images_have_no_images() -> None:
-    for path in (*PACKAGED, *IN_CHECKOUT):
+    for path in PACKAGED:
         copies = set_cards()[path.stem]["leak"]["copies"]
         tensors = read_tensors(path, kind=_format(path), content="a shipped set")[0]
         assert (set(tensors) == {"indices", "labels"}) == (copies > 0), path.stem
@@ -82,7 +80,7 @@ def test_shipped_sets_are_evaluated_like_others() -> None:
 def test_rows_of_other_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = next(path for path in PACKAGED if path.stem == "digits-random-10")
     facts = set_files._facts(source)
-    monkeypatch.setattr(set_files, "_FOLDERS", (tmp_path,))
+    monkeypatch.setattr(set_files, "_FOLDER", tmp_path)
     tensors = read_tensors(source, kind="distillkit.ImageIndex/1", content="rows")[0]
     for shift in (0, 1):
         rows = tensors["indices"] + shift
