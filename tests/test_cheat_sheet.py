@@ -1,10 +1,13 @@
-"""The cheat sheet lists every public name once."""
+"""The cheat sheet lists every public name once; public options and results are immutable."""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import re
 from pathlib import Path
 
+import fl
 from tests.scripts import load_script
 
 ROOT = Path(__file__).parents[1]
@@ -26,3 +29,12 @@ def listed() -> list[tuple[str, str]]:
 def test_cheat_sheet_lists_all_public_names_and_nothing_else() -> None:
     assert len(set(listed())) == len(listed())
     assert sorted(set(listed())) == sorted({(home, name) for (_, name), home in API.homes().items()})
+
+
+def test_public_options_and_results_cannot_be_changed() -> None:
+    """The methods and participants of federated runs have states."""
+    public = [getattr(importlib.import_module(home), name) for (_, name), home in API.homes().items()]
+    kinds = [k for k in public if isinstance(k, type) and dataclasses.is_dataclass(k)]
+    mutable = [k for k in kinds if not k.__dataclass_params__.frozen]  # type: ignore[attr-defined]
+    assert len(kinds) > 100
+    assert not [k for k in mutable if not issubclass(k, (fl.Method, fl.Client, fl.Server))]
