@@ -313,7 +313,7 @@ def test_step_scores_are_the_likelihood_ratio_and_the_range() -> None:
     steps = 3 * torch.randn(5, 4, generator=derive(0), dtype=torch.float64)
     scores = step_scores(steps, 0.7, rate=0.2)
     outside, inside = norm.pdf(steps, 0, 0.7), norm.pdf(steps, 1, 0.7)
-    assert scores[:, 0].numpy() == pytest.approx(np.log((0.8 * outside + 0.2 * inside) / outside).sum(1))
+    assert scores[:, 0].numpy() == pytest.approx(np.log((0.8 * outside + 0.2 * inside) / outside).sum(1), 1e-12)
     assert scores[:, 1].tolist() == (steps.amax(1) - steps.amin(1)).tolist()
     far = step_scores(torch.tensor([[1e5], [-1e5]]), 0.1, rate=0.5)[:, 0]
     assert far.tolist() == pytest.approx([(1e5 - 0.5) / 0.01 + math.log(0.5), math.log(0.5)])

@@ -291,6 +291,9 @@ def test_thresholds_from_the_other_half_have_few_false_alarms() -> None:
     area, point = evaluate_scores(shifted + 4, shifted.flip(0), 2)
     assert is_significant(point)
     assert area > 0.99
+    for tried in (1, 3):  # two rates of each attack
+        point = evaluate_scores(shifted, shifted.flip(0), tried)[1]
+        assert [point.tpr.confidence, point.fpr.confidence] == pytest.approx([1 - 0.05 / (2 * tried)] * 2)
 
 
 def test_nearest_image_equals_a_plain_loop() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from attacks import report
 from attacks.inversion import FedAvgUpdate, Gradient
@@ -137,20 +138,31 @@ def test_replay_from_the_folder_equals_the_clients_training(run: Path, tmp_path:
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_user_defined_message_is_inverted(run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ordered", [False, True])
+def test_user_defined_message_is_inverted(run: Path, tmp_path: Path, ordered: bool) -> None:
+    """Outsiders' images help to read the labels, unless the order of the labels is tried."""
     asked: list[tuple[str, str]] = []
-    network = build(lambda: FACTORY(10), 0)
+    looked: list[Tensor] = []
+
+    class Sent(Gradient):
+        def read_labels(self, count: int, noise: Tensor) -> Tensor:
+            looked.append(noise)
+            return super().read_labels(count, noise)
 
     def observed_message(down: TranscriptMessage, up: TranscriptMessage) -> Gradient:
         asked.append((down.direction, up.direction))
         own = TRAIN[OWNERS[1]]
-        return Gradient.of(network, own.images, own.labels)
+        network = build(lambda: FACTORY(10), 0)
+        sent = Sent(network, Gradient.of(network, own.images, own.labels).observed)
+        sent.ordered = ordered
+        return sent
 
-    found = report(
-        run, **GIVEN, invert=Inversion(owners=OWNERS, build_message=observed_message, steps=100), out=tmp_path
-    )
+    given = Inversion(owners=OWNERS, build_message=observed_message, steps=20 if ordered else 100)
+    found = report(run, **GIVEN, invert=given, out=tmp_path)
     assert asked == [("down", "up")]
-    assert any("inverting" in line for line in found.leaks)
+    assert ordered or any("inverting" in line for line in found.leaks)
+    near = [torch.cdist(x.flatten(1), TEST.images.flatten(1)).amin(1) < 0.1 for x in looked]
+    assert {bool(x.all()) for x in near} == {bool(x.any()) for x in near} == {not ordered}
 
 
 def test_mistakes_are_named(run: Path, tmp_path: Path) -> None:

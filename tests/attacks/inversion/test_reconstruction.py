@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -207,6 +208,19 @@ def test_group_converges_and_its_losses_exclude_the_group_term() -> None:
         spread.append(float(torch.stack(ends).std(0).mean()))
         assert max(found.losses) < 3
     assert spread[1] < 0.8 * spread[0]
+
+
+@pytest.mark.parametrize(("method", "distance", "warned"), [
+    ("dlg", 0.048, False), ("dlg", 0.052, True), ("geiping", 0.79, False), ("geiping", 0.81, True),
+])  # fmt: skip
+def test_a_search_that_ends_far_from_the_message_warns(method: str, distance: float, warned: bool) -> None:
+    """No image changes this message, so its distance from the observed one is known."""
+    offset = math.sqrt(distance if method == "dlg" else (1 - distance) ** -2 - 1)
+    sent = torch.tensor([1, offset], dtype=torch.float64)
+    message = ReplayableMessage([torch.tensor([1, 0]).double()], lambda x, y: [sent + 0 * x.sum()], 5)
+    with pytest.warns(UserWarning, match="no images were found") if warned else nullcontext():
+        found = invert_message(message, SHAPE, 1, labels=torch.tensor([0]), method=method, steps=1, total_variation=0)
+    assert found.losses == (pytest.approx(distance),)
 
 
 def test_non_finite_start_stops_without_affecting_others() -> None:
