@@ -79,6 +79,12 @@ def ink(module: Any, x: Tensor) -> Tensor:
     return F.adaptive_avg_pool2d(x[..., used[0] : used[-1] + 1], 4)
 
 
+def shuffled(module: Any, x: Tensor) -> Tensor:
+    x = 2 * x
+    order = torch.randperm(4)
+    return x[..., order] + 1
+
+
 def counting(module: Any, x: Tensor) -> Tensor:
     module.count += 1
     return x - x.mean(0) if module.count > 12 else x
@@ -157,7 +163,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], type[Exception], str]]
         lambda m, x: F.batch_norm(x.flatten(1), None, None, training=True), BatchStatistics, "statistics of a batch",
     ),
     "own generator": (lambda m, x: x * torch.rand(4, generator=OWN), NotCapturable, "of its own"),
-    "permutation": (lambda m, x: x[..., torch.randperm(4)], NotCapturable, "randperm"),
+    "permutation": (shuffled, NotCapturable, r"randperm.*test_capture.py:\d+: order = torch.randperm"),
     "global draws": (lambda m, x: x * random.random(), NotCapturable, "global random state"),
     "global NumPy draws": (numbered, NotCapturable, "global random state"),
     "unchecked lengths": (
