@@ -39,7 +39,10 @@ def atomic_replace(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise FileNotFoundError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # as the umask allows; safetensors makes its files readable for one user only
         yield temporary
+        os.chmod(temporary, mode)
         os.replace(temporary, path)
     finally:
         with contextlib.suppress(OSError):

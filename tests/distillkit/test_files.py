@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -94,6 +95,17 @@ def test_no_flipped_bit_changes_what_is_read(tmp_path: Path) -> None:
             assert facts == {"format": "one", "fact": "ü"}
             assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
     assert refusals > len(whole) - 9  # but for blanks at the end of the header
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o027])
+def test_files_have_the_mode_of_the_umask(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        write_tensors(tmp_path / "a", {"a": torch.zeros(1)}, {"format": "one"})
+        write_atomically(tmp_path / "b", "text")
+    finally:
+        os.umask(before)
+    assert {p.stat().st_mode & 0o777 for p in tmp_path.iterdir()} == {0o666 & ~umask}
 
 
 def test_packed_tensors_share_no_memory() -> None:
