@@ -15,7 +15,7 @@ from distillkit._utils import check
 from distillkit.sets import LabeledImages
 from fl.message import Entry, Message, Value, check_value
 
-__all__ = ["MAX_WEIGHT", "BadReply", "EntrySpec", "Schema", "check_reply", "value_parts"]
+__all__ = ["MAX_WEIGHT", "BadReply", "EntrySpec", "Schema", "check_reply", "l2_norm", "value_parts"]
 
 MAX_WEIGHT = 1e6
 """Largest weight that one reply may claim, unless its schema gives another maximum. This number is public."""
@@ -59,8 +59,8 @@ class EntrySpec:
             the example, such as the server's state). Other integers have no limits.
         max_norm: maximum l2 norm of the entry's numbers, taken as one vector. It replaces the default limit.
         max_ratio: largest ratio of the entry's root mean square to the median over the replies, if at least four came
-            and the server sees each of them (no secure sums, no private method). Default: 100 for tensors and sets; a
-            number is not compared.
+            and the server sees each of them (no secure sums, no private method). Default: 100 for sets and tensors of
+            floats; other values are not compared.
         nonnegative: in a dict of tensors, the names of the tensors whose numbers must be >= 0, such as variances.
         optional: whether a reply without the entry is valid.
         max_unit: largest unit of a grid to which a filter, such as `SecureSums`, may round the entry. A method whose
@@ -110,7 +110,10 @@ class EntrySpec:
     @property
     def ratio(self) -> float | None:
         """`max_ratio` or its default; None if replies are not compared in this entry."""
-        return self.max_ratio or (None if isinstance(self.value, float | int | str) else _RATIO)
+        if self.max_ratio is not None:
+            return self.max_ratio
+        parts = [part for _, part in value_parts(self.value)]
+        return _RATIO if any(isinstance(part, Tensor) and part.is_floating_point() for part in parts) else None
 
     @property
     def limit(self) -> float:
@@ -286,11 +289,26 @@ def _check_range(
         raise BadReply(f"{label} must lie in [{minimum:g}, {maximum:g}], got {shown}{remedy if high > maximum else ''}")
 
 
+def l2_norm(value: Value, *, exact: bool = True) -> tuple[float, int]:
+    """Return the l2 norm of all numbers of an entry's value, taken as one vector, and their count.
+
+    Without `exact`, sums are taken in the precision of the values, if it suffices.
+    """
+    norms, count = [0.0], 0
+    for _, part in value_parts(value):
+        if isinstance(part, Tensor):
+            dtype = torch.float64 if exact or not part.is_floating_point() else None
+            norms.append(float(torch.linalg.vector_norm(part.detach(), dtype=dtype)))
+        else:
+            norms.append(abs(part))
+        count += part.numel() if isinstance(part, Tensor) else 1
+    return l2_norm(value) if not exact and max(norms) == math.inf else (math.hypot(*norms), count)
+
+
 def _check_norm(key: str, value: Value, max_norm: float) -> None:
-    if max_norm == math.inf:
+    if max_norm == math.inf or l2_norm(value, exact=False)[0] < 0.999 * max_norm:
         return
-    norms = [float(torch.linalg.vector_norm(torch.as_tensor(p), dtype=torch.float64)) for _, p in value_parts(value)]
-    if (norm := math.hypot(*norms)) > max_norm:
+    if (norm := l2_norm(value)[0]) > max_norm:
         raise BadReply(f"{key} has the norm {norm:.3g}, at most {max_norm:.3g} is allowed: the client has diverged")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -25,7 +27,7 @@ def check_state(method: Method, server: Server) -> str | None:
     """
     for key, value in server.state.items():
         for name, part in value_parts(value):
-            if isinstance(part, Tensor) and not bool(torch.isfinite(part).all()):
+            if isinstance(part, Tensor) and part.numel() and part.is_floating_point() and not _is_finite(part):
                 return f"the new state's {key}[{name}] holds NaN or Inf"
     label = f"{type(method.inner).__name__}.predictors"
     noise = noise_set(server.task, empty_set(server), server.generator("commit guard"))
@@ -45,3 +47,7 @@ def check_state(method: Method, server: Server) -> str | None:
         if not torch.isfinite(outputs).all():
             return f"the new model{f' {name!r}' if name else ''} gives NaN or Inf on noise images"
     return None
+
+
+def _is_finite(values: Tensor) -> bool:
+    return all(math.isfinite(float(v)) for v in values.detach().aminmax())  # one pass; NaN is in both

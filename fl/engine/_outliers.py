@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 import torch
-from torch import Tensor
 
 from fl._codec import decode, encode
 from fl.message import Entry, Message, Value, payload_bytes
-from fl.schema import Schema, value_parts
+from fl.schema import Schema, l2_norm
 
 __all__ = ["LEAST_REPLIES", "Compared", "HeldReplies", "compared", "dominant", "too_large"]
 
@@ -28,11 +27,9 @@ Compared = dict[str, tuple[float, float, float]]
 
 
 def _size(value: Value) -> float:
-    """Return the root mean square of all floats of an entry's value; 0 if it has none."""
-    parts = [torch.as_tensor(part) for _, part in value_parts(value) if isinstance(part, float | Tensor)]
-    parts = [part.detach() for part in parts if part.is_floating_point() and part.numel()]
-    norm = math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts))
-    return norm / math.sqrt(max(1, sum(part.numel() for part in parts)))
+    """Return the root mean square of all numbers of an entry's value; 0 if it has none."""
+    norm, count = l2_norm(value, exact=False)
+    return norm / math.sqrt(max(1, count))
 
 
 def compared(reply: Message, entries: Mapping[str, Entry[Any]], schema: Schema) -> Compared:
