@@ -134,8 +134,9 @@ class Client(Participant):
             only if the client's reply is used. Changes by other functions are discarded.
         stop: event that is set when the run is being stopped; `check_running` tests it.
         device: device on which the client computes; its data and the message are already on it.
-        notes: counts, by name, which are not part of the reply. Their sums over the clients are written to the column
-            "noted" of the round's row of the history.
+        notes: at most 100 numbers, by name, which are not part of the reply and are dropped in private runs and under
+            secure sums. Their sums over the clients are written to the column "noted" of the round's row of the
+            history.
         ledger: in a private run, the ledger that records the privacy cost of releases. Call `spend` before each
             release.
         secret: in a private run, the source of random noise.

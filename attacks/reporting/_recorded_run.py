@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,6 @@ class RecordedRun:
         path: path of the folder.
         config: contents of `config.json`, with the options of the run.
         history: rows of the history, one dictionary per round.
-        ledger: lines of the privacy ledger; None if the run has no ledger.
         published_set: the distilled set of the run, from `set.safetensors`; None if there is none.
         models: paths of the files of the last global models, by model name ("" if there is a single model).
         transcript: whether the run's messages were saved.
@@ -43,7 +41,6 @@ class RecordedRun:
     path: Path
     config: dict[str, Any]
     history: list[dict[str, Any]]
-    ledger: list[dict[str, Any]] | None
     published_set: LabeledImages | None
     models: dict[str, Path]
     transcript: bool
@@ -57,55 +54,64 @@ class RecordedRun:
         return "run again with simulate(..., out=RunFolder(path, transcript=True))"
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """Options of the federated method by name, from `config.json`; empty if they are not recorded."""
-        recipe = self.config.get("recipe")
-        return dict(recipe.get("with") or {}) if isinstance(recipe, dict) else {}
+    def plain_fedavg(self) -> dict[str, Any] | None:
+        """Options of the run's FedAvg by name, with those of the optimizer and of a single phase of training.
+
+        None if the method is not FedAvg, or has add-ons or filters; if the labels are not classes; and if the run did
+        not record its options.
+        """
+        method, task = self.config.get("options"), self.config.get("labels")
+        if not isinstance(method, dict) or method.get("object") != "fl:FedAvg" or method.get("args"):
+            return None
+        if not isinstance(task, dict) or task.get("object") != "fl:Classification":
+            return None
+        options = dict(method["with"])
+        optimizer, phases = options["optimizer"], options["phases"]
+        options["optimizer"] = optimizer if isinstance(optimizer, str) else optimizer["with"]["name"]
+        options |= {} if isinstance(optimizer, str) else {k: v for k, v in optimizer["with"].items() if k != "name"}
+        if len(phases) == 1 and phases[0]["with"]["train"] == "*":
+            options |= options.pop("phases")[0]["with"]
+        return options
+
+    def options(self, prefix: str) -> list[float]:
+        """Return all numbers among the options of the method and its parts whose names start with `prefix`."""
+        named = [item for _, options in _described(self.config.get("options")) for item in options.items()]
+        return [float(v) for name, v in named if name.startswith(prefix) and type(v) in (int, float)]
 
     @property
-    def client_optimizer(self) -> dict[str, Any]:
-        """Options of the clients' optimizer by name: the fields of `fl.ClientOptimizer` that the run recorded."""
-        recorded = self.settings.get("optimizer")
-        return {"name": "sgd", **(recorded.get("with") or {})} if isinstance(recorded, dict) else {"name": recorded}
+    def starts_from_real(self) -> bool:
+        """True if sent or published images were initialized from real images, by the config or the published set."""
+        described = _described(self.config.get("options"))
+        info = self.published_set.info if self.published_set is not None else {}
+        return info.get("init") == "real" or any(kind == "fl:Real" or o.get("init") == "real" for kind, o in described)
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes; None if it is not recorded."""
+        found = (_plain(self.config.get("labels")) or {}).get("num_classes")
+        return found if isinstance(found, int) else None
 
     @property
     def shape(self) -> tuple[int, ...] | None:
         """Shape (C, H, W) of the run's images; None if it is not recorded."""
-        if self.published_set is not None:
-            return self.published_set.shape
-        shape = self._images().get("shape")
-        return tuple(shape["tuple"]) if isinstance(shape, dict) and "tuple" in shape else None
+        shape = (_plain(self.config.get("images")) or {}).get("shape")
+        return self.published_set.shape if self.published_set is not None else tuple(shape) if shape else None
 
     @property
-    def normalization(self) -> list[list[float]] | None:
+    def normalization(self) -> tuple[list[float], list[float]] | None:
         """Means and standard deviations by channel with which the run's images were normalized.
 
         None if they are not recorded, or if the run also whitened the images (ZCA).
         """
-        recorded = self._images().get("normalization")
-        parts = recorded.get("with") if isinstance(recorded, dict) else None
-        if not isinstance(parts, dict) or parts.get("zca") is not None:
+        found = (_plain(self.config.get("images")) or {}).get("normalization")
+        if not found or found.get("zca") is not None:
             return None
-        return [[round(v, 6) for v in parts[name]["tuple"]] for name in ("mean", "std")]
+        return [round(v, 6) for v in found["mean"]], [round(v, 6) for v in found["std"]]
 
     @property
     def sends_sets(self) -> bool:
         """True if clients sent sets of images, according to the byte counts in the history."""
         return any(key.endswith(":labels") for row in self.history for key in row.get("up", {}))
-
-    def _images(self) -> dict[str, Any]:
-        images = self.config.get("images")
-        return dict(images.get("dict") or []) if isinstance(images, dict) else {}
-
-    @property
-    def starts_from_real(self) -> bool:
-        """True if sent or published images were initialized from real images.
-
-        The answer comes from the run's config, and from the metadata of the published set, if there is one.
-        """
-        real = re.search(r"\binit='real'|\bReal\(", str(self.config.get("method", "")))
-        info = self.published_set.info if self.published_set is not None else {}
-        return real is not None or info.get("init") == "real"
 
     def messages(self) -> Iterator[TranscriptMessage]:
         """Yield the messages of the transcript. If the run has no transcript, yield nothing.
@@ -134,6 +140,28 @@ class RecordedRun:
                 )
 
 
+def _described(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the class and the options by name of each object in a record of options."""
+    if isinstance(value, dict):
+        if isinstance(value.get("object"), str) and isinstance(value.get("with"), dict):
+            yield value["object"], value["with"]
+        value = [*value.values()]
+    for one in value if isinstance(value, list) else ():
+        yield from _described(one)
+
+
+def _plain(config: Any) -> Any:
+    """Return a config without its types: tuples become lists, and objects their named arguments."""
+    if isinstance(config, list):
+        return [_plain(one) for one in config]
+    if not isinstance(config, dict):
+        return config
+    if "tuple" in config:
+        return _plain(config["tuple"])
+    named = dict(config["dict"]) if "dict" in config else config.get("with", {})
+    return {name: _plain(one) for name, one in named.items()}
+
+
 def open_run(folder: str | os.PathLike[str]) -> RecordedRun:
     """Read a run from its folder, except for its messages, which `RecordedRun.messages` reads later.
 
@@ -155,33 +183,23 @@ def open_run(folder: str | os.PathLike[str]) -> RecordedRun:
             f"{path / 'config.json'} has the format {config.get('format')!r}, but this version supports "
             f"{RUN_FORMAT!r}: use the version of distillkit that wrote it"
         )
-    history, manifest = _lines(path / "history.jsonl") or [], path / "checkpoint" / "manifest.json"
+    manifest, lines = path / "checkpoint" / "manifest.json", path / "history.jsonl"
+    history = _objects(lines, lines=True) if lines.exists() else []
     if manifest.is_file():
         (facts,) = _objects(manifest, lines=False)
         rounds = int(facts.get("round", 0)) - ("open" in facts)
         if len(history) < rounds:
             raise DamagedRun(
-                f"{path / 'history.jsonl'} holds {len(history)} rounds, but the checkpoint is of round {rounds}: "
+                f"{lines} holds {len(history)} rounds, but the checkpoint is of round {rounds}: "
                 "restore it from a backup, or run again"
             )
     models = sorted((path / "checkpoint").glob("model*.safetensors"))
-    return RecordedRun(
-        path,
-        config,
-        history,
-        _lines(path / "ledger.jsonl"),
-        _published_set(path / "set.safetensors"),
-        {model.stem.removeprefix("model").removeprefix("-"): model for model in models},
-        _has_transcript(path),
-    )
-
-
-def _has_transcript(path: Path) -> bool:
+    named = {model.stem.removeprefix("model").removeprefix("-"): model for model in models}
     try:
-        read_transcript(path)
+        transcript = bool(read_transcript(path))
     except NoTranscript:
-        return False
-    return True
+        transcript = False
+    return RecordedRun(path, config, history, _published_set(path / "set.safetensors"), named, transcript)
 
 
 def _published_set(path: Path) -> LabeledImages | None:
@@ -191,10 +209,6 @@ def _published_set(path: Path) -> LabeledImages | None:
         return LabeledImages.load(path)
     except ValueError as error:
         raise DamagedRun(f"{path} cannot be read ({error}): restore it from a backup, or make the set again") from error
-
-
-def _lines(path: Path) -> list[dict[str, Any]] | None:
-    return _objects(path, lines=True) if path.exists() else None
 
 
 def _objects(path: Path, *, lines: bool) -> list[dict[str, Any]]:

@@ -1,73 +1,67 @@
-"""Parts of a report on membership inference from models: from the last global model alone, or with shadow models."""
+"""Section of a report on membership inference from models: from the last global model alone, or with shadow models."""
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from attacks.membership import AttackResult, Pipeline, leave_one_out, loss, margin, model_scorer, run_shadows
-from attacks.reporting._findings import Findings, evaluate_scores, format_percent, is_significant
-from attacks.reporting._recorded_run import DamagedRun, RecordedRun
-from attacks.reporting._rendering import Table
-from attacks.reporting._section_images import Records
+from attacks.reporting._evidence import Evidence, Records
+from attacks.reporting._page import Section
+from attacks.reporting._rates import format_percent, judge, rate_table
+from attacks.reporting._recorded_run import DamagedRun
+from distillkit._utils.tables import Table
 
-__all__ = ["last_model_parts", "shadow_parts"]
+__all__ = ["add_shadows", "last_model_section"]
 
 
-def last_model_parts(
-    run: RecordedRun, network: nn.Module, members: Records, non_members: Records, findings: Findings
-) -> list[str | Table]:
-    """Run membership inference with one threshold on the last global model, and return the report's text and table.
+def last_model_section(found: Evidence) -> Section:
+    """Return the section on models, with membership inference by one threshold on the last global model.
 
     This is a weak attack, which needs no shadow models.
-
-    Args:
-        run: the recorded run.
-        network: network of the run's architecture, with any weights.
-        members: training records, with labels.
-        non_members: records that were not used for training, with labels.
-        findings: findings of the report, to which the result is added.
     """
-    fitted = {name: _loaded(network, path) for name, path in run.models.items()}
-    models = {name: model for name, model in fitted.items() if model is not None}
+    section, network = Section("Membership inference from the model"), found.network
+    if network is None or found.members is None or found.non_members is None:
+        section.missing.append("what the last model reveals of records: give network=, members= and non_members=")
+        return section
+    if not found.run.models:
+        section.missing.append("what the last model reveals of records: the folder has no checkpoint/model.safetensors")
+        return section
+    loaded = {name: _loaded(network, path) for name, path in found.run.models.items()}
+    models = {name: model for name, model in loaded.items() if model is not None}
     if not models:
         raise ValueError(
             f"network must have the run's architecture: names or shapes of its weights differ from those in "
-            f"{', '.join(p.name for p in run.models.values())}; build it as the run did"
+            f"{', '.join(p.name for p in found.run.models.values())}; build it as the run did"
         )
-    tried, rows, points = 2 * len(models), [], []
+    groups = [_set_of(found.members), _set_of(found.non_members)]
+    scores: dict[str, tuple[Tensor, Tensor]] = {}
     for name, model in models.items():
         for score in (loss, margin):
-            area, point = evaluate_scores(_scores(model, score, members), _scores(model, score, non_members), tried)
-            rows.append([f"{score.__name__} {name}".strip(), f"{area:.3f}", str(point.tpr), str(point.fpr)])
-            points.append(point)
-    leaks = [point for point in points if is_significant(point)]
-    if leaks:
-        best = max(leaks, key=lambda point: point.tpr.low - point.fpr.high)
-        findings.add_leak(
-            "model",
-            f"one threshold on the last model's scores identifies {format_percent(best.tpr.value)} of the members at "
-            f"{format_percent(best.fpr.value)} false positives",
-        )
-    else:
-        findings.add_negative(
-            "model",
-            f"one threshold on the last model, a weak attack, identifies at most "
-            f"{format_percent(max(p.tpr.high for p in points))} of the members, not significantly more than of "
-            "non-members",
-        )
-    return [
+            inside, outside = (model_scorer(model, score)(*one) for one in groups)
+            scores[f"{score.__name__} {name}".strip()] = inside, outside
+    table, points = rate_table("score", scores, len(scores))
+    judge(section, "model", points, "one threshold on the last model's scores, a weak attack, identifies")
+    section.add(
         "One threshold for all records on the last model's scores. This attack needs no shadow models and misses most "
         "of what a model leaks, so a negative result says little.",
-        Table(["score", "AUC", "true positives", "false positives"], rows),
-    ]
+        table,
+    )
+    return section
+
+
+def _set_of(records: Records) -> tuple[Tensor, Tensor]:
+    assert records.data is not None
+    part = records.data[records.index]
+    return part.images, part.labels
 
 
 def _loaded(network: nn.Module, path: Path) -> nn.Module | None:
+    """Return a copy of the network with the weights in a file; None if they are those of another architecture."""
     from safetensors.torch import load
 
     try:
@@ -82,87 +76,62 @@ def _loaded(network: nn.Module, path: Path) -> nn.Module | None:
     return model
 
 
-def _scores(network: nn.Module, score: Callable[[Tensor, Tensor], Tensor], records: Records) -> Tensor:
-    assert records.data is not None
-    part = records.data[records.index]
-    return model_scorer(network, score)(part.images, part.labels)
-
-
-def shadow_parts(
-    pipeline: Pipeline, baselines: Mapping[str, Pipeline], count: int, workers: int, out: Path, progress: bool,
-    findings: Findings
-) -> list[str | Table]:  # fmt: skip
-    """Run attacks with shadow models, and return the report's text and table.
+def add_shadows(
+    section: Section, pipeline: Pipeline, baselines: Mapping[str, Pipeline], count: int, workers: int, out: Path,
+    progress: bool,
+) -> None:  # fmt: skip
+    """Run attacks with shadow models, and add their results to the section on models.
 
     Each shadow model is the result of the whole `pipeline` on a part of the records, and is attacked once. For
     comparison, the shadow models of each baseline are attacked in the same way.
 
     Args:
+        section: the section.
         pipeline, count, workers, out, progress: arguments of `attacks.membership.run_shadows`.
         baselines: other pipelines with the same records as `pipeline`, by name.
-        findings: findings of the report, to which the result for `pipeline` is added.
     """
-    found = _shadowed(pipeline, count, workers, out / "shadows", progress)
-    rows = [[*key, *_cells(one)] for key, one in found.items()]
-    highest = max(found.values(), key=lambda one: one.tpr.high)
-    leaks = {k: one for k, one in found.items() if one.tpr.low > one.fpr.high or one.auc.low > 0.5}
+
+    def attacked(one: Pipeline, folder: str) -> dict[tuple[str, str], AttackResult]:
+        made = run_shadows(one, count, out=out / folder, workers=workers, progress=progress)
+        wanted = min(1.0, max(0.01, (1 + 1e-9) / (len(one.images) // 2)))
+        tried = 5 * (len(made.scores) - 1)
+        return {
+            (name, attack): result
+            for name in made.scores
+            for attack, result in leave_one_out(made, scorer=name, fpr=wanted, also_tried=tried, progress=False).items()
+        }
+
+    found = attacked(pipeline, "shadows")
+    others = {name: attacked(one, "shadows-" + re.sub(r"\W+", "_", name)) for name, one in baselines.items()}
+    leaks = {key: one for key, one in found.items() if one.tpr.low > one.fpr.high or one.auc.low > 0.5}
     for scorer in dict.fromkeys(name for name, _ in leaks):
         own = {attack: one for (name, attack), one in leaks.items() if name == scorer}
         attack, best = max(own.items(), key=lambda one: one[1].auc.low)
         auc, tpr, fpr = _cells(best)
-        findings.add_leak(
+        section.leak(
             "shadows",
             f"{attack} on the {scorer} separates members from non-members: AUC {auc}, true positives {tpr} at {fpr} "
             f"false positives ({count} shadows)",
         )
     if not leaks:
-        findings.add_negative(
-            "shadows",
-            f"attacks with {count} shadows identify at most {format_percent(highest.tpr.high)} of the members at about "
-            f"{format_percent(highest.nominal_fpr)} false positives",
-        )
-    header = ["scores of", "attack", "AUC", "true positives", "false positives"]
-    words = (
-        f"{count} shadows: the whole pipeline repeated on halves of the records. Each shadow is attacked in turn, with "
-        "thresholds from the others. The intervals hold simultaneously for all rows."
-    )
+        highest = max(found.values(), key=lambda one: one.tpr.high)
+        upper, errors = format_percent(highest.tpr.high), format_percent(highest.nominal_fpr)
+        words = f"identify at most {upper} of the members at about {errors} false positives"
+        section.negatives.append(("shadows", f"attacks with {count} shadows {words}"))
     if not baselines:
-        findings.missing.append(
+        section.missing.append(
             "whether the model leaks less than one trained on the raw data, or by DP-SGD at equal accuracy: give "
             "baselines={'model on raw data': Pipeline(...)}"
         )
-        return [words, Table(header, rows)]
-    rows = [["this run", *row] for row in rows]
-    for name, other in baselines.items():
-        folder = re.sub(r"\W+", "_", name)
-        baseline = _shadowed(other, count, workers, out / f"shadows-{folder}", progress)
-        rows += [[name, *key, *_cells(one)] for key, one in baseline.items()]
-    together = words.replace("all rows", "all rows of one pipeline")
-    return [
-        f"{together} The baselines are attacked in the same way, on the same halves.",
-        Table(["pipeline", *header], rows),
-    ]
-
-
-def _shadowed(
-    pipeline: Pipeline, count: int, workers: int, out: Path, progress: bool
-) -> dict[tuple[str, str], AttackResult]:
-    """Train shadow models by repeating a `Pipeline`, and evaluate all attacks on the membership scores.
-
-    Args:
-        pipeline, count, workers, out, progress: arguments of `attacks.membership.run_shadows`.
-
-    Returns:
-        The result of each attack, by a pair: name of the scoring function, name of the attack.
-    """
-    made = run_shadows(pipeline, count, out=out, workers=workers, progress=progress)
-    wanted = min(1.0, max(0.01, (1 + 1e-9) / (len(pipeline.images) // 2)))
-    tried = 5 * (len(made.scores) - 1)
-    return {
-        (name, attack): one
-        for name in made.scores
-        for attack, one in leave_one_out(made, scorer=name, fpr=wanted, also_tried=tried, progress=False).items()
-    }
+    header = ("pipeline", "scores of", "attack", "AUC", "true positives", "false positives")
+    groups = [("this run", found), *others.items()]
+    cells = [(name, *key, *_cells(one)) for name, group in groups for key, one in group.items()]
+    section.add(
+        f"{count} shadows: the whole pipeline repeated on halves of the records. Each shadow is attacked in turn, with "
+        "thresholds from the others. The intervals hold simultaneously for all rows of one pipeline."
+        + (" The baselines are attacked in the same way, on the same halves." if baselines else ""),
+        Table(header, cells, left=3),
+    )
 
 
 def _cells(found: AttackResult) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,14 +15,14 @@ from attacks.inversion import FedAvgUpdate, ObservedMessage, invert_message
 from attacks.inversion._inputs import require_message
 from attacks.matching import align, match
 from attacks.metrics import psnr
-from attacks.reporting._findings import Findings
+from attacks.reporting._evidence import Evidence, Records
+from attacks.reporting._page import Section, image_grid
 from attacks.reporting._recorded_run import RecordedRun
-from attacks.reporting._rendering import Part, Section, Table, image_grid
-from attacks.reporting._section_images import Records
 from attacks.reporting.similarity import PSNR_LEVELS
 from attacks.transcript import TranscriptMessage
 from distillkit._utils import check
 from distillkit._utils.batches import batch_indices, uses_batch_statistics
+from distillkit._utils.tables import Table
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.rng import derive
 
@@ -95,24 +94,121 @@ class Inversion:
         check.real_number(self.seconds, "seconds", above=0)
 
 
+def inversion_section(found: Evidence, invert: Inversion, members: Records) -> Section:
+    """Invert one client's message, and return the section on the result.
+
+    Args:
+        found: the report's evidence.
+        invert: choice of the message, and options of the attack.
+        members: training records of the evidence, with which the recovered images are compared.
+    """
+    section, run = Section("Inversion of an update"), found.run
+
+    def skipped(why: str, remedy: str) -> Section:
+        section.add(f"Skipped: {why}.")
+        section.missing.append(f"what the update of a single client shows: {why}; {remedy}")
+        return section
+
+    if not run.transcript:
+        return skipped("the run kept no transcript", run.transcript_hint)
+    if invert.build_message is None and (why := replay_obstacle(run)):
+        return skipped(why, "give invert=Inversion(build_message=...), which replays its messages")
+    if invert.build_message is None and found.network is None:
+        return skipped("a replay needs the network", "give network=, of the run's architecture")
+    rounds = sorted({message.round for message in run.messages() if message.exchange == "local"})
+    if invert.round is not None and invert.round not in rounds:
+        raise ValueError(f"round must be one in which a client answered, {rounds}, got {invert.round}")
+    counts = record_counts(run, invert)
+    if not counts:
+        return skipped("the messages do not state their number of records", "give invert=Inversion(owners=...)")
+    client = min(counts, key=lambda c: (counts[c], c)) if invert.client is None else invert.client
+    if client not in counts:
+        raise ValueError(f"client must be one that holds records and answered, {sorted(counts)}, got {client}")
+    count, who = counts[client], f"client {client}{'' if invert.client is not None else ' (the fewest records)'}"
+    if count > invert.max_records:
+        return skipped(
+            f"the message of {who} covers {count} records; from more than {invert.max_records} this attack recovers "
+            "hardly anything, which says nothing of stronger attacks",
+            f"give invert=Inversion(max_records={count}) to try",
+        )
+    own = _own(invert, client, members)
+    down, up = message_pair(run, client, invert.round)
+    message: ObservedMessage
+    if invert.build_message is not None:
+        message = invert.build_message(down, up)
+        require_message(message, "the result of build_message")
+    else:
+        assert found.network is not None
+        message = fedavg_update(run, found.network, down, up, count)
+    normalization = IDENTITY if run.normalization is None else Normalization(*run.normalization)
+    labels = None
+    if invert.known_labels and own is not None:
+        if members.data is None:
+            raise ValueError("members must be LabeledImages if known_labels is set, to provide the labels")
+        labels = members.data.labels[own]
+    elif not message.ordered and found.non_members is not None:
+        labels = message.read_labels(count, normalization.encode(found.non_members.selected[:64]))
+
+    def search(steps: int, restarts: int) -> tuple[Tensor, float]:
+        began = time.process_time()
+        images = invert_message(
+            message, members.pixels.shape[1:], count, labels=labels, steps=steps, restarts=restarts,
+            normalization=normalization, total_variation=invert.total_variation,
+        ).images  # fmt: skip
+        return images.cpu().float(), time.process_time() - began
+
+    search(1, 1)  # warm-up
+    estimate = search(5, 1)[1] / 6 * invert.steps * invert.restarts
+    if estimate > invert.seconds:
+        return skipped(
+            f"the search would take about {estimate:.0f} s, more than the {invert.seconds:g} s allowed",
+            f"give invert=Inversion(seconds={2 * estimate:.0f})",
+        )
+    images, seconds = search(invert.steps, invert.restarts)
+    labels_from = "labels known" if invert.known_labels else "labels inferred from the message"
+    section.add(
+        f"The message of {who} in round {up.round}, computed from {count} records, inverted as the server could do it: "
+        f"by a search for images that would have caused it ({invert.steps} steps, {invert.restarts} start(s), "
+        f"{seconds:.0f} s; {labels_from}). Only one message and one attack were tried, so a failure is no protection. "
+        "Aligned: after the best change of brightness and contrast, which norm layers hide."
+    )
+    if own is None:
+        _compare_nearest(section, images, members, found.non_members)
+    else:
+        _compare_own(section, images, own, members, found.non_members, f"{who} in round {up.round}")
+    return section
+
+
+def replay_obstacle(run: RecordedRun) -> str:
+    """Return the reason why the run's folder does not suffice to compute the update that given images would cause.
+
+    The result is "" if the folder suffices, which requires plain FedAvg with SGD.
+    """
+    options = run.plain_fedavg
+    if options is None:
+        return "the folder does not record how its messages are replayed (the method is not plain FedAvg on classes)"
+    odd = [name for name in ("architectures", "augment", "objective", "personal", "phases") if options.get(name)]
+    odd += ["optimizer"] if options["optimizer"] != "sgd" or options.get("state") == "client" else []
+    return f"the run's {', '.join(odd)} cannot be replayed from the folder" if odd else ""
+
+
 def record_counts(run: RecordedRun, invert: Inversion) -> dict[int, int]:
     """Return the number of records from which each client computed its message, by client index; empty if unknown.
 
     Args:
-        run: the recorded run, with a transcript.
-        invert: options of the inversion. If the option `owners` is given, the numbers are counted from it, because it
-            lists the indices of each client's records. Otherwise they come from the weights that clients sent for
-            averaging.
+        run: the recorded run. Without `owners`, the numbers are the weights that its clients sent for averaging.
+        invert: options of the inversion, such as `owners`.
     """
     answered, counts = set(), {}
+    weighted = (run.plain_fedavg or {}).get("weights") == "samples"
     for message in run.messages():
         if message.direction == "up" and message.exchange == "local" and invert.round in (None, message.round):
             answered.add(message.client)
             weight = next((v for k, v in message.values.items() if k.endswith(".samples")), None)
-            if isinstance(weight, float | int) and run.settings.get("weights") == "samples":
+            if isinstance(weight, float | int) and weighted:
                 counts[message.client] = int(weight)
     if invert.owners is not None:
-        counts = {c: len(own) for c, own in enumerate(invert.owners) if len(own)}
+        counts = {c: len(own) for c, own in enumerate(invert.owners)}
     return {c: n for c, n in counts.items() if c in answered and n}
 
 
@@ -137,43 +233,13 @@ def message_pair(run: RecordedRun, client: int, number: int | None) -> tuple[Tra
     raise ValueError(f"round must be one that client {client} answered, got {number}")
 
 
-def replay_obstacle(run: RecordedRun) -> str:
-    """Return the reason why the run's folder does not suffice to compute the update that given images would cause.
-
-    The result is "" if the folder suffices, which requires plain FedAvg with SGD.
-
-    Args:
-        run: the recorded run.
-    """
-    recipe, options = run.config.get("recipe"), run.settings
-    if not isinstance(recipe, dict) or recipe.get("object") != "fl:FedAvg" or set(recipe) != {"object", "with"}:
-        return "the folder does not record how its messages are replayed (the method is not plain FedAvg)"
-    odd = [n for n in ("augment", "objective", "phases", "assign") if options.get(n) is not None]
-    optimizer = run.client_optimizer
-    odd += ["optimizer"] if optimizer.get("name") != "sgd" or optimizer.get("state") == "client" else []
-    odd += ["personal"] if (options.get("personal") or {}).get("tuple") else []
-    if odd:
-        return f"the run's {', '.join(odd)} cannot be replayed from the folder"
-    if not str(run.config.get("task", "")).startswith("Classification("):
-        return "its labels are not classes"
-    return "" if _learning_rate(run) else "the folder does not record the learning rate"
-
-
-def _learning_rate(run: RecordedRun) -> float:
-    """Return the clients' learning rate in round 1, as recorded in `config.json`; 0 if it is not recorded."""
-    found = re.search(r"\blr=([0-9.eE+-]+)", str(run.config.get("method", "")))
-    return float(run.settings.get("lr") or (found[1] if found else 0.0))
-
-
 def fedavg_update(
     run: RecordedRun, network: nn.Module, down: TranscriptMessage, up: TranscriptMessage, count: int
 ) -> FedAvgUpdate:
     """Convert a client's update in plain FedAvg to a `FedAvgUpdate`, a message that `invert_message` can attack.
 
-    The client's training options are taken from `config.json`.
-
     Args:
-        run: the recorded run.
+        run: the recorded run, whose options state how the client trained.
         network: network of the run's architecture, with any weights.
         down: message that the client received, with the global model.
         up: message that the client sent, with its update.
@@ -193,198 +259,105 @@ def fedavg_update(
             f"client {down.client} in round {down.round}; build it as the run did"
         )
     model.load_state_dict(weights)
-    options = run.settings
-    batch = min(int(options["batch"]), count)
-    passes = batch_indices(torch.arange(count), batch, merge_single=uses_batch_statistics(model))
-    batches: dict[str, Any] = {"epochs": options.get("epochs") or 1, "batch": batch if batch < count else None}
-    if options.get("steps") is not None:
+    options = run.plain_fedavg
+    assert options is not None
+    batch = min(options["batch"], count)
+    batches: dict[str, Any] = {"epochs": options["epochs"], "batch": batch if batch < count else None}
+    if options["steps"] is not None:
+        passes = batch_indices(torch.arange(count), batch, merge_single=uses_batch_statistics(model))
         batches = {"order": [passes[step % len(passes)] for step in range(options["steps"])]}
     return FedAvgUpdate(
         model,
         [update[name] for name, _ in model.named_parameters()],
-        lr=_learning_rate(run) * run.client_optimizer.get("lr_decay", 1.0) ** (up.round - 1),
-        momentum=options.get("momentum") or 0.0,
-        weight_decay=run.client_optimizer.get("weight_decay", 0.0),
+        lr=options["lr"] * options.get("lr_decay", 1.0) ** (up.round - 1),
+        momentum=options.get("momentum", 0.0),
+        weight_decay=options.get("weight_decay", 0.0),
         **batches,
     )
 
 
-def inversion_section(
-    run: RecordedRun, invert: Inversion, network: nn.Module | None, members: Records, non_members: Records | None,
-    findings: Findings
-) -> Section:  # fmt: skip
-    """Invert one client's message, and return the section on the result.
-
-    Args:
-        run: the recorded run.
-        invert: choice of the message, and options of the attack.
-        network: network of the run's architecture, whose weights are replaced by those in the message; None if the user
-            passed none.
-        members: training records. The recovered images are compared with them.
-        non_members: records that were not used for training, which are compared with the members as a baseline; None if
-            the user passed none.
-        findings: findings of the report, to which the result is added.
-    """
-    section = Section("Inversion of an update")
-
-    def skipped(why: str, remedy: str) -> Section:
-        section.parts.append(f"Skipped: {why}.")
-        findings.missing.append(f"what the update of a single client shows: {why}; {remedy}")
-        return section
-
-    if not run.transcript:
-        return skipped("the run kept no transcript", run.transcript_hint)
-    if invert.build_message is None and (why := replay_obstacle(run)):
-        return skipped(why, "give invert=Inversion(build_message=...), which replays its messages")
-    if invert.build_message is None and network is None:
-        return skipped("a replay needs the network", "give network=, of the run's architecture")
-    rounds = sorted({message.round for message in run.messages() if message.exchange == "local"})
-    if invert.round is not None and invert.round not in rounds:
-        raise ValueError(f"round must be one in which a client answered, {rounds}, got {invert.round}")
-    found = record_counts(run, invert)
-    if not found:
-        return skipped("the messages do not state their number of records", "give invert=Inversion(owners=...)")
-    client = min(found, key=lambda c: (found[c], c)) if invert.client is None else invert.client
-    if client not in found:
-        raise ValueError(f"client must be one that holds records and answered, {sorted(found)}, got {client}")
-    count = found[client]
-    who = f"client {client}" if invert.client is not None else f"client {client} (the fewest records)"
-    if count > invert.max_records:
-        return skipped(
-            f"the message of {who} covers {count} records; from more than {invert.max_records} this attack recovers "
-            "hardly anything, which says nothing of stronger attacks",
-            f"give invert=Inversion(max_records={count}) to try",
+def _own(invert: Inversion, client: int, members: Records) -> Tensor | None:
+    if invert.owners is None:
+        return None
+    own = invert.owners[client].cpu()
+    if int(own.min()) < 0 or int(own.max()) >= len(members.pixels):
+        raise ValueError(
+            f"owners must be indices of members, 0 to {len(members.pixels) - 1}, got {int(own.min())} to "
+            f"{int(own.max())}: give members= all clients' records, in the order that owners refer to"
         )
-    own = _own(invert, client, members)
-    down, up = message_pair(run, client, invert.round)
-    message: ObservedMessage
-    if invert.build_message is not None:
-        message = invert.build_message(down, up)
-        require_message(message, "the result of build_message")
-    else:
-        assert network is not None
-        message = fedavg_update(run, network, down, up, count)
-    recorded = run.normalization
-    normalization = IDENTITY if recorded is None else Normalization(recorded[0], recorded[1])
-    shape, labels = tuple(members.pixels.shape[1:]), None
-    if invert.known_labels and own is not None:
-        if members.data is None:
-            raise ValueError("members must be LabeledImages if known_labels is set, to provide the labels")
-        labels = members.data.labels[own]
-    elif not message.ordered and non_members is not None:
-        labels = message.read_labels(count, normalization.encode(non_members.selected[:64]))
-
-    def search(steps: int, restarts: int) -> tuple[Tensor, float]:
-        began = time.process_time()
-        found = invert_message(
-            message, shape, count, labels=labels, steps=steps, restarts=restarts, normalization=normalization,
-            total_variation=invert.total_variation,
-        )  # fmt: skip
-        return found.images.cpu().float(), time.process_time() - began
-
-    search(1, 1)  # warm-up
-    estimate = search(5, 1)[1] / 6 * invert.steps * invert.restarts
-    if estimate > invert.seconds:
-        return skipped(
-            f"the search would take about {estimate:.0f} s, more than the {invert.seconds:g} s allowed",
-            f"give invert=Inversion(seconds={2 * estimate:.0f})",
-        )
-    images, seconds = search(invert.steps, invert.restarts)
-    labels_from = "labels known" if invert.known_labels else "labels inferred from the message"
-    section.parts.append(
-        f"The message of {who} in round {up.round}, computed from {count} records, inverted as the server could do it: "
-        f"by a search for images that would have caused it ({invert.steps} steps, {invert.restarts} start(s), "
-        f"{seconds:.0f} s; {labels_from}). Only one message and one attack were tried, so a failure is no protection. "
-        "Aligned: after the best change of brightness and contrast, which norm layers hide."
-    )
-    if own is None:
-        section.parts += _compare_nearest(images, members, non_members, findings)
-    else:
-        section.parts += _compare_own(images, own, members, non_members, f"{who} in round {up.round}", findings)
-    return section
+    return own
 
 
 def _compare_own(
-    images: Tensor, own: Tensor, members: Records, non_members: Records | None, sender: str, findings: Findings
-) -> list[Part]:
+    section: Section, images: Tensor, own: Tensor, members: Records, non_members: Records | None, sender: str
+) -> None:
     """Compare recovered images with the client's records, and with non-members of the same classes.
 
     Args:
+        section: section of the report, to which pictures, tables and findings are added.
         images: recovered images, one for each of the client's n records, pixels [n, C, H, W].
         own: indices of the client's records among the members, int64 [n].
         members: private training records.
         non_members: records that were not used for training; None if the user passed none.
         sender: text that names the client and the round.
-        findings: findings of the report, to which the result is added.
-
-    Returns:
-        The figures, tables and texts of the comparison.
     """
     truth = members.pixels[own]
-    found, plain, aligned = _scored(images, truth)
+    paired = images[match(images, truth)]
+    fitted = align(paired, truth)
+    plain, aligned = psnr(paired, truth), psnr(fitted, truth)
     order = aligned.argsort(descending=True)[:_SHOWN]
-    grid = image_grid(
-        [found[order], align(found, truth)[order], truth[order]],
-        f"Recovered images, the same aligned, and the client's records, the closest first. PSNR aligned: "
-        f"{', '.join(f'{v:.0f}' for v in aligned[order].tolist())} dB.",
-    )
-    rows = [["the client's records", *map(_mean_and_best, (plain, aligned))]]
+    levels = ", ".join(f"{v:.0f}" for v in aligned[order].tolist())
+    caption = "Recovered images, the same aligned, and the client's records, the closest first. PSNR aligned:"
+    section.add(image_grid([paired[order], fitted[order], truth[order]], f"{caption} {levels} dB."))
+    cells = [("the client's records", *map(_mean_and_best, (plain, aligned)))]
     if non_members is None:
-        findings.missing.append("whether the inverted images are more than similar to the records: give non_members=")
-        return [grid, Table(_HEADER, rows)]
-    draws = [_scored(images, non_members.selected[index])[1:] for index in _draw_held_out(members, own, non_members)]
-    rates = [torch.stack([draw[k].mean() for draw in draws]) for k in (0, 1)]
-    rows.append(["the same number of held-out images", *map(_mean_and_best, rates)])
-    beaten = int((rates[1] >= aligned.mean()).sum())
-    recovered = int((aligned >= PSNR_LEVELS[0]).sum())
-    means = f"{float(aligned.mean()):.1f} dB aligned, held-out images of its classes {float(rates[1].mean()):.1f}"
-    result = f"inverting the update of {sender} recovers"
-    if beaten:
-        findings.add_negative("inversion", f"{result} images no closer to its records than to others ({means})")
-    elif recovered:
-        share = f"{recovered} of its {len(own)} records above {PSNR_LEVELS[0]} dB"
-        findings.add_leak("inversion", f"{result} {share} (mean {means})")
-    else:
-        findings.add_leak("inversion", f"{result} images closer to its records than to others ({means})")
-    return [
-        grid,
-        Table(_HEADER, rows),
+        section.missing.append("whether the inverted images are more than similar to the records: give non_members=")
+        section.add(Table(_HEADER, cells, left=1))
+        return
+    draws = [non_members.selected[index] for index in _draw_held_out(members, own, non_members)]
+    pairs = [(images[match(images, drawn)], drawn) for drawn in draws]
+    chance = torch.stack([psnr(align(one, drawn), drawn).mean() for one, drawn in pairs])
+    plainly = torch.stack([psnr(one, drawn).mean() for one, drawn in pairs])
+    cells.append(("the same number of held-out images", *map(_mean_and_best, (plainly, chance))))
+    beaten = int((chance >= aligned.mean()).sum())
+    section.add(
+        Table(_HEADER, cells, left=1),
         f"Means over {len(own)} images, each paired with one record. Held-out images of the same classes were drawn "
         f"{_DRAWS} times, and were as close {beaten} times.",
-    ]
+    )
+    recovered = int((aligned >= PSNR_LEVELS[0]).sum())
+    means = f"{float(aligned.mean()):.1f} dB aligned, held-out images of its classes {float(chance.mean()):.1f}"
+    result = f"inverting the update of {sender} recovers"
+    if beaten:
+        words = f"{result} images no closer to its records than to others ({means})"
+        section.negatives.append(("inversion", words))
+    elif recovered:
+        share = f"{recovered} of its {len(own)} records above {PSNR_LEVELS[0]} dB"
+        section.leak("inversion", f"{result} {share} (mean {means})")
+    else:
+        section.leak("inversion", f"{result} images closer to its records than to others ({means})")
 
 
-def _compare_nearest(images: Tensor, members: Records, non_members: Records | None, findings: Findings) -> list[Part]:
-    findings.missing.append("whether inverted images show the client's records: give invert=Inversion(owners=...)")
-    rows, drawn = [], [images]
+def _compare_nearest(section: Section, images: Tensor, members: Records, non_members: Records | None) -> None:
+    section.missing.append("whether inverted images show the client's records: give invert=Inversion(owners=...)")
+    cells, drawn = [], [images]
     for name, records in (("private record", members), ("held-out image", non_members)):
         if records is not None:
             near = torch.stack([_nearest(one, records.selected) for one in images])
             drawn.append(near)
-            plain, aligned = psnr(images, near), psnr(align(images, near), near)
-            rows.append([f"the nearest {name} of {len(records.selected)}", *map(_mean_and_best, (plain, aligned))])
+            levels = psnr(images, near), psnr(align(images, near), near)
+            cells.append((f"the nearest {name} of {len(records.selected)}", *map(_mean_and_best, levels)))
     held_out = " and held-out image" if non_members else ""
     words = f"Recovered images, and below each the nearest private record{held_out}."
-    return [
+    section.add(
         image_grid([one[:_SHOWN] for one in drawn], words),
-        Table(_HEADER, rows),
+        Table(_HEADER, cells, left=1),
         "In a larger set the nearest image is closer by chance alone, so this does not show whose records these are.",
-    ]
+    )
 
 
 def _mean_and_best(decibels: Tensor) -> str:
     return f"{float(decibels.mean()):.1f} (best {float(decibels.max()):.1f})"
-
-
-def _scored(images: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Pair recovered images with true images, and compute their PSNR.
-
-    Returns:
-        The recovered images in the order of the true ones; their PSNR, [n]; and their PSNR after alignment of
-        brightness and contrast, [n].
-    """
-    found = images[match(images, truth)]
-    return found, psnr(found, truth), psnr(align(found, truth), truth)
 
 
 def _nearest(image: Tensor, candidates: Tensor) -> Tensor:
@@ -405,31 +378,17 @@ def _draw_held_out(members: Records, own: Tensor, non_members: Records) -> list[
         For each sample, the indices of its images in `non_members.selected`, int64 [n].
     """
     everyone = torch.arange(len(non_members.index))
-    groups = [(len(own), everyone)]
-    if members.data is not None and non_members.data is not None and members.data.labels.ndim == 1:
-        theirs, ours = non_members.data.labels[non_members.index].cpu(), members.data.labels[own].cpu()
-        wanted = ours.unique(return_counts=True)
-        groups = [(int(n), everyone[theirs == k]) for k, n in zip(*wanted)]
-        if any(len(group) < n for n, group in groups):
-            groups = [(len(own), everyone)]
-    if any(len(group) < n for n, group in groups):
+    if len(everyone) < len(own):
         raise ValueError(
             f"non_members must be at least {len(own)}, the number of inverted records, got {len(everyone)}"
         )
+    groups = [(len(own), everyone)]
+    if members.data is not None and non_members.data is not None and members.data.labels.ndim == 1:
+        theirs, ours = non_members.data.labels[non_members.index].cpu(), members.data.labels[own].cpu()
+        by_class = [(int(n), everyone[theirs == k]) for k, n in zip(*ours.unique(return_counts=True))]
+        groups = by_class if all(len(group) >= n for n, group in by_class) else groups
     return [
         torch.cat([group[torch.randperm(len(group), generator=derive(0, "strangers", k, i))[:n]]
                    for i, (n, group) in enumerate(groups)])
         for k in range(_DRAWS)
     ]  # fmt: skip
-
-
-def _own(invert: Inversion, client: int, members: Records) -> Tensor | None:
-    if invert.owners is None:
-        return None
-    own = invert.owners[client].cpu()
-    if int(own.min()) < 0 or int(own.max()) >= len(members.pixels):
-        raise ValueError(
-            f"owners must be indices of members, 0 to {len(members.pixels) - 1}, got {int(own.min())} to "
-            f"{int(own.max())}: give members= all clients' records, in the order that owners refer to"
-        )
-    return own

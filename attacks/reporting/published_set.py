@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attacks.membership import nearest
-from attacks.reporting._findings import evaluate_scores, is_significant
+from attacks.reporting._rates import evaluate_scores, is_significant
 from attacks.reporting.copies import COPY_DB, closest_images, find_copies
 from attacks.reporting.similarity import PSNR_LEVELS
 from attacks.statistics import OperatingPoint, Rate

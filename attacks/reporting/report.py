@@ -11,28 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from attacks.membership import Pipeline
-from attacks.reporting._findings import MIN_NON_MEMBERS, Findings
-from attacks.reporting._findings import verdict as verdict_of
-from attacks.reporting._recorded_run import RecordedRun, open_run
-from attacks.reporting._rendering import BulletList, Section, render_html, render_markdown
-from attacks.reporting._section_images import Records, membership_section, nearest_section, recovery_section
-from attacks.reporting._section_messages import ObservedData, adversary_section, class_section
-from attacks.reporting._section_models import last_model_parts, shadow_parts
+from attacks.reporting._evidence import Evidence
+from attacks.reporting._page import Findings, Section, render_html, render_markdown
+from attacks.reporting._recorded_run import open_run
+from attacks.reporting._section_images import membership_section, nearest_section, recovery_section
+from attacks.reporting._section_messages import adversary_section, class_section
+from attacks.reporting._section_models import add_shadows, last_model_section
 from attacks.reporting.inversion import Inversion, inversion_section
 from attacks.reporting.privacy_claim import Audit, claim_section
-from attacks.reporting.published_set import SHARED, digests
 from distillkit._utils import check
 from distillkit._utils.files import write_atomically
-from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
-__all__ = ["IncompatibleImages", "Report", "report"]
+__all__ = ["Report", "report"]
 
 _INVERSION = Inversion()
-
-
-class IncompatibleImages(ValueError):
-    """Error: images are not pixels in [0, 1], or differ from the run's images in shape or normalization."""
 
 
 @dataclass(frozen=True)
@@ -127,61 +120,45 @@ def report(
     check.boolean(progress, "progress")
     if started_from is not None and (members is None or non_members is None):
         raise ValueError("started_from needs members= and non_members=, without which no rate can be computed")
-    for value, name, kind in (
-        (pipeline, "pipeline", Pipeline), (network, "network", nn.Module), (invert, "invert", Inversion),
-        (audit, "audit", Audit)
-    ):  # fmt: skip
+    for value, name, kind, wanted in (
+        (pipeline, "pipeline", Pipeline, "of attacks.membership.Pipeline"),
+        (network, "network", nn.Module, "an nn.Module"),
+        (invert, "invert", Inversion, "of attacks.reporting.Inversion"),
+        (audit, "audit", Audit, "of attacks.reporting.Audit"),
+    ):
         if value is not None and not isinstance(value, kind):
-            wanted = "an nn.Module" if kind is nn.Module else f"of {kind.__module__.rsplit('.', 1)[0]}.{kind.__name__}"
             raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}")
     others = _check_baselines(pipeline, baselines)
-    member_records = _select_records(members, "members", run, max_records)
-    non_member_records = _select_records(non_members, "non_members", run, max_records)
-    if network is not None and any(r is not None and r.data is None for r in (member_records, non_member_records)):
-        raise ValueError("members and non_members must be LabeledImages if a network is given, which needs the labels")
-    if non_member_records is not None and len(non_member_records.index) < MIN_NON_MEMBERS:
-        raise ValueError(
-            f"non_members must be at least {MIN_NON_MEMBERS}, got {len(non_member_records.index)}: give the whole test "
-            "set"
-        )
-    if member_records is not None and non_member_records is not None:
-        _require_other_records(member_records, non_member_records)
-    if network is not None:
-        for name, records in (("members", member_records), ("non_members", non_member_records)):
-            _require_normalization(run, name, records)
+    evidence = Evidence.gather(run, members, non_members, network, max_records)
     folder_out = check.folder(out, "out") if out is not None else run.path / "report"
-    findings, sections = Findings(), [adversary_section(run)]
-    observed = ObservedData.from_run(run)
-    sections += _image_sections(run, observed, member_records, non_member_records, started_from, findings)
-    if observed.updates or (invert is not None and invert.build_message is not None):
-        if member_records is None or invert is None:
-            wanted = "give members=" if member_records is None else "give invert=Inversion(...), not None"
-            findings.missing.append(f"what the update of a single client shows of its images: {wanted}")
+    sections = [adversary_section(run), *_image_sections(evidence, started_from)]
+    if evidence.observed.updates or (invert is not None and invert.build_message is not None):
+        if evidence.members is None or invert is None:
+            wanted = "give members=" if evidence.members is None else "give invert=Inversion(...), not None"
+            sections[0].missing.append(f"what the update of a single client shows of its images: {wanted}")
         else:
-            sections.append(inversion_section(run, invert, network, member_records, non_member_records, findings))
-    section = _model_section(run, network, member_records, non_member_records, findings)
+            sections.append(inversion_section(evidence, invert, evidence.members))
+    models = last_model_section(evidence)
     if pipeline is not None:
-        section.parts += shadow_parts(pipeline, others, shadows, workers, folder_out, progress, findings)
+        add_shadows(models, pipeline, others, shadows, workers, folder_out, progress)
     else:
-        findings.missing.append(
+        models.missing.append(
             "what attacks with shadow models find, which are the strongest: give pipeline=; without them a model may "
             "look safer than it is"
         )
-    if not section.parts:
-        section.parts.append("Not attacked: see the last section.")
-    sections += [section, class_section(run, observed, findings), claim_section(run, observed, audit, findings)]
-    verdict = verdict_of(findings)
+    if not models.parts:
+        models.add("Not attacked: see the last section.")
+    sections += [models, class_section(evidence), claim_section(evidence, audit)]
+    found = Findings(sections, run.starts_from_real and bool(evidence.observed.rounds or run.sends_sets))
+    lists = {"Also found": found.other_leaks, "No leak found": found.not_found}
+    page = [Section(title, [[*items]]) for title, items in lists.items() if items]
+    page += [*sections, Section("What this report cannot determine", [[*found.missing]])]
     title = f"Privacy report of the run {run.path.resolve().name}"
-    lists = [BulletList("Also found", findings.other_leaks), BulletList("No leak found", findings.not_found)]
-    sections.append(Section("What this report cannot determine", [BulletList("", findings.missing)]))
     footer = "Generated by attacks.report. Intervals: 95 %, corrected for the number of attacks in each section."
-    page = (title, verdict, [one for one in lists if one.items], sections, footer)
-    write_atomically(folder_out / "report.html", render_html(*page))
-    write_atomically(folder_out / "report.md", render_markdown(*page))
-    return Report(
-        verdict, folder_out / "report.html", folder_out / "report.md",
-        *map(tuple, (findings.leaks, findings.not_found, findings.missing)),
-    )  # fmt: skip
+    paths = folder_out / "report.html", folder_out / "report.md"
+    for path, render in zip(paths, (render_html, render_markdown)):
+        write_atomically(path, render(title, found.verdict, page, footer))
+    return Report(found.verdict, *paths, found.leaks, found.not_found, found.missing)
 
 
 def _check_baselines(pipeline: Pipeline | None, baselines: Mapping[str, Pipeline] | None) -> Mapping[str, Pipeline]:
@@ -202,101 +179,12 @@ def _check_baselines(pipeline: Pipeline | None, baselines: Mapping[str, Pipeline
     return baselines
 
 
-def _image_sections(
-    run: RecordedRun,
-    observed: ObservedData,
-    members: Records | None,
-    non_members: Records | None,
-    started_from: Tensor | None,
-    findings: Findings,
-) -> list[Section]:
-    if not run.transcript and run.published_set is None:
-        findings.missing.append(f"what was sent: the run kept no transcript; {run.transcript_hint}")
-    if run.starts_from_real and (observed.rounds or run.sends_sets):
-        findings.sends_records = True
-    if not observed.rounds:
+def _image_sections(found: Evidence, started_from: Tensor | None) -> list[Section]:
+    if not found.observed.rounds:
         return []
-    if members is None:
-        findings.missing.append("which records the sent images show: give members=, the private training images")
-        return [nearest_section(observed, None, None)]
-    if non_members is None:
-        findings.missing.append("whether similarity is a leak: give non_members=, such as the test set")
-    sections = [
-        nearest_section(observed, members, non_members),
-        recovery_section(observed, members, non_members, findings),
-    ]
-    if non_members is not None:
-        sections.append(membership_section(observed, members, non_members, started_from, findings))
+    sections = [nearest_section(found)]
+    if found.members is not None:
+        sections.append(recovery_section(found, found.members))
+    if found.members is not None and found.non_members is not None:
+        sections.append(membership_section(found, found.members, found.non_members, started_from))
     return sections
-
-
-def _model_section(
-    run: RecordedRun,
-    network: nn.Module | None,
-    members: Records | None,
-    non_members: Records | None,
-    findings: Findings,
-) -> Section:
-    section = Section("Membership inference from the model")
-    if network is None or members is None or non_members is None:
-        findings.missing.append("what the last model reveals of records: give network=, members= and non_members=")
-    elif not run.models:
-        findings.missing.append(
-            "what the last model reveals of records: the folder has no checkpoint/model.safetensors"
-        )
-    else:
-        section.parts += last_model_parts(run, network, members, non_members, findings)
-    return section
-
-
-def _require_other_records(members: Records, non_members: Records) -> None:
-    known = set(digests(members.pixels))
-    shared, count = sum(one in known for one in digests(non_members.pixels)), len(non_members.pixels)
-    if shared > SHARED * count:
-        raise IncompatibleImages(
-            f"members and non_members must not share records, but {shared} of {count} non_members are also members: "
-            "non_members must not have been used for training"
-        )
-
-
-def _require_normalization(run: RecordedRun, name: str, records: Records | None) -> None:
-    """Check that records have the run's normalization, because the network gets their images without conversion.
-
-    Args:
-        run: the recorded run.
-        name: name of the argument that holds the records, for error messages.
-        records: the records; None if the user passed none.
-
-    Raises:
-        IncompatibleImages: the normalizations differ.
-    """
-    own = records.data.normalization if records is not None and records.data is not None else None
-    wanted = run.normalization
-    if own is None or wanted is None:
-        return
-    if own.zca is not None or [[round(v, 6) for v in part] for part in (own.mean, own.std)] != wanted:
-        raise IncompatibleImages(
-            f"{name} must be normalized as in the run, by mean {wanted[0]} and std {wanted[1]}, got {own}: call "
-            "renormalize on the set"
-        )
-
-
-def _select_records(given: LabeledImages | Tensor | None, name: str, run: RecordedRun, most: int) -> Records | None:
-    if given is None:
-        return None
-    data = given if isinstance(given, LabeledImages) else None
-    images = check.batch_of_images(data.images if data is not None else given, name)  # type: ignore[arg-type]
-    pixels = data.normalization.decode(images) if data is not None else images
-    if float(pixels.min()) < -0.01 or float(pixels.max()) > 1.01:
-        raise IncompatibleImages(
-            f"{name} must be pixels in [0, 1] or a set with its normalization, got {float(pixels.min()):.3g} to "
-            f"{float(pixels.max()):.3g}: give LabeledImages(images, labels, normalization=...)"
-        )
-    if run.shape is not None and tuple(images.shape[1:]) != run.shape:
-        raise IncompatibleImages(
-            f"{name} must have the shape of the run's images, {list(run.shape)}, got {list(images.shape[1:])}: load "
-            "them as the run did (the same size=)"
-        )
-    count, purpose = len(images), "members" if name == "members" else "outsiders"
-    order = torch.randperm(count, generator=derive(0, purpose)) if count > most else torch.arange(count)
-    return Records(pixels.clamp(0, 1).float().cpu(), order[:most].sort().values, data)

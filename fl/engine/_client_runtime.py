@@ -108,7 +108,9 @@ def respond(
         remembers = header.keeps and len(client.memory) > 0
         if remembers:
             runtime.memories.stage(number, header.version, client.memory)
-        return ClientResult(number, reply, notes=client.notes, remembers=remembers, seconds=cost(client))
+        hidden = runtime.method.private or runtime.method.sealed  # notes have neither noise nor a mask
+        notes = {} if hidden else client.notes
+        return ClientResult(number, reply, notes=notes, remembers=remembers, seconds=cost(client))
     except (Interrupted, BudgetExhausted, ChangedInput, LedgerWriteError):
         raise
     except Exception as error:  # whatever fails, the history lists the client, and its reply is not used

@@ -6,7 +6,6 @@ makes all checks that a reply must pass.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,10 @@ from fl.participants import Interrupted, Server
 from fl.task import LabelTask
 
 __all__ = ["ReplyCollector", "RoundStats", "validate"]
+
+
+_MOST_NOTES, _LARGEST_NOTE = 100, 1e15
+"""Largest number of a client's notes, and of characters in a name; largest magnitude of a note."""
 
 
 class ReplyCollector:
@@ -209,9 +212,8 @@ def _checked_reply(dispatcher: Dispatcher, server: Server, verb: str, result: Cl
     entries, reply = dispatcher.entries, result.reply
     if verb == "evaluate" and (reply is None or (isinstance(reply, Message) and not len(reply))):
         return Message()
-    wrong = [k for k, n in result.notes.items() if not isinstance(n, int | float) or not math.isfinite(n)]
-    if wrong and verb != "evaluate":
-        raise BadReply(f"its note {wrong[0]!r} is not a finite number")
+    if verb != "evaluate":
+        _check_notes(result.notes)
     reply = check_reply(placed(reply, server.device), entries, schema)
     if verb == "evaluate":
         _check_sums(reply, server.task)
@@ -224,6 +226,16 @@ def _checked_reply(dispatcher: Dispatcher, server: Server, verb: str, result: Cl
         return reply
     reply = Message.unchecked({**dict(reply.items()), **dict(derived.items())})
     return check_reply(reply, entries, {**schema, **{key: EntrySpec.finite(value) for key, value in derived.items()}})
+
+
+def _check_notes(notes: Mapping[str, Any]) -> None:
+    if len(notes) > _MOST_NOTES:
+        raise BadReply(f"has {len(notes)} notes, at most {_MOST_NOTES} are allowed")
+    for name, number in notes.items():
+        if not isinstance(name, str) or len(name) > _MOST_NOTES:
+            raise BadReply(f"its note {str(name)[:40]!r} must have a name of at most {_MOST_NOTES} characters")
+        if not isinstance(number, int | float) or not -_LARGEST_NOTE <= number <= _LARGEST_NOTE:
+            raise BadReply(f"its note {name!r} is not a finite number of at most {_LARGEST_NOTE:g}")
 
 
 def _check_sums(reply: Message, task: LabelTask) -> None:

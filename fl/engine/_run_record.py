@@ -19,7 +19,7 @@ from distillkit.fingerprint import network_fingerprint, set_fingerprint, tensor_
 from distillkit.privacy import Ledger
 from distillkit.serialization import ConfigError, SerializationError, from_config, referenced_objects, to_config
 from distillkit.sets import LabeledImages, StoredImages
-from fl._components import identity
+from fl._components import identity, options_by_name
 from fl.engine._clients import ClientRegistry
 from fl.engine._config import RunConfig
 from fl.engine.store import CheckpointError, OtherSettings
@@ -31,7 +31,7 @@ __all__ = [
     "warn_if_not_resumable",
 ]  # fmt: skip
 
-FREE = ("rounds", "versions", "notes", "transcript")
+FREE = ("rounds", "versions", "notes", "transcript", "options")
 """Keys of config.json whose values may differ when a run is resumed."""
 
 
@@ -221,6 +221,7 @@ def config_of(method: Method, config: RunConfig, server: Server, data: str, key:
     architectures = method.inner.architectures(server.task.num_classes)
     record: dict[str, Any] = {
         "method": identity(method),
+        "options": options_by_name(method),
         "task": repr(server.task),
         "seed": server.seed,
         "clients": server.clients,

@@ -228,9 +228,6 @@ class SecureSums(Filter):
     def out(self, client: Client, message: Message, reply: Message) -> Message:
         """Step 3 of a secure sum, on a client: encode and mask the reply that the client gives after its training.
 
-        The numbers that the client would report for the history (`Client.notes`) are deleted, because they would reach
-        the server without a mask.
-
         Args:
             client: the client.
             message: layout of the encoded reply, and the encrypted shares from the other clients.
@@ -239,7 +236,6 @@ class SecureSums(Filter):
         Returns:
             The masked vector.
         """
-        client.notes.clear()
         session = self._client_session(client)
         vector = ReplyLayout.from_json(message[self.layout]).encode(reply)
         boxes = dict(zip(message[self.partners].tolist(), _rows(message[self.boxes])))

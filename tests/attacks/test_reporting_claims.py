@@ -233,9 +233,9 @@ def test_baselines_are_shown_beside_the_run(run: Path, tmp_path: Path) -> None:
 
     raw = {"model on raw data": pipeline(9.0)}
     found = report(run, pipeline(0.0), baselines=raw, out=tmp_path, progress=False)
-    rows = [line for line in found.markdown.read_text(encoding="utf-8").splitlines() if "| LiRA offline |" in line]
-    assert [row.split(" | ")[0] for row in rows] == ["| this run", "| model on raw data"]
-    areas = [float(row.split(" | ")[3].split()[0]) for row in rows]
+    rows = [line for line in found.markdown.read_text(encoding="utf-8").splitlines() if "| LiRA offline " in line]
+    assert [row.split("|")[1].strip() for row in rows] == ["this run", "model on raw data"]
+    areas = [float(row.split("|")[4].split()[0]) for row in rows]
     assert areas[1] > 0.95 > 0.7 > areas[0]
     assert not any("separates members from non-members" in line for line in found.leaks)
     alone = report(run, pipeline(0.0), out=tmp_path, progress=False)

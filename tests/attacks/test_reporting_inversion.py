@@ -17,9 +17,9 @@ from torch import Tensor
 from attacks import report
 from attacks.inversion import FedAvgUpdate, Gradient
 from attacks.reporting import DamagedRun, IncompatibleImages, Inversion
-from attacks.reporting._findings import Findings
+from attacks.reporting._evidence import Records
+from attacks.reporting._page import Section
 from attacks.reporting._recorded_run import open_run
-from attacks.reporting._section_images import Records
 from attacks.reporting.inversion import _compare_own, _draw_held_out, fedavg_update, message_pair, record_counts
 from attacks.transcript import TranscriptMessage
 from distillkit import LabeledImages
@@ -36,7 +36,8 @@ TRAIN, TEST = DIGITS.train[:60], DIGITS.test[:150]
 OWNERS = [torch.arange(3, 60), torch.arange(3)]
 FACTORY = partial(ConvNet, (1, 8, 8), width=8, depth=1, norm="none", activation="tanh")
 KEPT = {"optimizer": {"object": "fl:ClientOptimizer", "with": {"name": "sgd", "state": "client"}}}
-DECAYING = {"optimizer": {"object": "fl:ClientOptimizer", "with": {"lr_decay": 0.5}}}
+THREE = {"phases": [{"object": "fl:Phase", "with": {"epochs": 1, "steps": 3, "train": "*"}}]}
+DECAYING = {"optimizer": {"object": "fl:ClientOptimizer", "with": {"name": "sgd", "lr_decay": 0.5}}}
 GIVEN: dict[str, Any] = {"members": TRAIN, "non_members": TEST, "network": FACTORY(10)}
 
 
@@ -51,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def altered(run: Path, to: Path, **settings: Any) -> Path:
     copy = Path(shutil.copytree(run, to))
     config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
-    config["recipe"]["with"] |= settings
+    config["options"]["with"] |= settings
     (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return copy
 
@@ -64,7 +65,7 @@ def test_records_of_an_update_are_reconstructed(run: Path, tmp_path: Path) -> No
     assert found.verdict == f"This run leaks: {line}."
     text = found.markdown.read_text(encoding="utf-8")
     assert "and were as close 0 times" in text
-    assert "| the client's records |" in text
+    assert "| the client's records " in text
     assert "labels inferred from the message" in text
 
 
@@ -82,8 +83,8 @@ def test_without_owners_images_are_shown_and_not_scored(run: Path, tmp_path: Pat
     assert not [line for line in [*found.leaks, *found.not_found] if "inverting" in line]
     assert any("give invert=Inversion(owners=...)" in line for line in found.missing)
     text = found.markdown.read_text(encoding="utf-8")
-    assert "| the nearest private record of 60 |" in text
-    assert "| the nearest held-out image of 150 |" in text
+    assert "| the nearest private record of 60 " in text
+    assert "| the nearest held-out image of 150 " in text
 
 
 @pytest.mark.parametrize(
@@ -122,9 +123,7 @@ def test_messages_that_cannot_be_replayed_are_noted(run: Path, tmp_path: Path) -
 
 def test_replay_from_the_folder_equals_the_clients_training(run: Path, tmp_path: Path) -> None:
     """The folder's options reproduce the sent update from the client's own images."""
-    for number, (said, epochs, lr) in enumerate(
-        [({}, 1, 0.1), ({"steps": 3, "epochs": None}, 3, 0.1), (DECAYING, 1, 0.05)]
-    ):
+    for number, (said, epochs, lr) in enumerate([({}, 1, 0.1), (THREE, 3, 0.1), (DECAYING, 1, 0.05)]):
         folder = open_run(altered(run, tmp_path / str(number), **said))
         down, up = message_pair(folder, 1, None)
         later = replace(up, round=2) if said is DECAYING else up
@@ -198,8 +197,8 @@ def test_known_labels_without_non_members_find_nothing(run: Path, tmp_path: Path
     found = report(run, members=TRAIN, network=FACTORY(10), invert=known, out=tmp_path)
     text = found.markdown.read_text(encoding="utf-8")
     assert "labels known" in text
-    assert "| the client's records |" in text
-    assert "held-out images |" not in text.split("## Inversion")[1].split("## ")[0]
+    assert "| the client's records " in text
+    assert "held-out images " not in text.split("## Inversion")[1].split("## ")[0]
     assert "whether the inverted images are more than similar to the records: give non_members=" in found.missing
     alone = report(run, members=TRAIN, network=FACTORY(10), invert=Inversion(steps=5), out=tmp_path)
     text = alone.markdown.read_text(encoding="utf-8")
@@ -243,14 +242,14 @@ def test_similar_reconstructions_are_found_below_the_threshold() -> None:
     inside, outside = (Records(one.pixels(), torch.arange(len(one)), one) for one in (TRAIN, TEST))
     own, truth = OWNERS[1], TRAIN.pixels()[OWNERS[1]]
     noise = 0.2 * torch.randn(truth.shape, generator=derive(0))
-    hidden, nothing = Findings(), Findings()
-    _compare_own((truth + noise).clamp(0, 1), own, inside, outside, "client 1", hidden)
-    _compare_own((0.5 + noise).clamp(0, 1), own, inside, outside, "client 1", nothing)
-    [line] = hidden.leaks
+    hidden, nothing = Section("hidden"), Section("nothing")
+    _compare_own(hidden, (truth + noise).clamp(0, 1), own, inside, outside, "client 1")
+    _compare_own(nothing, (0.5 + noise).clamp(0, 1), own, inside, outside, "client 1")
+    [(_, line)] = hidden.leaks
     assert line.startswith("inverting the update of client 1 recovers images closer to its records than to others (")
-    [line] = nothing.not_found
+    [(_, line)] = nothing.negatives
     assert line.startswith("inverting the update of client 1 recovers images no closer to its records than to others (")
-    assert not [*hidden.not_found, *nothing.leaks]
+    assert not [*hidden.negatives, *nothing.leaks]
 
 
 def test_client_without_a_reply_has_no_message_pair(run: Path, tmp_path: Path) -> None:

@@ -10,16 +10,18 @@ import pytest
 import torch
 
 from attacks import report
-from attacks.reporting._findings import Findings, evaluate_scores, format_percent
+from attacks.reporting._evidence import Evidence, ObservedData, Records
+from attacks.reporting._page import Section
+from attacks.reporting._rates import evaluate_scores, format_percent
 from attacks.reporting._recorded_run import RecordedRun
-from attacks.reporting._rendering import Section, Table
-from attacks.reporting._section_images import Records, membership_section
-from attacks.reporting._section_messages import ObservedData, adversary_section, class_section
+from attacks.reporting._section_images import membership_section
+from attacks.reporting._section_messages import adversary_section, class_section
 from attacks.reporting.privacy_claim import Audit, claim_section
 from attacks.reporting.similarity import record_scores
 from distillkit import LabeledImages
+from distillkit._utils.tables import Table
 from distillkit.networks import ConvNet
-from distillkit.privacy import gaussian_delta, gaussian_sigma
+from distillkit.privacy import Event, Ledger, gaussian_delta, gaussian_sigma
 from distillkit.rng import derive
 from fl.engine.store import Store
 from fl.message import Message
@@ -31,12 +33,16 @@ def images(seed: int, n: int = 24, **info: Any) -> LabeledImages:
 
 
 def folder(**parts: Any) -> RecordedRun:
-    none: dict[str, Any] = {"config": {}, "history": [], "ledger": None, "published_set": None, "models": {}}
+    none: dict[str, Any] = {"config": {}, "history": [], "published_set": None, "models": {}}
     return RecordedRun(**{"path": Path("run"), "transcript": False, **none, **parts})
 
 
-def sent(replies: Sequence[int] = (), updates: Sequence[tuple[int, torch.Tensor, int | None]] = ()) -> ObservedData:
-    return ObservedData([], [], list(updates), dict(enumerate(replies)))
+def seen(
+    run: RecordedRun | None = None, replies: Sequence[int] = (),
+    updates: Sequence[tuple[int, torch.Tensor, int | None]] = (),
+) -> Evidence:  # fmt: skip
+    observed = ObservedData([], [], list(updates), dict(enumerate(replies)))
+    return Evidence(folder(config=PLAIN, transcript=True) if run is None else run, observed)
 
 
 def words(section: Section) -> str:
@@ -44,7 +50,7 @@ def words(section: Section) -> str:
 
 
 def rows(section: Section) -> list[Sequence[str]]:
-    return [row for part in section.parts if isinstance(part, Table) for row in part.rows]
+    return [row for part in section.parts if isinstance(part, Table) for row in part.cells]
 
 
 # What was charged.
@@ -52,14 +58,11 @@ def rows(section: Section) -> list[Sequence[str]]:
 
 def test_published_set_states_its_claim_and_lacks_a_ledger() -> None:
     made = images(0, epsilon=2.5, delta=1e-5, relation="add or remove one record", ipc=3)
-    findings = Findings()
-    text = words(claim_section(folder(published_set=made), sent(), None, findings))
-    assert "Claimed: epsilon 2.5 at delta 1e-05 (add or remove one record), as the run recorded it." in text
-    assert findings.missing[0] == "the charges: the ledger is not in the folder"
-    assert "The claim was not audited." in text
-    assert "No epsilon is claimed" in words(
-        claim_section(folder(published_set=images(0, ipc=3)), sent(), None, findings)
-    )
+    section = claim_section(seen(folder(published_set=made)), None)
+    assert "Claimed: epsilon 2.5 at delta 1e-05 (add or remove one record), as the run recorded it." in words(section)
+    assert section.missing[0] == "the charges: the ledger is not in the folder"
+    assert "The claim was not audited." in words(section)
+    assert "No epsilon is claimed" in words(claim_section(seen(folder(published_set=images(0, ipc=3))), None))
 
 
 @pytest.mark.parametrize(
@@ -75,99 +78,91 @@ def test_published_set_states_its_claim_and_lacks_a_ledger() -> None:
     ],
     ids=["reason", "bare", "nominal"],
 )
-def test_void_claim_is_not_shown_as_a_claim(claim: dict[str, Any], said: list[str], unsaid: str) -> None:
-    text = words(
-        claim_section(folder(history=[{"privacy": claim}], ledger=[{"void": "a key"}]), sent(), None, Findings())
-    )
-    for line in [*said, "Void: a key"]:
+def test_void_claim_is_not_shown_as_a_claim(
+    claim: dict[str, Any], said: list[str], unsaid: str, tmp_path: Path
+) -> None:
+    Ledger(tmp_path / "ledger.jsonl").void("a key is known")
+    text = words(claim_section(seen(folder(path=tmp_path, history=[{"privacy": claim}])), None))
+    assert "a key is known" in text
+    for line in said:
         assert line in text
     assert unsaid not in text
 
 
-def test_charges_without_replies_are_listed_and_none_is_missing() -> None:
-    event = {"mechanism": "gaussian", "sigma": 2.0, "rate": 0.5, "relation": "one record", "count": 3}
-    findings = Findings()
-    section = claim_section(folder(ledger=[{"event": event}]), sent(), None, findings)
-    assert rows(section) == [["gaussian", "2", "0.5", "one record", "3", "1"]]
+def test_charges_without_replies_are_listed_and_none_is_missing(tmp_path: Path) -> None:
+    Ledger(tmp_path / "ledger.jsonl").spend(Event("gaussian", sigma=2.0, rate=0.5, count=3))
+    run = folder(path=tmp_path)
+    section = claim_section(seen(run), None)
+    assert rows(section) == [("gaussian", "2", "0.5", "add or remove one record", "3", "1")]
     assert "clients was charged" not in words(section)
-    assert not findings.leaks
-    owing = claim_section(folder(ledger=[{"event": event}]), sent(replies=[3, 4]), None, findings)
-    assert "client 1 sent 4 replies and was charged for 3 releases (1 clients in total have such replies)" in words(
-        owing
-    )
+    assert not section.leaks
+    owing = words(claim_section(seen(run, replies=[3, 4]), None))
+    assert "client 1 sent 4 replies and was charged for 3 releases (1 clients in total have such replies)" in owing
 
 
 def test_audit_is_shown_without_a_claim() -> None:
     sigma = gaussian_sigma(4.0, 1e-5)
     noise = torch.randn(2, 500, generator=derive(0), dtype=torch.float64) * sigma / 2
     audit = Audit(1 + noise[0], noise[1], [(e, gaussian_delta(sigma, e)) for e in (0.0, 1.0, 4.0)])
-    findings = Findings()
-    text = words(claim_section(folder(), sent(), audit, findings))
-    assert "No epsilon is claimed" in text
-    assert "Audited with 500 runs" in text
-    assert "epsilon of this run" not in text
-    assert len(findings.leaks) == 1
+    section = claim_section(seen(folder()), audit)
+    assert "No epsilon is claimed" in words(section)
+    assert "Audited with 500 runs" in words(section)
+    assert "epsilon of this run" not in words(section)
+    assert len(section.leaks) == 1
 
 
 # Which classes clients hold.
 
-PLAIN = {
-    "task": "Classification(2)",
-    "recipe": {"object": "fl:FedAvg", "with": {"optimizer": "sgd"}},
-    "labels": {"with": {"num_classes": 2}},
-}
+OPTIONS = {"lr": 0.1, "optimizer": "sgd", "phases": [{"object": "fl:Phase", "with": {"epochs": 1, "train": "*"}}]}
+LABELS = {"object": "fl:Classification", "with": {"num_classes": 2}}
+PLAIN = {"options": {"object": "fl:FedAvg", "args": [], "with": OPTIONS}, "labels": LABELS}
+RISE = torch.tensor([-0.5, 0.5])
 
 
 def test_updates_without_bounds_are_counted_and_others_shown() -> None:
-    rise = torch.tensor([-0.5, 0.5])
     noisy = torch.tensor([0.5, 0.25])  # no softmax's: its sum is not 0
-    findings = Findings()
-    section = class_section(
-        folder(config=PLAIN, transcript=True), sent(updates=[(0, rise, 4), (1, noisy, 4)]), findings
-    )
-    assert rows(section) == [["0", "1", "none", "1"]]
+    section = class_section(seen(updates=[(0, RISE, 4), (1, noisy, 4)]))
+    assert rows(section) == [("0", "1", "none", "1")]
     assert "1 updates allow no certain conclusion: bias_change must sum to 0" in words(section)
-    assert findings.leaks == ["its messages reveal with certainty whether a client holds a class in 50 % of all cases"]
+    [(kind, said)] = section.leaks
+    assert (kind, "in 50 % of all cases" in said) == ("classes", True)
 
 
-def test_what_several_messages_of_a_client_show_is_joined() -> None:
-    rise = torch.tensor([-0.5, 0.5])
-    seen = sent(updates=[(0, rise, None), (0, -rise, None)])
-    assert rows(class_section(folder(config=PLAIN, transcript=True), seen, Findings())) == [["0", "0, 1", "none", "0"]]
+@pytest.mark.parametrize(
+    ("updates", "shown"),
+    [
+        ([(0, RISE, None), (0, -RISE, None)], [("0", "0, 1", "none", "0")]),  # all messages of a client count
+        ([(3, torch.zeros(2), 4)], [("3", "none", "none", "2")]),  # no information is no finding
+        ([(0, torch.tensor([1.0, 0, -1]), 4)], []),  # of another length
+    ],
+)
+def test_classes_follow_from_the_updates(updates: Any, shown: list[tuple[str, ...]]) -> None:
+    section = class_section(seen(updates=updates))
+    assert rows(section) == shown
+    assert bool(section.leaks) == (len(updates) == 2)
+    unknown = "No certain conclusion (messages other than sets and plain updates)" in words(section)
+    assert unknown == (not shown)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"optimizer": {"with": {"weight_decay": 0.1}}}, {"optimizer": "adam"}, {"objective": "MOON"}, {"phases": ["a"]}],
+    [
+        {"optimizer": {"object": "fl:ClientOptimizer", "with": {"name": "sgd", "weight_decay": 0.1}}},
+        {"optimizer": "adam"},
+        {"objective": "MOON"},
+        {"phases": [*OPTIONS["phases"], *OPTIONS["phases"]]},  # type: ignore[misc]
+    ],
     ids=str,
 )
 def test_bias_after_other_training_than_plain_sgd_is_not_read(options: dict[str, Any]) -> None:
-    recipe = {"object": "fl:FedAvg", "with": {"optimizer": "sgd", **options}}
-    run, seen = folder(config={**PLAIN, "recipe": recipe}, transcript=True), sent(updates=[(0, torch.zeros(2), 4)])
-    assert not rows(class_section(run, seen, Findings()))
-
-
-def test_bias_of_another_length_is_skipped() -> None:
-    findings = Findings()
-    section = class_section(
-        folder(config=PLAIN, transcript=True), sent(updates=[(0, torch.tensor([1.0, 0, -1]), 4)]), findings
-    )
-    assert "No certain conclusion (messages other than sets and plain updates)" in words(section)
-    assert not findings.leaks
-
-
-def test_update_without_information_is_no_finding() -> None:
-    findings = Findings()
-    section = class_section(folder(config=PLAIN, transcript=True), sent(updates=[(3, torch.zeros(2), 4)]), findings)
-    assert rows(section) == [["3", "none", "none", "2"]]
-    assert not findings.leaks
+    method = {"object": "fl:FedAvg", "args": [], "with": {**OPTIONS, **options}}
+    run = folder(config={**PLAIN, "options": method}, transcript=True)
+    assert not rows(class_section(seen(run, updates=[(0, torch.zeros(2), 4)])))
 
 
 def test_only_the_first_twenty_clients_are_listed() -> None:
-    updates = [(client, torch.tensor([-0.5, 0.5]), None) for client in range(23)]
-    findings = Findings()
-    section = class_section(folder(config=PLAIN, transcript=True), sent(updates=updates), findings)
-    assert "in 50 % of all cases" in findings.leaks[0]
+    section = class_section(seen(updates=[(client, RISE, None) for client in range(23)]))
+    assert "in 50 % of all cases" in section.leaks[0][1]
     assert [row[0] for row in rows(section)] == [str(client) for client in range(20)]
     assert "3 more clients are not shown" in words(section)
 
@@ -175,7 +170,7 @@ def test_only_the_first_twenty_clients_are_listed() -> None:
 def test_folder_with_a_whitened_space_is_not_shown_in_pixels() -> None:
     parts = {"mean": {"tuple": [0.5]}, "std": {"tuple": [0.25]}}
     said = [["shape", {"tuple": [1, 8, 8]}], ["normalization", {"with": parts}]]
-    assert folder(config={"images": {"dict": said}}).normalization == [[0.5], [0.25]]
+    assert folder(config={"images": {"dict": said}}).normalization == ([0.5], [0.25])
     said[1] = ["normalization", {"with": {**parts, "zca": "whitening.safetensors"}}]
     assert folder(config={"images": {"dict": said}}).normalization is None
     assert rows(adversary_section(folder()))[0][2] == "not in the folder"
@@ -197,11 +192,11 @@ def test_the_largest_upper_end_of_all_attacks_is_stated() -> None:
     whole = torch.arange(24)
     for seed in range(5):
         made, others = (Records(images(seed + step).images, whole, None) for step in (10, 20))
-        rounds, findings = [images(seed).images], Findings()
-        membership_section(ObservedData(rounds, [], [], {}), made, others, None, findings)
+        rounds = [images(seed).images]
+        section = membership_section(Evidence(folder(), ObservedData(rounds, [], [], {})), made, others, None)
         scores = [record_scores(rounds, records.pixels) for records in (made, others)]
         highs = [evaluate_scores(scores[0][name], scores[1][name], 2)[1].tpr.high for name in scores[0]]
-        assert f"at most {format_percent(max(highs))} of" in findings.not_found[0]
+        assert f"at most {format_percent(max(highs))} of" in section.negatives[0][1]
 
 
 def test_images_without_outsiders_are_shown_and_not_scored(tmp_path: Path) -> None:
@@ -222,8 +217,8 @@ def test_images_without_outsiders_are_shown_and_not_scored(tmp_path: Path) -> No
 
 def counted(text: str) -> list[str]:
     """Return the rows of the table of recovered records."""
-    table = text.split("| group |")[1].split("\n\n")[0]
-    return [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:]]
+    table = text.split("| group ")[1].split("\n\n")[0]
+    return [line.split(" | ")[0].removeprefix("| ").strip() for line in table.splitlines()[2:]]
 
 
 def test_empty_sent_set_shows_nothing(tmp_path: Path) -> None:

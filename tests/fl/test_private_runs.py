@@ -114,6 +114,7 @@ def test_reply_without_a_charge_ends_the_guarantee(charged: dict[int, int], verb
         def local(self, client: Client, message: Message) -> Message:
             if client.round <= charged.get(client.id, 0) or verb == "answer":
                 client.spend("pixel_sum", SIGMA)
+            client.notes["exact"] = len(client.data)
             return Message({self.total: message[self.total]})
 
     class Asking(Trusted):
@@ -130,6 +131,7 @@ def test_reply_without_a_charge_ends_the_guarantee(charged: dict[int, int], verb
     last = play(2, Trusted() if verb == "local" else Asking()).rows[-1]
     enough = len(charged) == 3 and (verb == "answer" or min(charged.values()) == 9)
     assert (last["epsilon"] is not None) == enough
+    assert "noted" not in last
     assert enough or "was not charged (" in last["privacy"]["reason"]
 
 

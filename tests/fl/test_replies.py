@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -310,15 +311,31 @@ def test_reply_inconsistent_with_earlier_ones_is_left_out_by_name() -> None:
     assert "has a different type or shape than in other replies" in hostile.rows[0]["failed"]["1"]
 
 
-@pytest.mark.parametrize("note", ["twice", None, float("nan"), float("inf"), [1.0]], ids=str)
-def test_note_that_is_no_finite_number_rejects_the_reply(note: Any) -> None:
+@pytest.mark.parametrize("note", ["twice", None, math.nan, math.inf, [1.0], 2**1023, 1.1e15, -1.1e15, 1e15, -(10**15)])
+def test_note_that_is_no_number_in_range_rejects_the_reply(note: Any) -> None:
     class Noting(AddOn):
         def after_training(self, local: Any, update: Any, reply: Any) -> None:
             if local.client.id == 1:
                 local.client.notes["kept"] = note
 
     row = play(FedAvg(Noting(), factory=Tiny, **SMALL), 1).rows[0]
-    assert row["failed"] == {"1": "its note 'kept' is not a finite number"}
+    in_range = isinstance(note, int | float) and abs(note) == 1e15
+    assert row["failed"] == ({} if in_range else {"1": "its note 'kept' is not a finite number of at most 1e+15"})
+    assert row.get("noted") == ({"kept": note} if in_range else None)
+
+
+@pytest.mark.parametrize(("count", "length"), [(100, 100), (101, 4), (1, 101)])
+def test_notes_are_few_and_short(count: int, length: int) -> None:
+    class Noting(AddOn):
+        def after_training(self, local: Any, update: Any, reply: Any) -> None:
+            local.client.notes.update({f"{i:0{length}d}": i for i in range(count)})
+
+    clients = federation()[:2]
+    if count == length:
+        assert len(play(FedAvg(Noting(), factory=Tiny, **SMALL), 1).rows[0]["noted"]) == 100
+    else:
+        with pytest.raises(NoUsableReply, match="101 notes, at most 100|must have a name of at most 100 characters"):
+            simulate(FedAvg(Noting(), factory=Tiny, **SMALL), clients, rounds=1, progress=False)
 
 
 @pytest.mark.parametrize("weightless", [3, 2])
