@@ -6,7 +6,10 @@ import contextlib
 import json
 import re
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,17 +18,21 @@ import torch
 
 from distillkit._utils import check
 from distillkit._utils.files import write_atomically
+from distillkit._utils.processes import worker_pool
 from distillkit._utils.provenance import RUN_FORMAT, versions
 from distillkit._utils.user_warnings import without_warnings
 from distillkit.data import Split
 from distillkit.privacy import Ledger
 from distillkit.serialization import SerializationError, from_config, referenced_objects, to_config
 from distillkit.study._guarantee import CHOSEN, EXACT
-from distillkit.study._records import read_json
-from distillkit.study.candidate import Candidate, Cost, Job
+from distillkit.study._records import read_json, write_json
+from distillkit.study.candidate import Candidate, Cost, Job, OutOfTime
 from distillkit.study.task import Task
 
-__all__ = ["PreparedRun", "RunSpec", "SerializedRun", "privacy_columns", "set_aside", "settings_config", "write_config"]
+__all__ = [
+    "PreparedRun", "RunSpec", "SerializedRun", "WorkerKilled", "privacy_columns", "run_all", "set_aside",
+    "settings_config", "write_config",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -70,16 +77,13 @@ class PreparedRun:
     built: Any
 
     def execute(self, out: Path, **options: Any) -> dict[str, Any]:
-        """Execute the run, unless its summary exists, and return the summary.
+        """Execute the run in the study's folder `out`, unless its summary exists, and return the summary.
 
         Args:
             out: the study's folder.
             options: `device`, `workers`, `progress`, `keep`, `partition_seed` and `deadline`, as in `Job`. Two further
                 options are `commit`, the commit of the code, and `shared`, a folder with tensors and sets of the task.
                 The run's folder gets links to its files instead of copies.
-
-        Raises:
-            OutOfTime: the run was stopped at its deadline. Its state is saved, and the next call resumes it.
         """
         spec, folder = self.spec, out / self.spec.folder
         path = folder / "summary.json"
@@ -88,16 +92,17 @@ class PreparedRun:
         commit = options.pop("commit", None)
         check.folder(folder, "out").mkdir(parents=True, exist_ok=True)
         store = folder / "arguments"
-        task = to_config(self.task, store=store, shared=options.pop("shared", out / "data"), name="task")
         notes = {
-            "task": task, "candidate": to_config(self.candidate.for_record(), store=store, name="candidate"),
+            "task": to_config(self.task, store=store, shared=options.pop("shared", out / "data"), name="task"),
+            "candidate": to_config(self.candidate.for_record(), store=store, name="candidate"),
             "method": spec.method, "settings": settings_config(spec, store),
             "validation": spec.validation, "commit": commit,
         }  # fmt: skip
-        if options.get("keep") is not None:
-            notes["keep"] = to_config(options["keep"], store=store, name="keep")
-        if options.get("partition_seed") is not None:
-            notes["partition_seed"] = options["partition_seed"]
+        notes |= {
+            name: to_config(options[name], store=store, name=name)
+            for name in ("keep", "partition_seed")
+            if options.get(name) is not None
+        }
         cache = out / "cache" if spec.folder else None  # a repetition computes everything
         try:
             columns = self.candidate.run(self.built, self._job(folder, notes=notes, cache=cache, **options))
@@ -112,44 +117,43 @@ class PreparedRun:
             "run": spec.run, "task": spec.task, "method": spec.method, "seed": spec.seed,
             "settings": notes["settings"], **columns, "commit": commit,
         }  # fmt: skip
-        write_atomically(path, json.dumps(summary, indent=1) + "\n")
+        write_json(path, summary)
         return summary
 
     def trial(self, **options: Any) -> tuple[Cost, int | None]:
-        """Execute a short part of the run in a temporary folder, to estimate its cost.
-
-        Args:
-            options: `device` and `workers` of the `Job`.
+        """Execute a short part of the run in a temporary folder, with the options `device` and `workers` of the `Job`.
 
         Returns:
-            The estimated cost of the whole run, and the peak memory of this process during the trial, in bytes.
+            The estimated cost of the whole run, and the peak memory of this process during the trial, in bytes, on
+            systems that report it.
         """
+        process, memory = Path("/proc/self"), None
         with tempfile.TemporaryDirectory() as folder:
-            _reset_peak_memory()
+            with contextlib.suppress(OSError):  # reset the peak
+                (process / "clear_refs").write_text("5", encoding="utf-8")
             with without_warnings():  # the run itself warns
                 cost = self.candidate.trial(self.built, self._job(Path(folder), **options))
-            return cost, _peak_memory()
+        with contextlib.suppress(OSError):
+            found = re.search(r"^VmHWM:\s*(\d+) kB", (process / "status").read_text(encoding="utf-8"), re.MULTILINE)
+            memory = int(found[1]) * 1024 if found else None
+        return cost, memory
 
     def serialize(self, out: Path) -> SerializedRun:
-        """Serialize the run for a worker process. Tensors are written to the study's folder.
-
-        Args:
-            out: the study's folder.
+        """Serialize the run for a worker process. Tensors are written to the study's folder `out`.
 
         Raises:
             distillkit.serialization.SerializationError: the task, the candidate, the object that the candidate's `make`
                 returned, or a setting has no JSON form.
         """
-        spec, candidate = self.spec, self.candidate.for_record()
+        spec, candidate, store = self.spec, self.candidate.for_record(), out / "arguments"
         where = f"candidates[{spec.method!r}]"
-        return SerializedRun(
-            out,
+        configs = (
             to_config(self.task, store=out / "data", name=f"tasks[{spec.task!r}]"),
-            to_config(candidate, store=out / "arguments", name=where),
-            to_config(self.built, store=out / "arguments", name=f"the result of {where}.make"),
-            {**vars(spec), "settings": settings_config(spec, out / "arguments")},
-            referenced_objects([self.task, candidate, self.built, dict(spec.settings)]),
+            to_config(candidate, store=store, name=where),
+            to_config(self.built, store=store, name=f"the result of {where}.make"),
+            {**vars(spec), "settings": settings_config(spec, store)},
         )
+        return SerializedRun(out, *configs, referenced_objects([self.task, candidate, self.built, dict(spec.settings)]))
 
     def _job(self, folder: Path, **options: Any) -> Job:
         spec = self.spec
@@ -162,15 +166,7 @@ _SPLITS: dict[str, Split] = {}
 
 @dataclass(frozen=True)
 class SerializedRun:
-    """Run of a study in serialized form, for a worker process.
-
-    Attributes:
-        out: the study's folder.
-        task, candidate, built: the task, the candidate, and the object that the candidate's `make` returned, such as a
-            federated method. Each is converted to JSON by `distillkit.serialization.to_config`.
-        spec: fields of the `RunSpec`, with the settings converted in the same way.
-        names: functions and classes to which the JSON values refer, by name.
-    """
+    """Run of a study for a worker process: its parts in JSON form, and the functions and classes that they name."""
 
     out: Path
     task: Any
@@ -180,11 +176,11 @@ class SerializedRun:
     names: Mapping[str, Any]
 
     def execute(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Execute the run in this worker process, and return the summary; see `PreparedRun.execute` for `options`."""
+        """Execute the run in this worker process; see `PreparedRun.execute`."""
         return self._prepare().execute(self.out, **options)
 
     def trial(self, options: Mapping[str, Any]) -> tuple[Cost, int | None]:
-        """Execute a short part of the run in this worker process, as in `PreparedRun.trial`."""
+        """Execute a short part of the run in this worker process; see `PreparedRun.trial`."""
         return self._prepare().trial(**options)
 
     def _prepare(self) -> PreparedRun:
@@ -264,16 +260,51 @@ def set_aside(out: Path, spec: RunSpec) -> None:
     folder.rename(target)
 
 
-def _reset_peak_memory() -> None:
-    """Reset the peak memory that the kernel records for this process, on systems that support it."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+class WorkerKilled(RuntimeError):
+    """Error for a run whose worker process was killed. The message names the run; all other runs are finished."""
 
 
-def _peak_memory() -> int | None:
-    try:
-        status = Path("/proc/self/status").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    found = re.search(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+def run_all(
+    specs: Sequence[RunSpec], prepare: Callable[[RunSpec], PreparedRun], out: Path, processes: int,
+    options: Mapping[str, Any],
+) -> Iterator[tuple[RunSpec, dict[str, Any]]]:  # fmt: skip
+    """Execute runs, each in a process of its own if `processes` is above 1, and yield each summary when the run ends.
+
+    Raises:
+        WorkerKilled: the process of a run was killed; all other runs are finished.
+        OutOfTime: the deadline in `options` has passed before all runs were finished.
+    """
+    if processes == 1:
+        for index, spec in enumerate(specs):
+            if index and options["deadline"] is not None and time.time() >= options["deadline"]:
+                raise OutOfTime(f"{spec.run} was not started, because the deadline has passed")
+            yield spec, prepare(spec).execute(out, **options)
+        return
+    waiting = {spec.folder: (spec, prepare(spec).serialize(out)) for spec in specs}
+    with contextlib.suppress(BrokenProcessPool), worker_pool(processes) as pool:
+        futures = {pool.submit(run.execute, options): spec for spec, run in waiting.values()}
+        try:
+            for future in as_completed(futures):
+                summary = future.result()
+                del waiting[futures[future].folder]
+                yield futures[future], summary
+        except OutOfTime:
+            pool.shutdown(wait=True, cancel_futures=True)  # wait until the other runs have saved their states
+            raise
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    killed = []
+    for spec, run in waiting.values():  # a killed worker breaks its pool, so the remaining runs get one process each
+        try:
+            with worker_pool(1) as pool:
+                summary = pool.submit(run.execute, options).result()
+        except BrokenProcessPool:
+            killed.append(spec.run)
+        else:
+            yield spec, summary
+    if killed:
+        raise WorkerKilled(
+            f"the processes of {', '.join(killed)} were killed, perhaps for lack of memory; all other runs are "
+            "finished. Let them use less memory (fewer workers, a smaller batch or chunk), and run the study again"
+        )

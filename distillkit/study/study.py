@@ -23,12 +23,11 @@ from distillkit.privacy import Guarantee
 from distillkit.serialization import to_config
 from distillkit.study._cost_estimate import Estimate, estimate_rows
 from distillkit.study._design import make_design
-from distillkit.study._execution import PreparedRun, RunSpec, set_aside
+from distillkit.study._execution import PreparedRun, RunSpec, WorkerKilled, run_all, set_aside
 from distillkit.study._guarantee import ledgers_of, total_guarantee
 from distillkit.study._records import Records, read_records, write_json, write_study
 from distillkit.study._tables import summary_table
 from distillkit.study._tuning import TuningResult, choose, read_choice
-from distillkit.study._workers import WorkerKilled, run_all
 from distillkit.study.candidate import RULES, Candidate, Cost, OutOfTime
 from distillkit.study.figures import curves
 from distillkit.study.task import Task

@@ -69,16 +69,17 @@ def to_target(records: RecordsLike, *, accuracy: float) -> Table:
     target = check.real_number(accuracy, "accuracy", least=0.0, most=1.0)
     printed, rows = [], []
     for g in group_records(records):
-        places = [_first(r.rows, target) for r in g.records]
-        reached = sum(place is not None for place in places)
-        numbers = {"task": g.task, "method": g.method, "seeds": len(g.records), "reached": reached}
-        reaching = [(r, p) for r, p in zip(g.records, places) if p is not None] if reached == len(places) else []
-        costs, cells = _columns({by: [spent(r.rows, by)[p] for r, p in reaching] for by in _SHOWN})
+        ends = [rounds_to(r.rows, target) for r in g.records]
+        reached = sum(end is not None for end in ends)
+        pairs = [(r.rows, end) for r, end in zip(g.records, ends) if end is not None and reached == len(ends)]
+        costs, cells = _columns({by: [_until(rows, by, end) for rows, end in pairs] for by in _SHOWN})
         at = _mean_first(g, target)
-        ends = {by: [_until(r.rows, by, at) for r in g.records] if at is not None else [] for by in _SHOWN}
-        means, mean_cells = _columns({by: [statistics.fmean(e)] if e else [None] for by, e in ends.items()})
-        count = f"{reached} of {len(places)}" if _has_rounds(g) else "no rounds"
+        shared = {by: [_until(r.rows, by, at) for r in g.records] if at is not None else [] for by in _SHOWN}
+        means, mean_cells = _columns({by: [statistics.fmean(e)] if e else [None] for by, e in shared.items()})
+        has_rounds = any(r.rows for r in g.records) or not g.records
+        count = f"{reached} of {len(ends)}" if has_rounds else "no rounds"
         printed.append((g.task, g.method, g.seeds, count, *cells, *mean_cells))
+        numbers = {"task": g.task, "method": g.method, "seeds": len(g.records), "reached": reached}
         rows.append({**numbers, **costs, **{f"mean_{by}": means[by] for by in _SHOWN}})
     header = ("task", "method", "seeds", f"reached {100 * target:g} %", "rounds", "MB", "client s")
     notes = (
@@ -111,7 +112,7 @@ def at_equal(records: RecordsLike, *, by: str = "rounds", budget: float | None =
     if budget is not None:
         check.real_number(budget, "budget", above=0.0)
     found = group_records(records)
-    runs = [r for r in _all(found) if r.rows and not r.failed]
+    runs = [r for g in found for r in g.records if r.rows and not r.failed]
     if not runs:
         raise ValueError("records must hold runs with rounds; these have none")
     smallest: dict[str, float] = {}
@@ -148,7 +149,9 @@ def worst_clients(records: RecordsLike) -> Table:
         ValueError: there are no records, or no run tested its clients.
     """
     found = group_records(records)
-    models = [m for m in ("clients", "personal") if any(r.last(f"accuracy_{m}.mean") is not None for r in _all(found))]
+    models = [
+        m for m in ("clients", "personal") if any(v is not None for g in found for v in g.values(f"accuracy_{m}.mean"))
+    ]
     if not models:
         raise ValueError("records must hold runs whose clients have tests of their own (accuracy_clients); none has")
     columns = [f"accuracy_{model}.{what}" for model in models for what in ("mean", "std", "worst10")]
@@ -168,64 +171,25 @@ def worst_clients(records: RecordsLike) -> Table:
 
 
 def _columns(values: Mapping[str, Sequence[float | None]]) -> tuple[dict[str, Any], list[str]]:
-    """Compute the mean and standard deviation over seeds of several table columns.
-
-    Args:
-        values: the value of each run (None if it has none), by column name.
-
-    Returns:
-        A pair: the means and standard deviations by column name; and the text of each cell, "mean ± deviation".
-    """
+    """Return mean and standard deviation over seeds of several columns by name, and the text of each cell."""
     found = [numbers_of(name, column) for name, column in values.items()]
     return {name: number for numbers, _ in found for name, number in numbers.items()}, [cell for _, cell in found]
 
 
-def _all(found: Sequence[Group]) -> list[Record]:
-    return [r for g in found for r in g.records]
-
-
-def _has_rounds(group: Group) -> bool:
-    return any(r.rows for r in group.records) or not group.records
-
-
-def _first(rows: Sequence[Row], target: float) -> int | None:
-    """Return the index in `rows` of the first round whose accuracy is at least `target`; None if there is none."""
-    first = rounds_to(rows, target)
-    return None if first is None else [row["round"] for row in rows].index(first)
-
-
 def _mean_first(group: Group, target: float) -> int | None:
-    """Return the first round in which the mean accuracy over the runs of a group is at least `target`.
-
-    Only rounds that were evaluated in all runs are used. The result is None if there is no such round.
-    """
-    tested = [[row for row in r.rows if row["accuracy"] is not None] for r in group.records]
-    curves = [{row["round"]: row["accuracy"] for row in rows} for rows in tested]
+    """Return the first round in which the mean accuracy is at least `target`, of those that all runs evaluated."""
+    curves = [{row["round"]: row["accuracy"] for row in r.rows if row["accuracy"] is not None} for r in group.records]
     common = sorted(set.intersection(*map(set, curves))) if curves else []
     return next((t for t in common if statistics.fmean(curve[t] for curve in curves) >= target), None)
 
 
 def _until(rows: Sequence[Row], by: str, number: int) -> float:
-    """Return the total cost of a run up to and including a round.
-
-    Args:
-        rows: rows of the run's history.
-        by: kind of cost; see `spent`.
-        number: index of the round.
-    """
+    """Return the total cost of a run up to and including the round `number`."""
     return next(cost for row, cost in zip(rows, spent(rows, by)) if row["round"] == number)
 
 
 def _last_within_budget(record: Record, by: str, budget: float) -> dict[str, Any]:
-    """Return the accuracy, index and cumulative cost of the last evaluated round that a budget allows.
-
-    This is the last round with a cumulative cost of at most `budget`.
-
-    Args:
-        record: record of the run.
-        by: kind of cost, see `spent`.
-        budget: maximum cost.
-    """
+    """Return the accuracy, index and cumulative cost of the last evaluated round that a budget allows."""
     last: dict[str, Any] = {"accuracy": None, "round": None, by: None}
     for row, cost in zip(record.rows, () if record.failed else spent(record.rows, by)):
         if cost <= budget and row.get("accuracy") is not None:

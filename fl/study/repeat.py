@@ -94,125 +94,82 @@ def repeat(
     """
     known = load(folder, method=method, names=names, trust=trust)
     seed = known.seed if seed is None else check.positive_int(seed, "seed", least=0)
-    given = {"clients": clients, "test": test, "server_data": server_data}
+    if clients is None and (test is not None or server_data is not None):
+        raise ValueError(f"{'server_data' if test is None else 'test'} goes with clients: give both, or neither")
+    if clients is not None and (keep is not None or data is not None):
+        raise ValueError("keep and data are for a run of a study: pass clients with only the kept records")
+    if keep is None:
+        keep = known.kept if clients is None else None
+    elif not isinstance(keep, Tensor):
+        keep = torch.as_tensor(check.sequence(keep, "keep", "numbers of training records"))
+    whole = keep is None or (known.kept is not None and torch.equal(keep, known.kept))
     with ExitStack() as stack:
-        if out is None:
-            out = stack.enter_context(tempfile.TemporaryDirectory())
-        target = check.folder(out, "out")
+        target = check.folder(stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out, "out")
         if target.resolve() == known.folder.resolve():
             raise ValueError(f"out must be another folder than the run's, got {out}")
-        options = {"workers": workers, "device": device or known.config["device"], "progress": progress}
+        options: dict[str, Any] = {"workers": workers, "device": device or known.config["device"], "progress": progress}
+        if whole and not (target / "config.json").exists():
+            _begin(known, target, seed, options["device"])
         try:
             if clients is None:
-                if wrong := [name for name, value in given.items() if value is not None]:
-                    raise ValueError(f"{wrong[0]} goes with clients: give both, or neither")
-                whole = _of_task(known, target, keep, seed, data, options)
+                _of_task(known, target, keep, whole, seed, data, options)
             else:
-                if keep is not None or data is not None:
-                    raise ValueError("keep and data are for a run of a study: pass clients with only the kept records")
-                whole = _of_images(known, target, seed, clients, test, server_data, options)
+                _of_images(known, target, seed, {"test": test, "server_data": server_data, **options}, clients)
         except OtherSettings as error:
             raise NotRepeatable(f"the run in {folder} had other data or options: {error}") from error
         again = load(target, method=method, names=names, trust=trust)
         for name in ("task", "candidate", "settings", "kept"):  # read now what a temporary folder holds
             with suppress(NotRepeatable):
                 getattr(again, name)
-    if (
-        whole
-        and seed == known.seed
-        and len(again.rows) == len(known.rows)
-        and again.hash != known.hash
-        and "privacy" not in known.config
-    ):
+    complete = whole and seed == known.seed and len(again.rows) == len(known.rows)
+    if complete and again.hash != known.hash and "privacy" not in known.config:
+        ran, repeated = (", ".join(f"{n} {v}" for n, v in one.config["versions"].items()) for one in (known, again))
         warn(
-            f"the repetition of {folder} has the hash {again.hash}, the run {known.hash}; the run used "
-            f"{_versions(known)} on {known.config['device']}, the repetition {_versions(again)} on "
-            f"{again.config['device']}"
+            f"the repetition of {folder} has the hash {again.hash}, the run {known.hash}; the run used {ran} on "
+            f"{known.config['device']}, the repetition {repeated} on {again.config['device']}"
         )
     return again
 
 
 def _of_task(
-    known: SavedRun,
-    out: Path,
-    keep: Any,
-    seed: int,
-    data: Any,
-    options: dict[str, Any],
-) -> bool:
-    """Repeat a run that belongs to a study, by executing its task and candidate again.
-
-    Args:
-        known: the saved run.
-        out, keep, seed, data: arguments of `repeat`.
-        options: other arguments of `simulate`.
-
-    Returns:
-        Whether the repetition uses exactly the training records of the saved run.
-    """
-    task, candidate, notes = known.task, known.candidate, known.config["notes"]
-    if data is not None and not isinstance(data, Split):
-        task = replace(task, data=data)
-    split = data if isinstance(data, Split) else _read(task, known.folder)
-    if keep is not None and not isinstance(keep, Tensor):
-        keep = torch.as_tensor(check.sequence(keep, "keep", "numbers of training records"))
-    keep = known.kept if keep is None else keep
-    whole = keep is None or (known.kept is not None and torch.equal(keep, known.kept))
+    known: SavedRun, out: Path, keep: Tensor | None, whole: bool, seed: int, data: Any, options: dict[str, Any]
+) -> None:
+    """Repeat a run of a study with the records `keep`, which are the `whole` run's or fewer."""
+    task, notes, split = known.task, known.config["notes"], data
+    if not isinstance(data, Split):
+        task = task if data is None else replace(task, data=data)
+        try:
+            split = task.load()
+        except (OSError, ValueError) as error:
+            raise NotRepeatable(
+                f"the images of the run in {known.folder} cannot be read: {error}. If they have moved, pass data=, "
+                "such as partial(load_folder, 'new/place', size=32)"
+            ) from error
     if "clients" in known.config and not whole:
         _require_same_images(known, task, split)
-    elif whole and not (out / "config.json").exists():
-        _begin(known, out, seed, options["device"])
     spec = RunSpec(known.folder.name, "", task.name, notes["method"], seed, known.settings, bool(notes["validation"]))
     if seed != known.partition_seed:
-        options = {**options, "partition_seed": known.partition_seed}
-    options = {**options, "keep": keep, "commit": git_commit(), "shared": known.folder / "arguments"}
-    PreparedRun(spec, task, split, candidate, known.method).execute(out, **options)
-    return whole
+        options["partition_seed"] = known.partition_seed
+    options |= {"keep": keep, "commit": git_commit(), "shared": known.folder / "arguments"}
+    PreparedRun(spec, task, split, known.candidate, known.method).execute(out, **options)
 
 
-def _of_images(
-    known: SavedRun, out: Path, seed: int, clients: Any, test: Any, server_data: Any,
-    options: dict[str, Any],
-) -> bool:  # fmt: skip
-    """Repeat a run on images that the caller passes. The run was made by a call of `simulate`, outside a study.
-
-    Args:
-        known: the saved run.
-        out, seed, clients, test, server_data: arguments of `repeat`.
-        options: other arguments of `simulate`.
-
-    Returns:
-        Whether the repetition uses all training records of the run; always True here.
-    """
+def _of_images(known: SavedRun, out: Path, seed: int, options: dict[str, Any], clients: Any) -> None:
+    """Repeat a run that a call of `simulate` made outside a study, on the images of these clients."""
     config, ledger = known.config, None
-    privacy = config.get("privacy")
-    if not (out / "config.json").exists():
-        _begin(known, out, seed, options["device"])
-    if privacy is not None:
-        ledger = Ledger(
-            out / "ledger.jsonl", delta=privacy["delta"], budget=config["budget"], disjoint=privacy["disjoint"]
-        )
+    if (privacy := config.get("privacy")) is not None:
+        facts = {"delta": privacy["delta"], "budget": config["budget"], "disjoint": privacy["disjoint"]}
+        ledger = Ledger(out / "ledger.jsonl", **facts)
+    same = {name: config[name] for name in ("participation", "min_replies", "evaluate")}
     simulate(
-        known.method, clients, rounds=max(config["rounds"], len(known.rows)), test=test, server_data=server_data,
-        task=known.labels, participation=config["participation"], min_replies=config["min_replies"],
-        evaluate=config["evaluate"], seed=seed, ledger=ledger, secret=privacy and privacy["secret"],
-        server_threads=config["threads"]["server"], resume=True,
-        out=RunFolder(out, notes=config.get("notes")), **options,
+        known.method, clients, rounds=max(config["rounds"], len(known.rows)), task=known.labels, seed=seed,
+        ledger=ledger, secret=privacy and privacy["secret"], server_threads=config["threads"]["server"], resume=True,
+        out=RunFolder(out, notes=config.get("notes")), **same, **options,
     )  # fmt: skip
-    return True
 
 
 def _begin(known: SavedRun, out: Path, seed: int, device: str) -> None:
-    """Write the saved run's options to the folder of its repetition.
-
-    `simulate` then refuses to run the repetition with other options.
-
-    Args:
-        known: the saved run.
-        out: folder of the repetition.
-        seed: seed of the repetition.
-        device: device of the repetition.
-    """
+    """Write the run's options to the folder of its repetition, so that `simulate` refuses other options."""
     out.mkdir(parents=True, exist_ok=True)
     if "clients" not in known.config:
         return
@@ -225,11 +182,7 @@ def _begin(known: SavedRun, out: Path, seed: int, device: str) -> None:
 
 
 def _require_same_images(known: SavedRun, task: Task, split: Split) -> None:
-    """Check that the task's images are still those of the saved run.
-
-    Raises:
-        NotRepeatable: the images have changed since the saved run.
-    """
+    """Check that the task's images are still those of the saved run."""
     validation = bool(known.config["notes"]["validation"])
     allocation = task.assign(split, known.partition_seed, validation=validation, keep=known.kept)
     key = Store(known.folder).key() if "privacy" in known.config else b""
@@ -239,17 +192,3 @@ def _require_same_images(known: SavedRun, task: Task, split: Split) -> None:
             f"the images that {task.name} reads now are not those of the run in {known.folder}: data was "
             f"{known.config['data']}, now {found}. If they have moved, pass data=, a function that reads them"
         )
-
-
-def _read(task: Task, folder: Path) -> Split:
-    try:
-        return task.load()
-    except (OSError, ValueError) as error:
-        raise NotRepeatable(
-            f"the images of the run in {folder} cannot be read: {error}. If they have moved, pass data=, such as "
-            "partial(load_folder, 'new/place', size=32)"
-        ) from error
-
-
-def _versions(run: SavedRun) -> str:
-    return ", ".join(f"{name} {version}" for name, version in run.config["versions"].items())

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from distillkit._utils import check
+from distillkit._utils.files import parse_json, read_bytes
 from distillkit.data import Split
 from distillkit.serialization import ConfigError, from_config
 from distillkit.sets import LabeledImages
@@ -24,10 +22,9 @@ from fl.engine._run_record import read_config
 from fl.engine.store import CheckpointError, Store
 from fl.message import Message
 from fl.method import Method
-from fl.networks import Factory
 from fl.participants import Server
 from fl.study._outcome_hash import hash_of
-from fl.task import Classification, LabelTask, MultiLabel
+from fl.task import LabelTask
 
 __all__ = ["NotRepeatable", "SavedRun", "load"]
 
@@ -48,7 +45,7 @@ class SavedRun:
         config: contents of the run's `config.json`.
         rows: rows of the run's history, one per completed round.
         line: contents of the run's `summary.json`; None for an unfinished run or a run outside a study.
-        method: the method, rebuilt from the config; None if `load` was called with a `factory`.
+        method: the method, rebuilt from the config.
         state: the server's state after the last round: its values by key.
         models: global models after the last round by name ("" for a single one), in eval mode.
         sets: the sets of images in the server's state, by key, such as FedDM's synthetic images or FedLGD's anchors.
@@ -123,14 +120,14 @@ class SavedRun:
         return dict(self._noted("settings"))
 
     @cached_property
-    def kept(self) -> torch.Tensor | None:
+    def kept(self) -> Tensor | None:
         """Indices of the task's training records that this run used; None if it used all records.
 
         Only runs made by `repeat(keep=...)` use a part of the records.
         """
-        return cast(torch.Tensor, self._noted("keep")) if "keep" in (self.config.get("notes") or {}) else None
+        return cast(Tensor, self._noted("keep")) if "keep" in (self.config.get("notes") or {}) else None
 
-    def assign(self, split: Split | None = None, keep: torch.Tensor | None = None) -> Allocation:
+    def assign(self, split: Split | None = None, keep: Tensor | None = None) -> Allocation:
         """Return the allocation of the task's images to the clients, as it was in this run.
 
         Args:
@@ -167,7 +164,6 @@ def load(
     folder: str | Path,
     *,
     method: Method | None = None,
-    factory: Factory | Mapping[str, Factory] | None = None,
     names: Mapping[str, Any] | None = None,
     trust: Collection[str] = (),
 ) -> SavedRun:
@@ -179,8 +175,6 @@ def load(
         folder: folder of the run, written by `simulate(..., out=folder)` or a study.
         method: the method, if `config.json` cannot describe it (for example because its network factory is a lambda).
             Its description must be equal to the one in `config.json`.
-        factory: network factory, for a folder that does not record the method. The history and the models are read,
-            and the attribute `method` is None.
         names: your functions and classes that the run uses, by "module:name": `{"models:small": small}`.
         trust: names of your modules whose functions and classes the run uses, for example `["models"]`; see
             `distillkit.serialization.from_config`.
@@ -193,90 +187,40 @@ def load(
     config, store = read_config(folder), Store(folder)
     build = partial(from_config, store=folder / "arguments", names=names, trust=trust)
     path = folder / "summary.json"
-    try:
-        line = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
-    built = method if method is not None else _method(config, folder, build, factory is not None)
+    line = parse_json(read_bytes(path, CheckpointError), path, CheckpointError) if path.exists() else None
+    built = _method(config, folder, build) if method is None else method
     if "clients" not in config:  # a candidate that makes a set
         sets = {p.stem: LabeledImages.load(p) for p in [folder / "set.safetensors"] if p.exists()}
         return SavedRun(folder, config, [], line, built, Message(), {}, sets, build)
-    if built is not None and identity(built) != config["method"] and " at 0x" not in config["method"]:
+    if identity(built) != config["method"] and " at 0x" not in config["method"]:
         origin = "got" if method is not None else "but this version builds from its recipe"
         raise NotRepeatable(
             f"method must be that of the run in {folder}, {config['method']}, {origin} {identity(built)}"
         )
-    manifest = store.manifest()
-    rows = store.rows()
-    state = store.state() if manifest else Message()
+    rows, state = store.rows(), store.state() if store.manifest() else Message()
     sets = {key: value for key, value in state.items() if isinstance(value, LabeledImages)}
-    models: Mapping[str, nn.Module] = {}
-    if rows and built is not None:
-        models = _models(built, config, state, len(rows), build)
-    elif rows and factory is not None:
-        models = _models_from_factory(factory, config, folder)
+    models: dict[str, nn.Module] = {}
+    if rows:
+        images = build(config["images"])
+        server = Server(
+            _labels(config, build), tuple(images["shape"]), images["normalization"], config["clients"], config["seed"],
+            state=state, round=len(rows), dtype=images["dtype"],
+        )  # fmt: skip
+        models = {name: p.network for name, p in built.predictors(server).items()}
     return SavedRun(folder, config, rows, line, built, state, models, sets, build)
 
 
-def _method(config: Mapping[str, Any], folder: Path, build: Callable[[Any], Any], optional: bool) -> Any:
+def _method(config: Mapping[str, Any], folder: Path, build: Callable[[Any], Any]) -> Any:
     why = config.get("recipe_missing")
-    if config.get("recipe") is not None:
-        try:
+    try:
+        if config.get("recipe") is not None:
             return build(config["recipe"])
-        except ConfigError as error:
-            why = str(error)
-    if optional:
-        return None
-    raise NotRepeatable(
-        f"{folder / 'config.json'} does not say how to build the run's method: {why}. Pass method=, or factory= for "
-        "history and models only"
-    )
-
-
-def _models(
-    method: Method, config: Mapping[str, Any], state: Message, rounds: int, build: Callable[[Any], Any]
-) -> dict[str, nn.Module]:
-    images = build(config["images"])
-    server = Server(
-        _labels(config, build), tuple(images["shape"]), images["normalization"], config["clients"], config["seed"],
-        state=state, round=rounds, dtype=images["dtype"],
-    )  # fmt: skip
-    return {name: p.network for name, p in method.predictors(server).items()}
+    except ConfigError as error:
+        why = str(error)
+    raise NotRepeatable(f"{folder / 'config.json'} does not say how to build the run's method: {why}. Pass method=")
 
 
 def _labels(config: Mapping[str, Any], build: Callable[[Any], Any]) -> LabelTask:
-    if config.get("labels") is not None:
-        return cast(LabelTask, build(config["labels"]))
-    kinds: dict[str, Callable[[int], LabelTask]] = {"Classification": Classification, "MultiLabel": MultiLabel}
-    found = re.fullmatch(r"(\w+)\(num_classes=(\d+)\)", config["task"])
-    if not found or found[1] not in kinds:
+    if config["labels"] is None:
         raise NotRepeatable(f"config.json does not say how to build the label task {config['task']}")
-    return kinds[found[1]](int(found[2]))
-
-
-def _models_from_factory(
-    factory: Factory | Mapping[str, Factory], config: Mapping[str, Any], folder: Path
-) -> dict[str, Any]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    classes, models = _labels(config, from_config).num_classes, {}
-    for path in sorted((folder / "checkpoint").glob("model*.safetensors")):
-        name = path.stem.removeprefix("model").removeprefix("-")
-        make = factory[name] if isinstance(factory, Mapping) else factory
-        with torch.random.fork_rng(devices=[]):
-            network = make(classes)
-        if not isinstance(network, nn.Module):
-            raise TypeError(f"factory must return an nn.Module, got {type(network).__name__}")
-        try:
-            weights = load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is damaged: {error}; restore it from a backup, or run again") from error
-        try:
-            network.load_state_dict(weights)
-        except RuntimeError as error:
-            raise NotRepeatable(
-                f"factory must make the network of {path}, but its weights do not fit: {error}"
-            ) from error
-        models[name] = network.eval().requires_grad_(False)
-    return models
+    return cast(LabelTask, build(config["labels"]))

@@ -602,50 +602,6 @@ def test_estimated_time_counts_the_remaining_runs(tmp_path: Path) -> None:
     assert [(row.method, row.runs) for row in study.estimate(processes=1).rows] == [("B", 1)]
 
 
-@dataclass(frozen=True)
-class Slow(Known):
-    """Candidate whose trial takes two seconds of a fake clock, and every run twenty."""
-
-    tried: ClassVar[list[str]] = []
-    clock: ClassVar[list[float]] = [0.0]
-
-    def trial(self, made: Number, job: Job) -> Cost:
-        self.tried.append(job.run.split("-")[1])
-        self.clock[0] += 2
-        return Cost(20.0, 1000, 1000)
-
-    def passes_to_make(self, name: str) -> bool:
-        return name != "rounds"
-
-
-def test_control_gets_no_trial_if_that_is_no_small_part_of_its_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A tenth of one run, but a fortieth of four. Other functions that make a set, and longer runs, have own trials."""
-
-    def make(factory: Any, value: float = 1.0) -> Number:
-        return Number(value)
-
-    monkeypatch.setattr("distillkit.study._cost_estimate.time.perf_counter", lambda: Slow.clock[0])
-    Slow.tried.clear()
-    one: dict[str, Any] = {"like": "a", "seeds": (0,)}
-    candidates = {
-        "few": Slow(make, settings={"value": 2.0}, **one), "a": Slow(make),
-        "many": Slow(make, settings={"value": 2.0}, like="a"), "longer": Slow(make, settings={"rounds": 9}, **one),
-        "other": Slow(lambda factory: Number(1.0), **one),
-    }  # fmt: skip
-    found = Study(tmp_path, task(), candidates, seeds=(0, 1, 2, 3)).estimate()
-    assert Slow.tried == ["a", "many", "longer", "other"]
-    assert [(row.method, row.runs, row.like) for row in found.rows] == [
-        ("few", 1, "a"), ("a", 4, None), ("many", 4, None), ("longer", 1, None), ("other", 1, None)
-    ]  # fmt: skip
-    assert found.seconds == 20 * 11
-    assert "made, few (as a)" in str(found)
-    assert "which would take over 5% of their time: 1. Their cost is that of the candidate in parentheses." in str(
-        found
-    )
-
-
 def test_networks_are_created_on_the_runs_device_and_others_evaluated(tmp_path: Path) -> None:
     seen: list[tuple[str, int]] = []
 
