@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -36,10 +36,6 @@ __all__ = ["CLASSIC", "Protocol", "accuracy", "require_protocol", "train"]
 
 _ROUNDING = 0.01
 """Largest difference of a row's sum from 1 that is taken for rounding."""
-
-
-_NEW = {"omit_default": True}
-"""Metadata of options that older records do not have."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +76,10 @@ class Protocol:
     batch: PositiveInt = 256
     lr_drop: Positive = 0.1
     augment: Augmentation | None = None
-    optimizer: Literal["sgd", "adamw"] = field(default="sgd", metadata=_NEW)
-    schedule: Literal["drop", "steps", "cosine", "half-cosine", "constant"] = field(default="drop", metadata=_NEW)
-    mix: Mixing | None = field(default=None, metadata=_NEW)
-    relabel: Relabel | StoredLabels | None = field(default=None, metadata=_NEW)
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    schedule: Literal["drop", "steps", "cosine", "half-cosine", "constant"] = "drop"
+    mix: Mixing | None = None
+    relabel: Relabel | StoredLabels | None = None
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -115,9 +115,7 @@ class Condense(Candidate):
     tested: Callable[[int], nn.Module] | None = None
     delta: float = 1e-5
     threads: int = 1
-    measure: Callable[[LabeledImages, Job], Mapping[str, Any]] | None = field(
-        default=None, metadata={"omit_default": True}
-    )
+    measure: Callable[[LabeledImages, Job], Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -105,7 +105,7 @@ class Task:
     own_tests: float = 0.0
     server_share: float = 0.0
     validation: float = 0.2
-    hold_out: HoldOut = field(default="random", metadata={"omit_default": True})
+    hold_out: HoldOut = "random"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or not set(self.name) <= _LETTERS:

@@ -28,11 +28,9 @@ from distillkit.losses import (
 )
 from distillkit.protocols import PROTOCOLS, describe_protocol
 from distillkit.rng import derive
-from distillkit.serialization import from_config, to_config
 from distillkit.training import CLASSIC, Protocol
 from tests.distillkit.labels.toys import convnet, stripes, trained_teacher
 
-OLD = ["epochs", "lr", "momentum", "weight_decay", "batch", "lr_drop", "augment"]
 """Options of the first records."""
 
 
@@ -154,14 +152,3 @@ def test_unknown_protocols_are_named(name: Any, near: str | None) -> None:
     hint = "" if near is None else f"; did you mean '{near}'"
     with pytest.raises(ValueError, match=rf"PROTOCOLS has no {name!r}{hint}.*classic, dc, dm"):
         PROTOCOLS[name]
-
-
-def test_configs_of_older_options_are_unchanged() -> None:
-    old = Protocol(epochs=5, augment=DSA())
-    config = to_config(old)
-    assert list(config["with"]) == OLD
-    assert from_config(json.loads(json.dumps(config))) == old
-    new = replace(old, schedule="cosine", mix=CutMix())
-    config = json.loads(json.dumps(to_config(new)))
-    assert list(config["with"]) == [*OLD, "schedule", "mix"]
-    assert from_config(config) == new

@@ -11,7 +11,6 @@ import os
 import pickle
 import sys
 import types
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
@@ -86,7 +85,7 @@ def test_plain_values_keep_their_types_and_order(value: Any) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        Path("a/b"), torch.float16, torch.device("cuda", 1), torch.Size([2, 3]), range(2, 9, 3), ConvNet, nn.Linear,
+        Path("a/b"), torch.float16, torch.device("cuda", 1), range(2, 9, 3), ConvNet, nn.Linear,
         torch.nn.functional.cross_entropy, torchvision.models.resnet18, distribution_matching, fl.FedAvg,
         DSA(DIGITS, crop=0.25), Protocol(augment=DSA()),
         CropFlip(Normalization([0.5], [0.25])), Normalization([0.1, 0.2, 0.3], [0.5, 0.5, 0.5], measured=True),
@@ -190,7 +189,7 @@ def test_nothing_is_written_if_anything_cannot_be_serialized(tmp_path: Path) -> 
 class Twice(Configurable):
     """A user's own augmentation, as a class with an `__init__`."""
 
-    def __init__(self, by: float, /, *names: str, often: int = 2, note: Any = object(), **more: int) -> None:  # noqa: B008
+    def __init__(self, by: float, /, *names: str, often: int = 2, **more: int) -> None:
         self.options = (by, names, often, more)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
@@ -248,23 +247,26 @@ def loop() -> list[Any]:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([Options(), partial(ConvNet, norm=lambda: 3)], r"^value\[1\].norm is a lambda, .*functools.partial\(ConvNet"),
-        ({"a": (lambda: 3,)}, r"^value\['a'\]\[0\] is a lambda"),
-        (partial(lambda: 3, 1), r"^value.func is a lambda"),
-        (loop.__get__(3), r"^value is loop, a method"),
-        (Twice(0.5, lambda: 3), r"^value.names\[0\] is a lambda"),  # type: ignore[arg-type]
-        (Options(rates=[Plain()]), r"^value.rates\[0\] is a Plain, .* frozen dataclass, or derive it from"),
+        (
+            [Options(), partial(ConvNet, norm=lambda: 3)],
+            r"^value\[1\].norm is a function <lambda>, .*functools.partial\(ConvNet",
+        ),
+        ({"a": (lambda: 3,)}, r"^value\['a'\]\[0\] is a function <lambda>"),
+        (partial(lambda: 3, 1), r"^value.func is a function <lambda>"),
+        (loop.__get__(3), r"^value is a method loop"),
+        (Twice(0.5, lambda: 3), r"^value.args\[1\] is a function <lambda>"),  # type: ignore[arg-type]
+        (Options(rates=[Plain()]), r"^value.rates\[0\] is a Plain, .* frozen dataclass or a class derived from"),
         (torch.Generator(), "^value is a Generator, .* pass the seed"),
         (torch.zeros(2).numpy(), "^value is a ndarray, .* torch.from_numpy"),
-        (nn.Sequential(nn.Linear(2, 2)), "^value is a Sequential, .*derive Sequential from .*Configurable"),
-        ([torch.zeros(2)], r"^value\[0\] is a tensor of shape \[2\], which JSON cannot hold: pass store="),
+        (nn.Sequential(nn.Linear(2, 2)), "^value is a Sequential, .*derived from .*Configurable"),
+        ([torch.zeros(2)], r"^value\[0\] has 1 tensors, which JSON cannot hold: pass store="),
         (digits(), "^value is a set of 6 images, .* pass store="),
-        ({3: {"w": torch.zeros(2)}}, r"^value\[3\] is 1 named tensors, .* pass store="),
-        (loop(), r"^value\[0\] contains itself"),
+        ({3: {"w": torch.zeros(2)}}, r"^value\[3\] has 1 tensors, .* pass store="),
+        (loop(), r"^value\[0\]\[0\].* contains itself"),
         (sys, "^value is a module"),
         ({1, 2}, "^value is a set, "),
         (b"abc", "^value is a bytes, "),
-        (Starts(3), "^value is a Starts, .* derive it from"),
+        (Starts(3), "^value is a Starts, .* class derived from"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
@@ -279,7 +281,7 @@ def test_local_classes_and_functions_have_no_path() -> None:
     class Inside:
         pass
 
-    refused(lambda: to_config(inside), SerializationError, r"^value is the nested function .*inside.*top level")
+    refused(lambda: to_config(inside), SerializationError, r"^value is a function .*inside, .*top level")
     refused(lambda: to_config(Inside()), SerializationError, r"^value is a .*Inside, .* top level")
 
 
@@ -331,13 +333,13 @@ def test_module_is_trusted_only_by_its_exact_name() -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        {}, {"a": 1}, {"tuple": 3}, {"tuple": [1], "float": "nan"}, {"float": "1"}, {"float": 3}, {"dict": [[1]]},
+        {}, {"a": 1}, {"tuple": 3}, {"tuple": [1], "float": "nan"}, {"float": "x"}, {"dict": [[1]]},
         {"dict": [[[1], 2]]}, {"dict": 3}, {"range": [1, 2, 0]}, {"range": ["a"]}, {"path": 3}, {"dtype": "load"},
-        {"dtype": "nowhere"}, {"device": "nowhere"}, {"device": 3}, {"name": 3}, {"name": "os:system", "more": 1},
+        {"dtype": "nowhere"}, {"device": "nowhere"}, {"name": 3}, {"name": "os:system", "more": 1},
         {"partial": 3}, {"partial": {"name": "torch.nn:Linear"}, "args": 3}, {"object": "fl:FedAvg", "with": [1]},
         {"object": "distillkit.augment:DSA", "with": {"colour": 3}}, {"object": "distillkit.augment:DSA", "args": 3},
         {"object": "distillkit.augment:DSA", "with": {"mode": "X"}}, {"tensor": "a"}, {"tensor": "../../etc/passwd"},
-        {"tensor": "0" * 32}, {"set": "0" * 32}, {"tensors": 3}, {"size": ["a"]}, {"kind/2": 1}, (1, 2),
+        {"tensor": "0" * 32}, {"set": "0" * 32}, {"tensors": 3}, {"kind/2": 1}, (1, 2),
         {"object": "distillkit.networks:ConvNet", "args": [[1, 8, 8], 3], "weights": "0" * 32},
     ],
     ids=str,
@@ -367,7 +369,7 @@ def test_changed_or_missing_tensors_are_refused(tmp_path: Path) -> None:
     refused(lambda: from_config(said, store=tmp_path), ConfigError, r"config\[1\].*was changed")
     other = to_config(torch.ones(2), store=tmp_path)
     os.replace(tmp_path / f"{other['tensor']}.safetensors", files["tensor"])
-    refused(lambda: from_config(said, store=tmp_path), ConfigError, r"config\[0\].*were changed")
+    refused(lambda: from_config(said, store=tmp_path), ConfigError, r"config\[0\].*was changed")
     files["tensor"].unlink()
     refused(lambda: from_config(said, store=tmp_path), ConfigError, r"config\[0\].*does not exist")
     refused(lambda: from_config(said), ConfigError, r"config\[0\] needs .* pass store=")
@@ -376,7 +378,8 @@ def test_changed_or_missing_tensors_are_refused(tmp_path: Path) -> None:
 def test_trusted_packages_have_no_functions_that_write_files() -> None:
     """Otherwise a file could have a `partial` of them called in place of a network factory."""
     root = Path(distillkit.__file__).parent
-    for package, path in ((r, p) for r in serialization._FUNCTION_PACKAGES for p in (root / r).rglob("*.py")):
+    ours = [p.removeprefix("distillkit.") for p in serialization._FUNCTION_PACKAGES if p.startswith("distillkit.")]
+    for package, path in ((r, p) for r in ours for p in (root / r).rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
         called = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
@@ -390,25 +393,12 @@ def test_trusted_packages_have_no_functions_that_write_files() -> None:
         assert not writes or module in excluded, f"{module} uses {writes}: exclude it, or move it"
 
 
-# What changed since.
-
-
-def test_changed_source_of_a_users_function_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = to_config(grey)
-    assert to_config(ConvNet) == {"name": "distillkit.networks:ConvNet"}
-    assert set(said) == {"name", "source"}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        from_config(said, trust=[HERE])
-    with pytest.warns(UserWarning, match="source code of .*grey has changed"):
-        from_config({**said, "source": "0" * 16}, trust=[HERE])
-
-
 @pytest.mark.parametrize("process", ["__main__", "__mp_main__"])
 def test_functions_of_a_script_are_found_in_spawned_processes(process: str, monkeypatch: pytest.MonkeyPatch) -> None:
     script = types.ModuleType(process)
     exec("import os\nfrom os import system\ndef mine(): ...\n", vars(script))
     monkeypatch.setitem(sys.modules, process, script)
+    monkeypatch.setitem(sys.modules, "__main__", script)  # as `multiprocessing` does
     said = to_config(script.mine)
     assert said["name"] == "__main__:mine"
     assert from_config(said) is script.mine

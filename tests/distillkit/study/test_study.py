@@ -459,9 +459,6 @@ def test_measure_adds_columns_to_final_runs_and_to_their_configs(tmp_path: Path)
     assert not any("own" in line for line in tried)
     notes = json.loads((records[0].folder / "config.json").read_text(encoding="utf-8"))["notes"]
     assert "brightness" in json.dumps(notes["candidate"])
-    without = Condense(few(1), num_networks=1, protocol=protocol)
-    plain = Study(tmp_path / "without", task(), {"DM": without}, seeds=(0,)).run(processes=1, progress=False)
-    assert "measure" not in (plain[0].folder / "config.json").read_text(encoding="utf-8")  # as in older records
     with pytest.raises(TypeError, match=r"measure is called as measure\(small, job\)"):
         Condense(few(1), measure=lambda small: {})
 
