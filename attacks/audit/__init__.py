@@ -7,9 +7,8 @@ repeat, `one_run_lower_bound` uses a single run with many canaries, which are re
 
 `low_bit_scores` scores the low bits of releases, in which floating-point noise can reveal the data.
 
-Two checks need no statistics and detect errors that statistical audits miss. `audit_noise` compares the number of noise
-values that a run drew with the number that its privacy ledger was charged for. `replay_release` tests whether a release
-can be computed again, which would reveal its noise.
+`audit_noise` needs no statistics, and detects errors that statistical audits miss: it compares the number of noise
+values that a run drew with the number that its privacy ledger was charged for.
 
 An audit can refute a claim but never prove one. Every function states the confidence of its result.
 """
@@ -18,11 +17,11 @@ from attacks.audit.claim_audit import ClaimTest, audit_claim
 from attacks.audit.likelihood_ratio import step_scores
 from attacks.audit.low_bits import low_bit_scores
 from attacks.audit.many_runs import epsilon_lower_bound, max_lower_bound
-from attacks.audit.noise import NoiseAudit, ReplayTest, audit_noise, replay_release
+from attacks.audit.noise import NoiseAudit, audit_noise
 from attacks.audit.single_run import one_run_lower_bound
 
 __all__ = [
-    "ClaimTest", "NoiseAudit", "ReplayTest", "audit_claim", "audit_noise", "epsilon_lower_bound",
-    "low_bit_scores", "max_lower_bound", "one_run_lower_bound", "replay_release", "step_scores",
+    "ClaimTest", "NoiseAudit", "audit_claim", "audit_noise", "epsilon_lower_bound",
+    "low_bit_scores", "max_lower_bound", "one_run_lower_bound", "step_scores",
 ]  # fmt: skip
 __dir__ = __all__.copy

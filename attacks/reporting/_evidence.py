@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +15,7 @@ from distillkit._utils import check
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
-__all__ = ["Evidence", "IncompatibleImages", "ObservedData", "Records"]
+__all__ = ["Evidence", "IncompatibleImages", "ObservedData", "Records", "with_weights"]
 
 _LEAST = 20
 """Smallest number of non-members for a false-positive rate, which is counted on half of them. The threshold is chosen
@@ -21,7 +23,7 @@ on the other half."""
 
 
 class IncompatibleImages(ValueError):
-    """Error: images are not pixels in [0, 1], or differ from the run's images in shape or normalization."""
+    """Error: images are not pixels in [0, 1], differ from the run's in shape, or non-members are members."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,24 +127,15 @@ class Evidence:
         found = {name: None if one is None else _selected(one, name, run, most) for name, one in given.items()}
         inside, outside = found.values()
         if network is not None and any(one is not None and one.data is None for one in found.values()):
-            raise ValueError(
-                "members and non_members must be LabeledImages if a network is given, which needs the labels"
-            )
+            raise ValueError("members and non_members must be LabeledImages if a network is given, for their labels")
         if outside is not None and len(outside.index) < _LEAST:
-            raise ValueError(
-                f"non_members must be at least {_LEAST}, got {len(outside.index)}: give the whole test set"
-            )
+            raise ValueError(f"non_members must be at least {_LEAST}, got {len(outside.index)}: give the test set")
         if inside is not None and outside is not None:
             known = set(digests(inside.pixels))
             shared, count = sum(one in known for one in digests(outside.pixels)), len(outside.pixels)
             if shared > SHARED * count:
-                raise IncompatibleImages(
-                    f"members and non_members must not share records, but {shared} of {count} non_members are also "
-                    "members: non_members must not have been used for training"
-                )
-        for name, one in found.items():
-            if network is not None and one is not None and one.data is not None:
-                _require_normalization(run, name, one.data)
+                words = f"but {shared} of {count} non_members are also members, which training must not have used"
+                raise IncompatibleImages(f"members and non_members must not share records, {words}")
         return Evidence(run, ObservedData.from_run(run), inside, outside, network)
 
 
@@ -160,18 +153,20 @@ def _selected(given: LabeledImages | Tensor, name: str, run: RecordedRun, most: 
             f"{name} must have the shape of the run's images, {list(run.shape)}, got {list(images.shape[1:])}: load "
             "them as the run did (the same size=)"
         )
+    if data is not None and (space := run.normalization) is not None:
+        own = data.normalization
+        if (own.mean, own.std, own.zca) != (space.mean, space.std, None):
+            data = data.renormalize(space)  # a network gets its images as the run's clients did
     count, purpose = len(images), "members" if name == "members" else "outsiders"
     order = torch.randperm(count, generator=derive(0, purpose)) if count > most else torch.arange(count)
     return Records(pixels.clamp(0, 1).float().cpu(), order[:most].sort().values, data)
 
 
-def _require_normalization(run: RecordedRun, name: str, data: LabeledImages) -> None:
-    """Check that records have the run's normalization, because the network gets their images without conversion."""
-    own, wanted = data.normalization, run.normalization
-    if wanted is not None and (
-        own.zca is not None or tuple([round(v, 6) for v in part] for part in (own.mean, own.std)) != wanted
-    ):
-        raise IncompatibleImages(
-            f"{name} must be normalized as in the run, by mean {wanted[0]} and std {wanted[1]}, got {own}: call "
-            "renormalize on the set"
-        )
+def with_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module | None:
+    """Return a copy of the network with these weights; None if they are those of another architecture."""
+    model = copy.deepcopy(network).cpu()
+    own = model.state_dict()
+    if set(own) != set(weights) or any(own[n].shape != t.shape for n, t in weights.items()):
+        return None
+    model.load_state_dict(weights)
+    return model

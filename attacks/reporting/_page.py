@@ -28,18 +28,13 @@ _NEGATIVE_ORDER = ("images", "shadows", "inversion", "model", "classes", "claim"
 """Order of attacks that found no leak: the attacks that were most likely to find one come first."""
 
 _STYLE = """
-:root{color-scheme:light}*{box-sizing:border-box}
-body{font:16px/1.5 system-ui,sans-serif;color:#1b1f24;background:#fff}
-body{max-width:46rem;margin:0 auto;padding:1rem}
-h1{font-size:1.6rem;line-height:1.2;margin:.5rem 0}h2{font-size:1.2rem;margin:2.2rem 0 .5rem}
-h2{border-top:1px solid #d5d9de;padding-top:1rem}
+body{font:16px/1.5 system-ui,sans-serif;color:#1b1f24;background:#fff;max-width:46rem;margin:0 auto;padding:1rem}
+h1{font-size:1.6rem}h2{font-size:1.2rem;margin:2.2rem 0 .5rem;border-top:1px solid #d5d9de;padding-top:1rem}
 .verdict{background:#fdf3e3;border-left:5px solid #c7761a;padding:.8rem 1rem;font-size:1.08rem;margin:1rem 0}
 .wide{overflow-x:auto;margin:.8rem 0}table{border-collapse:collapse;font-size:.9rem;min-width:60%}
-th,td{padding:.3rem .7rem .3rem 0;border-bottom:1px solid #e3e6ea;vertical-align:top}
-th{font-weight:600;border-bottom:2px solid #9aa3ad}td[style*=right]{white-space:nowrap}
-figure{margin:1rem 0}figcaption{font-size:.88rem;color:#4a525b}img{display:block;width:100%;height:auto}
-img.pixels{image-rendering:pixelated;border:1px solid #d5d9de;margin-bottom:.4rem}
-ul{margin:.2rem 0 1rem;padding-left:1.3rem}footer{margin-top:3rem;color:#4a525b;font-size:.85rem}
+th,td{padding:.3rem .7rem .3rem 0;border-bottom:1px solid #e3e6ea}td[style*=right]{white-space:nowrap}
+th{border-bottom:2px solid #9aa3ad}figure{margin:1rem 0}img{display:block;width:100%}ul{padding-left:1.3rem}
+img.pixels{image-rendering:pixelated;border:1px solid #d5d9de}figcaption,footer{font-size:.88rem;color:#4a525b}
 """
 
 

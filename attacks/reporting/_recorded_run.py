@@ -12,6 +12,7 @@ from typing import Any
 from attacks.transcript import NoTranscript, TranscriptMessage, read_transcript
 from distillkit._utils import check
 from distillkit._utils.provenance import RUN_FORMAT
+from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages
 
 __all__ = ["DamagedRun", "NoRun", "RecordedRun", "open_run"]
@@ -98,15 +99,10 @@ class RecordedRun:
         return self.published_set.shape if self.published_set is not None else tuple(shape) if shape else None
 
     @property
-    def normalization(self) -> tuple[list[float], list[float]] | None:
-        """Means and standard deviations by channel with which the run's images were normalized.
-
-        None if they are not recorded, or if the run also whitened the images (ZCA).
-        """
+    def normalization(self) -> Normalization | None:
+        """Normalization of the run's images; None if it is not recorded, or if the run also whitened them (ZCA)."""
         found = (_plain(self.config.get("images")) or {}).get("normalization")
-        if not found or found.get("zca") is not None:
-            return None
-        return [round(v, 6) for v in found["mean"]], [round(v, 6) for v in found["std"]]
+        return Normalization(found["mean"], found["std"]) if found and found.get("zca") is None else None
 
     @property
     def sends_sets(self) -> bool:

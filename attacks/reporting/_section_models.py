@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from attacks.membership import AttackResult, Pipeline, leave_one_out, loss, margin, model_scorer, run_shadows
-from attacks.reporting._evidence import Evidence, Records
+from attacks.reporting._evidence import Evidence, Records, with_weights
 from attacks.reporting._page import Section
 from attacks.reporting._rates import format_percent, judge, rate_table
 from attacks.reporting._recorded_run import DamagedRun
@@ -65,15 +64,9 @@ def _loaded(network: nn.Module, path: Path) -> nn.Module | None:
     from safetensors.torch import load
 
     try:
-        weights = load(path.read_bytes())
+        return with_weights(network, load(path.read_bytes()))
     except Exception as error:  # the parser raises many types, all for a damaged file
         raise DamagedRun(f"{path} cannot be read ({error}): restore the folder from a backup, or run again") from error
-    model = copy.deepcopy(network).cpu()
-    own = model.state_dict()
-    if set(own) != set(weights) or any(own[n].shape != t.shape for n, t in weights.items()):
-        return None
-    model.load_state_dict(weights)
-    return model
 
 
 def add_shadows(
@@ -108,11 +101,8 @@ def add_shadows(
         own = {attack: one for (name, attack), one in leaks.items() if name == scorer}
         attack, best = max(own.items(), key=lambda one: one[1].auc.low)
         auc, tpr, fpr = _cells(best)
-        section.leak(
-            "shadows",
-            f"{attack} on the {scorer} separates members from non-members: AUC {auc}, true positives {tpr} at {fpr} "
-            f"false positives ({count} shadows)",
-        )
+        words = f"AUC {auc}, true positives {tpr} at {fpr} false positives ({count} shadows)"
+        section.leak("shadows", f"{attack} on the {scorer} separates members from non-members: {words}")
     if not leaks:
         highest = max(found.values(), key=lambda one: one.tpr.high)
         upper, errors = format_percent(highest.tpr.high), format_percent(highest.nominal_fpr)

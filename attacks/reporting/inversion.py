@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,15 +14,16 @@ from attacks.inversion import FedAvgUpdate, ObservedMessage, invert_message
 from attacks.inversion._inputs import require_message
 from attacks.matching import align, match
 from attacks.metrics import psnr
-from attacks.reporting._evidence import Evidence, Records
+from attacks.reporting._evidence import Evidence, Records, with_weights
 from attacks.reporting._page import Section, image_grid
 from attacks.reporting._recorded_run import RecordedRun
 from attacks.reporting.similarity import PSNR_LEVELS
 from attacks.transcript import TranscriptMessage
 from distillkit._utils import check
 from distillkit._utils.batches import batch_indices, uses_batch_statistics
+from distillkit._utils.options import NonNegative, NonNegativeInt, Positive, PositiveInt, check_options
 from distillkit._utils.tables import Table
-from distillkit.normalization import IDENTITY, Normalization
+from distillkit.normalization import IDENTITY
 from distillkit.rng import derive
 
 __all__ = ["Inversion"]
@@ -66,32 +66,25 @@ class Inversion:
 
     owners: Sequence[Tensor] | None = None
     build_message: Callable[[TranscriptMessage, TranscriptMessage], ObservedMessage] | None = None
-    client: int | None = None
-    round: int | None = None
-    max_records: int = 16
-    steps: int = 300
-    restarts: int = 1
+    client: NonNegativeInt | None = None
+    round: PositiveInt | None = None
+    max_records: PositiveInt = 16
+    steps: PositiveInt = 300
+    restarts: PositiveInt = 1
     known_labels: bool = False
-    total_variation: float = 0.01
-    seconds: float = 60.0
+    total_variation: NonNegative = 0.01
+    seconds: Positive = 60.0
 
     def __post_init__(self) -> None:
-        owners = () if self.owners is None else self.owners
-        for own in check.sequence(owners, "owners", "index tensors, one per client"):
+        check_options(self)
+        for own in check.sequence(self.owners or (), "owners", "index tensors, one per client"):
             if not isinstance(own, Tensor) or own.ndim != 1 or own.is_floating_point() or own.dtype == torch.bool:
                 raise TypeError(f"owners must be int tensors of indices of members, one per client, got {own!r:.60}")
         if self.build_message is not None:
             example = "a function of both messages that returns an ObservedMessage"
             check.callable_with(self.build_message, "build_message", ("down", "up"), example)
-        for name in ("max_records", "steps", "restarts"):
-            check.positive_int(getattr(self, name), name)
-        for name, least in (("client", 0), ("round", 1)):
-            if getattr(self, name) is not None:
-                check.positive_int(getattr(self, name), name, least=least)
-        if check.boolean(self.known_labels, "known_labels") and self.owners is None:
+        if self.known_labels and self.owners is None:
             raise ValueError("known_labels needs the client's records: give owners too")
-        check.real_number(self.total_variation, "total_variation", least=0)
-        check.real_number(self.seconds, "seconds", above=0)
 
 
 def inversion_section(found: Evidence, invert: Inversion, members: Records) -> Section:
@@ -126,11 +119,9 @@ def inversion_section(found: Evidence, invert: Inversion, members: Records) -> S
         raise ValueError(f"client must be one that holds records and answered, {sorted(counts)}, got {client}")
     count, who = counts[client], f"client {client}{'' if invert.client is not None else ' (the fewest records)'}"
     if count > invert.max_records:
-        return skipped(
-            f"the message of {who} covers {count} records; from more than {invert.max_records} this attack recovers "
-            "hardly anything, which says nothing of stronger attacks",
-            f"give invert=Inversion(max_records={count}) to try",
-        )
+        most = f"from more than {invert.max_records} this attack recovers hardly anything"
+        why = f"the message of {who} covers {count} records; {most}, which says nothing of stronger attacks"
+        return skipped(why, f"give invert=Inversion(max_records={count}) to try")
     own = _own(invert, client, members)
     down, up = message_pair(run, client, invert.round)
     message: ObservedMessage
@@ -138,10 +129,8 @@ def inversion_section(found: Evidence, invert: Inversion, members: Records) -> S
         message = invert.build_message(down, up)
         require_message(message, "the result of build_message")
     else:
-        assert found.network is not None
         message = fedavg_update(run, found.network, down, up, count)
-    normalization = IDENTITY if run.normalization is None else Normalization(*run.normalization)
-    labels = None
+    normalization, labels = run.normalization or IDENTITY, None
     if invert.known_labels and own is not None:
         if members.data is None:
             raise ValueError("members must be LabeledImages if known_labels is set, to provide the labels")
@@ -150,20 +139,17 @@ def inversion_section(found: Evidence, invert: Inversion, members: Records) -> S
         labels = message.read_labels(count, normalization.encode(found.non_members.selected[:64]))
 
     def search(steps: int, restarts: int) -> tuple[Tensor, float]:
-        began = time.process_time()
-        images = invert_message(
-            message, members.pixels.shape[1:], count, labels=labels, steps=steps, restarts=restarts,
-            normalization=normalization, total_variation=invert.total_variation,
-        ).images  # fmt: skip
+        began, shape = time.process_time(), members.pixels.shape[1:]
+        options: dict[str, Any] = {"labels": labels, "steps": steps, "restarts": restarts}
+        options |= {"normalization": normalization, "total_variation": invert.total_variation}
+        images = invert_message(message, shape, count, **options).images
         return images.cpu().float(), time.process_time() - began
 
     search(1, 1)  # warm-up
     estimate = search(5, 1)[1] / 6 * invert.steps * invert.restarts
     if estimate > invert.seconds:
-        return skipped(
-            f"the search would take about {estimate:.0f} s, more than the {invert.seconds:g} s allowed",
-            f"give invert=Inversion(seconds={2 * estimate:.0f})",
-        )
+        why = f"the search would take about {estimate:.0f} s, more than the {invert.seconds:g} s allowed"
+        return skipped(why, f"give invert=Inversion(seconds={2 * estimate:.0f})")
     images, seconds = search(invert.steps, invert.restarts)
     labels_from = "labels known" if invert.known_labels else "labels inferred from the message"
     section.add(
@@ -234,7 +220,7 @@ def message_pair(run: RecordedRun, client: int, number: int | None) -> tuple[Tra
 
 
 def fedavg_update(
-    run: RecordedRun, network: nn.Module, down: TranscriptMessage, up: TranscriptMessage, count: int
+    run: RecordedRun, network: nn.Module | None, down: TranscriptMessage, up: TranscriptMessage, count: int
 ) -> FedAvgUpdate:
     """Convert a client's update in plain FedAvg to a `FedAvgUpdate`, a message that `invert_message` can attack.
 
@@ -248,32 +234,26 @@ def fedavg_update(
     Raises:
         ValueError: the weights of `network` have other names or shapes than the weights in the message `down`.
     """
-    weights, update = down.values["FedAvg.model"], up.values["FedAvg.update"]
+    weights, update, options = down.values["FedAvg.model"], up.values["FedAvg.update"], run.plain_fedavg
     assert isinstance(weights, dict)
     assert isinstance(update, dict)
-    model = copy.deepcopy(network).cpu().train()
-    own = model.state_dict()
-    if set(own) != set(weights) or any(own[n].shape != t.shape for n, t in weights.items()):
+    assert network is not None
+    assert options is not None
+    model = with_weights(network, weights)
+    if model is None:
         raise ValueError(
             f"network must have the run's architecture: names or shapes of its weights differ from those sent to "
             f"client {down.client} in round {down.round}; build it as the run did"
         )
-    model.load_state_dict(weights)
-    options = run.plain_fedavg
-    assert options is not None
+    model.train()
     batch = min(options["batch"], count)
-    batches: dict[str, Any] = {"epochs": options["epochs"], "batch": batch if batch < count else None}
+    how: dict[str, Any] = {"epochs": options["epochs"], "batch": batch if batch < count else None}
     if options["steps"] is not None:
         passes = batch_indices(torch.arange(count), batch, merge_single=uses_batch_statistics(model))
-        batches = {"order": [passes[step % len(passes)] for step in range(options["steps"])]}
-    return FedAvgUpdate(
-        model,
-        [update[name] for name, _ in model.named_parameters()],
-        lr=options["lr"] * options.get("lr_decay", 1.0) ** (up.round - 1),
-        momentum=options.get("momentum", 0.0),
-        weight_decay=options.get("weight_decay", 0.0),
-        **batches,
-    )
+        how = {"order": [passes[step % len(passes)] for step in range(options["steps"])]}
+    how |= {name: options.get(name, 0.0) for name in ("momentum", "weight_decay")}
+    lr = options["lr"] * options.get("lr_decay", 1.0) ** (up.round - 1)
+    return FedAvgUpdate(model, [update[name] for name, _ in model.named_parameters()], lr=lr, **how)
 
 
 def _own(invert: Inversion, client: int, members: Records) -> Tensor | None:
@@ -302,31 +282,28 @@ def _compare_own(
         sender: text that names the client and the round.
     """
     truth = members.pixels[own]
-    paired = images[match(images, truth)]
-    fitted = align(paired, truth)
-    plain, aligned = psnr(paired, truth), psnr(fitted, truth)
+    paired, fitted = _paired(images, truth)
+    aligned = psnr(fitted, truth)
     order = aligned.argsort(descending=True)[:_SHOWN]
     levels = ", ".join(f"{v:.0f}" for v in aligned[order].tolist())
     caption = "Recovered images, the same aligned, and the client's records, the closest first. PSNR aligned:"
     section.add(image_grid([paired[order], fitted[order], truth[order]], f"{caption} {levels} dB."))
-    cells = [("the client's records", *map(_mean_and_best, (plain, aligned)))]
+    cells = [("the client's records", *map(_mean_and_best, (psnr(paired, truth), aligned)))]
     if non_members is None:
         section.missing.append("whether the inverted images are more than similar to the records: give non_members=")
         section.add(Table(_HEADER, cells, left=1))
         return
     draws = [non_members.selected[index] for index in _draw_held_out(members, own, non_members)]
-    pairs = [(images[match(images, drawn)], drawn) for drawn in draws]
-    chance = torch.stack([psnr(align(one, drawn), drawn).mean() for one, drawn in pairs])
-    plainly = torch.stack([psnr(one, drawn).mean() for one, drawn in pairs])
-    cells.append(("the same number of held-out images", *map(_mean_and_best, (plainly, chance))))
-    beaten = int((chance >= aligned.mean()).sum())
+    chance = [[psnr(one, drawn).mean() for one in _paired(images, drawn)] for drawn in draws]
+    plain, others = torch.tensor(chance).T
+    cells.append(("the same number of held-out images", *map(_mean_and_best, (plain, others))))
+    beaten, recovered = int((others >= aligned.mean()).sum()), int((aligned >= PSNR_LEVELS[0]).sum())
     section.add(
         Table(_HEADER, cells, left=1),
         f"Means over {len(own)} images, each paired with one record. Held-out images of the same classes were drawn "
         f"{_DRAWS} times, and were as close {beaten} times.",
     )
-    recovered = int((aligned >= PSNR_LEVELS[0]).sum())
-    means = f"{float(aligned.mean()):.1f} dB aligned, held-out images of its classes {float(chance.mean()):.1f}"
+    means = f"{float(aligned.mean()):.1f} dB aligned, held-out images of its classes {float(others.mean()):.1f}"
     result = f"inverting the update of {sender} recovers"
     if beaten:
         words = f"{result} images no closer to its records than to others ({means})"
@@ -340,28 +317,31 @@ def _compare_own(
 
 def _compare_nearest(section: Section, images: Tensor, members: Records, non_members: Records | None) -> None:
     section.missing.append("whether inverted images show the client's records: give invert=Inversion(owners=...)")
-    cells, drawn = [], [images]
-    for name, records in (("private record", members), ("held-out image", non_members)):
-        if records is not None:
-            near = torch.stack([_nearest(one, records.selected) for one in images])
-            drawn.append(near)
-            levels = psnr(images, near), psnr(align(images, near), near)
-            cells.append((f"the nearest {name} of {len(records.selected)}", *map(_mean_and_best, levels)))
-    held_out = " and held-out image" if non_members else ""
-    words = f"Recovered images, and below each the nearest private record{held_out}."
+    groups = {"private record": members.selected}
+    groups |= {} if non_members is None else {"held-out image": non_members.selected}
+    cells, rows = [], [images]
+    for name, records in groups.items():
+        near = torch.stack([records[psnr(align(x.expand_as(records), records), records).argmax()] for x in images])
+        rows.append(near)
+        levels = map(_mean_and_best, (psnr(images, near), psnr(align(images, near), near)))
+        cells.append((f"the nearest {name} of {len(records)}", *levels))
     section.add(
-        image_grid([one[:_SHOWN] for one in drawn], words),
+        image_grid(
+            [row[:_SHOWN] for row in rows], f"Recovered images, and below each the nearest {' and '.join(groups)}."
+        ),
         Table(_HEADER, cells, left=1),
         "In a larger set the nearest image is closer by chance alone, so this does not show whose records these are.",
     )
 
 
+def _paired(images: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """Return images in the order of the true ones, as they are and aligned in brightness and contrast."""
+    paired = images[match(images, truth)]
+    return paired, align(paired, truth)
+
+
 def _mean_and_best(decibels: Tensor) -> str:
     return f"{float(decibels.mean()):.1f} (best {float(decibels.max()):.1f})"
-
-
-def _nearest(image: Tensor, candidates: Tensor) -> Tensor:
-    return candidates[psnr(align(image.expand_as(candidates), candidates), candidates).argmax()]
 
 
 def _draw_held_out(members: Records, own: Tensor, non_members: Records) -> list[Tensor]:
@@ -379,16 +359,14 @@ def _draw_held_out(members: Records, own: Tensor, non_members: Records) -> list[
     """
     everyone = torch.arange(len(non_members.index))
     if len(everyone) < len(own):
-        raise ValueError(
-            f"non_members must be at least {len(own)}, the number of inverted records, got {len(everyone)}"
-        )
+        raise ValueError(f"non_members must be at least {len(own)}, the inverted records, got {len(everyone)}")
     groups = [(len(own), everyone)]
     if members.data is not None and non_members.data is not None and members.data.labels.ndim == 1:
         theirs, ours = non_members.data.labels[non_members.index].cpu(), members.data.labels[own].cpu()
         by_class = [(int(n), everyone[theirs == k]) for k, n in zip(*ours.unique(return_counts=True))]
         groups = by_class if all(len(group) >= n for n, group in by_class) else groups
-    return [
-        torch.cat([group[torch.randperm(len(group), generator=derive(0, "strangers", k, i))[:n]]
-                   for i, (n, group) in enumerate(groups)])
-        for k in range(_DRAWS)
-    ]  # fmt: skip
+
+    def drawn(draw: int, number: int, count: int, group: Tensor) -> Tensor:
+        return group[torch.randperm(len(group), generator=derive(0, "strangers", draw, number))[:count]]
+
+    return [torch.cat([drawn(k, i, *one) for i, one in enumerate(groups)]) for k in range(_DRAWS)]

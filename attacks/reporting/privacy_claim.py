@@ -159,10 +159,8 @@ def _add_ledger(section: Section, found: Evidence, claim: dict[str, Any]) -> Non
     for name, worst, better in (("sigma", max, operator.gt), ("rate", min, operator.lt)):
         options, charged = run.options(name), [getattr(event, name) for event in events]
         if options and charged and better(worst(charged), worst([*options, *([1.0] if name == "rate" else [])])):
-            wrong.append(
-                f"it charged releases of {name} {worst(charged):g}, but the {name} of its method is "
-                f"{worst(options):g} (config.json)"
-            )
+            method = f"the {name} of its method is {worst(options):g} (config.json)"
+            wrong.append(f"it charged releases of {name} {worst(charged):g}, but {method}")
     for words in wrong:
         section.add(f"Contradiction: {words}.")
         section.leak("claim", words)
@@ -187,31 +185,27 @@ def _add_charges(section: Section, events: Sequence[Any], replies: dict[int, int
         charges = replies[worst] + surplus[worst]
         words = f"client {worst} sent {replies[worst]} replies and was charged for {charges} releases"
         section.add(f"Replies without a charge: {words} ({len(uncharged)} clients in total have such replies).")
-        section.leak(
-            "claim",
-            f"its ledger is incomplete: {words}, so the claimed epsilon does not cover everything that was sent",
-        )
+        section.leak("claim", f"its ledger is incomplete: {words}, so epsilon does not cover all that was sent")
     elif surplus:
+        least = f"as many releases as it sent replies (the smallest surplus is {min(surplus.values())})"
+        draws = "whether each release was noised with as many draws as were charged: see attacks.audit"
         section.add(
-            f"Each of {len(surplus)} clients was charged for at least as many releases as it sent replies "
-            f"(the smallest surplus is {min(surplus.values())}). The folder does not show whether each release was "
-            "noised with as many draws as were charged: see attacks.audit."
+            f"Each of {len(surplus)} clients was charged for at least {least}. The folder does not show {draws}."
         )
 
 
 def _add_exact_numbers(section: Section, run: RecordedRun) -> None:
     """Add the values in the history that clients sent without added noise. Epsilon does not cover these values."""
-    rows = run.history
+    rows, found = run.history, []
     reasons = {str(why) for row in rows for why in (row.get("failed") or {}).values()}
-    telling = sorted(why for why in reasons if not why.startswith(_CONSTANT_REASONS))
-    own = sorted({k for row in rows for k in row if k.startswith(("accuracy_clients", "accuracy_personal"))})
-    noted = sorted({k for row in rows for k in row.get("noted") or {}})
-    found = [
-        *([f"the reasons of {len(telling)} failures, such as {telling[0][:80]!r}"] if telling else []),
-        *([f"results on the clients' own test images ({', '.join(own)})"] if own else []),
-        *([f"sums of exact counts ({', '.join(noted)})"] if noted else []),
-        *(["which clients have no images (empty)"] if any(row.get("empty") for row in rows) else []),
-    ]
+    if telling := sorted(why for why in reasons if not why.startswith(_CONSTANT_REASONS)):
+        found.append(f"the reasons of {len(telling)} failures, such as {telling[0][:80]!r}")
+    if own := sorted({k for row in rows for k in row if k.startswith(("accuracy_clients", "accuracy_personal"))}):
+        found.append(f"results on the clients' own test images ({', '.join(own)})")
+    if noted := sorted({k for row in rows for k in row.get("noted") or {}}):
+        found.append(f"sums of exact counts ({', '.join(noted)})")
+    if any(row.get("empty") for row in rows):
+        found.append("which clients have no images (empty)")
     if found:
         section.leak("claim", f"its history holds what epsilon does not cover: {'; '.join(found)}")
     section.add(*(f"Not covered by epsilon, but in the history: {words}." for words in found))
@@ -231,11 +225,9 @@ def _add_audit(section: Section, audit: Audit, claim: dict[str, Any]) -> None:
     bound = epsilon_lower_bound(audit.inside, audit.outside, delta, confidence=audit.confidence)
     most = max_lower_bound(min(len(audit.inside), len(audit.outside)), confidence=audit.confidence)
     runs = f"{len(audit.inside)} runs of {audit.mechanism} with a record and {len(audit.outside)} without"
-    section.add(
-        f"Audited with {runs}: the claim is {verdict}.",
-        f"These runs show epsilon at least {bound:.3g} at delta {delta:g}; claimed is at most {epsilon:.3g}. The "
-        f"largest bound that so many runs can show is {most:.3g}.",
-    )
+    shown = f"epsilon at least {bound:.3g} at delta {delta:g}; claimed is at most {epsilon:.3g}"
+    section.add(f"Audited with {runs}: the claim is {verdict}.")
+    section.add(f"These runs show {shown}. The largest bound that so many runs can show is {most:.3g}.")
     own = claim.get("epsilon")
     if own is not None and not any(math.isclose(own, e, rel_tol=1e-3) for e, _ in audit.claim):
         section.add(f"The epsilon of this run, {own:.4g}, is not among the audited claims.")

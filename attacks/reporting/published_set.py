@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attacks.membership import nearest
 from attacks.reporting._rates import evaluate_scores, is_significant
-from attacks.reporting.copies import COPY_DB, closest_images, find_copies
+from attacks.reporting.copies import find_copies
 from attacks.reporting.similarity import PSNR_LEVELS
 from attacks.statistics import OperatingPoint, Rate
 from distillkit._utils import check
@@ -49,7 +49,6 @@ class Leaks:
         close_held_out: share of the images that have a PSNR of at least 25 dB to some held-out record, as it is or
             altered. Compare `close` with this share, which is not due to training. If there are fewer held-out records
             than training records, this share is too small for the comparison.
-        unaltered: `copies`, `close` and `close_held_out` without the search for altered copies, in this order.
         nearest: rates of the attack `attacks.membership.nearest` at about 1 % false positives. The threshold is chosen
             on half of the held-out records. The rates are counted on the other half, and on the training records from
             which the set was made (argument `used` of the function `leaks`).
@@ -63,7 +62,6 @@ class Leaks:
     copies: float
     close: float
     close_held_out: float
-    unaltered: tuple[float, float, float]
     nearest: OperatingPoint
     auc: float
     altered: OperatingPoint
@@ -81,17 +79,12 @@ class Leaks:
 
     def record(self) -> dict[str, Any]:
         """Return the results as JSON values, with the counts and the confidence interval of each rate."""
-        rates: dict[str, dict[str, Any]] = {
-            kind: {name: asdict(rate) for name, rate in (("tpr", point.tpr), ("fpr", point.fpr))}
-            for kind, point in (("nearest", self.nearest), ("altered", self.altered))
-        }
-        rates["nearest"]["auc"] = self.auc
-        names = ("copies", "within_25_db", "within_25_db_of_held_out")
-        return {
-            "images": self.images, "publishes": self.publishes,
-            **dict(zip(names, (self.copies, self.close, self.close_held_out), strict=True)),
-            "unaltered": dict(zip(names, self.unaltered, strict=True)), **rates,
-        }  # fmt: skip
+        found: dict[str, Any] = {"images": self.images, "publishes": self.publishes, "copies": self.copies}
+        found |= {"within_25_db": self.close, "within_25_db_of_held_out": self.close_held_out}
+        for name, point in (("nearest", self.nearest), ("altered", self.altered)):
+            found[name] = {"tpr": asdict(point.tpr), "fpr": asdict(point.fpr)}
+        found["nearest"]["auc"] = self.auc
+        return found
 
     def __str__(self) -> str:
         verdict = "it leaks" if self.found else "no leak found, smaller leaks remain possible"
@@ -160,27 +153,20 @@ def leaks(
     known, chance = (_compared(images, data) for data in (real, others))
     area, point = evaluate_scores(known.scores[members], chance.scores[kept], 2)
     altered = evaluate_scores(known.record_levels[members], chance.record_levels[kept], 2)[1]
-    shares = [
-        tuple(float(one.double().mean()) for one in (copied, level >= _CLOSE_DB, of_chance >= _CLOSE_DB))
-        for copied, level, of_chance in (
-            (known.copied, known.levels, chance.levels),
-            (known.plain >= COPY_DB, known.plain, chance.plain),
-        )
-    ]
-    (copies, close, close_held_out), (first, second, third) = shares
+    shares = (known.copied, known.levels >= _CLOSE_DB, chance.levels >= _CLOSE_DB)
+    copies, close, by_chance = (float(one.double().mean()) for one in shares)
     said = small.info.get("publishes") or ""
     publishes = (
         said if isinstance(said, str) else ", ".join(map(str, said)) if isinstance(said, list | tuple) else "data"
     )
-    return Leaks(len(small), publishes, copies, close, close_held_out, (first, second, third), point, area, altered)
+    return Leaks(len(small), publishes, copies, close, by_chance, point, area, altered)
 
 
 @dataclass(frozen=True, eq=False)
 class _Compared:
-    """Comparison of M published images with N records: PSNR of each image without and with alterations, [M]; whether it
-    copies a record, [M]; each record's score by `nearest`, [N], and level, [N]."""
+    """Comparison of M published images with N records: level of each image, and whether it copies a record, [M]; each
+    record's score by `nearest`, [N], and level, [N]."""
 
-    plain: Tensor
     levels: Tensor
     copied: Tensor
     scores: Tensor
@@ -188,17 +174,16 @@ class _Compared:
 
 
 def _compared(images: Tensor, data: LabeledImages | StoredImages) -> _Compared:
-    plain = torch.full((len(images),), -torch.inf, dtype=torch.float64)
-    levels, copied = plain.clone(), torch.zeros(len(images), dtype=torch.bool)
+    levels = torch.full((len(images),), -torch.inf, dtype=torch.float64)
+    copied = torch.zeros(len(images), dtype=torch.bool)
     scores, record_levels = [], []
     for part in _parts(data, max(1, _VALUES // images[0].numel())):
         records = part.to(images.device).pixels().float()
         found = find_copies(images, records)
-        plain = torch.maximum(plain, closest_images(records, images)[0].cpu())
         levels, copied = torch.maximum(levels, found.level.cpu()), copied | found.copied.cpu()
         scores.append(nearest(images, records).cpu())
         record_levels.append(found.record_level.cpu())
-    return _Compared(plain, levels, copied, torch.cat(scores), torch.cat(record_levels))
+    return _Compared(levels, copied, torch.cat(scores), torch.cat(record_levels))
 
 
 def _distinct(images: Tensor, real: LabeledImages | StoredImages, others: LabeledImages | StoredImages) -> Tensor:

@@ -108,8 +108,8 @@ def report(
     Raises:
         attacks.reporting.NoRun: the folder does not contain a run.
         attacks.reporting.DamagedRun, attacks.transcript.DamagedTranscript: a file is damaged or missing.
-        IncompatibleImages: images differ from the run's in shape or normalization, or are not pixels; or more than 1 %
-            of `non_members` are also in `members`.
+        IncompatibleImages: images differ from the run's in shape, or are not pixels; or more than 1 % of `non_members`
+            are also in `members`.
         TypeError, ValueError: another argument is not valid.
     """
     run = open_run(folder)
@@ -120,14 +120,12 @@ def report(
     check.boolean(progress, "progress")
     if started_from is not None and (members is None or non_members is None):
         raise ValueError("started_from needs members= and non_members=, without which no rate can be computed")
-    for value, name, kind, wanted in (
-        (pipeline, "pipeline", Pipeline, "of attacks.membership.Pipeline"),
-        (network, "network", nn.Module, "an nn.Module"),
-        (invert, "invert", Inversion, "of attacks.reporting.Inversion"),
-        (audit, "audit", Audit, "of attacks.reporting.Audit"),
-    ):
-        if value is not None and not isinstance(value, kind):
-            raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}")
+    for name, value, kind, home in (
+        ("pipeline", pipeline, Pipeline, "attacks.membership"), ("network", network, nn.Module, "torch.nn"),
+        ("invert", invert, Inversion, "attacks.reporting"), ("audit", audit, Audit, "attacks.reporting"),
+    ):  # fmt: skip
+        if value is not None:
+            check.instance(value, kind, name, f"of {home}.{kind.__name__}")
     others = _check_baselines(pipeline, baselines)
     evidence = Evidence.gather(run, members, non_members, network, max_records)
     folder_out = check.folder(out, "out") if out is not None else run.path / "report"
@@ -142,10 +140,8 @@ def report(
     if pipeline is not None:
         add_shadows(models, pipeline, others, shadows, workers, folder_out, progress)
     else:
-        models.missing.append(
-            "what attacks with shadow models find, which are the strongest: give pipeline=; without them a model may "
-            "look safer than it is"
-        )
+        why = "without them a model may look safer than it is"
+        models.missing.append(f"what attacks with shadow models find, the strongest ones: give pipeline=; {why}")
     if not models.parts:
         models.add("Not attacked: see the last section.")
     sections += [models, class_section(evidence), claim_section(evidence, audit)]
@@ -172,10 +168,8 @@ def _check_baselines(pipeline: Pipeline | None, baselines: Mapping[str, Pipeline
         if not isinstance(name, str) or not name.strip() or not isinstance(other, Pipeline):
             raise TypeError(f"baselines must map names to Pipelines, got {name!r}: {type(other).__name__}")
         if not torch.equal(other.labels.cpu(), pipeline.labels.cpu()):
-            raise ValueError(
-                f"baselines[{name!r}] must be on the pipeline's records in the same order, but its labels differ: "
-                "give it the same images and labels"
-            )
+            words = "but its labels differ: give it the same images and labels"
+            raise ValueError(f"baselines[{name!r}] must be on the pipeline's records in the same order, {words}")
     return baselines
 
 

@@ -40,14 +40,14 @@ TRAIN, ASIDE = drawn(0, 300), drawn(1, 250)
 
 @settings(max_examples=12)
 @given(st.integers(0, 1000), st.sampled_from([0.0, 1e-3, 5e-3, 0.03, 0.06, 0.2]))
-def test_shares_equal_a_plain_loop(seed: int, scale: float) -> None:
+def test_shares_are_at_least_those_of_a_plain_loop(seed: int, scale: float) -> None:
     small = LabeledImages.concatenate([moved(TRAIN[:6], seed, scale), drawn(seed + 2000, 4)])
     found = leaks(small, TRAIN, ASIDE)
-    copies, close, chance = found.unaltered
-    for data, shares in ((TRAIN, {48.13: copies, 25.0: close}), (ASIDE, {25.0: chance})):
+    shown = (TRAIN, {48.13: found.copies, 25.0: found.close}), (ASIDE, {25.0: found.close_held_out})
+    for data, shares in shown:
         best = [float(psnr(x.expand(len(data), -1, -1, -1), data.pixels()).max()) for x in small.pixels()]
         for decibels, share in shares.items():
-            assert share == pytest.approx(sum(b >= decibels for b in best) / len(small))
+            assert share >= sum(b >= decibels for b in best) / len(small)  # altered records count, too
     scores = torch.cat([nearest(small.pixels(), data.pixels()) for data in (TRAIN, ASIDE)])
     assert found.auc == pytest.approx(roc(scores, torch.arange(550) < 300).auc)
 
@@ -178,7 +178,6 @@ def test_altered_copies_are_found(name: str) -> None:
     found = leaks(small, real, pictures(1, shape))
     assert found.copies == found.close == 1
     assert found.close_held_out <= 0.1
-    assert found.unaltered[0] == found.unaltered[2] == 0
     assert found.found
     assert found.altered.tpr.hits >= 34
 

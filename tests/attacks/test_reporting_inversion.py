@@ -25,7 +25,6 @@ from attacks.transcript import TranscriptMessage
 from distillkit import LabeledImages
 from distillkit.data import clients, load
 from distillkit.networks import ConvNet, build
-from distillkit.normalization import Normalization
 from distillkit.rng import derive
 from fl import FedAvg, RunFolder, simulate
 from fl.engine.store import Store
@@ -233,7 +232,7 @@ def test_non_members_have_the_records_classes_if_possible() -> None:
         assert all(one == ours for one in classes) == kept
     unknown = _draw_held_out(inside, own, records([0, 1, 3, 3, 3], data=False))
     assert {int(i) for index in unknown for i in index} == set(range(5))
-    with pytest.raises(ValueError, match="non_members must be at least 3, the number of inverted records, got 2"):
+    with pytest.raises(ValueError, match="non_members must be at least 3, the inverted records, got 2"):
         _draw_held_out(inside, own, records([1, 1]))
 
 
@@ -265,7 +264,7 @@ def test_client_without_a_reply_has_no_message_pair(run: Path, tmp_path: Path) -
 
 
 def test_refusals(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"invert must be of attacks.reporting.*Inversion, got bool"):
+    with pytest.raises(TypeError, match=r"invert must be of attacks.reporting.Inversion, got bool"):
         report(run, invert=True, out=tmp_path)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"client must be one that holds records and answered, \[0, 1\], got 7"):
         report(run, **GIVEN, invert=Inversion(client=7), out=tmp_path)
@@ -293,7 +292,4 @@ def test_refusals(run: Path, tmp_path: Path) -> None:
     for name in ("seconds", "total_variation"):
         with pytest.raises(ValueError, match=f"{name} must be"):
             Inversion(**{name: -1.0})
-    other = TRAIN.renormalize(Normalization((0.5,), (0.5,)))
-    with pytest.raises(ValueError, match="renormalize"):
-        report(run, members=other, non_members=TEST, network=FACTORY(10), out=tmp_path)
     assert not list(tmp_path.iterdir())

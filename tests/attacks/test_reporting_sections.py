@@ -21,6 +21,7 @@ from attacks.reporting.similarity import record_scores
 from distillkit import LabeledImages
 from distillkit._utils.tables import Table
 from distillkit.networks import ConvNet
+from distillkit.normalization import Normalization
 from distillkit.privacy import Event, Ledger, gaussian_delta, gaussian_sigma
 from distillkit.rng import derive
 from fl.engine.store import Store
@@ -170,7 +171,7 @@ def test_only_the_first_twenty_clients_are_listed() -> None:
 def test_folder_with_a_whitened_space_is_not_shown_in_pixels() -> None:
     parts = {"mean": {"tuple": [0.5]}, "std": {"tuple": [0.25]}}
     said = [["shape", {"tuple": [1, 8, 8]}], ["normalization", {"with": parts}]]
-    assert folder(config={"images": {"dict": said}}).normalization == ([0.5], [0.25])
+    assert folder(config={"images": {"dict": said}}).normalization == Normalization((0.5,), (0.25,))
     said[1] = ["normalization", {"with": {**parts, "zca": "whitening.safetensors"}}]
     assert folder(config={"images": {"dict": said}}).normalization is None
     assert rows(adversary_section(folder()))[0][2] == "not in the folder"

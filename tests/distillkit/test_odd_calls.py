@@ -21,7 +21,6 @@ from attacks.audit import (
     low_bit_scores,
     max_lower_bound,
     one_run_lower_bound,
-    replay_release,
     step_scores,
 )
 from attacks.inversion import (
@@ -603,9 +602,6 @@ CALLS: dict[str, Call] = {
     ),
     "step_scores": C(step_scores, steps=lambda: normal(8, 2), sigma=1.0, rate=0.5),
     "audit_noise": C(audit_noise, drawn=lambda: {1.5: 20}, charged=lambda: [(1.5, 20)]),
-    "replay_release": C(
-        replay_release, released=lambda: normal(4), replays=lambda: {"a": lambda: normal(4)}, tolerance=1e-5
-    ),
     **{f.__name__: C(f, logits=lambda: normal(9, 3), labels=lambda: LABELS) for f in (loss, margin, stable_logit)},
     "lira": C(lira, **SHADOWS),
     "rmia": C(rmia, z_target=lambda: normal(6, seed=3), z_shadows=lambda: normal(5, 6, seed=4), **SHADOWS),
@@ -808,7 +804,6 @@ NOT_CALLED = {
             "Rate",
             "CropParameters",
             "RecoveredInput",
-            "ReplayTest",
             "Report",
             "Mixed",
             "StoredLabels",
