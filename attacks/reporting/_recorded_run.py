@@ -18,6 +18,9 @@ from distillkit.sets import LabeledImages
 __all__ = ["DamagedRun", "NoRun", "RecordedRun", "open_run"]
 
 
+_RESTORE = "restore it from a backup, or run again"
+
+
 class NoRun(FileNotFoundError):
     """Error: the folder does not contain a run."""
 
@@ -61,15 +64,13 @@ class RecordedRun:
         None if the method is not FedAvg, or has add-ons or filters; if the labels are not classes; and if the run did
         not record its options.
         """
-        method, task = self.config.get("options"), self.config.get("labels")
-        if not isinstance(method, dict) or method.get("object") != "fl:FedAvg" or method.get("args"):
+        method, task = (v if isinstance(v, dict) else {} for v in map(self.config.get, ("options", "labels")))
+        if method.get("object") != "fl:FedAvg" or method.get("args") or task.get("object") != "fl:Classification":
             return None
-        if not isinstance(task, dict) or task.get("object") != "fl:Classification":
-            return None
-        options = dict(method["with"])
+        options = {"optimizer": "sgd", "phases": [], **method["with"]}
         optimizer, phases = options["optimizer"], options["phases"]
-        options["optimizer"] = optimizer if isinstance(optimizer, str) else optimizer["with"]["name"]
-        options |= {} if isinstance(optimizer, str) else {k: v for k, v in optimizer["with"].items() if k != "name"}
+        if isinstance(optimizer, dict):
+            options |= {**optimizer["with"], "optimizer": optimizer["with"]["name"]}
         if len(phases) == 1 and phases[0]["with"]["train"] == "*":
             options |= options.pop("phases")[0]["with"]
         return options
@@ -86,22 +87,25 @@ class RecordedRun:
         info = self.published_set.info if self.published_set is not None else {}
         return info.get("init") == "real" or any(kind == "fl:Real" or o.get("init") == "real" for kind, o in described)
 
+    def _facts(self, name: str) -> dict[str, Any]:
+        found = _plain(self.config.get(name))
+        return found if isinstance(found, dict) else {}
+
     @property
     def num_classes(self) -> int | None:
         """Number of classes; None if it is not recorded."""
-        found = (_plain(self.config.get("labels")) or {}).get("num_classes")
-        return found if isinstance(found, int) else None
+        return self._facts("labels").get("num_classes")
 
     @property
     def shape(self) -> tuple[int, ...] | None:
         """Shape (C, H, W) of the run's images; None if it is not recorded."""
-        shape = (_plain(self.config.get("images")) or {}).get("shape")
+        shape = self._facts("images").get("shape")
         return self.published_set.shape if self.published_set is not None else tuple(shape) if shape else None
 
     @property
     def normalization(self) -> Normalization | None:
         """Normalization of the run's images; None if it is not recorded, or if the run also whitened them (ZCA)."""
-        found = (_plain(self.config.get("images")) or {}).get("normalization")
+        found = self._facts("images").get("normalization")
         return Normalization(found["mean"], found["std"]) if found and found.get("zca") is None else None
 
     @property
@@ -130,10 +134,8 @@ class RecordedRun:
             came = {int(c) for c, (up, _) in (row.get("bytes_by_client") or {}).items() if up}
             lost = sorted(c for c in came if (row["round"], c) not in seen) if row["round"] in rounds else []
             if lost:
-                raise DamagedRun(
-                    f"{self.path / 'transcript' / str(row['round'])} lacks the messages of clients {lost}, which the "
-                    "server received according to history.jsonl: restore the folder from a backup, or run again"
-                )
+                lacks = f"lacks the messages of clients {lost}, which the server received according to history.jsonl"
+                raise DamagedRun(f"{self.path / 'transcript' / str(row['round'])} {lacks}: {_RESTORE}")
 
 
 def _described(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -173,22 +175,15 @@ def open_run(folder: str | os.PathLike[str]) -> RecordedRun:
     path = Path(check.instance(folder, str | os.PathLike, "folder", "the path of a run's folder"))
     if not (path / "config.json").is_file():
         raise NoRun(f"{path} holds no run (no config.json): give the out= folder of simulate, or of one run of a study")
-    (config,) = _objects(path / "config.json", lines=False)
-    if config.get("format") != RUN_FORMAT:
-        raise DamagedRun(
-            f"{path / 'config.json'} has the format {config.get('format')!r}, but this version supports "
-            f"{RUN_FORMAT!r}: use the version of distillkit that wrote it"
-        )
-    manifest, lines = path / "checkpoint" / "manifest.json", path / "history.jsonl"
-    history = _objects(lines, lines=True) if lines.exists() else []
-    if manifest.is_file():
-        (facts,) = _objects(manifest, lines=False)
-        rounds = int(facts.get("round", 0)) - ("open" in facts)
-        if len(history) < rounds:
-            raise DamagedRun(
-                f"{lines} holds {len(history)} rounds, but the checkpoint is of round {rounds}: "
-                "restore it from a backup, or run again"
-            )
+    [config] = _objects(path / "config.json")
+    if (found := config.get("format")) != RUN_FORMAT:
+        wanted = f"but this version supports {RUN_FORMAT!r}: use the version of distillkit that wrote it"
+        raise DamagedRun(f"{path / 'config.json'} has the format {found!r}, {wanted}")
+    history, [checkpoint] = _objects(path / "history.jsonl"), _objects(path / "checkpoint" / "manifest.json") or [{}]
+    rounds = int(checkpoint.get("round", 0)) - ("open" in checkpoint)
+    if len(history) < rounds:
+        told = f"holds {len(history)} rounds, but the checkpoint is of round {rounds}"
+        raise DamagedRun(f"{path / 'history.jsonl'} {told}: {_RESTORE}")
     models = sorted((path / "checkpoint").glob("model*.safetensors"))
     named = {model.stem.removeprefix("model").removeprefix("-"): model for model in models}
     try:
@@ -207,25 +202,15 @@ def _published_set(path: Path) -> LabeledImages | None:
         raise DamagedRun(f"{path} cannot be read ({error}): restore it from a backup, or make the set again") from error
 
 
-def _objects(path: Path, *, lines: bool) -> list[dict[str, Any]]:
-    """Read the objects of a JSON-lines file, or the single object of a JSON file.
-
-    A line that was only partly written is skipped if the line after it is `{"torn": true}`.
-
-    Args:
-        path: path of the file.
-        lines: whether the file has one object per line.
-
-    Raises:
-        DamagedRun: the file cannot be read.
-    """
+def _objects(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a JSON-lines file, or the single object of a JSON file; none if there is no file."""
+    if not path.exists():
+        return []
     try:
-        texts = path.read_text(encoding="utf-8").splitlines() if lines else [path.read_text(encoding="utf-8")]
-        torn = {i for i, text in enumerate(texts[1:]) if text.replace(" ", "") == '{"torn":true}'}
-        found = [json.loads(text) for i, text in enumerate(texts) if i not in torn]
+        text = path.read_text(encoding="utf-8")
+        found = [json.loads(one) for one in (text.splitlines() if path.suffix == ".jsonl" else [text])]
     except ValueError as error:
-        raise DamagedRun(f"{path} cannot be read ({error}): restore it from a backup, or run again") from error
+        raise DamagedRun(f"{path} cannot be read ({error}): {_RESTORE}") from error
     if wrong := [one for one in found if not isinstance(one, dict)]:
-        kind = type(wrong[0]).__name__
-        raise DamagedRun(f"{path} holds {kind}, expected an object: restore it from a backup, or run again")
+        raise DamagedRun(f"{path} holds {type(wrong[0]).__name__}, expected an object: {_RESTORE}")
     return found

@@ -71,9 +71,8 @@ class Leaks:
         """True if a leak was found: the set says that it publishes real data, an image is a copy of a training record,
         clearly more images are close to training records than to held-out ones, or an attack is better than guessing.
         """
-        close, chance = (
-            Rate.of(round(share * self.images), self.images) for share in (self.close, self.close_held_out)
-        )
+        shares = self.close, self.close_held_out
+        close, chance = (Rate.of(round(share * self.images), self.images) for share in shares)
         attacks = is_significant(self.nearest) or is_significant(self.altered)
         return bool(self.publishes) or self.copies > 0 or close.low > chance.high or attacks
 
@@ -145,9 +144,7 @@ def leaks(
         small.require_compatible(data[:0].read() if isinstance(data, StoredImages) else data, names=("small", name))
     images = small.to(small.images.device if device is None else check.device(device)).pixels().float()
     if len(images.flatten(1).unique(dim=0)) < 2:
-        raise ValueError(
-            f"small must hold at least 2 different images, because the attack compares two; got {len(small)} images"
-        )
+        raise ValueError(f"small must hold at least 2 different images, which the attack compares; got {len(small)}")
     members = torch.arange(len(real)) if used is None else _used(used, len(real))
     kept = _distinct(images, real, others)
     known, chance = (_compared(images, data) for data in (real, others))
@@ -156,9 +153,8 @@ def leaks(
     shares = (known.copied, known.levels >= _CLOSE_DB, chance.levels >= _CLOSE_DB)
     copies, close, by_chance = (float(one.double().mean()) for one in shares)
     said = small.info.get("publishes") or ""
-    publishes = (
-        said if isinstance(said, str) else ", ".join(map(str, said)) if isinstance(said, list | tuple) else "data"
-    )
+    several = isinstance(said, list | tuple)
+    publishes = said if isinstance(said, str) else ", ".join(map(str, said)) if several else "data"
     return Leaks(len(small), publishes, copies, close, by_chance, point, area, altered)
 
 
@@ -192,31 +188,21 @@ def _distinct(images: Tensor, real: LabeledImages | StoredImages, others: Labele
     train, small = set(known), set(shown)
     kept = [row for row, digest in enumerate(aside) if digest not in train]
     shared, advice = len(aside) - len(kept), "held-out records must not have been used for the set"
+    told = f"{shared} of {len(aside)} held-out records are also in train"
     if shared > SHARED * len(aside):
-        raise ValueError(
-            f"train and held_out must not share records, but {shared} of {len(aside)} held-out records are also in "
-            f"train: {advice}; the arguments are leaks(published set, its training records, other records)"
-        )
+        usage = "the arguments are leaks(published set, its training records, other records)"
+        raise ValueError(f"train and held_out must not share records, but {told}: {advice}; {usage}")
     if shared:
-        warnings.warn(
-            f"held_out: {shared} of {len(aside)} records are also in train and are left out", UserWarning, stacklevel=3
-        )
+        warnings.warn(f"held_out: {told} and are left out", UserWarning, stacklevel=3)
     if taken := sum(aside[row] in small for row in kept):
-        raise ValueError(
-            f"small and held_out must not share images, but {taken} held-out records are in small: {advice}; are train "
-            "and held_out exchanged?"
-        )
+        said = f"{taken} held-out records are in small: {advice}; are train and held_out exchanged?"
+        raise ValueError(f"small and held_out must not share images, but {said}")
     if len(small) > len(train) and train <= small:
-        raise ValueError(
-            f"small contains all {len(train)} records of train and more images: are small and train exchanged?"
-        )
+        exchanged = "are small and train exchanged?"
+        raise ValueError(f"small contains all {len(train)} records of train and more images: {exchanged}")
     if len(kept) < _FEW:
-        warnings.warn(
-            f"held_out holds {len(kept)} records; with fewer than {_FEW}, a false-positive rate of 1 % cannot be "
-            "measured and the rates say little",
-            UserWarning,
-            stacklevel=3,
-        )
+        why = "a false-positive rate of 1 % cannot be measured and the rates say little"
+        warnings.warn(f"held_out holds {len(kept)} records; with fewer than {_FEW}, {why}", UserWarning, stacklevel=3)
     return torch.tensor(kept)
 
 

@@ -220,7 +220,7 @@ def test_few_held_out_records_and_rare_duplicates_are_named() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         wanted = leaks(TRAIN[:9], TRAIN, ASIDE[:200])
-    with pytest.warns(UserWarning, match="1 of 201 records are also in train and are left out"):
+    with pytest.warns(UserWarning, match="1 of 201 held-out records are also in train and are left out"):
         assert leaks(TRAIN[:9], TRAIN, JOINED([TRAIN[50:51], ASIDE[:200]])).record() == wanted.record()
 
 
