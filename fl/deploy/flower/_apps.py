@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from distillkit._utils import check
-from fl.deploy.flower._messages import GridConnection, flower, to_records
-from fl.deploy.flower._node import LoadClient, Node, NodeOptions
+from fl.deploy.flower._messages import MAX_MESSAGE_BYTES, GridConnection, flower, to_records
+from fl.deploy.flower._node import LoadClient, Node
 from fl.deploy.flower._node_registry import NodeRegistry
 from fl.deploy.flower._transport import ConnectionOptions, GridTransport
-from fl.engine._config import RunConfig, options
+from fl.engine._config import RunConfig
 from fl.engine._runner import Deployment, execute
 from fl.engine._threads import RunContext
 from fl.engine._validation import remark_on
 from fl.engine.run import Run
 from fl.method import Method, require_method
+from fl.task import LabelTask
 
 __all__ = ["FlowerConfig", "client_app", "reply_to", "serve", "server_app"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlowerConfig(RunConfig):
-    """Options of `serve` and `server_app`: the options of any run, and options for the connection to the nodes.
+    """Options of `serve` and `server_app`: those of `fl.simulate` except `workers` and `progress`, and the connection.
 
     Args:
         clients: number of clients. None: the number of partitions in the Flower configs of the nodes
@@ -34,8 +36,17 @@ class FlowerConfig(RunConfig):
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
 
 
-@options(NodeOptions)
-def client_app(method: Method, load_client: LoadClient, config: NodeOptions) -> Any:
+def client_app(
+    method: Method,
+    load_client: LoadClient,
+    *,
+    folder: str | Path,
+    task: LabelTask | None = None,
+    device: str = "cpu",
+    policy: str | Path | None = None,
+    code: str | Path | None = None,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+) -> Any:
     """Create the Flower app of a node, which runs the requests of a `server_app` on the data of its partition.
 
     Enter this app in your project's pyproject.toml (`clientapp = "package.client_app:app"`). The value `partition-id`
@@ -49,17 +60,29 @@ def client_app(method: Method, load_client: LoadClient, config: NodeOptions) -> 
             a folder of images, a `Split`, an `Allocation` (result of a task's `assign()`), or a table of flwr-datasets.
             docs/flower.md lists all forms. The function is called for every message, because in a deployment every
             message starts a new process.
-        config: options of the node, which you pass as keyword arguments. `NodeOptions` lists them.
+        folder: path of the node's folder, which contains the node's secret key, the values that the client keeps
+            between rounds, cached message entries, and the privacy ledger of the client's data. The folder must persist
+            between messages. Of the files in this folder, only lines of the ledger are ever sent to the server.
+        task: label task, which must be the server app's task; None: one class per image.
+        device: device on which the client computes.
+        policy: path of the file with the policy of the node's owner (see `read_policy`), which is read for every
+            message. None: every request is allowed, but private releases are still charged to the ledger.
+        code: folder of the app's code, `Path(__file__).parent`. You need this option only if the policy contains the
+            hash of the code.
+        max_message_bytes: size limit of a received message in bytes; larger messages are refused and not read.
 
     Returns:
         A `flwr.clientapp.ClientApp`.
 
     Raises:
         MissingFlower: Flower is not installed.
-        TypeError, ValueError: an argument is not valid, or the file given by `NodeOptions.policy` (limits that the
-            node's owner sets) cannot be used.
+        TypeError, ValueError: an argument is not valid, or the file `policy` (limits that the node's owner sets)
+            cannot be used.
     """
-    node = Node(method, load_client, config)
+    node = Node(
+        method, load_client, folder=folder, task=task, device=device, policy=policy, code=code,
+        max_message_bytes=max_message_bytes,
+    )  # fmt: skip
     app = flower("clientapp").ClientApp()
 
     def answer(message: Any, context: Any) -> Any:
@@ -73,8 +96,7 @@ def client_app(method: Method, load_client: LoadClient, config: NodeOptions) -> 
     return app
 
 
-@options(NodeOptions)
-def reply_to(message: Any, context: Any, method: Method, load_client: LoadClient, config: NodeOptions) -> Any:
+def reply_to(message: Any, context: Any, method: Method, load_client: LoadClient, **options: Any) -> Any:
     """Return the reply to one message of the server, for use in a client app that you write yourself.
 
     The ready-made alternative is `client_app`.
@@ -88,17 +110,17 @@ def reply_to(message: Any, context: Any, method: Method, load_client: LoadClient
         context: Flower's context, the other argument with which Flower calls the app.
         method: the method of the server app; see `client_app`.
         load_client: function that loads the client's data; see `client_app`.
-        config: options of the node, which you pass as keyword arguments. `NodeOptions` lists them.
+        **options: options of `client_app`; `folder` is required.
 
     Returns:
         The `flwr.app.Message` to return. A failure of the client becomes a reply with an error.
 
     Raises:
         MissingFlower: Flower is not installed.
-        TypeError, ValueError: an argument is not valid, or the file given by `NodeOptions.policy` (limits that the
-            node's owner sets) cannot be used.
+        TypeError, ValueError: an argument is not valid, or the file `policy` (limits that the node's owner sets)
+            cannot be used.
     """
-    return _reply(Node(method, load_client, config), message, context)
+    return _reply(Node(method, load_client, **options), message, context)
 
 
 def _refuse_other_server(message: Any, context: Any) -> Any:
@@ -118,8 +140,7 @@ def _reply(node: Node, message: Any, context: Any) -> Any:
     return reply(to_records(parts), reply_to=message)
 
 
-@options(FlowerConfig)
-def serve(grid: Any, method: Method, config: FlowerConfig) -> Run:
+def serve(grid: Any, method: Method, **options: Any) -> Run:
     """Run a federated method on Flower's nodes, from a server app that you write yourself.
 
     The ready-made alternative is `server_app`. The function waits until the nodes of all clients have connected, and
@@ -130,7 +151,7 @@ def serve(grid: Any, method: Method, config: FlowerConfig) -> Run:
     Args:
         grid: Flower's grid, an argument of the server app's main function.
         method: the method to run.
-        config: options of the run, which you pass as keyword arguments. `FlowerConfig` lists them.
+        **options: fields of `FlowerConfig`, which include most options of `fl.simulate`; `rounds` is required.
 
     Raises:
         IncompatibleNode: a node does not match the server; the message names the node and the difference.
@@ -139,7 +160,7 @@ def serve(grid: Any, method: Method, config: FlowerConfig) -> Run:
         TypeError, ValueError: an argument is not valid.
         Exception: any other error that `fl.simulate` raises.
     """
-    return _serve(grid, method, config)
+    return _serve(grid, method, FlowerConfig(**options))
 
 
 def _serve(grid: Any, method: Method, config: FlowerConfig) -> Run:
@@ -163,8 +184,7 @@ def _serve(grid: Any, method: Method, config: FlowerConfig) -> Run:
     return execute(method, config, deployment, progress=False)
 
 
-@options(FlowerConfig)
-def server_app(method: Method, config: FlowerConfig) -> Any:
+def server_app(method: Method, **options: Any) -> Any:
     """Create the Flower app of the server, which runs the rounds of a method.
 
     `client_app` creates the app of the nodes. Enter the server's app in your project's pyproject.toml
@@ -174,7 +194,7 @@ def server_app(method: Method, config: FlowerConfig) -> Any:
 
     Args:
         method: the method to run.
-        config: options of the run, which you pass as keyword arguments. `FlowerConfig` lists them.
+        **options: fields of `FlowerConfig`, which include most options of `fl.simulate`; `rounds` is required.
 
     Returns:
         A `flwr.serverapp.ServerApp`.
@@ -184,6 +204,7 @@ def server_app(method: Method, config: FlowerConfig) -> Any:
         TypeError: `method` is not a `Method`. Options are only checked when the app runs.
     """
     require_method(method)
+    config = FlowerConfig(**options)
     app = flower("serverapp").ServerApp()
 
     def main(grid: Any, context: Any) -> None:

@@ -53,7 +53,7 @@ from fl.method import Method, require_method
 from fl.participants import Interrupted
 from fl.task import LabelTask
 
-__all__ = ["LoadClient", "Node", "NodeOptions"]
+__all__ = ["LoadClient", "Node"]
 
 LoadClient = Callable[[int], Any]
 """Function that returns the data of a partition, given its index; `to_client_data` lists the forms of the data."""
@@ -62,49 +62,28 @@ _STOP_GRACE = 2.0
 """Seconds that a client has to stop after its deadline before its thread is abandoned."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeOptions:
-    """Options of a node, that is, of a machine in Flower's network that runs one client.
-
-    Args:
-        folder: path of the node's folder, which contains the node's secret key, the values that the client keeps
-            between rounds, cached message entries, and the privacy ledger of the client's data. The folder must persist
-            between messages. Of the files in this folder, only lines of the ledger are ever sent to the server.
-        task: label task, which must be the server app's task; None: one class per image.
-        device: device on which the client computes.
-        policy: path of the file with the policy of the node's owner (see `read_policy`), which is read for every
-            message. None: every request is allowed, but private releases are still charged to the ledger.
-        code: folder of the app's code, `Path(__file__).parent`. You need this option only if the policy contains the
-            hash of the code.
-        max_message_bytes: size limit of a received message in bytes; larger messages are refused and not read.
-    """
-
-    folder: str | Path
-    task: LabelTask | None = None
-    device: str = "cpu"
-    policy: str | Path | None = None
-    code: str | Path | None = None
-    max_message_bytes: int = MAX_MESSAGE_BYTES
-
-
 class Node:
     """Handler of the server's messages on a node.
 
     Args:
         method: the method to run.
         load_client: function that takes the partition index and returns the client's data.
-        options: folder, device, policy and limits of the node.
+        folder, task, device, policy, code, max_message_bytes: options of `client_app`.
 
     Raises:
-        TypeError, ValueError: an argument is not valid, or the file given by `NodeOptions.policy` cannot be used.
+        TypeError, ValueError: an argument is not valid, or the file `policy` cannot be used.
     """
 
-    def __init__(self, method: Method, load_client: LoadClient, options: NodeOptions) -> None:
+    def __init__(
+        self, method: Method, load_client: LoadClient, *, folder: str | Path, task: LabelTask | None = None,
+        device: str = "cpu", policy: str | Path | None = None, code: str | Path | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:  # fmt: skip
         check.callable_with(load_client, "load_client", ["partition"], "a function of the partition's number")
-        self.method, self.load_client, self.task = require_method(method), load_client, options.task
-        self.folder, self.device = Path(options.folder), check.device(options.device)
-        self.max_message_bytes = check.positive_int(options.max_message_bytes, "max_message_bytes")
-        self.policy, self.app = options.policy, None if options.code is None else app_hash(options.code)
+        self.method, self.load_client, self.task = require_method(method), load_client, task
+        self.folder, self.device = Path(folder), check.device(device)
+        self.max_message_bytes = check.positive_int(max_message_bytes, "max_message_bytes")
+        self.policy, self.app = policy, None if code is None else app_hash(code)
         if self.policy is not None and read_policy(self.policy).app != ANY and self.app is None:
             raise ValueError(f"the policy {self.policy} pins the app's code: pass code=Path(__file__).parent")
 

@@ -17,7 +17,7 @@ from fl import CheckpointError, Client, ClientData, FedAvg, FedDM, Message, Meth
 from fl.addons import SCAFFOLD, VHL, SharedImage
 from fl.deploy.flower import ConnectionOptions, IncompatibleNode, client_app, reply_to, serve, server_app
 from fl.deploy.flower._handshake import identity_of
-from fl.deploy.flower._node import Node, NodeOptions
+from fl.deploy.flower._node import Node
 from tests.fl import every_method
 from tests.fl.every_method import assert_equal, rows
 from tests.fl.federations import Tiny, federation, images
@@ -319,17 +319,14 @@ def test_node_that_is_unavailable_is_named_with_flowers_reason(tmp_path: Path) -
 @pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD", "VHL", "SharedImage", "FedDM"])
 def test_node_can_be_pickled(name: str, tmp_path: Path) -> None:
     made = {**METHODS, "VHL": with_kept, "SharedImage": lambda: FedAvg(SharedImage(PICTURE, **SHARED), **FAST)}
-    node = Node(made[name](), client_data, NodeOptions(folder=tmp_path))
+    node = Node(made[name](), client_data, folder=tmp_path)
     again = pickle.loads(pickle.dumps(node))
     assert identity_of(again.method) == identity_of(node.method)
     assert hello(again) == hello(node)
 
 
 def test_fingerprint_depends_on_the_nodes_key(tmp_path: Path) -> None:
-    said = [
-        hello(Node(METHODS["FedAvg"](), client_data, NodeOptions(folder=tmp_path / name)))
-        for name in ("one", "one", "other")
-    ]
+    said = [hello(Node(METHODS["FedAvg"](), client_data, folder=tmp_path / name)) for name in ("one", "one", "other")]
     assert said[0] == said[1] != said[2]
     assert ((tmp_path / "one" / "key").stat().st_mode & 0o777) == 0o600
 

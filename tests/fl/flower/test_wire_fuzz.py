@@ -25,7 +25,7 @@ from fl._codec import Parts, from_parts, to_parts
 from fl.deploy._fields import FIELDS, Field
 from fl.deploy._wire import Job, job_parts, read_job, result_parts
 from fl.deploy.flower._messages import GridConnection, to_records
-from fl.deploy.flower._node import Node, NodeOptions
+from fl.deploy.flower._node import Node
 from fl.deploy.flower._policy import read_policy
 from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from fl.message import Entry, Message
@@ -102,7 +102,7 @@ def files(folder: Path) -> dict[Path, int]:
 
 def check_node(count: int, tmp_path: Path) -> None:
     inside, draws = tmp_path / "world" / "node", random.Random(0)
-    node = Node(Cached(**FAST), client_data, NodeOptions(folder=inside))
+    node = Node(Cached(**FAST), client_data, folder=inside)
     node.handshake(CONFIG)  # writes the node's key
     assert "answer" in node.handle_job(to_records(valid_job()), CONFIG, time.time())[1]
     kinds = set()
@@ -189,7 +189,7 @@ def test_refused_requests_leave_no_files(tmp_path: Path) -> None:
     policy = written(tmp_path / "policy.toml", methods='["Another"]')
     assert read_policy(policy).methods == ("Another",)
     for options, config in (({"policy": policy}, CONFIG), ({}, {"partition-id": 2, "num-partitions": 5})):
-        node = Node(Cached(**FAST), client_data, NodeOptions(folder=tmp_path / "node", **options))  # type: ignore[arg-type]
+        node = Node(Cached(**FAST), client_data, folder=tmp_path / "node", **options)  # type: ignore[arg-type]
         node.handshake(config)
         before = files(tmp_path)
         for run in range(50):
@@ -234,7 +234,7 @@ def test_loading_that_hangs_ends_at_the_deadline(tmp_path: Path) -> None:
         return client_data(partition)
 
     parts = with_place(valid_job(), deadline=0.5)
-    node = Node(Cached(**FAST), hangs, NodeOptions(folder=tmp_path))
+    node = Node(Cached(**FAST), hangs, folder=tmp_path)
     began = time.monotonic()
     reply = node.handle_job(to_records(parts), CONFIG, time.time())
     release.set()
