@@ -60,6 +60,7 @@ mutants: $(STAMP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
+	$(BIN)/ruff check --preview --select PLW1514 . # text files have a stated encoding
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports

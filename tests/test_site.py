@@ -14,6 +14,8 @@ from filelock import FileLock
 
 from tests.scripts import load_script
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 

@@ -76,14 +76,12 @@ def test_measured_pilot_has_the_accuracies_of_the_pilot(
     assert "vhl_cifar10 has no measurements of its own" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CLAIMS)
 def test_every_pilot_runs(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     script.main([name, *smoke(tmp_path), "--pilot", "--seeds", "200", "201"])
     assert "accuracy late" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedlgd", "feddm"])
 def test_both_sides_measure_their_sets(script: Any, tmp_path: Path, name: str) -> None:
     script.main([name, *smoke(tmp_path), "--inside", "--seeds", "200"])

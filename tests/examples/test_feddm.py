@@ -17,7 +17,6 @@ def play(module: ModuleType, out: Path, *more: str) -> None:
     module.main(["--preset", "smoke", "--out", str(out), "--workers", "1", "--device", "cpu", *more])
 
 
-@pytest.mark.slow
 def test_every_private_row_has_the_requested_epsilon(
     script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,7 +123,6 @@ def test_every_number_of_the_paper_is_beside_a_row_of_the_presets(
     assert silent <= {("cifar10-dirichlet0.1", "FedDM from noise"), ("cifar10-dirichlet0.5", "FedDM, rho 5")}
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:SCAFFOLD changes nothing before round 2")
 def test_both_tables_come_from_records_and_are_not_run_twice(
     script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]

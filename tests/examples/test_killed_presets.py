@@ -10,7 +10,6 @@ import pytest
 from tests.kill_examples import finish, killed_in_pieces, record, start
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("example", ["single_image", "vhl"])
 def test_smoke_preset_killed_three_times_equals_an_uninterrupted_run(tmp_path: Path, example: str) -> None:
     whole, pieces = tmp_path / "whole", tmp_path / "pieces"

@@ -46,7 +46,6 @@ def test_pieces_are_counted_and_a_failure_ends_the_script(
     assert "vhl-fashionmnist and later cells are not finished" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_smoke_cell_runs_to_its_end_in_pieces(script: Any, tmp_path: Path) -> None:
     script.main(["--smoke", "--cells", "vhl-fashionmnist", "--seconds", "1", "--device", "cpu", "--out", str(tmp_path)])
     assert (tmp_path / "vhl-fashionmnist" / "table.md").is_file()

@@ -42,7 +42,6 @@ def images_of(folder: Path) -> None:
             Image.fromarray((pixels * 255 / 16).astype("uint8")).save(path)
 
 
-@pytest.mark.slow
 def test_condense_folder(tmp_path: Path) -> None:
     images_of(tmp_path)
     assert "random real" in run("condense_folder", tmp_path, alone=True)
@@ -50,12 +49,10 @@ def test_condense_folder(tmp_path: Path) -> None:
     assert (tmp_path / "small.png").is_file()
 
 
-@pytest.mark.slow
 def test_fedavg_by_hand_equals_simulate_bitwise(tmp_path: Path) -> None:
     assert "by hand are equal" in run("fedavg_by_hand", tmp_path)
 
 
-@pytest.mark.slow
 def test_paper_method(tmp_path: Path) -> None:
     averaged, distilled = (
         [float(value) for value in re.findall(r"0\.\d+", line)] for line in run("paper_method", tmp_path).splitlines()
@@ -63,7 +60,6 @@ def test_paper_method(tmp_path: Path) -> None:
     assert distilled[0] > averaged[0]
 
 
-@pytest.mark.slow
 def test_private_set(tmp_path: Path) -> None:
     lines = run("private_set", tmp_path).splitlines()
     low, high = (float(re.findall(r"accuracy (0\.\d+)", line)[0]) for line in lines)
@@ -72,13 +68,11 @@ def test_private_set(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"private-1.safetensors", "private-8.safetensors"}
 
 
-@pytest.mark.slow
 def test_attack_set(tmp_path: Path) -> None:
     real, noise = (float(re.findall(r"TPR (\d+\.\d) %", line)[0]) for line in run("attack_set", tmp_path).splitlines())
     assert real > noise
 
 
-@pytest.mark.slow
 def test_own_addon(tmp_path: Path) -> None:
     plain, l2, both = run("own_addon", tmp_path).splitlines()
     assert plain.startswith("FedAvg(): 0.")
@@ -87,7 +81,6 @@ def test_own_addon(tmp_path: Path) -> None:
     assert len({line.split()[-1] for line in (plain, l2)}) == 2
 
 
-@pytest.mark.slow
 def test_opacus_loop(tmp_path: Path) -> None:
     with torch.random.fork_rng(devices=[]):  # Opacus draws from the global generator
         torch.manual_seed(0)

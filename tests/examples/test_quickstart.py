@@ -54,7 +54,6 @@ def test_demo_reports_each_run_prints_its_table_and_draws(uninterrupted: tuple[P
         assert (out / f"{name}.png").stat().st_size > 5000
 
 
-@pytest.mark.slow
 def test_killed_and_restarted_demo_writes_the_same_records(tmp_path: Path, uninterrupted: tuple[Path, str]) -> None:
     """Only the parent is killed, in the middle; `python -m tests.kill_examples --kills 10` kills at random moments."""
     out = tmp_path / "run"

@@ -401,6 +401,7 @@ play(killed(Fatal), rounds=4, out={out!r}, secret=5)
 """
 
 
+@pytest.mark.slow
 def test_killed_round_is_charged_again_and_is_bitwise_equal(tmp_path: Path) -> None:
     code = CHILD.format(root=str(Path(__file__).parents[2]), out=str(tmp_path))
     assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL

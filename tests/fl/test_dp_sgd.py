@@ -314,6 +314,7 @@ play(noisy(), Broken("kill"), rounds=3, steps=4, how={{"out": {out!r}}})
 """
 
 
+@pytest.mark.slow
 def test_killed_round_is_charged_again(tmp_path: Path) -> None:
     code = CHILD.format(root=str(Path(__file__).parents[2]), out=str(tmp_path))
     child = subprocess.run([sys.executable, "-c", code], capture_output=True)

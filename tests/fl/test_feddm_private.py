@@ -427,8 +427,8 @@ def test_repeated_round_is_charged_again(
     ("kind", "options"),
     [
         (PrivateFedDM, {"warm": True, "weights": "samples"}),
-        (PrivateFedDM, {"mechanism": "image_sgd", "warm": True}),
-        (SummedFedDM, {"noise": "shares", "warm": True}),
+        pytest.param(PrivateFedDM, {"mechanism": "image_sgd", "warm": True}, marks=pytest.mark.slow),
+        pytest.param(SummedFedDM, {"noise": "shares", "warm": True}, marks=pytest.mark.slow),
     ],
 )
 def test_seeded_run_repeats_with_any_workers_and_resumed(

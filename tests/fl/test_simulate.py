@@ -86,7 +86,7 @@ play({name!r}, Path({out!r}), rounds=12, resume=True, workers=2)
 """
 
 
-@pytest.mark.parametrize(("name", "delay"), [("fedavg", 0.05), ("feddm", 0.3)])
+@pytest.mark.parametrize(("name", "delay"), [("fedavg", 0.05), pytest.param("feddm", 0.3, marks=pytest.mark.slow)])
 def test_killed_run_resumes_bitwise_equal(name: str, delay: float, tmp_path: Path) -> None:
     root = str(Path(__file__).parents[2])
     play(name, tmp_path / "whole", rounds=12)

@@ -31,6 +31,7 @@ def rounds_of(folder: Path) -> int:
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in folder.rglob("history.jsonl"))
 
 
+@pytest.mark.slow
 def test_study_in_pieces_equals_a_study_in_one_call(tmp_path: Path) -> None:
     """With no time left, every call makes one round, and the call that ends the search makes one of each phase."""
     whole = study(tmp_path / "whole").run(trial=False, progress=False)

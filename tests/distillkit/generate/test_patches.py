@@ -47,6 +47,7 @@ def sha(crops: Tensor) -> str:
     return hashlib.sha256(crops.numpy().tobytes()).hexdigest()
 
 
+@pytest.mark.slow
 def test_two_processes_render_the_same_bits() -> None:
     image, indices = picture(40, 50), [49_999, 0, 17, 3, 4, 5, 6, 7, 8]
     sources = [

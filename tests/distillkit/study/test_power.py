@@ -76,6 +76,7 @@ def test_simulated_studies_find_the_effect_as_often_as_computed() -> None:
     assert max(found) > 0.8 > min(found)
 
 
+@pytest.mark.slow
 def test_upper_limit_holds_the_true_deviation_in_eight_of_ten_pilots() -> None:
     rng = np.random.default_rng(1)
     for pairs in (5, 9):

@@ -154,6 +154,7 @@ class Hanging(FedAvg):
         return super().local(client, message)
 
 
+@pytest.mark.slow
 def test_hanging_client_is_stopped_at_its_timeout_and_frees_its_node(tmp_path: Path) -> None:
     there = grid(Hanging(**FAST), tmp_path)
     run = run_on_grid(there, Hanging(**FAST), rounds=1, participation=1.0, reply_timeout=3.0)
