@@ -7,13 +7,11 @@ from distillkit._utils.processes import worker_pool
 from distillkit._utils.provenance import git_commit
 from distillkit._utils.tables import Table, markdown_table
 from distillkit.study._cost_estimate import Estimate
-from distillkit.study._formatting import mean_std, sparkline
 from distillkit.study._power import PowerAnalysis, power_analysis, seeds_needed
 from distillkit.study._records import Record, RecordError, Records, read_records, write_records
-from distillkit.study._tables import summary_table
+from distillkit.study._tables import compare_studies, mean_std, paired_differences, sparkline, summary_table
 from distillkit.study._tuning import TuningResult, equal_search_sizes, read_choice, tuning_table
 from distillkit.study.candidate import Candidate, Cost, Job, grid
-from distillkit.study.comparisons import compare_studies, paired_differences
 from distillkit.study.condense_candidate import Condense
 from distillkit.study.figures import curves, pictures
 from distillkit.study.named_tasks import TASK_NAMES, named_task

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,9 +46,10 @@ class StudyDesign:
         """The tasks on which tuning compares the configurations (settings) of a candidate, by name."""
         return self.tasks if self.tune_on is None else {self.tune_on.name: self.tune_on}
 
-    def task(self, name: str) -> Task:
-        """Return the task with this `name`, from `tasks` or `tuned_tasks`."""
-        return {**self.tuned_tasks, **self.tasks}[name]
+    @property
+    def every_task(self) -> Mapping[str, Task]:
+        """The tasks of `tuned_tasks` and `tasks`, by name."""
+        return {**self.tuned_tasks, **self.tasks}
 
     def has(self, task: str, method: str) -> bool:
         """Return whether the candidate called `method` is tuned and run on the `task`."""
@@ -56,28 +58,22 @@ class StudyDesign:
 
     def require_own_tests(self, rule: str) -> None:
         """Refuse a rule "own", of the study or of a candidate, if a task on which it chooses has no `own_tests`."""
-        if self.num_configurations == 1:
-            return
         for name, candidate in self.candidates.items():
-            for task in self.tuned_tasks.values():
-                own = (candidate.rule or rule) == "own" and candidate.needs_own_tests and self.has(task.name, name)
-                if own and not task.own_tests:
-                    raise ValueError(
-                        f"rule='own' chooses by the clients' own test sets, but the task {task.name!r} has none: set "
-                        f"Task(own_tests=0.2), or choose candidates[{name!r}] by another rule"
-                    )
+            own = (candidate.rule or rule) == "own" and candidate.needs_own_tests and self.num_configurations > 1
+            lacking = [t.name for t in self.tuned_tasks.values() if self.has(t.name, name) and not t.own_tests]
+            if own and lacking:
+                raise ValueError(
+                    f"rule='own' chooses by the clients' own test sets, but the task {lacking[0]!r} has none: set "
+                    f"Task(own_tests=0.2), or choose candidates[{name!r}] by another rule"
+                )
 
     @property
     def parts(self) -> dict[str, dict[str, Any]]:
-        """The tasks and seeds of the candidates that do not run on all tasks or with all seeds.
-
-        The dictionary maps a candidate's name to its `tasks` and `seeds`; None stands for all tasks or all seeds.
-        """
-        given = {name: {"tasks": c.tasks, "seeds": c.seeds} for name, c in self.candidates.items()}
+        """The `tasks` and `seeds` of the candidates that do not run on all tasks or with all seeds; None is all."""
         return {
-            name: {key: None if part is None else list(part) for key, part in parts.items()}
-            for name, parts in given.items()
-            if any(part is not None for part in parts.values())
+            name: {"tasks": c.tasks and list(c.tasks), "seeds": c.seeds and list(c.seeds)}
+            for name, c in self.candidates.items()
+            if c.tasks is not None or c.seeds is not None
         }
 
     def config(self, out: Path) -> dict[str, Any]:
@@ -126,16 +122,13 @@ class StudyDesign:
                 an entry use their first configuration.
         """
         specs = []
-        for seed in self.seeds:
-            for task in self.tasks:
+        for seed, task, (method, candidate) in itertools.product(self.seeds, self.tasks, self.candidates.items()):
+            if seed in (candidate.seeds or self.seeds) and task in (candidate.tasks or self.tasks):
+                source = candidate.like or method
                 tuned = task if self.tune_on is None else self.tune_on.name
-                for method, candidate in self.candidates.items():
-                    if seed not in (candidate.seeds or self.seeds) or task not in (candidate.tasks or self.tasks):
-                        continue
-                    source = candidate.like or method
-                    settings = chosen.get((tuned, source), self.candidates[source].configurations()[0])
-                    name = f"{task}-{_slug(method)}-{seed}"
-                    specs.append(RunSpec(name, name, task, method, seed, {**settings, **candidate.settings}))
+                settings = chosen.get((tuned, source), self.candidates[source].configurations()[0])
+                name = f"{task}-{_slug(method)}-{seed}"
+                specs.append(RunSpec(name, name, task, method, seed, {**settings, **candidate.settings}))
         return specs
 
 
@@ -146,24 +139,17 @@ def make_design(
     tune_seeds: Sequence[int],
     tune_on: Task | None,
 ) -> StudyDesign:
-    """Check the arguments of a study and return its design.
-
-    Args:
-        tasks, candidates, seeds, tune_seeds, tune_on: arguments of `Study`.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid, a name is used twice, or the candidates have different numbers of
-            configurations to try.
-    """
+    """Check these arguments of `Study`, and return the design."""
     design = StudyDesign(
         _tasks(tasks), _candidates(candidates), _seeds(seeds, "seeds"), _seeds(tune_seeds, "tune_seeds"), tune_on
     )
     _check_parts(design)
     if both := sorted(set(design.seeds) & set(design.tune_seeds)):
         raise ValueError(f"tune_seeds and seeds must be disjoint, but both contain {both}")
-    if tune_on is not None and not isinstance(tune_on, Task):
-        raise TypeError(f"tune_on must be a Task, got {type(tune_on).__name__}")
-    if tune_on is not None and design.tasks.get(tune_on.name, tune_on) is not tune_on:
+    if (
+        tune_on is not None
+        and design.tasks.get(check.instance(tune_on, Task, "tune_on", "a Task").name, tune_on) is not tune_on
+    ):
         raise ValueError(f"tune_on must have a name of its own or be one of tasks; got another {tune_on.name!r}")
     return design
 
@@ -175,10 +161,7 @@ def _slug(name: str) -> str:
 
 def _tasks(given: Task | Sequence[Task]) -> dict[str, Task]:
     tasks = [given] if isinstance(given, Task) else list(check.sequence(given, "tasks", "tasks"))
-    for number, task in enumerate(tasks):
-        if not isinstance(task, Task):
-            raise TypeError(f"tasks[{number}] must be a Task, got {type(task).__name__}")
-    names = [task.name for task in tasks]
+    names = [check.instance(task, Task, f"tasks[{number}]", "a Task").name for number, task in enumerate(tasks)]
     if not names or len(set(names)) != len(names):
         raise ValueError(f"tasks must hold at least one task, with different names; got {names}")
     return dict(zip(names, tasks))
@@ -190,9 +173,7 @@ def _candidates(given: Mapping[str, Candidate]) -> dict[str, Candidate]:
         raise ValueError("candidates must hold at least one candidate, such as {'FedAvg': Federated(FedAvg)}")
     for name, candidate in candidates.items():
         where = f"candidates[{name!r}]"
-        if not isinstance(candidate, Candidate):
-            kind = type(candidate).__name__
-            raise TypeError(f"{where} must be a Candidate, such as Federated(...) or Condense(...), got {kind}")
+        check.instance(candidate, Candidate, where, "a Candidate, such as Federated(...) or Condense(...)")
         if candidate.make is None:
             raise ValueError(f"{where} was read from a record and has no make; pass the original candidate")
         source = candidates.get(candidate.like) if candidate.like is not None else candidate
@@ -212,14 +193,7 @@ def _candidates(given: Mapping[str, Candidate]) -> dict[str, Candidate]:
 
 
 def _check_parts(design: StudyDesign) -> None:
-    """Check the options `tasks`, `seeds` and `like` of each candidate.
-
-    The tasks and seeds must belong to the study. If candidate A uses the chosen settings of candidate B (`like="B"`)
-    and every task has its own search, B must run on all tasks on which A runs.
-
-    Raises:
-        ValueError: a candidate violates one of these conditions.
-    """
+    """Check that the tasks and seeds of each candidate are the study's, and that its `like` is tuned on its tasks."""
     for name, candidate in design.candidates.items():
         for part, have in (("tasks", tuple(design.tasks)), ("seeds", design.seeds)):
             given = getattr(candidate, part) or ()
@@ -234,9 +208,8 @@ def _check_parts(design: StudyDesign) -> None:
 
 
 def _seeds(given: Sequence[int], name: str) -> tuple[int, ...]:
-    seeds = tuple(
-        check.positive_int(s, f"{name}[{i}]", least=0) for i, s in enumerate(check.sequence(given, name, "seeds"))
-    )
+    numbered = enumerate(check.sequence(given, name, "seeds"))
+    seeds = tuple(check.positive_int(seed, f"{name}[{i}]", least=0) for i, seed in numbered)
     if not seeds or len(set(seeds)) != len(seeds):
         raise ValueError(f"{name} must hold at least one seed, without duplicates; got {list(seeds)}")
     return seeds

@@ -11,7 +11,7 @@ from typing import Any
 from distillkit.privacy import ALL_CLIENTS, Guarantee, Ledger, compose
 from distillkit.study._records import read_json
 
-__all__ = ["CHOSEN", "EXACT", "ledgers_of", "total_guarantee"]
+__all__ = ["CHOSEN", "EXACT", "study_guarantee", "total_guarantee"]
 
 EXACT = (
     "accuracies of tuning runs are exact values on held-out private records, and settings were chosen by them; epsilon "
@@ -30,31 +30,27 @@ OTHERS = (
 """Remark on the private runs of a study on other images."""
 
 
-def ledgers_of(out: Path, data: Any) -> tuple[list[Ledger], int, bool, int]:
-    """Return the ledgers of all runs that read the given images, how many runs have none, whether any run is for
-    tuning, and how many private runs read other images.
+def study_guarantee(out: Path, data: str) -> Guarantee | None:
+    """Return the guarantee of all runs in a study's folder that read the given images; None if none has a ledger.
 
     Unfinished and failed runs are included, because they may have released results.
 
     Args:
         out: the study's folder.
-        data: JSON description of the images. A run reads these images if its `config.json` has the same description.
+        data: JSON text that describes the images. A run reads these images if its `config.json` has the same.
     """
     ledgers, num_without_ledger, tuned, others = [], 0, False, 0
     for path in sorted(out.rglob("config.json")):
-        notes = read_json(path).get("notes") or {}
-        task, ledger = notes.get("task"), path.with_name("ledger.jsonl")
-        if task is None:
+        notes, ledger = read_json(path).get("notes") or {}, path.with_name("ledger.jsonl")
+        if "task" not in notes:
             continue
-        if json.dumps(task["with"]["data"]) != json.dumps(data):
+        if json.dumps(notes["task"]["with"]["data"]) != data:
             others += ledger.exists()
-            continue
-        tuned |= bool(notes.get("validation"))
-        if ledger.exists():
-            ledgers.append(Ledger(ledger))
         else:
-            num_without_ledger += 1
-    return ledgers, num_without_ledger, tuned, others
+            tuned |= bool(notes["validation"])
+            num_without_ledger += not ledger.exists()
+            ledgers += [Ledger(ledger)] if ledger.exists() else []
+    return total_guarantee(ledgers, num_without_ledger, tuned, others) if ledgers else None
 
 
 def total_guarantee(
@@ -68,10 +64,9 @@ def total_guarantee(
 
     Args:
         ledgers: ledgers of the runs; at least one.
-        num_without_ledger: number of runs on the same images that have no ledger. If there are such runs, a remark of
-            the guarantee states their number.
-        tuned: whether there are tuning runs. A remark then says that only their releases are covered.
-        others: number of private runs on other images. A remark then says that epsilon does not include them.
+        num_without_ledger: number of runs on the same images that have no ledger.
+        tuned: whether there are tuning runs.
+        others: number of private runs on other images.
     """
     total: Counter[tuple[float, float]] = Counter()
     for ledger in ledgers:
@@ -84,20 +79,19 @@ def total_guarantee(
             largest |= own
         total += largest
     single, delta = [ledger.guarantee() for ledger in ledgers], max(ledger.delta for ledger in ledgers)
-    bound = compose([(sigma, rate, count) for (sigma, rate), count in total.items()], delta)
+    bound = compose([(*pair, count) for pair, count in total.items()], delta)
     relations = dict.fromkeys(g.relation for g in single if g.relation)
     reason = next((g.reason for g in single if g.reason), "")
     if len(relations) > 1:
         reason = reason or f"the runs are private under {' and '.join(relations)}, which one epsilon cannot cover"
-    remarks = [f"the releases of {len(ledgers)} runs together{', tuning runs included' if tuned else ''}"]
-    remarks += [EXACT] if tuned else []
-    remarks += [OTHERS.format(others)] if others else []
-    if num_without_ledger:
-        remarks.append(
-            f"{num_without_ledger} further runs on the same images have no ledger, so nothing bounds what they reveal"
-        )
-    return Guarantee(
-        None if reason else bound.epsilon, delta, next(iter(relations), ""), bound.epsilon, bound.accountant, reason,
-        (*remarks, *dict.fromkeys(remark for g in single for remark in g.remarks)),
-        {entry: facts for g in single for entry, facts in g.assumptions.items()},
-    )  # fmt: skip
+    without = f"{num_without_ledger} further runs on the same images have no ledger, so nothing bounds what they reveal"
+    remarks = [
+        f"the releases of {len(ledgers)} runs together{', tuning runs included' if tuned else ''}",
+        *[EXACT] * tuned,
+        *[OTHERS.format(others)] * bool(others),
+        *[without] * bool(num_without_ledger),
+        *dict.fromkeys(remark for g in single for remark in g.remarks),
+    ]
+    assumptions = {entry: facts for g in single for entry, facts in g.assumptions.items()}
+    epsilon, relation = None if reason else bound.epsilon, next(iter(relations), "")
+    return Guarantee(epsilon, delta, relation, bound.epsilon, bound.accountant, reason, tuple(remarks), assumptions)

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from distillkit._utils import check
-from distillkit.study._formatting import unit_of
 from distillkit.study._records import RecordsLike, differences, group_records
+from distillkit.study._tables import unit_of
 
 __all__ = ["PowerAnalysis", "power_analysis", "power_of", "seeds_needed"]
 
@@ -51,17 +51,13 @@ class PowerAnalysis:
     column: str = "accuracy_last"
 
     def __post_init__(self) -> None:
-        pilot = self.differences
-        if not isinstance(pilot, Mapping):
-            raise TypeError(f"differences must map seeds to differences, got {type(pilot).__name__}")
+        pilot = check.instance(self.differences, Mapping, "differences", "a mapping from seeds to differences")
         for seed, value in pilot.items():
             check.positive_int(seed, "a seed in differences", least=0)
             check.real_number(value, f"differences[{seed}]")
         if len(pilot) < PILOT_PAIRS:
-            raise ValueError(
-                f"differences must hold at least {PILOT_PAIRS} pilot pairs, to estimate their spread; got "
-                f"{len(pilot)}. Run both candidates with more seeds"
-            )
+            few = f"at least {PILOT_PAIRS} pilot pairs, to estimate their spread; got {len(pilot)}"
+            raise ValueError(f"differences must hold {few}. Run both candidates with more seeds")
         if len(found := set(pilot.values())) == 1:
             raise ValueError(f"differences must differ between seeds, but all {len(pilot)} are {found.pop()}")
         most = max(map(abs, (check.real_number(self.effect, "effect", above=0.0), *pilot.values())))

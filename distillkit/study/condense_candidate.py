@@ -22,6 +22,7 @@ from distillkit.data import Split
 from distillkit.evaluate import evaluate
 from distillkit.fingerprint import set_fingerprint, tensor_fingerprint
 from distillkit.networks import build
+from distillkit.privacy import Ledger
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from distillkit.study._execution import privacy_columns, write_config
@@ -47,11 +48,7 @@ _DEVICE: ContextVar[str] = ContextVar("device", default="cpu")
 
 @dataclass(frozen=True)
 class DeviceFactory:
-    """Network factory that places networks on the device of the run.
-
-    Args:
-        factory: function that returns a new network on the CPU.
-    """
+    """Network factory that places the networks of a function on the device of the run."""
 
     factory: Callable[[], nn.Module]
 
@@ -61,17 +58,15 @@ class DeviceFactory:
 
 
 @contextmanager
-def run_device(device: str) -> Iterator[None]:
-    """Set the device of every `DeviceFactory` in this thread, for the duration of a `with` block.
-
-    Args:
-        device: device on which these factories place their networks, such as "cpu" or "cuda".
-    """
-    before = _DEVICE.set(device)
+def run_device(device: str, threads: int = 1) -> Iterator[None]:
+    """Set the device of every `DeviceFactory` and the number of intra-op threads in this thread, for a `with` block."""
+    before, count = _DEVICE.set(device), torch.get_num_threads()
+    torch.set_num_threads(threads)
     try:
         yield
     finally:
         _DEVICE.reset(before)
+        torch.set_num_threads(count)
 
 
 @dataclass(frozen=True)
@@ -129,20 +124,12 @@ class Condense(Candidate):
             check.callable_with(self.measure, "measure", ["small", "job"], "lambda small, job: {'pixels': ...}")
 
     def factory(self, task: Task, split: Split) -> Callable[..., Any]:
-        """Return a function without arguments that makes a network for the task, with one output per class.
-
-        Args:
-            task: the task.
-            split: images of the task.
-        """
+        """Return a function without arguments that makes a network for the task, with one output per class."""
         return DeviceFactory(partial(task.network(split), split.train.num_classes))
-
-    def _tested_factory(self, job: Job) -> Callable[[], nn.Module]:
-        return partial(self.tested or job.task.network(job.split), job.split.train.num_classes)
 
     def run(self, built: Any, job: Job) -> dict[str, Any]:
         """Condense the images and save the set, unless the set exists already. Then train and test networks on it."""
-        with intra_op_threads(self.threads), run_device(job.device):
+        with run_device(job.device, self.threads):
             return self._run(built, job)
 
     def _run(self, built: Any, job: Job) -> dict[str, Any]:
@@ -158,29 +145,31 @@ class Condense(Candidate):
             if found is not real:
                 found.save(path)
         condensed = _now()
-        factory, seed = self._tested_factory(job), derive(job.seed, "evaluate")
-        options: dict[str, Any] = {"protocol": self.protocol, "generator": seed, "progress": job.progress}
-        rows = evaluate(found, test, factory, num_networks=self.num_networks, **options).rows
-        accuracies = list(rows[0].accuracies)
+        options: dict[str, Any] = {"protocol": self.protocol, "generator": derive(job.seed, "evaluate")}
+        factory, networks = self._tested_factory(job), self.num_networks
+        [row] = evaluate(found, test, factory, num_networks=networks, progress=job.progress, **options).rows
         (job.folder / "state.safetensors").unlink(missing_ok=True)
         ended = _now()
-        (seconds, cpu), (test_seconds, test_cpu) = _between(began, condensed), _between(condensed, ended)
-        measured = {} if self.measure is None or job.validation else self._measured(found, job)
-        return {
-            "rounds": None, "accuracy_last": rows[0].mean, "accuracy_std": rows[0].std, "accuracies": accuracies,
-            "images": len(found), "seconds_condense": None if interrupted else seconds, "seconds_test": test_seconds,
-            "cpu_seconds_condense": None if interrupted else cpu, "cpu_seconds_test": test_cpu,
-            "seconds": ended[0] - began[0], **privacy_columns(ledger), "sigma": found.info.get("sigma"),
-            "hash": tensor_fingerprint([set_fingerprint(found.to("cpu")), json.dumps(accuracies)]), **measured,
+        times = {
+            f"{kind}seconds_{part}": None if interrupted and part == "condense" else times[1][i] - times[0][i]
+            for part, times in (("condense", (began, condensed)), ("test", (condensed, ended)))
+            for i, kind in enumerate(("", "cpu_"))
+        }
+        columns: dict[str, Any] = {
+            "rounds": None, "accuracy_last": row.mean, "accuracy_std": row.std, "accuracies": list(row.accuracies),
+            "images": len(found), **times, "seconds": ended[0] - began[0], **privacy_columns(ledger),
+            "sigma": found.info.get("sigma"),
+            "hash": tensor_fingerprint([set_fingerprint(found.to("cpu")), json.dumps(list(row.accuracies))]),
         }  # fmt: skip
-
-    def _measured(self, found: LabeledImages, job: Job) -> dict[str, Any]:
-        assert self.measure is not None
-        columns = self.measure(found, job)
+        if self.measure is None or job.validation:
+            return columns
+        measured = self.measure(found, job)
         try:
-            return dict(json.loads(json.dumps(check.mapping(columns, "the result of measure"))))
+            return columns | dict(json.loads(json.dumps(check.mapping(measured, "the result of measure"))))
         except (TypeError, ValueError) as error:
-            raise TypeError(f"measure must return a dictionary of JSON values, got {columns!r:.80}: {error}") from error
+            raise TypeError(
+                f"measure must return a dictionary of JSON values, got {measured!r:.80}: {error}"
+            ) from error
 
     def trial(self, built: Any, job: Job) -> Cost:
         """Estimate the cost of a run from its first condensation steps and one short training.
@@ -189,7 +178,7 @@ class Condense(Candidate):
             built: the object that `build` returned.
             job: the run; its folder is temporary.
         """
-        with intra_op_threads(self.threads), run_device(job.device):
+        with run_device(job.device, self.threads):
             return self._trial(built, job)
 
     def _trial(self, built: Any, job: Job) -> Cost:
@@ -201,39 +190,32 @@ class Condense(Candidate):
             if len(paces) > min(_TRIAL_STEPS, progress.steps - 1):
                 raise _EndOfTrial
 
-        found: LabeledImages | None = None
+        sample = real[: 10 * real.num_classes]
         try:
             options = {"generator": derive(job.seed, "trial"), "progress": False, "ledger": self._ledger(built, job)}
-            found = _call(built, real, callback, None, options)
+            sample = _call(built, real, callback, None, options)
+            seconds = time.perf_counter() - began
         except _EndOfTrial:
-            pass
-        seconds = time.perf_counter() - began
-        if found is None:
             (first, steps), (last, _) = paces[0], paces[-1]
             seconds = first - began + (last - first) / max(1, len(paces) - 1) * (steps - 1)
-        sample = found if found is not None else real[: 10 * real.num_classes]
-        epoch, tested = self._measure(sample, test, job)
-        return Cost(seconds + self.num_networks * (self.protocol.num_epochs * epoch + tested))
-
-    def _measure(self, sample: LabeledImages, test: LabeledImages, job: Job) -> tuple[float, float]:
-        """Return the seconds that one training epoch on `sample` and one test on the whole test set take."""
         network, some = build(self._tested_factory(job), 0).to(job.device), test[:_TRIAL_TEST_IMAGES]
-        protocol, began = replace(self.protocol, epochs=1), time.perf_counter()
-        train(network, sample, protocol, progress=False)
+        short, began = replace(self.protocol, epochs=1), time.perf_counter()
+        train(network, sample, short, progress=False)
         trained = time.perf_counter()
         accuracy(network, some)
-        return (trained - began) / protocol.num_epochs, (time.perf_counter() - trained) * len(test) / len(some)
+        tested = (time.perf_counter() - trained) * len(test) / len(some)
+        epochs = self.protocol.num_epochs / short.num_epochs
+        return Cost(seconds + self.num_networks * (epochs * (trained - began) + tested))
+
+    def _tested_factory(self, job: Job) -> Callable[[], nn.Module]:
+        return partial(self.tested or job.task.network(job.split), job.split.train.num_classes)
 
     def _real(self, job: Job) -> tuple[LabeledImages, LabeledImages]:
         real, test = job.task.pooled(job.split, validation=job.validation, keep=job.keep)
         return real.to(job.device), test.to(job.device)
 
-    def _ledger(self, built: Any, job: Job) -> Any:
-        if not _supported(built, ledger=None):
-            return None
-        from distillkit.privacy import Ledger
-
-        return Ledger(job.folder / "ledger.jsonl", delta=self.delta)
+    def _ledger(self, built: Any, job: Job) -> Ledger | None:
+        return Ledger(job.folder / "ledger.jsonl", delta=self.delta) if _supported(built, ledger=None) else None
 
     def _condense(self, built: Any, real: LabeledImages, job: Job, ledger: Any) -> LabeledImages:
         state, last = job.folder / "state.safetensors", time.monotonic()
@@ -248,15 +230,12 @@ class Condense(Candidate):
                 job.check_deadline()
 
         options = {"generator": derive(job.seed, "condense"), "ledger": ledger, "progress": job.progress}
-        resume = state if state.exists() else None
-        return _call(built, real, callback, resume, options)
+        return _call(built, real, callback, state if state.exists() else None, options)
 
 
 def _call(condenser: Any, real: LabeledImages, callback: Any, resume: Path | None, options: Any) -> LabeledImages:
     """Call a condenser with the `options` that it accepts, and with `callback` and `resume` if it accepts both."""
-    checkpoint = _supported(
-        condenser, callback=callback, resume=resume
-    )  # a callback without `resume` may have another signature
+    checkpoint = _supported(condenser, callback=callback, resume=resume)  # another callback may stand alone
     found = condenser(real, **_supported(condenser, **options), **(checkpoint if len(checkpoint) == 2 else {}))
     if not isinstance(found, LabeledImages):
         raise TypeError(f"the condenser that make returned must return a LabeledImages, got {type(found).__name__}")
@@ -264,36 +243,13 @@ def _call(condenser: Any, real: LabeledImages, callback: Any, resume: Path | Non
 
 
 def _supported(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
-    """Return those `options` that a function accepts by name.
-
-    If the function is a `functools.partial`, options that it already sets are left out.
-    """
+    """Return those `options` that a function accepts by name, and that a `functools.partial` does not set."""
     if not callable(function):
         raise TypeError(f"make must return a condenser, a function of the images, got {type(function).__name__}")
-    parameters = inspect.signature(function).parameters
-    fixed = getattr(function, "keywords", {})
+    parameters, fixed = inspect.signature(function).parameters, getattr(function, "keywords", {})
     return {name: value for name, value in options.items() if name in parameters and name not in fixed}
 
 
 def _now() -> tuple[float, float]:
     """Return the wall-clock time and the CPU time of this process, in seconds."""
     return time.perf_counter(), time.process_time()
-
-
-def _between(began: tuple[float, float], ended: tuple[float, float]) -> tuple[float, float]:
-    return ended[0] - began[0], ended[1] - began[1]
-
-
-@contextmanager
-def intra_op_threads(count: int) -> Iterator[None]:
-    """Set the number of intra-op threads in this thread, for the duration of a `with` block.
-
-    Args:
-        count: number of threads.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -78,10 +78,17 @@ def pictures(records: RecordsLike, *, task: str | None = None, per_class: int = 
     check.positive_int(classes, "classes")
     found = _of_task(task, group_records(records))
     several = len({g.task for g in found}) > 1
-    made = {f"{g.task}: {g.method}" if several else g.method: path for g in found if (path := _set_path(g))}
-    if not made:
+    paths = {(g.task, g.method): [r.folder / "set.safetensors" for r in g.records if r.folder] for g in found}
+    sets = {}
+    for (task_name, method), several_paths in paths.items():
+        if first := next((path for path in several_paths if path.is_file()), None):
+            one = LabeledImages.load(first)
+            if one.num_classes > classes and one.labels.ndim == 1:
+                names = one.class_names[:classes]
+                one = one[one.labels < classes].replace(num_classes=classes, class_names=names)
+            sets[f"{task_name}: {method}" if several else method] = one
+    if not sets:
         raise ValueError("records must hold a run whose folder has a set.safetensors; none has")
-    sets = {name: _first_classes(LabeledImages.load(path), classes) for name, path in made.items()}
     most = max(one.num_classes for one in sets.values())
     figure, axes = subplots(None, len(sets), 0.5 * per_class + 0.8, 0.5 * most + 0.6)
     for ax, (name, one) in zip(axes, sets.items()):
@@ -91,37 +98,19 @@ def pictures(records: RecordsLike, *, task: str | None = None, per_class: int = 
 
 
 def _of_task(task: str | None, found: Sequence[Group]) -> list[Group]:
-    own = [g for g in found if task in (None, g.task)]
-    if not own:
-        raise ValueError(f"task must be one of {', '.join(dict.fromkeys(repr(g.task) for g in found))}, got {task!r}")
-    return own
+    if task is not None:
+        check.one_of(task, "task", tuple(dict.fromkeys(g.task for g in found)))
+    return [g for g in found if task in (None, g.task)]
 
 
 def _label(group: Group) -> str:
-    done = sum(not r.failed for r in group.records)
-    expected = len(group.expected_seeds)
+    done, expected = sum(not r.failed for r in group.records), len(group.expected_seeds)
     return group.method if done == expected else f"{group.method} ({done} of {expected} seeds)"
 
 
 def _values(group: Group, column: str) -> list[Any]:
-    """Return the data from which `curves` plots one column for a group (the runs of one method on one task).
-
-    If the runs have rounds, the result contains the history of each run, a list of rows with all columns. Runs without
-    values in the column are left out. If no run has rounds, as for a condensation, the result contains the column's
-    final value for each run.
-    """
+    """Return the histories that have a column; for a method without rounds, the column's final value in each run."""
     rows = [[*r.rows] for r in group.records if not r.failed and any(row.get(column) is not None for row in r.rows)]
     if rows or any(r.rows for r in group.records):
         return rows
     return [v for v in group.values(f"{column}_last") if v is not None]
-
-
-def _set_path(group: Group) -> Any:
-    paths = (r.folder / "set.safetensors" for r in group.records if r.folder is not None)
-    return next((path for path in paths if path.is_file()), None)
-
-
-def _first_classes(one: LabeledImages, count: int) -> LabeledImages:
-    if one.num_classes <= count or one.labels.ndim != 1:
-        return one
-    return one[one.labels < count].replace(num_classes=count, class_names=one.class_names[:count])

@@ -160,21 +160,19 @@ def best_seed_mean(runs: Sequence[Sequence[Row]]) -> SeedMean:
     Raises:
         ValueError: there is no run or no round, the rounds differ, or a round has no accuracy.
     """
-    if isinstance(runs, Mapping | str) or not isinstance(runs, Sequence):
-        raise TypeError(f"runs must be a sequence of histories, such as [run.rows], got {type(runs).__name__}")
-    for index, rows in enumerate(runs):
+    histories = check.sequence(runs, "runs", "histories, such as [run.rows]")
+    for index, rows in enumerate(histories):
         require_rows(rows, "round", "accuracy", name=f"runs[{index}]")
-    if not runs or not runs[0]:
-        got = f"{len(runs)} histories, the first of them empty" if runs else "none"
+    if not histories or not histories[0]:
+        got = f"{len(histories)} histories, the first of them empty" if histories else "none"
         raise ValueError(f"runs must hold at least one history of at least one round, got {got}")
-    numbers = [row["round"] for row in runs[0]]
-    for index, rows in enumerate(runs):
+    numbers = [row["round"] for row in histories[0]]
+    for index, rows in enumerate(histories):
         if [row["round"] for row in rows] != numbers:
             raise ValueError(f"runs must have the same rounds: runs[{index}] has {len(rows)}, runs[0] {len(numbers)}")
-        missing = [row["round"] for row in rows if row["accuracy"] is None]
-        if missing:
+        if missing := [row["round"] for row in rows if row["accuracy"] is None]:
             raise ValueError(f"runs[{index}] has no accuracy in round {missing[0]}; pass test= to simulate")
-    curves = torch.tensor([[row["accuracy"] for row in rows] for rows in runs], dtype=torch.float64)
+    curves = torch.tensor([[row["accuracy"] for row in rows] for rows in histories], dtype=torch.float64)
     mean = curves.mean(0)
     best = int(mean.argmax())
     deviation = (curves.amax(1) - mean[best]).abs().max()

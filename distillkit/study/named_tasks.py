@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from distillkit._utils import check
 from distillkit.data import (
     NAMES,
-    Split,
-    StoredSplit,
     load,
     load_cifar10c_domains,
     load_domains,
@@ -30,51 +27,31 @@ from distillkit.study.task import Task
 __all__ = ["TASK_NAMES", "named_task"]
 
 
-@dataclass(frozen=True)
-class _TaskTemplate:
-    """Data and default options from which `named_task` creates a task.
-
-    Attributes:
-        read: function that reads the data; some arguments are already set by `partial`. Large data sets are opened as a
-            `StoredSplit`, whose images stay on disk.
-        folder: name of a subfolder of the data root. Its path is passed to `read` as the first argument. "" if `read`
-            receives the data root itself, as the argument `root`.
-        size: default height and width; None keeps the images' size.
-        natural: whether the data contain, for each image, the person or the original data set (such as MNIST or USPS)
-            from which the image comes. Data without this information are partitioned by a Dirichlet distribution.
-        partition: function that partitions natural data; None for one client per person or original data set.
-        options: default values of further arguments of `Task`.
-    """
-
-    read: Callable[..., Split | StoredSplit]
-    folder: str = ""
-    size: int | None = None
-    natural: bool = False
-    partition: Callable[..., Any] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
 _SMALL = {"factory_options": {"width": 32, "depth": 2}}
 _FEW = {"participation": 10, "evaluate": "none"}
-_TASKS: dict[str, _TaskTemplate] = {
-    **{name: _TaskTemplate(partial(load, name)) for name in NAMES},
-    "digits": _TaskTemplate(partial(load, "digits"), size=16, options=_SMALL),
-    "usps": _TaskTemplate(partial(load, "usps"), options=_SMALL),
-    "tinyimagenet": _TaskTemplate(partial(open_dataset, "tinyimagenet")),
-    "digits-domains": _TaskTemplate(
-        partial(load_domains, ["mnist", "svhn", "usps", "synthdigits", "mnistm"], channels=3), size=28, natural=True
-    ),
-    "cifar10c": _TaskTemplate(
-        partial(load_cifar10c_domains, normalization=IDENTITY), "CIFAR-10-C", 28, True, partition.domains_by_dirichlet
-    ),
-    "retina": _TaskTemplate(partial(load_domains), "retina_balanced", 96, True),
-    "femnist": _TaskTemplate(partial(load_femnist), "femnist", natural=True, options=_FEW),
-    "celeba": _TaskTemplate(partial(open_celeba), "celeba", 84, True, options=_FEW),
-    "leaf-celeba": _TaskTemplate(partial(open_leaf_celeba), "leaf-celeba", 84, True, options=_FEW),
-    "flair": _TaskTemplate(partial(open_flair), "flair", 64, True, options=_FEW),
+_SOURCES = ["mnist", "svhn", "usps", "synthdigits", "mnistm"]
+_TASKS: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
+    **{name: (partial(load, name), {}) for name in NAMES},
+    "digits": (partial(load, "digits", size=16), _SMALL),
+    "usps": (partial(load, "usps"), _SMALL),
+    "tinyimagenet": (partial(open_dataset, "tinyimagenet"), {}),
+    "digits-domains": (partial(load_domains, _SOURCES, channels=3, size=28), {}),
 }
+"""Readers of data in the data root, whose large sets stay on disk, with options of `Task`."""
+_FOLDERS: dict[str, tuple[str, Callable[..., Any], int | None, Mapping[str, Any]]] = {
+    "cifar10c": (
+        "CIFAR-10-C", partial(load_cifar10c_domains, normalization=IDENTITY), 28,
+        {"partition": partition.domains_by_dirichlet},
+    ),
+    "retina": ("retina_balanced", load_domains, 96, {}),
+    "femnist": ("femnist", load_femnist, None, _FEW),
+    "celeba": ("celeba", open_celeba, 84, _FEW),
+    "leaf-celeba": ("leaf-celeba", open_leaf_celeba, 84, _FEW),
+    "flair": ("flair", open_flair, 64, _FEW),
+}  # fmt: skip
+"""Subfolder of the data root, its reader, the default height and width, and options of `Task`."""
 
-TASK_NAMES = tuple(_TASKS)
+TASK_NAMES = (*_TASKS, *_FOLDERS)
 """Names that `named_task` accepts."""
 
 
@@ -117,16 +94,17 @@ def named_task(
         ValueError: the name is unknown, or the task needs a root.
         TypeError: `Task` has no such field.
     """
-    template = _TASKS[check.one_of(name, "name", TASK_NAMES)]
-    given: dict[str, Any] = {}
-    if root is not None and not template.folder:
-        given["root"] = str(root)
-    if template.size is not None or size is not None:
-        given["size"] = template.size if size is None else check.positive_int(size, "size")
-    folder = (str(data_root(root, name) / template.folder),) if template.folder else ()
-    title, rule = name, template.partition
-    if not template.natural:
-        title = f"{name}-dirichlet{check.real_number(alpha, 'alpha', above=0.0):g}-{clients}"
-        rule = partial(partition.dirichlet, clients=check.positive_int(clients, "clients"), alpha=alpha)
-    fields = {"name": title, "data": partial(template.read, *folder, **given), "partition": rule, **template.options}
-    return Task(**{**fields, **options})
+    check.one_of(name, "name", TASK_NAMES)
+    given: dict[str, Any] = {} if size is None else {"size": check.positive_int(size, "size")}
+    fields: dict[str, Any] = {"name": name}
+    if name in _FOLDERS:
+        folder, read, default, defaults = _FOLDERS[name]
+        read = partial(read, str(data_root(root, name) / folder), **({} if default is None else {"size": default}))
+    else:
+        read, defaults = _TASKS[name]
+        given |= {} if root is None else {"root": str(root)}
+        if name != "digits-domains":
+            fields["name"] = f"{name}-dirichlet{check.real_number(alpha, 'alpha', above=0.0):g}-{clients}"
+            count = check.positive_int(clients, "clients")
+            fields["partition"] = partial(partition.dirichlet, clients=count, alpha=alpha)
+    return Task(**{**fields, "data": partial(read, **given), **defaults, **options})

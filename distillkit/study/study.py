@@ -24,7 +24,7 @@ from distillkit.serialization import to_config
 from distillkit.study._cost_estimate import Estimate, estimate_rows
 from distillkit.study._design import make_design
 from distillkit.study._execution import PreparedRun, RunSpec, WorkerKilled, run_all, set_aside
-from distillkit.study._guarantee import ledgers_of, total_guarantee
+from distillkit.study._guarantee import study_guarantee
 from distillkit.study._records import Records, read_records, write_json, write_study
 from distillkit.study._tables import summary_table
 from distillkit.study._tuning import TuningResult, choose, read_choice
@@ -136,8 +136,7 @@ class Study:
         Raises:
             distillkit.serialization.SerializationError: a task has no JSON form; or a candidate has none, and
                 `processes` is above 1.
-            ValueError: the folder contains another study, the study differs from its registered design, the file of the
-                design is not committed to git, or all configurations of a candidate failed.
+            ValueError: the folder contains another study, or all configurations of a candidate failed.
             distillkit.locking.InUse: another process uses the folder.
             WorkerKilled: the process of a run was killed; all other runs are finished.
         """
@@ -184,9 +183,8 @@ class Study:
             The estimated wall time, bytes sent to and from the server, and peak memory, by task and candidate; `print`
             the estimate to see a table.
         """
-        processes, options = self._check_options(processes, workers, device)
         with self._lock():
-            return self._estimate(options, processes)
+            return self._estimate(*_checked(processes, workers, device))
 
     def records(self) -> Records:
         """Return the records of all finished runs, except the tuning runs."""
@@ -198,11 +196,11 @@ class Study:
         Args:
             columns: names of further columns of the records, such as "bytes_up"; see `summary_table`.
         """
-        table, notes = summary_table(self.records(), columns=columns), []
-        for names in self._tasks_by_data().values():
-            total = self._total(names[0])
-            if total is not None:
-                notes.append(f"All runs on {' and '.join(names)} that read private images: {total}.")
+        table, by_data = summary_table(self.records(), columns=columns), dict[str, list[str]]()
+        for name, task in self.design.every_task.items():
+            by_data.setdefault(self._data(task), []).append(name)
+        totals = {" and ".join(names): study_guarantee(self.out, data) for data, names in by_data.items()}
+        notes = [f"All runs on {names} that read private images: {g}." for names, g in totals.items() if g is not None]
         return replace(table, notes=(*table.notes, *notes))
 
     def guarantee(self, task: str) -> Guarantee:
@@ -220,26 +218,17 @@ class Study:
             ValueError: the study has no such task, or no run on the task's images recorded its
                 releases in a privacy ledger.
         """
-        total = self._total(check.one_of(task, "task", tuple({**self.design.tuned_tasks, **self.design.tasks})))
-        if total is None:
+        data = self._data(self.design.every_task[check.one_of(task, "task", tuple(self.design.every_task))])
+        if (total := study_guarantee(self.out, data)) is None:
             raise ValueError(f"task must be one whose images a private method has read; {task!r} has no ledger")
         return total
 
-    def _total(self, task: str) -> Guarantee | None:
-        ledgers, without, tuned, others = ledgers_of(self.out, json.loads(self._data_key(self.design.task(task))))
-        return total_guarantee(ledgers, without, tuned, others) if ledgers else None
-
-    def _tasks_by_data(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for name in {**self.design.tuned_tasks, **self.design.tasks}:
-            found.setdefault(self._data_key(self.design.task(name)), []).append(name)
-        return found
-
-    def _data_key(self, task: Task) -> str:
-        return json.dumps(self._config(task)["with"]["data"])
-
     def _config(self, task: Task) -> Any:
         return to_config(task, store=self.out / "data", name=f"tasks[{task.name!r}]")
+
+    def _data(self, task: Task) -> str:
+        """Return a text that is equal for tasks with equal images."""
+        return json.dumps(self._config(task)["with"]["data"])
 
     def curves(self, **options: Any) -> Figure:
         """Draw the accuracy over rounds: the mean over seeds, and a band of one standard deviation.
@@ -249,27 +238,18 @@ class Study:
         """
         return curves(self.records(), **options)
 
-    def _check_options(self, processes: int, workers: int, device: str) -> tuple[int, dict[str, Any]]:
-        if getattr(multiprocessing.current_process(), "_inheriting", False):
-            raise RuntimeError(
-                "a worker process of this study imports the script that started it, and would start the study again: "
-                "put the call under `if __name__ == '__main__':`"
-            )
-        options = {"workers": check.positive_int(workers, "workers"), "device": str(check.device(device))}
-        return check.positive_int(processes, "processes"), options
-
     def _begin(
         self, processes: int, workers: int, device: str, trial: bool, progress: bool, seconds: float | None
     ) -> dict[str, Any]:
         """Check the arguments of `run`, write `study.json`, and return the arguments of `_execute`."""
-        processes, options = self._check_options(processes, workers, device)
+        processes, options = _checked(processes, workers, device)
         deadline = None if seconds is None else time.time() + check.real_number(seconds, "seconds", above=0.0)
         tune_on, facts = self.design.tune_on, {"rule": self.rule, "late_rounds": self.late_rounds}
         fixed = {**facts, "tune_seeds": list(self.design.tune_seeds), "tune_on": tune_on and self._config(tune_on)}
         write_study(self.out, fixed, self.design.config(self.out))
         expected: dict[tuple[str, str], float] = {}
         if check.boolean(trial, "trial"):
-            estimate = self._estimate(options, processes)
+            estimate = self._estimate(processes, options)
             expected = {(row.task, row.method): row.cost.seconds for row in estimate.rows}
             if check.boolean(progress, "progress") and estimate.rows:
                 print(estimate, end="\n\n", flush=True)
@@ -293,14 +273,11 @@ class Study:
         """Execute the unfinished runs among `specs`, and show a progress bar.
 
         Args:
-            specs: specifications of the runs.
+            specs, processes, on_run: specifications of the runs, and arguments of `run`.
             unit: name of the runs in the progress bar.
-            processes: number of concurrent runs.
             options: options of `PreparedRun.execute`.
-            seconds: expected duration of a run, by task and candidate, which the progress bar counts. A run without an
-                entry counts as one second.
+            seconds: expected duration of a run by task and candidate, which the bar counts; default: one second.
             progress: whether to show the progress bar.
-            on_run: function that is called with the summary of each run.
         """
         missing = [spec for spec in specs if not (self.out / spec.folder / "summary.json").exists()]
         weights = {spec.run: max(1, round(seconds.get((spec.task, spec.method), 1.0))) for spec in missing}
@@ -310,41 +287,40 @@ class Study:
                 if summary["accuracy_last"] is not None:
                     shown.set_postfix_str(f"{spec.run}: {100 * summary['accuracy_last']:.1f} %")
                 if not spec.validation:
-                    self._write_summary()
+                    write_json(self.out / "summary.json", [record.line for record in self.records()])
                 if on_run is not None:
                     shown.clear()
                     on_run(summary)
 
     def _prepare(self, spec: RunSpec) -> PreparedRun:
-        task, candidate = self.design.task(spec.task), self.design.candidates[spec.method]
-        split = self._split(task)
+        task, candidate = self.design.every_task[spec.task], self.design.candidates[spec.method]
+        data = self._data(task)
+        if data not in self._splits:  # keep only the images of the last call, for tasks with the same data
+            self._splits = {data: task.load()}
         try:
-            built = candidate.build(task, split, spec.settings)
+            built = candidate.build(task, self._splits[data], spec.settings)
         except TypeError as error:
             where = f"candidates[{spec.method!r}]"
             raise TypeError(f"{where} cannot be built with {dict(spec.settings)}: {error}") from error
-        return PreparedRun(spec, task, split, candidate, built)
+        return PreparedRun(spec, task, self._splits[data], candidate, built)
 
-    def _split(self, task: Task) -> Split:
-        """Return the images of a task.
-
-        Only the images of the most recent call stay in memory. If the next call is for another task with the same
-        `data`, the images are not read again.
-        """
-        key = self._data_key(task)
-        if key not in self._splits:
-            self._splits = {key: task.load()}
-        return self._splits[key]
-
-    def _write_summary(self) -> None:
-        write_json(self.out / "summary.json", [record.line for record in read_records(self.out)])
-
-    def _estimate(self, options: Mapping[str, Any], processes: int) -> Estimate:
+    def _estimate(self, processes: int, options: Mapping[str, Any]) -> Estimate:
         def trial(spec: RunSpec) -> tuple[Cost, int | None]:
             run = self._prepare(spec)
-            if processes > 1:
-                with worker_pool(1) as pool:
-                    return pool.submit(run.serialize(self.out).trial, options).result()
-            return run.trial(**options)
+            if processes == 1:
+                return run.trial(**options)
+            with worker_pool(1) as pool:
+                return pool.submit(run.serialize(self.out).trial, options).result()
 
         return Estimate(estimate_rows(self.design, self.out, trial), processes)
+
+
+def _checked(processes: int, workers: int, device: str) -> tuple[int, dict[str, Any]]:
+    """Check the arguments of `Study.run`, and return the number of processes and the options of every run."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "a worker process of this study imports the script that started it, and would start the study again: put "
+            "the call under `if __name__ == '__main__':`"
+        )
+    options = {"workers": check.positive_int(workers, "workers"), "device": str(check.device(device))}
+    return check.positive_int(processes, "processes"), options

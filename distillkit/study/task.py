@@ -114,33 +114,29 @@ class Task:
             )
         if isinstance(self.data, tuple | list):
             if len(self.data) not in (2, 3):
-                raise ValueError(
-                    f"data must be a function, a Split, or a pair (train, test), got {len(self.data)} values"
-                )
+                got = f"{len(self.data)} values"
+                raise ValueError(f"data must be a function, a Split, or a pair (train, test), got {got}")
             object.__setattr__(self, "data", as_split(*self.data))
         if not isinstance(self.data, Split | StoredSplit):
             check.callable_with(self.data, "data", [], "partial(load, 'digits', size=16), or a pair (train, test)")
         if isinstance(self.data, Split) and isinstance(self.data.train, LabeledImages):
             check_test_images(self.data.test, {"train": self.data.train, "validation": self.data.validation})
         if self.partition is not None and not callable(self.partition):
-            raise TypeError(
-                "partition must be a function such as partial(partition.dirichlet, clients=10, alpha=0.1), got "
-                f"{type(self.partition).__name__}"
-            )
+            wanted = "a function such as partial(partition.dirichlet, clients=10, alpha=0.1)"
+            raise TypeError(f"partition must be {wanted}, got {type(self.partition).__name__}")
+        options = check.mapping(self.factory_options, "factory_options")
         if isinstance(self.factory, str):
             check.one_of(self.factory, "factory", NETWORK_NAMES)
-            check.mapping(self.factory_options, "factory_options")
         else:
             check.callable_with(self.factory, "factory", ["outputs"], "partial(ConvNet, (3, 32, 32))", classes=True)
-            if check.mapping(self.factory_options, "factory_options"):
+            if options:
                 raise ValueError("factory_options are for a named network; pass options of a function by partial(...)")
         check.positive_int(self.rounds, "rounds")
         if isinstance(self.participation, Integral) and not isinstance(self.participation, bool):
             check.positive_int(int(self.participation), "participation")
         else:
             check.real_number(self.participation, "participation", above=0.0, most=1.0)
-        if self.evaluate is not None:
-            check.one_of(self.evaluate, "evaluate", ("drawn", "all", "none"))
+        check.one_of(self.evaluate, "evaluate", ("drawn", "all", "none", None))
         for name in ("own_tests", "server_share"):
             check.real_number(getattr(self, name), name, least=0.0, below=1.0)
         check.real_number(self.validation, "validation", above=0.0, below=1.0)
@@ -180,8 +176,7 @@ class Task:
             ValueError: the task's function `partition` has an argument that is neither `labels`, `generator` nor a
                 column of the training set, or it returns an invalid partition.
         """
-        if not isinstance(split, Split | StoredSplit):
-            raise TypeError(f"split must be a Split, as Task.load returns it, got {type(split).__name__}")
+        check.instance(split, Split | StoredSplit, "split", "a Split, as Task.load returns it")
         pool, test, server = self._pool(split, validation)
         train = self._marked(split, validation)
         owners = [pool[part] for part in self._parts(train, pool, seed)]
@@ -214,16 +209,7 @@ class Task:
         return _in_memory(self._marked(split, validation)[_kept_rows(pool, keep, len(split.train))]), _in_memory(test)
 
     def _pool(self, split: Split, validation: bool) -> tuple[Tensor, LabeledImages, dict[str, LabeledImages]]:
-        """Select the images that are distributed to clients, the test set, and the server's sets.
-
-        Args:
-            split: training and test set of the task.
-            validation: whether this is a tuning run, which uses a validation set as test set.
-
-        Returns:
-            A triple: the indices in the training set of the images for clients, int64 [M]; the test set; and the sets
-            that only the server has, by name.
-        """
+        """Return the indices of the training images for clients, int64 [M], the test set, and the server's sets."""
         train, test, server = split.train, split.test, {}
         pool = torch.arange(len(train))
         if self.server_share:
@@ -246,14 +232,13 @@ class Task:
         Multi-label images count as one class. With `hold_out="content"`, the decisions for different purposes, and
         those among the images that a tuning run has left, are independent.
         """
-        groups = _group_column(train)
+        groups = train.columns.get(str(train.info.get("apart")))  # set by `split_by`: equal values stay together
         if self.hold_out == "content":
-            chosen = train[rows]
-            values = record_digests(chosen) if groups is None else [str(v).encode() for v in groups[rows].tolist()]
+            values = record_digests(train[rows]) if groups is None else [str(v).encode() for v in groups[rows].tolist()]
             kept, held_out = hold_out_content(values, share, f"{purpose} of tuning" if tuning else purpose)
-            return rows[kept], rows[held_out]
-        own = train.labels[rows] if train.labels.ndim == 1 else torch.zeros(len(rows), dtype=torch.int64)
-        kept, held_out = hold_out(own, share) if groups is None else hold_out_values(own, groups[rows], share)
+        else:
+            own = train.labels[rows] if train.labels.ndim == 1 else torch.zeros(len(rows), dtype=torch.int64)
+            kept, held_out = hold_out(own, share) if groups is None else hold_out_values(own, groups[rows], share)
         return rows[kept], rows[held_out]
 
     def _marked(self, split: Split, validation: bool) -> LabeledImages:
@@ -273,18 +258,15 @@ class Task:
                     f"{', '.join(train.columns) or 'none'}"
                 )
             return by_domain(train.columns[natural[0]][pool])
+        sources = {**train.columns, "labels": train.labels, "generator": seed}
         given: dict[str, Any] = {}
-        bound = set(partition.keywords) if isinstance(partition, partial) else set()
         for name, parameter in inspect.signature(partition).parameters.items():
-            column = name if name in train.columns else name.removesuffix("s")
-            if name in bound:
+            if name in getattr(partition, "keywords", {}):
                 continue
-            if name == "labels":
-                given[name] = train.labels[pool]
-            elif name == "generator":
-                given[name] = seed
-            elif column in train.columns:
-                given[name] = train.columns[column][pool]
+            column = name if name in sources else name.removesuffix("s")
+            if column in sources:
+                value = sources[column]
+                given[name] = value[pool] if isinstance(value, Tensor) else value
             elif parameter.default is parameter.empty and parameter.kind not in (
                 parameter.VAR_POSITIONAL,
                 parameter.VAR_KEYWORD,
@@ -326,26 +308,8 @@ def _in_memory(data: Any) -> LabeledImages:
     return data.read() if isinstance(data, StoredImages) else data
 
 
-def _group_column(train: LabeledImages) -> Tensor | None:
-    """Return the column whose equal values must stay together when the training data are split, or None.
-
-    If the data come from `split_by`, it is the column by which training and test data were separated, such as the
-    patient of each image. For all other data, the result is None.
-    """
-    return train.columns.get(str(train.info.get("apart")))
-
-
 def _kept_rows(rows: Tensor, keep: Tensor | None, count: int) -> Tensor:
-    """Return the values of `rows` that are also in `keep`, or all values of `rows` if `keep` is None.
-
-    Args:
-        rows: indices of training records, int [n].
-        keep: indices of the training records to keep, int [M].
-        count: number of all training records.
-
-    Raises:
-        TypeError, ValueError: `keep` does not contain indices in [0, count).
-    """
+    """Return the `rows` (indices of the `count` training records) that are also in `keep`; all if it is None."""
     if keep is None:
         return rows
     if not isinstance(keep, Tensor):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distillkit.study import Table, markdown_table, mean_std, sparkline
-from distillkit.study._formatting import Unit, unit_of
+from distillkit.study._tables import Unit, unit_of
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=6))

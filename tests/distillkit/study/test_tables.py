@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from distillkit.study import Records, compare_studies, paired_differences, summary_table
-from distillkit.study._tables import CHOSEN_ON_TEST
-from distillkit.study.comparisons import interval
+from distillkit.study._tables import CHOSEN_ON_TEST, interval
 from tests.distillkit.study.sample_records import record, write
 from tests.refused import refused
 
