@@ -9,7 +9,7 @@ The attacks are in `attacks.membership` and `attacks.inversion`, and the audits 
 from typing import TYPE_CHECKING
 
 from attacks.matching import align, match
-from attacks.metrics import MissingWeights, lpips, psnr, ssim
+from attacks.metrics import lpips, psnr, ssim
 from attacks.statistics import Estimate, OperatingPoint, Rate, Roc, at_threshold, bonferroni, clopper_pearson, ppv, roc
 from distillkit._utils.lazy_loading import lazy_submodules
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from attacks.reporting import Leaks, Report, leaks, report
 
 __all__ = [
-    "Estimate", "Leaks", "MissingWeights", "OperatingPoint", "Rate", "Report", "Roc", "align", "at_threshold",
+    "Estimate", "Leaks", "OperatingPoint", "Rate", "Report", "Roc", "align", "at_threshold",
     "bonferroni", "clopper_pearson", "leaks", "lpips", "match", "ppv", "psnr", "report", "roc", "ssim",
 ]  # fmt: skip
 __getattr__, __dir__ = lazy_submodules(

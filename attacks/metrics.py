@@ -11,7 +11,6 @@ import functools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,36 +18,10 @@ from torch.nn import functional as F
 
 from distillkit._utils import check
 
-__all__ = ["MissingWeights", "lpips", "psnr", "ssim"]
+__all__ = ["lpips", "psnr", "ssim"]
 
 _TRUNKS = {"alex": ("alexnet", 31), "vgg": ("vgg16", 16), "squeeze": ("squeezenet1_1", 17)}
 """For each LPIPS network, torchvision's name of its trunk and the smallest image size that it accepts."""
-
-
-class MissingWeights(FileNotFoundError):
-    """Error of `lpips`: the network's weights are not on this machine, and downloading them was not allowed.
-
-    The message explains how to get the weights.
-
-    Args:
-        net: name of the network whose weights are missing, as in `lpips`.
-        file: path where the weights are expected.
-        url: address from which the weights can be downloaded.
-
-    Attributes:
-        net, file, url: arguments of the constructor.
-    """
-
-    def __init__(self, net: str, file: Path, url: str) -> None:
-        super().__init__(
-            f"LPIPS ({net}) needs the weights {file.name} in {file.parent}, which are missing. Get them with\n"
-            f"    curl --create-dirs -o {file} {url}\n"
-            "or call lpips(..., download=True). The folder is torch.hub's: set TORCH_HOME to move it."
-        )
-        self.net, self.file, self.url = net, file, url
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.net, self.file, self.url), vars(self)
 
 
 def psnr(images: Tensor, references: Tensor) -> Tensor:
@@ -135,7 +108,7 @@ def lpips(
         Distance of each pair, float [N]; *lower* is closer, 0 for equal images.
 
     Raises:
-        MissingWeights: the weights are absent. The message names the file, the URL, the folder and a download command.
+        FileNotFoundError: the weights are absent. The message names the file, the folder and a download command.
         TypeError, ValueError: the shapes differ; a value is outside [0, 1]; the images are too small, or have another
             number of channels; or the weights file is damaged.
     """
@@ -185,7 +158,11 @@ def _weights(net: str, download: bool) -> Path:
     file = Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[1]
     if not file.is_file():
         if not download:
-            raise MissingWeights(net, file, url)
+            raise FileNotFoundError(
+                f"LPIPS ({net}) needs the weights {file.name} in {file.parent}, which are missing. Get them with\n"
+                f"    curl --create-dirs -o {file} {url}\n"
+                "or call lpips(..., download=True). The folder is torch.hub's: set TORCH_HOME to move it."
+            )
         file.parent.mkdir(parents=True, exist_ok=True)
         digest = file.stem.rsplit("-", 1)[1]
         torch.hub.download_url_to_file(url, str(file), hash_prefix=digest, progress=False)

@@ -6,20 +6,17 @@ import importlib
 import pickle
 import pkgutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 import attacks
 import distillkit
 import fl
-from attacks.metrics import MissingWeights
 from distillkit.locking import InUse
 from distillkit.privacy import BudgetExhausted
 from fl.deploy._wire import PayloadMissing
 
 OWN: dict[type[BaseException], Callable[[], BaseException]] = {
-    MissingWeights: lambda: MissingWeights("alex", Path("hub") / "alex.pth", "https://example.org/alex.pth"),
     InUse: lambda: InUse("runs/a is another's", 7),
     BudgetExhausted: lambda: BudgetExhausted("too much", remaining=3),
     PayloadMissing: lambda: PayloadMissing(5),

@@ -26,7 +26,7 @@ __all__ = ["METHODS", "Reconstruction", "invert_message"]
 _FAILED = {"geiping": 0.8, "dlg": 0.05}
 """Loss above which a search has failed."""
 METHODS = ("geiping", "dlg")
-"""Methods of `invert_message` and `invert_gradient`."""
+"""Methods of `invert_message`."""
 
 
 @dataclass(frozen=True)

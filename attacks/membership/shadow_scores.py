@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
 
@@ -155,17 +155,3 @@ class ShadowScores:
             self.scores[scorer][number], rest.inside, rest.scores[scorer], None if z is None else z[number], z_rest,
             self.labels,
         )  # fmt: skip
-
-    def targets(self, scorer: str) -> Iterator[tuple[Target, Tensor]]:
-        """Yield the inputs of an attack on each shadow model in turn.
-
-        The training records of each shadow model are known, so you can evaluate the attack.
-
-        Args:
-            scorer: name of the scorer whose scores the attack uses.
-
-        Yields:
-            A pair: the inputs of the attack; and whether the attacked model was trained on each record, bool [N].
-        """
-        for number in range(len(self)):
-            yield self.target(number, scorer), self.inside[number]

@@ -37,7 +37,6 @@ from attacks.inversion import (
     class_counts,
     compare_messages,
     infer_label,
-    invert_gradient,
     invert_linear,
     invert_linear_batch,
     invert_message,
@@ -666,18 +665,6 @@ CALLS: dict[str, Call] = {
         f.__name__: C(f, images=lambda: torch.rand(3, 1, 4, 4), references=lambda: torch.rand(3, 1, 4, 4))
         for f in (align, match)
     },
-    "invert_gradient": C(
-        invert_gradient,
-        lambda a: finite(a.images),
-        network=made,
-        gradients=lambda: gradient(),
-        shape=(1, 8, 8),
-        count=3,
-        labels=lambda: LABELS[:3],
-        steps=2,
-        lr=0.1,
-        total_variation=0.1,
-    ),
     "invert_message": C(
         invert_message,
         lambda a: finite(a.images),
@@ -821,7 +808,6 @@ NOT_CALLED = {
         (
             "DamagedRun",
             "DamagedTranscript",
-            "MissingWeights",
             "NoRun",
             "NoTranscript",
             "ConfigError",

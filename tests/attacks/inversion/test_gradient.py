@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attacks import align, match, psnr
-from attacks.inversion import Gradient, invert_gradient
+from attacks.inversion import Gradient, Reconstruction, invert_message
 from attacks.inversion._search import signed_adam
 from attacks.inversion.reconstruction import _to_pixels
 from distillkit import Normalization
@@ -27,6 +27,10 @@ SHAPE = (1, 8, 8)
 
 def network(activation: str = "tanh", norm: str = "none") -> nn.Module:
     return build(lambda: ConvNet(SHAPE, 5, width=8, depth=1, norm=norm, activation=activation), 0)
+
+
+def invert_gradient(net: nn.Module, gradients: list[Tensor], *args: Any, **options: Any) -> Reconstruction:
+    return invert_message(Gradient(net, gradients), *args, **options)
 
 
 def sent(net: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor]:

@@ -22,7 +22,6 @@ from attacks.inversion import (
     Gradient,
     ReplayableMessage,
     batch_norm_prior,
-    invert_gradient,
     invert_message,
 )
 from attacks.inversion._search import lbfgs, signed_adam
@@ -100,10 +99,8 @@ def test_function_that_replays_is_inverted_like_its_message() -> None:
     sent = Gradient.of(net, images, labels)
     a = invert_message(sent, SHAPE, steps=5)
     b = invert_message(ReplayableMessage(sent.observed, sent.replay, 5), SHAPE, labels=labels, steps=5)
-    c = invert_gradient(net, sent.observed, SHAPE, steps=5)
-    assert a.losses == b.losses == c.losses
+    assert a.losses == b.losses
     assert torch.equal(a.images, b.images)
-    assert torch.equal(a.images, c.images)
 
 
 # Images found.

@@ -462,15 +462,6 @@ def test_invalid_arguments_are_named(case: int) -> None:
     refused(call, (TypeError, ValueError), said)
 
 
-def test_every_shadow_is_a_target_in_turn() -> None:
-    one = drawn(0, count=4)
-    found = list(one.targets("model"))
-    assert len(found) == 4
-    for number, (target, truth) in enumerate(found):
-        assert torch.equal(target.scores, one.target(number, "model").scores)
-        assert torch.equal(truth, one.inside[number])
-
-
 def test_target_contains_no_membership_information() -> None:
     assert set(vars(drawn(0).target(0, "model"))) == set(Target.__dataclass_fields__) - {"member"}
     assert not math.isnan(float(drawn(0).target(0, "model").scores.sum()))
