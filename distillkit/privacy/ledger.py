@@ -289,16 +289,17 @@ class Ledger(Sealed):
         """Record that no guarantee holds any more for a client, for instance because the client's raw images were sent.
 
         Args:
-            reason: reason that completes the sentence "no guarantee: ...", which is printed for the client. If several
-                reasons are recorded, the first is printed.
+            reason: reason that completes the sentence "no guarantee: ...", which is printed for the client. Only the
+                first reason for a client is recorded.
             client: id of the client; the default, `ALL_CLIENTS`, means every client.
 
         Raises:
             distillkit.locking.InUse: another process is in a `run_lock` block for this ledger.
         """
         with self._synced():
-            self._write({"void": reason, "client": client_id(client)})
-            self._reasons.setdefault(client_id(client), reason)
+            if client_id(client) not in self._reasons:
+                self._write({"void": reason, "client": client_id(client)})
+                self._reasons[client_id(client)] = reason
 
     def add_remark(self, text: str) -> None:
         """Record a limitation of the guarantee, such as options that were tuned on the private data.

@@ -133,6 +133,8 @@ class Condensed(AddOn):
     ) -> LabeledImages:
         generator = derive(client.seed, client.round, client.id, self.key, purpose)
         data = client.data.replace(columns={})
+        if not len(data):
+            return data
         first = purpose == "condense"
         return condense_client(
             self, client, data, networks, generator, purpose, cached=first, steps=steps, init=start

@@ -89,7 +89,7 @@ def evaluate_models(
         states["personal"] = {**received, **own}
     noised = any(a.private for a in addons) and slot is None
     ledger = client.ledger
-    if "personal" in states and not noised and ledger is not None and ledger.epsilon(client.id) is not None:
+    if "personal" in states and not noised and ledger is not None:
         ledger.void("its personal model, which has no noise, was tested and the result sent", client=client.id)
     sums: dict[str, Tensor] = {}
     for name, state in states.items():

@@ -32,8 +32,21 @@ from distillkit.privacy import (
     compose,
 )
 from distillkit.rng import derive
-from fl import Client, ClientDP, Entry, FedAvg, FedDM, Filtered, Message, Method, Run, Server, simulate
-from fl.addons import MOON, SCAFFOLD, Anchors, FedAdam, FedAvgM, FedDF, FedExP, FedGen, FedNova, FedProx
+from fl import Client, ClientData, ClientDP, Entry, FedAvg, FedDM, Filtered, Message, Method, Run, Server, simulate
+from fl.addons import (
+    MOON,
+    SCAFFOLD,
+    Anchors,
+    Condensed,
+    FedAdam,
+    FedAvgM,
+    FedDF,
+    FedExP,
+    FedGen,
+    FedNova,
+    FedProx,
+    FineTune,
+)
 from fl.aggregation import AggregatedReplies, Aggregator, EntrySpec, Schema
 from fl.averaging.addon import AddOn
 from fl.engine._client_runtime import FAILED_PRIVATELY
@@ -611,10 +624,15 @@ def test_client_state_and_post_processing_stay_allowed() -> None:
         averaging(personal="classifier.*"),
         averaging(MOON(), FedAdam(), steps=2),
         averaging(Anchors(ipc=1, selected=(1,), steps=1)),
+        averaging(Condensed(ipc=1, steps=1)),
     ):
         run = play(Filtered(method, ClientDP(1.0, 1.0, 1.0)), rounds=2, clients=clients)
         assert (run.rows[-1]["failed"], run.rows[-1]["empty"]) == ({}, [])
         assert run.rows[-1]["up"]["FedAvg.samples"] == 6 * 8
+    held = [ClientData(c, c) for c in federation()]
+    tested = play(Filtered(averaging(FineTune()), ClientDP(1.0, 1.0, 1.0)), clients=held, evaluate="all")
+    assert tested.rows[-1]["accuracy_personal"]["clients"] == len(held)
+    assert "personal model" in tested.rows[-1]["privacy"]["reason"]
     exp = ClientDP(1.0, 0.5, {FedAvg.update: 1.0, FedExP.norm: 1.0})
     assert play(Filtered(averaging(FedExP()), exp), rounds=2).rows[-1]["extrapolation"] >= 1
 
