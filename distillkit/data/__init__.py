@@ -5,11 +5,8 @@ from distillkit.data.client_sets import clients
 from distillkit.data.datasets import DATASETS, NAMES, load, open_dataset
 from distillkit.data.domains import as_domains, load_domains
 from distillkit.data.lookalike_digits import mnist_m_like, synth_digits_like
-from distillkit.data.readers.celeba import load_celeba, load_leaf_celeba, open_celeba, open_leaf_celeba
 from distillkit.data.readers.cifar10c import CORRUPTIONS, load_cifar10c, load_cifar10c_domains
 from distillkit.data.readers.client_arrays import load_client_arrays
-from distillkit.data.readers.femnist import load_femnist
-from distillkit.data.readers.flair import load_flair, open_flair
 from distillkit.data.readers.folder import load_folder, open_folder
 from distillkit.data.readers.npz import load_npz, open_npz
 from distillkit.data.set_files import load_set, set_cards
@@ -24,23 +21,16 @@ __all__ = [
     "as_domains",
     "clients",
     "load",
-    "load_celeba",
     "load_cifar10c",
     "load_cifar10c_domains",
     "load_client_arrays",
     "load_domains",
-    "load_femnist",
-    "load_flair",
     "load_folder",
-    "load_leaf_celeba",
     "load_npz",
     "load_set",
     "mnist_m_like",
-    "open_celeba",
     "open_dataset",
-    "open_flair",
     "open_folder",
-    "open_leaf_celeba",
     "open_npz",
     "partition",
     "set_cards",

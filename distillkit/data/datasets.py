@@ -23,14 +23,16 @@ from distillkit.data.lookalike_digits import mnist_m_like, synth_digits_like
 from distillkit.data.readers import _torchvision as tv
 from distillkit.data.readers._digits import load_digits
 from distillkit.data.readers._medmnist import CLASSES as MEDMNIST_CLASSES
-from distillkit.data.readers._medmnist import load_medmnist, open_medmnist
+from distillkit.data.readers._medmnist import read_medmnist
 from distillkit.data.readers._mnist_m import load_mnist_m
+from distillkit.data.readers._picture_list import PictureList, load_pictures, open_pictures
 from distillkit.data.readers._synth_digits import load_synth_digits
-from distillkit.data.readers._tiny_imagenet import load_tiny_imagenet, open_tiny_imagenet
-from distillkit.data.readers.celeba import load_celeba, load_leaf_celeba, open_celeba, open_leaf_celeba
+from distillkit.data.readers._tiny_imagenet import list_tiny_imagenet
+from distillkit.data.readers.celeba import list_celeba, list_leaf_celeba
 from distillkit.data.readers.cifar10c import load_cifar10c_domains
 from distillkit.data.readers.femnist import load_femnist
-from distillkit.data.readers.flair import load_flair, open_flair
+from distillkit.data.readers.flair import list_flair
+from distillkit.data.readers.npz import load_npz, open_npz
 from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import IDENTITY, Normalization
 
@@ -54,6 +56,7 @@ class Dataset:
         can_download: whether the function `load` accepts `download=`.
         sides: further available side lengths of the images, in pixels. The function `load` in this module accepts a
             side length as a suffix of the dataset's name, for example `pathmnist_64`.
+        options: names of the dataset's own options in `load` and `open_dataset`.
     """
 
     load: Callable[..., Split]
@@ -66,6 +69,7 @@ class Dataset:
     open: Callable[..., StoredSplit] | None = None
     can_download: bool = False
     sides: tuple[int, ...] = ()
+    options: tuple[str, ...] = ()
 
 
 def _torchvision(
@@ -84,8 +88,18 @@ def _torchvision(
 
 def _medmnist(name: str, channels: int, *counts: int) -> Dataset:
     return Dataset(
-        partial(load_medmnist, name=name), (channels, 28, 28), counts, f"{name}.npz", MEDMNIST_CLASSES[name],
-        open=partial(open_medmnist, name=name), sides=(64, 128, 224),
+        partial(read_medmnist, load_npz, name=name), (channels, 28, 28), counts, f"{name}.npz", MEDMNIST_CLASSES[name],
+        open=partial(read_medmnist, open_npz, name=name), sides=(64, 128, 224),
+    )  # fmt: skip
+
+
+def _pictures(
+    list_pictures: Callable[..., PictureList], folder: str, shape: tuple[int, int, int], counts: tuple[int, ...] = (),
+    classes: tuple[str, ...] = (), options: tuple[str, ...] = (), **defaults: Any,
+) -> Dataset:  # fmt: skip
+    return Dataset(
+        partial(load_pictures, list_pictures, **defaults), shape, counts, folder, classes, folder=folder,
+        open=partial(open_pictures, list_pictures, **defaults), options=(*options, "progress"),
     )  # fmt: skip
 
 
@@ -140,9 +154,8 @@ DATASETS: dict[str, Dataset] = {
         _load_mnist_m_like, (3, 28, 28), (60_000, 10_000), "MNIST/raw", _DIGITS, can_download=True
     ),
     "synthdigitslike": Dataset(_load_synth_digits_like, (3, 32, 32), (10_000, 2_000), "", _DIGITS),
-    "tinyimagenet": Dataset(
-        load_tiny_imagenet, (3, 64, 64), (100_000, 10_000), "tiny-imagenet-200", folder="tiny-imagenet-200",
-        open=open_tiny_imagenet,
+    "tinyimagenet": _pictures(
+        list_tiny_imagenet, "tiny-imagenet-200", (3, 64, 64), (100_000, 10_000), channels=3
     ),
     "pathmnist": _medmnist("pathmnist", 3, 89_996, 7_180, 10_004),
     "chestmnist": _medmnist("chestmnist", 1, 78_468, 22_433, 11_219),
@@ -159,18 +172,18 @@ DATASETS: dict[str, Dataset] = {
     "cifar10c": Dataset(
         load_cifar10c_domains, (3, 32, 32), (152_000, 38_000), "CIFAR-10-C", tv.CIFAR10_CLASSES,
         tv.CIFAR10_NORMALIZATION, folder="CIFAR-10-C",
+        options=("corruptions", "severities", "pictures", "test_fraction", "hold_out"),
     ),
     "femnist": Dataset(load_femnist, (1, 28, 28), (), "femnist", folder="femnist"),
-    "celeba": Dataset(
-        load_celeba, (3, 84, 84), (162_770, 19_962, 19_867), "celeba", ("not Smiling", "Smiling"), folder="celeba",
-        open=open_celeba,
+    "celeba": _pictures(
+        list_celeba, "celeba", (3, 84, 84), (162_770, 19_962, 19_867), ("not Smiling", "Smiling"), ("attributes",),
+        size=84,
     ),
-    "leaf-celeba": Dataset(
-        load_leaf_celeba, (3, 84, 84), (), "leaf-celeba", ("not Smiling", "Smiling"), folder="leaf-celeba",
-        open=open_leaf_celeba,
+    "leaf-celeba": _pictures(
+        list_leaf_celeba, "leaf-celeba", (3, 84, 84), (), ("not Smiling", "Smiling"), ("images",), size=84
     ),
-    "flair": Dataset(
-        load_flair, (3, 256, 256), (345_879, 43_960, 39_239), "flair", folder="flair", open=open_flair
+    "flair": _pictures(
+        list_flair, "flair", (3, 256, 256), (345_879, 43_960, 39_239), (), ("labels",), channels=3
     ),
 }  # fmt: skip
 """All datasets that `load` can load, by name."""
@@ -187,6 +200,7 @@ def load(
     channels: int | None = None,
     normalization: Normalization | None = None,
     download: bool = False,
+    **options: Any,
 ) -> Split:
     """Load a dataset by name into memory, as float32 tensors. The result unpacks as `train, test`.
 
@@ -206,17 +220,26 @@ def load(
             split at its original size. If none are published, or if RGB is converted to gray, they are measured on the
             training split.
         download: whether to download missing files into `root`. Only the datasets of torchvision can be downloaded.
+        **options: further options of the dataset, which `DATASETS[name].options` lists. `attributes` of `celeba`: name
+            of one of its 40 attributes, for the classes without and with it, or a list of names, for multi-label rows
+            (default "Smiling"). `images` of `leaf-celeba`: the folder of the pictures (default
+            `raw/img_align_celeba`). `labels` of `flair`: "coarse" for 17 categories, or "fine" for 1,628 labels.
+            `cifar10c` has those of `load_cifar10c_domains`. `progress` of datasets of pictures: whether to show a
+            progress bar.
 
     `digits` has no test split, so a fixed random fifth of each class (359 images) is held out. The split `extra` of
     SVHN is not used. The test set of Tiny-ImageNet is its split `val`, because its split `test` has no labels. The
-    110,000 images of Tiny-ImageNet take 5.4 GB as float32.
+    110,000 images of Tiny-ImageNet take 5.4 GB as float32, and the faces of CelebA 17 GB at 84 pixels.
+    `femnist`, `celeba`, `leaf-celeba` and `flair` have the column `user`: the person of each image, as an index into
+    `Split.users`. Another folder than that of the table is read by `DATASETS[name].load(folder, ...)`.
 
     Raises:
         ValueError: the name is unknown, no data root is given, `size` or `channels` is invalid, or a file cannot be
             read or fails torchvision's checksum.
+        TypeError: the dataset has no such option.
         FileNotFoundError: files are missing. The message lists them and says how to get them.
     """
-    key, dataset, options = _find(name)
+    key, dataset = _find(name, options)
     if normalization is None and (published := dataset.normalization) is not None:
         own = len(published.mean)
         normalization = published if own == 1 or channels in (None, own) else None
@@ -237,6 +260,7 @@ def open_dataset(
     cache: AnyPath | None = None,
     workers: int | None = None,
     progress: bool = True,
+    **options: Any,
 ) -> StoredSplit:
     """Open a large dataset by name, like `load`, but read images only when they are needed.
 
@@ -248,13 +272,14 @@ def open_dataset(
         root, size, channels, normalization: as in `load`.
         cache, progress: folder of the cache, and whether to show a progress bar; as in `open_folder`.
         workers: number of decoding threads. Default: the number of cores of this process.
+        **options: further options of the dataset, as in `load`.
 
     Raises:
         ValueError: `Dataset.open` is None for this dataset, or a file cannot be read.
         FileNotFoundError: files are missing. The message says how to get them.
         OSError, distillkit.locking.InUse: the cache cannot be written; see `open_folder`.
     """
-    key, dataset, options = _find(name)
+    key, dataset = _find(name, options)
     if dataset.open is None:
         large = ", ".join(known for known, row in DATASETS.items() if row.open)
         raise ValueError(f"name must be one of {large}, got {str(name)!r}; the other datasets are small: load(name)")
@@ -264,17 +289,21 @@ def open_dataset(
     return dataset.open(path, cache=cache, workers=workers, progress=progress, **options)
 
 
-def _find(name: str) -> tuple[str, Dataset, dict[str, Any]]:
-    """Find a dataset by name. Return its key and row in `DATASETS`, and the options for the suffix of the name.
-
-    The options are {"side": 64} for the suffix `_64`, and {} without a suffix.
-    """
+def _find(name: str, options: dict[str, Any]) -> tuple[str, Dataset]:
+    """Return the key and row of a dataset in `DATASETS`, and add to `options` the side length that its name states."""
     wanted = str(name).lower().replace("-", "").replace("_", "")
     for key, dataset in DATASETS.items():
-        sides: tuple[int | None, ...] = (None, *dataset.sides)
-        for side in sides:
+        for side in (None, *dataset.sides):
             if wanted == f"{key.replace('-', '')}{side or ''}":
-                return key, dataset, {"side": side} if side else {}
+                if unknown := [option for option in options if option not in dataset.options]:
+                    own = (
+                        f"its own options are {', '.join(dataset.options)}"
+                        if dataset.options
+                        else "it has no own options"
+                    )
+                    raise TypeError(f"{unknown[0]} is no option of {key}; {own}")
+                options |= {"side": side} if side else {}
+                return key, dataset
     raise ValueError(
         f"name must be one of {', '.join(NAMES)}, got {str(name)!r}; load your own pictures with load_folder(path), "
         "load_npz(path) or load_domains({name: path, ...})"

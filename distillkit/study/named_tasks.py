@@ -8,18 +8,7 @@ from functools import partial
 from typing import Any
 
 from distillkit._utils import check
-from distillkit.data import (
-    NAMES,
-    load,
-    load_cifar10c_domains,
-    load_domains,
-    load_femnist,
-    open_celeba,
-    open_dataset,
-    open_flair,
-    open_leaf_celeba,
-    partition,
-)
+from distillkit.data import NAMES, load, load_domains, open_dataset, partition
 from distillkit.data._data_root import data_root
 from distillkit.normalization import IDENTITY
 from distillkit.study.task import Task
@@ -36,22 +25,21 @@ _TASKS: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     "usps": (partial(load, "usps"), _SMALL),
     "tinyimagenet": (partial(open_dataset, "tinyimagenet"), {}),
     "digits-domains": (partial(load_domains, _SOURCES, channels=3, size=28), {}),
-}
-"""Readers of data in the data root, whose large sets stay on disk, with options of `Task`."""
-_FOLDERS: dict[str, tuple[str, Callable[..., Any], int | None, Mapping[str, Any]]] = {
     "cifar10c": (
-        "CIFAR-10-C", partial(load_cifar10c_domains, normalization=IDENTITY), 28,
-        {"partition": partition.domains_by_dirichlet},
+        partial(load, "cifar10c", size=28, normalization=IDENTITY), {"partition": partition.domains_by_dirichlet}
     ),
-    "retina": ("retina_balanced", load_domains, 96, {}),
-    "femnist": ("femnist", load_femnist, None, _FEW),
-    "celeba": ("celeba", open_celeba, 84, _FEW),
-    "leaf-celeba": ("leaf-celeba", open_leaf_celeba, 84, _FEW),
-    "flair": ("flair", open_flair, 64, _FEW),
+    "retina": (partial(load_domains, size=96), {}),
+    "femnist": (partial(load, "femnist"), _FEW),
+    "celeba": (partial(open_dataset, "celeba", size=84), _FEW),
+    "leaf-celeba": (partial(open_dataset, "leaf-celeba", size=84), _FEW),
+    "flair": (partial(open_dataset, "flair", size=64), _FEW),
 }  # fmt: skip
-"""Subfolder of the data root, its reader, the default height and width, and options of `Task`."""
+"""Readers of data in the data root, whose large sets stay on disk, with options of `Task`."""
 
-TASK_NAMES = (*_TASKS, *_FOLDERS)
+_NATURAL = ("digits-domains", "cifar10c", "retina", "femnist", "celeba", "leaf-celeba", "flair")
+"""Tasks whose data state the person or the source of each image."""
+
+TASK_NAMES = tuple(_TASKS)
 """Names that `named_task` accepts."""
 
 
@@ -97,14 +85,13 @@ def named_task(
     check.one_of(name, "name", TASK_NAMES)
     given: dict[str, Any] = {} if size is None else {"size": check.positive_int(size, "size")}
     fields: dict[str, Any] = {"name": name}
-    if name in _FOLDERS:
-        folder, read, default, defaults = _FOLDERS[name]
-        read = partial(read, str(data_root(root, name) / folder), **({} if default is None else {"size": default}))
-    else:
-        read, defaults = _TASKS[name]
-        given |= {} if root is None else {"root": str(root)}
-        if name != "digits-domains":
-            fields["name"] = f"{name}-dirichlet{check.real_number(alpha, 'alpha', above=0.0):g}-{clients}"
-            count = check.positive_int(clients, "clients")
-            fields["partition"] = partial(partition.dirichlet, clients=count, alpha=alpha)
+    read, defaults = _TASKS[name]
+    if name == "retina":
+        read = partial(read, str(data_root(root, name) / "retina_balanced"))
+    elif root is not None:
+        given["root"] = str(root)
+    if name not in _NATURAL:
+        fields["name"] = f"{name}-dirichlet{check.real_number(alpha, 'alpha', above=0.0):g}-{clients}"
+        count = check.positive_int(clients, "clients")
+        fields["partition"] = partial(partition.dirichlet, clients=count, alpha=alpha)
     return Task(**{**fields, "data": partial(read, **given), **defaults, **options})

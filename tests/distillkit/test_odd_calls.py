@@ -824,15 +824,10 @@ NOT_CALLED = {
     "curves": "draws runs of `fl`, whose odd calls are tried there",
     **dict.fromkeys(("load_folder", "load_npz"), "read files, whose oddities are `data/test_folder_and_npz.py`"),
     **dict.fromkeys(("as_domains", "load_domains"), "join what loaders read: `data/test_domains.py`"),
-    **dict.fromkeys(("load_celeba", "load_leaf_celeba"), "read files, whose oddities are `data/test_celeba.py`"),
     **dict.fromkeys(("mnist_m_like", "synth_digits_like"), "make sets: `data/test_lookalike_digits.py`"),
-    "load_flair": "reads files, whose oddities are `data/test_flair.py`",
-    **dict.fromkeys(
-        ("open_celeba", "open_dataset", "open_flair", "open_leaf_celeba"), "as the loaders of the same names"
-    ),
+    "open_dataset": "as `load`",
     "report": "reads a run's folder, whose oddities are `attacks/test_reporting.py`",
     "read_transcript": "reads files, whose oddities are `attacks/test_transcript.py`",
-    "load_femnist": "reads files, whose oddities are `data/test_femnist.py`",
     **dict.fromkeys(
         ("load_cifar10c", "load_cifar10c_domains"), "read files, whose oddities are `data/test_cifar10c.py`"
     ),

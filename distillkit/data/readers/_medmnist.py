@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from distillkit.data.readers.npz import load_npz, open_npz
-from distillkit.data.split import Split, StoredSplit
-
-__all__ = ["CLASSES", "load_medmnist", "open_medmnist"]
-
-S = TypeVar("S", Split, StoredSplit)
+__all__ = ["CLASSES", "read_medmnist"]
 
 _ORGANS = (
     "bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right", "liver", "lung-left", "lung-right",
@@ -53,36 +48,29 @@ lists the kinds of granulocytes. The classes of chestmnist are not exclusive."""
 _SOURCE = "https://zenodo.org/records/10519652 (MedMNIST v2)"
 
 
-def load_medmnist(root: Path, *, name: str, side: int | None = None, **options: Any) -> Split:
-    """Load a 2D dataset of MedMNIST, with the splits of MedMNIST's authors.
+def read_medmnist(
+    read: Callable[..., Any],
+    root: Path,
+    *,
+    name: str,
+    side: int | None = None,
+    workers: int | None = None,
+    **options: Any,
+) -> Any:
+    """Load or open a 2D dataset of MedMNIST, with the splits of MedMNIST's authors.
 
     Args:
+        read: `load_npz` or `open_npz`.
         root: the folder that contains `pathmnist.npz` and the files of the other datasets.
         name: the dataset, for example "pathmnist".
         side: 64, 128 or 224 for the larger images (`pathmnist_64.npz`); None for images of 28 pixels.
-        options: the options `size`, `channels` and `normalization` of `distillkit.data.load`.
+        workers: ignored, because the file is read by one thread.
+        options: further options of `read`.
 
     Raises:
         FileNotFoundError: the file does not exist. The message says where to get it.
         ValueError: the file is damaged, an array is missing, or a label is outside the classes.
     """
-    return _read(load_npz, root, name, side, **options)
-
-
-def open_medmnist(
-    root: Path, *, name: str, side: int | None = None, workers: int | None = None, **options: Any
-) -> StoredSplit:
-    """Open a 2D dataset of MedMNIST, like `load_medmnist`, but read images only when they are needed.
-
-    Args:
-        root, name, side: as in `load_medmnist`.
-        workers: ignored, because the file is read by one thread.
-        options: further options of `open_npz`.
-    """
-    return _read(open_npz, root, name, side, **options)
-
-
-def _read(read: Callable[..., S], root: Path, name: str, side: int | None, **options: Any) -> S:
     file = root / f"{name}{'' if side is None else f'_{side}'}.npz"
     if not file.is_file():
         raise FileNotFoundError(

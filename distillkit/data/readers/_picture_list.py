@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distillkit._utils import check
 from distillkit.data._assembly import SplitBuilder
 from distillkit.data._cache import files_key, fill_in_threads, open_cache
 from distillkit.data._hold_out import HoldOut, hold_out_classes, hold_out_content, record_digests
@@ -22,7 +23,9 @@ from distillkit.sets._validation import FOUND_CLASSES
 
 __all__ = [
     "PictureList",
+    "load_pictures",
     "open_picture_list",
+    "open_pictures",
     "read_picture_list",
     "require_files",
     "require_pictures",
@@ -123,6 +126,40 @@ def open_picture_list(
     return builder.build_stored(opened, rows)
 
 
+def load_pictures(
+    list_pictures: Callable[..., PictureList],
+    path: AnyPath,
+    *,
+    size: Size | None = None,
+    channels: int | None = None,
+    normalization: Normalization | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> Split:
+    """Load the pictures that `list_pictures(path, **options)` lists. The other arguments are those of `load`."""
+    return read_picture_list(
+        list_pictures(check.path(path, "path"), **options), size, channels, normalization, progress
+    )
+
+
+def open_pictures(
+    list_pictures: Callable[..., PictureList],
+    path: AnyPath,
+    *,
+    size: Size | None = None,
+    channels: int | None = None,
+    normalization: Normalization | None = None,
+    cache: AnyPath | None = None,
+    workers: int | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> StoredSplit:
+    """Open the pictures that `list_pictures(path, **options)` lists. The others are arguments of `open_dataset`."""
+    folder = check.path(path, "path")
+    listing = list_pictures(folder, **options)
+    return open_picture_list(listing, folder, size, channels, normalization, cache, workers, progress)
+
+
 def _with_test(
     listing: PictureList,
     parts: dict[str, Tensor],
@@ -205,8 +242,7 @@ def user_picture_list(
     """Return the `PictureList` of a dataset whose pictures belong to users, with the column `user`.
 
     Args:
-        dataset: name of the dataset. It determines the name of the function that opens the dataset, for error messages:
-            "leaf-celeba" gives `open_leaf_celeba`.
+        dataset: name of the dataset.
         files, labels: picture files and labels of each part, as in `PictureList`.
         classes: class names, in label order.
         owners: for each part ("train", "test" and possibly "validation"), the name of the user to whom each picture
@@ -215,5 +251,4 @@ def user_picture_list(
     """
     number = {user: i for i, user in enumerate(users)}
     columns = {part: {"user": torch.tensor([number[u] for u in own]).long()} for part, own in owners.items()}
-    opener = f"open_{dataset.replace('-', '_')}"
-    return PictureList(files, labels, tuple(classes), {"dataset": dataset}, columns, tuple(users), opener)
+    return PictureList(files, labels, tuple(classes), {"dataset": dataset}, columns, tuple(users))

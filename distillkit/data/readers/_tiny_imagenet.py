@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from distillkit.data.readers._folder_layout import SUFFIXES
-from distillkit.data.readers._picture_list import PictureList, open_picture_list, read_picture_list, require_files
-from distillkit.data.split import Split, StoredSplit
+from distillkit.data.readers._picture_list import PictureList, require_files
 
-__all__ = ["load_tiny_imagenet", "open_tiny_imagenet"]
+__all__ = ["list_tiny_imagenet"]
 
 _NAME = "tinyimagenet"
 _SOURCE = "unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip there, as it is"
 
 
-def load_tiny_imagenet(path: Path, *, channels: int = 3, **options: Any) -> Split:
-    """Load Tiny-ImageNet from the unpacked release. Its `val` is used as test set, because its `test` has no labels.
+def list_tiny_imagenet(folder: Path) -> PictureList:
+    """List the pictures of the unpacked release. Its `val` is used as test set, because its `test` has no labels.
 
     Args:
-        path: the folder `tiny-imagenet-200` with `wnids.txt` (the classes), `words.txt` (their names),
+        folder: the folder `tiny-imagenet-200` with `wnids.txt` (the classes), `words.txt` (their names),
             `train/<wnid>/images/*.JPEG`, `val/images/*.JPEG` and `val/val_annotations.txt` (tab-separated lines with a
             picture's name, its class and a bounding box).
-        channels: 3 to repeat gray pictures as RGB, or 1 to convert all pictures to gray.
-        options: the options `size` and `normalization` of `load`.
 
     Labels are indices into the sorted class ids, as in torchvision's `ImageFolder`.
 
@@ -33,20 +29,6 @@ def load_tiny_imagenet(path: Path, *, channels: int = 3, **options: Any) -> Spli
         FileNotFoundError: files are missing.
         ValueError: the folder has another layout.
     """
-    return read_picture_list(_list(path), channels=channels, **options)
-
-
-def open_tiny_imagenet(path: Path, *, channels: int = 3, **options: Any) -> StoredSplit:
-    """Open Tiny-ImageNet, like `load_tiny_imagenet`, but read pictures only when they are needed.
-
-    Args:
-        path, channels: as in `load_tiny_imagenet`.
-        options: further options of `open_picture_list`.
-    """
-    return open_picture_list(_list(path), path, channels=channels, **options)
-
-
-def _list(folder: Path) -> PictureList:
     require_files(folder, ["wnids.txt", "words.txt", "train", "val/val_annotations.txt", "val/images"], _NAME, _SOURCE)
     ids = sorted((folder / "wnids.txt").read_text(encoding="utf-8").split())
     words = dict(line.partition("\t")[::2] for line in (folder / "words.txt").read_text(encoding="utf-8").splitlines())

@@ -10,20 +10,16 @@ import numpy as np
 import torch
 
 from distillkit._utils import check
-from distillkit.data._pixels import AnyPath, Size
+from distillkit.data._pixels import AnyPath
 from distillkit.data.readers._leaf import UserData, as_labels, read_users
 from distillkit.data.readers._picture_list import (
     PictureList,
-    open_picture_list,
-    read_picture_list,
     require_files,
     require_pictures,
     user_picture_list,
 )
-from distillkit.data.split import Split, StoredSplit
-from distillkit.normalization import Normalization
 
-__all__ = ["load_celeba", "load_leaf_celeba", "open_celeba", "open_leaf_celeba"]
+__all__ = ["list_celeba", "list_leaf_celeba"]
 
 _IMAGES, _ATTRIBUTES, _IDENTITIES = "img_align_celeba", "list_attr_celeba.txt", "identity_CelebA.txt"
 _PARTITION = "list_eval_partition.txt"
@@ -32,71 +28,23 @@ _SOURCE = "get CelebA from https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
 _LEAF = "LEAF's data/celeba (https://github.com/TalwalkarLab/leaf): ./preprocess.sh -s niid --sf 1.0 -k 5 -t sample"
 
 
-def load_celeba(
-    path: AnyPath,
-    *,
-    attributes: str | Sequence[str] = "Smiling",
-    size: Size = 84,
-    channels: int | None = None,
-    normalization: Normalization | None = None,
-    progress: bool = True,
-) -> Split:
-    """Load CelebA (Liu et al., ICCV 2015), pictures of the faces of celebrities, in torchvision's file layout.
-
-    Use it for a binary or multi-label task whose clients are real people. The column `user` identifies the person in
-    each picture. The authors' training, validation and test sets contain different people.
+def list_celeba(folder: Path, attributes: str | Sequence[str] = "Smiling") -> PictureList:
+    """List the pictures of CelebA (Liu et al., ICCV 2015), faces of celebrities, in torchvision's file layout.
 
     Args:
-        path: the folder `celeba`. It contains the pictures `img_align_celeba/000001.jpg` and so on, and the files
+        folder: the folder `celeba`. It contains the pictures `img_align_celeba/000001.jpg` and so on, and the files
             `list_attr_celeba.txt` (40 attributes of each picture, 1 or -1), `identity_CelebA.txt` (the person in each
             picture) and `list_eval_partition.txt` (0 for training, 1 for validation, 2 for test).
         attributes: name of one attribute, or a list of names. One name gives two classes, without and with the
             attribute. The federated benchmark LEAF uses `Smiling`. A list gives multi-label rows.
-        size: height and width in pixels. The default 84 is that of LEAF. All 202,599 faces take 17 GB as float32 at 84
-            pixels, and 2.5 GB at 32.
-        channels: number of channels, 1 or 3; see `load_folder`.
-        normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
-        progress: whether to show a progress bar.
 
     Returns:
-        A `Split` with `validation`. Its `users` are the ids of all people as text, in increasing order.
+        A listing whose `users` are the ids of all people as text, in increasing order.
 
     Raises:
         FileNotFoundError: files are missing.
         ValueError: an attribute is unknown, or a file is damaged or has another layout.
     """
-    listing = _list_celeba(check.path(path, "path"), attributes)
-    return read_picture_list(listing, size, channels, normalization, progress)
-
-
-def open_celeba(
-    path: AnyPath,
-    *,
-    attributes: str | Sequence[str] = "Smiling",
-    size: Size = 84,
-    channels: int | None = None,
-    normalization: Normalization | None = None,
-    cache: AnyPath | None = None,
-    workers: int | None = None,
-    progress: bool = True,
-) -> StoredSplit:
-    """Open CelebA, pictures of faces, like `load_celeba`, but read pictures only when they are needed.
-
-    Args:
-        path, attributes, channels, normalization, progress: as in `load_celeba`.
-        size: height and width in pixels. The cache of all 202,599 faces takes 4.3 GB at 84 pixels, and 31 GB at 224.
-        cache, workers: as in `open_folder`.
-
-    Raises:
-        FileNotFoundError, ValueError: for the same reasons as in `load_celeba`.
-        OSError, distillkit.locking.InUse: the cache cannot be written; see `open_folder`.
-    """
-    folder = check.path(path, "path")
-    listing = _list_celeba(folder, attributes)
-    return open_picture_list(listing, folder, size, channels, normalization, cache, workers, progress)
-
-
-def _list_celeba(folder: Path, attributes: str | Sequence[str]) -> PictureList:
     require_files(folder, [_IMAGES, _ATTRIBUTES, _IDENTITIES, _PARTITION], "celeba", _SOURCE)
     lines = (folder / _ATTRIBUTES).read_text(encoding="utf-8").splitlines()
     known = lines[1].split() if len(lines) > 1 else []
@@ -126,66 +74,22 @@ def _list_celeba(folder: Path, attributes: str | Sequence[str]) -> PictureList:
     return user_picture_list("celeba", files, labels, classes, owners, users)
 
 
-def load_leaf_celeba(
-    path: AnyPath,
-    *,
-    images: AnyPath | None = None,
-    size: Size = 84,
-    channels: int | None = None,
-    normalization: Normalization | None = None,
-    progress: bool = True,
-) -> Split:
-    """Load LEAF's version of CelebA (Caldas et al., 2018): two classes, smiling or not, with celebrities as clients.
+def list_leaf_celeba(folder: Path, images: AnyPath | None = None) -> PictureList:
+    """List the pictures of LEAF's version of CelebA (Caldas et al., 2018): smiling or not, of celebrities.
 
     Args:
-        path: the output folder of LEAF's `preprocess.sh` (`data/celeba/data`), with `train/*.json` and `test/*.json`.
+        folder: the output folder of LEAF's `preprocess.sh` (`data/celeba/data`), with `train/*.json` and `test/*.json`.
             For each user, these files contain the names of the pictures (`x`), and their labels (`y`), 1 for `Smiling`.
-        images: the folder with the pictures. Default: the folder that LEAF uses, `raw/img_align_celeba` below `path`.
-        size: height and width in pixels. The default is LEAF's 84.
-        channels: number of channels, 1 or 3; see `load_folder`.
-        normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
-        progress: whether to show a progress bar.
+        images: the folder with the pictures. Default: the folder that LEAF uses, `raw/img_align_celeba` below `folder`.
 
     Returns:
-        A `Split` whose `users` are the sorted ids of the celebrities. The column `user` contains indices into `users`.
-        If the files were created with LEAF's option `-t sample`, the training and test sets have the same users.
+        A listing whose `users` are the sorted ids of the celebrities. If the files were created with LEAF's option
+        `-t sample`, the training and test sets have the same users.
 
     Raises:
         FileNotFoundError: files are missing. The message says where to get them.
         ValueError: a file is damaged or has another layout, or a user occurs in two files of the same split.
     """
-    folder = check.path(path, "path")
-    return read_picture_list(_list_leaf_celeba(folder, images), size, channels, normalization, progress)
-
-
-def open_leaf_celeba(
-    path: AnyPath,
-    *,
-    images: AnyPath | None = None,
-    size: Size = 84,
-    channels: int | None = None,
-    normalization: Normalization | None = None,
-    cache: AnyPath | None = None,
-    workers: int | None = None,
-    progress: bool = True,
-) -> StoredSplit:
-    """Open LEAF's version of CelebA, like `load_leaf_celeba`, but read pictures only when they are needed.
-
-    Args:
-        path, images, channels, normalization, progress: as in `load_leaf_celeba`.
-        size: height and width in pixels; see `open_celeba`.
-        cache, workers: as in `open_folder`.
-
-    Raises:
-        FileNotFoundError, ValueError: for the same reasons as in `load_leaf_celeba`.
-        OSError, distillkit.locking.InUse: the cache cannot be written; see `open_folder`.
-    """
-    folder = check.path(path, "path")
-    listing = _list_leaf_celeba(folder, images)
-    return open_picture_list(listing, folder, size, channels, normalization, cache, workers, progress)
-
-
-def _list_leaf_celeba(folder: Path, images: AnyPath | None) -> PictureList:
     where = folder / "raw" / _IMAGES if images is None else Path(images).expanduser()
     read = read_users(folder, _convert, "names of pictures x and labels y (0 or 1)", _LEAF)
     users = sorted({user for users_of in read.values() for user in users_of}, key=lambda name: (len(name), name))

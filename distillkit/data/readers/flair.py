@@ -9,19 +9,14 @@ from typing import Any, Literal
 import torch
 
 from distillkit._utils import check
-from distillkit.data._pixels import AnyPath, Size
 from distillkit.data.readers._picture_list import (
     PictureList,
-    open_picture_list,
-    read_picture_list,
     require_files,
     require_pictures,
     user_picture_list,
 )
-from distillkit.data.split import Split, StoredSplit
-from distillkit.normalization import Normalization
 
-__all__ = ["load_flair", "open_flair"]
+__all__ = ["list_flair"]
 
 _METADATA, _IMAGES = "labels_and_metadata.json", "small_images"
 _PARTS = {"train": "train", "val": "validation", "dev": "validation", "test": "test"}
@@ -29,69 +24,24 @@ _KINDS = {"coarse": "labels", "fine": "fine_grained_labels"}
 _SOURCE = "get it with download_dataset.py of https://github.com/apple/ml-flair"
 
 
-def load_flair(
-    path: AnyPath,
-    *,
-    size: Size | None = None,
-    labels: Literal["coarse", "fine"] = "coarse",
-    channels: int = 3,
-    normalization: Normalization | None = None,
-    progress: bool = True,
-) -> Split:
-    """Load FLAIR (Song et al., NeurIPS 2022), photos that Flickr users uploaded. Each photo has several labels.
+def list_flair(folder: Path, labels: Literal["coarse", "fine"] = "coarse") -> PictureList:
+    """List the photos of FLAIR (Song et al., NeurIPS 2022). Each photo has several labels and a Flickr user.
 
-    Use it for multi-label tasks whose clients are real people. The column `user` identifies the user of each photo.
     There are 429,078 photos of 51,414 users. The authors' training, validation and test sets have different users.
 
     Args:
-        path: the output folder of FLAIR's `download_dataset.py`, with `labels_and_metadata.json` (a list of objects
+        folder: the output folder of FLAIR's `download_dataset.py`, with `labels_and_metadata.json` (a list of objects
             with `user_id`, `image_id`, `labels`, `fine_grained_labels` and `partition`) and `small_images/*.jpg`.
-        size: height and width in pixels. Default: 256, the size of the photos. All photos take 5 GB as float32 at 32
-            pixels, and 21 GB at 64.
         labels: "coarse" for the 17 categories, or "fine" for the 1,628 labels within these categories.
-        channels: number of channels, 1 or 3; see `load_folder`.
-        normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
-        progress: whether to show a progress bar.
 
     Returns:
-        A `Split` with `validation` and multi-label rows of 0 and 1. Its `classes` are all labels that occur in the
-        file, sorted as in the authors' scripts. Its `users` are the sorted names of all users.
+        A listing with multi-label rows of 0 and 1. Its `classes` are all labels that occur in the file, sorted as in
+        the authors' scripts. Its `users` are the sorted names of all users.
 
     Raises:
         FileNotFoundError: files are missing.
         ValueError: a file is damaged, or has another layout.
     """
-    return read_picture_list(_list(check.path(path, "path"), labels), size, channels, normalization, progress)
-
-
-def open_flair(
-    path: AnyPath,
-    *,
-    size: Size | None = None,
-    labels: Literal["coarse", "fine"] = "coarse",
-    channels: int = 3,
-    normalization: Normalization | None = None,
-    cache: AnyPath | None = None,
-    workers: int | None = None,
-    progress: bool = True,
-) -> StoredSplit:
-    """Open FLAIR, photos with several labels each, like `load_flair`, but read photos only when they are needed.
-
-    Args:
-        path, labels, channels, normalization, progress: as in `load_flair`.
-        size: height and width in pixels. Default: 256, the size of the photos. The cache of all 429,078 photos takes
-            5.3 GB at 64 pixels, and 84 GB at 256.
-        cache, workers: as in `open_folder`.
-
-    Raises:
-        FileNotFoundError, ValueError: for the same reasons as in `load_flair`.
-        OSError, distillkit.locking.InUse: the cache cannot be written; see `open_folder`.
-    """
-    folder = check.path(path, "path")
-    return open_picture_list(_list(folder, labels), folder, size, channels, normalization, cache, workers, progress)
-
-
-def _list(folder: Path, labels: str) -> PictureList:
     key = _KINDS[check.one_of(labels, "labels", tuple(_KINDS))]
     require_files(folder, [_METADATA, _IMAGES], "flair", _SOURCE)
     try:

@@ -9,19 +9,14 @@ import pytest
 from PIL import Image
 
 from distillkit import Normalization
-from distillkit.data import (
-    clients,
-    load,
-    load_celeba,
-    load_leaf_celeba,
-    open_celeba,
-    open_dataset,
-    open_leaf_celeba,
-    partition,
-)
+from distillkit.data import DATASETS, clients, load, open_dataset, partition
 from tests.refused import refused
 from tests.stored import require_same
 
+load_celeba, open_celeba = DATASETS["celeba"].load, DATASETS["celeba"].open
+load_leaf_celeba, open_leaf_celeba = DATASETS["leaf-celeba"].load, DATASETS["leaf-celeba"].open
+assert open_celeba is not None
+assert open_leaf_celeba is not None
 HALF = Normalization([0.5], [0.5])
 PEOPLE = {1: "2880", 2: "12", 3: "2880", 4: "7", 5: "99", 6: "99", 7: "99"}
 PART = {1: 0, 2: 0, 3: 0, 4: 1, 5: 2, 6: 2, 7: 2}
@@ -168,8 +163,13 @@ def test_stored_faces_equal_loaded_ones(tmp_path: Path) -> None:
 
 def test_celeba_by_name(tmp_path: Path) -> None:
     write(tmp_path / "celeba")
-    split = load("celeba", root=tmp_path, size=(8, 6), normalization=HALF)
-    assert split.train.labels.tolist() == [1, 1, 0]
-    require_same(
-        open_dataset("CelebA", root=tmp_path, size=(8, 6), normalization=HALF, cache=tmp_path / "cache"), split
-    )
+    options: dict[str, Any] = {"root": tmp_path, "size": (8, 6), "normalization": HALF}
+    assert load("celeba", **options).train.labels.tolist() == [1, 1, 0]
+    split = load("celeba", **options, attributes="Blond_Hair")
+    assert split.train.labels.tolist() == [0, 1, 0]
+    require_same(open_dataset("CelebA", **options, attributes="Blond_Hair", cache=tmp_path / "cache"), split)
+    for name, words in (
+        ("celeba", "images is no option of celeba.* attributes"),
+        ("mnist", "images is no option of mn"),
+    ):
+        refused(lambda name=name: load(name, root=tmp_path, images="x"), TypeError, words)  # type: ignore[misc]

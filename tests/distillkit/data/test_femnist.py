@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from distillkit import Normalization
-from distillkit.data import clients, load_femnist, partition
+from distillkit.data import DATASETS, clients, partition
 from tests.refused import refused
 
+load_femnist = DATASETS["femnist"].load
 TRAIN = {"all_data_0": {"f0002_01": 3, "f0001_41": 5}, "all_data_1": {"f0000_14": 2}}
 TEST = {"all_data_0": {"f0002_01": 1, "f0001_41": 2}, "all_data_1": {"f0000_14": 1}}
 

@@ -10,10 +10,12 @@ import pytest
 from PIL import Image
 
 from distillkit import Normalization
-from distillkit.data import clients, load_flair, open_flair, partition
+from distillkit.data import DATASETS, clients, partition
 from tests.refused import refused
 from tests.stored import require_same
 
+load_flair, open_flair = DATASETS["flair"].load, DATASETS["flair"].open
+assert open_flair is not None
 HALF = Normalization([0.5], [0.5])
 
 
@@ -108,7 +110,7 @@ def test_damaged_metadata_and_invalid_options_are_refused(tmp_path: Path) -> Non
 def test_too_many_photos_for_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path)
     monkeypatch.setattr(os, "sysconf", lambda name: 20)
-    with pytest.raises(ValueError, match=r"400 bytes of memory; use open_flair\(\.\.\.\), which reads"):
+    with pytest.raises(ValueError, match=r"400 bytes of memory; use open_dataset\(\.\.\.\), which reads"):
         load_flair(tmp_path, size=6)
 
 
