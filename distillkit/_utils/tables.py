@@ -5,14 +5,37 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any
 
 from distillkit._utils import check
 
-__all__ = ["NONE", "Table", "html_table", "markdown_table"]
+__all__ = ["NONE", "Table", "data_frame", "flat", "html_table", "markdown_table"]
 
 NONE = "–"
 """Text of a table cell that has no value."""
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a mapping in which inner mappings have become several entries, named as "outer.inner"."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
+
+
+def data_frame(rows: Sequence[Mapping[str, Any]], index: Sequence[str]) -> Any:
+    """Return a `pandas.DataFrame` of flat rows, indexed by some of their columns.
+
+    Raises:
+        ImportError: pandas is not installed.
+    """
+    try:
+        pandas = import_module("pandas")
+    except ImportError as error:
+        raise ImportError("frame() needs pandas: pip install 'distillkit[pandas]'") from error
+    columns = dict.fromkeys([*index, *(name for row in rows for name in row)])
+    return pandas.DataFrame([dict(row) for row in rows], columns=list(columns)).set_index(list(index))
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from distillkit._utils import check
 from distillkit._utils.files import parse_json, read_bytes, write_atomically
 from distillkit._utils.provenance import versions
+from distillkit._utils.tables import data_frame, flat
 from distillkit.study.history import RecordError, Row, accuracy_late, read_rows
 
 __all__ = [
@@ -144,6 +145,14 @@ class Records(list[Record]):
         missing = dict.fromkeys([*self.missing, *getattr(other, "missing", ())])
         choices = [*self.choices, *getattr(other, "choices", ())]
         return Records(every, [key for key in missing if key not in done], choices)
+
+    def frame(self) -> Any:
+        """Return the summaries as a `pandas.DataFrame`, with a row per finished run and columns such as "settings.lr".
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        return data_frame([flat(decode_settings(r.line)) for r in self], ["task", "method", "seed"])
 
     def late(self, rounds: int | None = None) -> Records:
         """Return the records with a column `accuracy_late`, the mean accuracy of the last rounds.

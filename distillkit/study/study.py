@@ -190,6 +190,10 @@ class Study:
         """Return the records of all finished runs, except the tuning runs."""
         return read_records(self.out)
 
+    def frame(self) -> Any:
+        """Return the summaries of all finished runs as a `pandas.DataFrame`; see `Records.frame`."""
+        return self.records().frame()
+
     def table(self, *, columns: Sequence[str] = ()) -> Table:
         """Return a table of the accuracies after the last and the best round, by task and candidate.
 

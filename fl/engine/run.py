@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from distillkit._utils.display import embedded_picture
-from distillkit._utils.tables import html_table
+from distillkit._utils.tables import data_frame, html_table
 from fl.engine import history
 from fl.participants import Server
 
@@ -51,8 +51,16 @@ class Run:
         return history.accuracy_best(self.rows)
 
     def table(self) -> list[dict[str, Any]]:
-        """Return the history as flat dictionaries, for `pandas.DataFrame(run.table())`. See `fl.history.table`."""
+        """Return the history as flat dictionaries, one per round. See `fl.history.table`."""
         return history.table(self.rows)
+
+    def frame(self) -> Any:
+        """Return the history as a `pandas.DataFrame`, with a row per round and the columns of `table`.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        return data_frame(self.table(), ["round"])
 
     def __repr__(self) -> str:
         """Return one line with the method, the number of rounds and the results."""

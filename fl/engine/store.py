@@ -61,7 +61,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, if there is one.
+    """Delete the file at `path`, if there is one.
 
     Raises:
         CheckpointError: the file cannot be deleted, for example because it is a folder.

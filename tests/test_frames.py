@@ -1,0 +1,41 @@
+"""Runs and studies as pandas data frames."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+import fl
+from distillkit.study import Record, Records
+from tests.fl.federations import Tiny, federation, images
+
+RECORDS = Records([
+    Record({"task": "a", "method": "m", "seed": 0, "accuracy_last": 0.5, "settings": {"lr": 0.1}, "up": {"x": {"y": 1}}}
+    ),
+    Record({"task": "a", "method": "m", "seed": 1, "accuracy_last": None, "error": "raised"}),
+])  # fmt: skip
+
+
+def test_frame_of_records_has_a_row_per_run() -> None:
+    frame = RECORDS.frame()
+    assert list(frame.index) == [("a", "m", 0), ("a", "m", 1)]
+    assert frame.index.names == ["task", "method", "seed"]
+    assert list(frame.columns) == ["accuracy_last", "settings.lr", "up.x.y", "error"]
+    assert frame.loc[("a", "m", 0), "settings.lr"] == 0.1
+    assert frame.isna().to_numpy().tolist() == [[False, False, False, True], [True, True, True, False]]
+    assert Records([]).frame().index.names == ["task", "method", "seed"]
+
+
+def test_frame_of_a_run_has_its_rounds_and_the_columns_of_its_table() -> None:
+    run = fl.simulate(fl.FedAvg(factory=Tiny), federation(), rounds=2, test=images(9, 9), progress=False)
+    frame = run.frame()
+    assert list(frame.index) == [1, 2]
+    assert [frame.index.name, *frame.columns] == list(run.table()[0])
+    assert frame["accuracy"].tolist() == [row["accuracy"] for row in run.rows]
+
+
+def test_missing_pandas_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r"frame\(\) needs pandas: pip install 'distillkit\[pandas\]'"):
+        RECORDS.frame()
