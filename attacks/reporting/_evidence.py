@@ -74,10 +74,9 @@ class ObservedData:
                 continue
             if message.exchange == "local":
                 replies[message.client] = replies.get(message.client, 0) + 1
-            for data in message.sets.values():
-                if len(data):
-                    rounds.setdefault(message.round, []).append(data.pixels().float())
-                    sets.append((message.client, data))
+            for data in filter(len, message.sets.values()):
+                rounds.setdefault(message.round, []).append(data.pixels().float())
+                sets.append((message.client, data))
             samples = next((v for k, v in message.values.items() if k.endswith(".samples")), None)
             size = int(samples) if isinstance(samples, float | int) and samples == int(samples) > 0 else None
             for key, value in message.values.items():

@@ -86,12 +86,10 @@ def class_section(found: Evidence) -> Section:
         absent &= ~present
         known = int(present.sum() + absent.sum())
         certain += known
-        cells.append((str(client), _indices(present), _indices(absent), str(len(present) - known)))
+        cells.append((str(client), _indices(present), _indices(absent), str(count - known)))
     if certain:
-        share = f"{100 * certain / (len(facts) * len(present)):.0f} %"
-        section.leak(
-            "classes", f"its messages reveal with certainty whether a client holds a class in {share} of all cases"
-        )
+        share = f"{100 * certain / (len(facts) * count):.0f} % of all cases"
+        section.leak("classes", f"its messages reveal with certainty whether a client holds a class in {share}")
     section.add(
         f"Inferred from the messages without looking at any image, assuming: {'; '.join(assumptions)}.",
         Table(("client", "certainly holds", "certainly lacks", "unknown"), cells[:_ROWS], left=3),

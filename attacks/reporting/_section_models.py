@@ -33,10 +33,8 @@ def last_model_section(found: Evidence) -> Section:
     loaded = {name: _loaded(network, path) for name, path in found.run.models.items()}
     models = {name: model for name, model in loaded.items() if model is not None}
     if not models:
-        raise ValueError(
-            f"network must have the run's architecture: names or shapes of its weights differ from those in "
-            f"{', '.join(p.name for p in found.run.models.values())}; build it as the run did"
-        )
+        files = f"those in {', '.join(p.name for p in found.run.models.values())}; build it as the run did"
+        raise ValueError(f"network must have the run's architecture: names or shapes of weights differ from {files}")
     groups = [_set_of(found.members), _set_of(found.non_members)]
     scores: dict[str, tuple[Tensor, Tensor]] = {}
     for name, model in models.items():

@@ -108,9 +108,6 @@ def inversion_section(found: Evidence, invert: Inversion, members: Records) -> S
         return skipped(why, "give invert=Inversion(build_message=...), which replays its messages")
     if invert.build_message is None and found.network is None:
         return skipped("a replay needs the network", "give network=, of the run's architecture")
-    rounds = sorted({message.round for message in run.messages() if message.exchange == "local"})
-    if invert.round is not None and invert.round not in rounds:
-        raise ValueError(f"round must be one in which a client answered, {rounds}, got {invert.round}")
     counts = record_counts(run, invert)
     if not counts:
         return skipped("the messages do not state their number of records", "give invert=Inversion(owners=...)")
@@ -185,17 +182,20 @@ def record_counts(run: RecordedRun, invert: Inversion) -> dict[int, int]:
         run: the recorded run. Without `owners`, the numbers are the weights that its clients sent for averaging.
         invert: options of the inversion, such as `owners`.
     """
-    answered, counts = set(), {}
-    weighted = (run.plain_fedavg or {}).get("weights") == "samples"
-    for message in run.messages():
-        if message.direction == "up" and message.exchange == "local" and invert.round in (None, message.round):
-            answered.add(message.client)
-            weight = next((v for k, v in message.values.items() if k.endswith(".samples")), None)
-            if isinstance(weight, float | int) and weighted:
-                counts[message.client] = int(weight)
+    replies = [(m.round, m.client, _weight(m)) for m in run.messages() if m.exchange == "local" and m.direction == "up"]
+    rounds = sorted({number for number, _, _ in replies})
+    if invert.round is not None and invert.round not in rounds:
+        raise ValueError(f"round must be one in which a client answered, {rounds}, got {invert.round}")
+    counts = {client: weight for number, client, weight in replies if invert.round in (None, number)}
     if invert.owners is not None:
-        counts = {c: len(own) for c, own in enumerate(invert.owners)}
-    return {c: n for c, n in counts.items() if c in answered and n}
+        return {c: len(own) for c, own in enumerate(invert.owners) if c in counts and len(own)}
+    weighted = (run.plain_fedavg or {}).get("weights") == "samples"
+    return {c: weight for c, weight in counts.items() if weighted and weight}
+
+
+def _weight(message: TranscriptMessage) -> int:
+    weight = next((v for k, v in message.values.items() if k.endswith(".samples")), None)
+    return int(weight) if isinstance(weight, float | int) else 0
 
 
 def message_pair(run: RecordedRun, client: int, number: int | None) -> tuple[TranscriptMessage, TranscriptMessage]:
@@ -241,10 +241,8 @@ def fedavg_update(
     assert options is not None
     model = with_weights(network, weights)
     if model is None:
-        raise ValueError(
-            f"network must have the run's architecture: names or shapes of its weights differ from those sent to "
-            f"client {down.client} in round {down.round}; build it as the run did"
-        )
+        sent = f"those sent to client {down.client} in round {down.round}; build it as the run did"
+        raise ValueError(f"network must have the run's architecture: names or shapes of its weights differ from {sent}")
     model.train()
     batch = min(options["batch"], count)
     how: dict[str, Any] = {"epochs": options["epochs"], "batch": batch if batch < count else None}
@@ -259,12 +257,11 @@ def fedavg_update(
 def _own(invert: Inversion, client: int, members: Records) -> Tensor | None:
     if invert.owners is None:
         return None
-    own = invert.owners[client].cpu()
-    if int(own.min()) < 0 or int(own.max()) >= len(members.pixels):
-        raise ValueError(
-            f"owners must be indices of members, 0 to {len(members.pixels) - 1}, got {int(own.min())} to "
-            f"{int(own.max())}: give members= all clients' records, in the order that owners refer to"
-        )
+    own, most = invert.owners[client].cpu(), len(members.pixels) - 1
+    if int(own.min()) < 0 or int(own.max()) > most:
+        advice = "give members= all clients' records, in the order that owners refer to"
+        told = f"got {int(own.min())} to {int(own.max())}"
+        raise ValueError(f"owners must be indices of members, 0 to {most}, {told}: {advice}")
     return own
 
 
@@ -325,12 +322,10 @@ def _compare_nearest(section: Section, images: Tensor, members: Records, non_mem
         rows.append(near)
         levels = map(_mean_and_best, (psnr(images, near), psnr(align(images, near), near)))
         cells.append((f"the nearest {name} of {len(records)}", *levels))
+    caption = f"Recovered images, and below each the nearest {' and '.join(groups)}."
+    section.add(image_grid([row[:_SHOWN] for row in rows], caption), Table(_HEADER, cells, left=1))
     section.add(
-        image_grid(
-            [row[:_SHOWN] for row in rows], f"Recovered images, and below each the nearest {' and '.join(groups)}."
-        ),
-        Table(_HEADER, cells, left=1),
-        "In a larger set the nearest image is closer by chance alone, so this does not show whose records these are.",
+        "In a larger set the nearest image is closer by chance alone, so this does not show whose records these are."
     )
 
 
