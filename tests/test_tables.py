@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from attacks.statistics import clopper_pearson
-from distillkit.study import Record, Records, equal_search_sizes, read_records, write_records
-from tests.distillkit.study.sample_records import record, write
+from distillkit.study import Record, Records, read_records, write_records
+from tests.distillkit.study.sample_records import record, search_sizes, write
 from tests.scripts import ROOT, load_script
 
 DOCS = ROOT / "docs"
@@ -47,7 +47,7 @@ def test_every_candidate_of_a_study_had_equally_many_configurations(path: Path, 
     for choice in json.loads(path.open(encoding="utf-8").readline()).get("choices", []):
         own = tmp_path / "choice.json"
         own.write_text(json.dumps(choice), encoding="utf-8")
-        assert set(equal_search_sizes(own)) == set(choice["tasks"])
+        assert set(search_sizes(own)) == set(choice["tasks"])
 
 
 def page(*kinds: str) -> str:

@@ -10,7 +10,7 @@ from distillkit.study._cost_estimate import Estimate
 from distillkit.study._power import PowerAnalysis, power_analysis, seeds_needed
 from distillkit.study._records import Record, RecordError, Records, read_records, write_records
 from distillkit.study._tables import compare_studies, mean_std, paired_differences, sparkline, summary_table
-from distillkit.study._tuning import TuningResult, equal_search_sizes, read_choice, tuning_table
+from distillkit.study._tuning import TuningResult, read_choice, tuning_table
 from distillkit.study.candidate import Candidate, Cost, Job, grid
 from distillkit.study.condense_candidate import Condense
 from distillkit.study.figures import curves, pictures
@@ -21,7 +21,7 @@ from distillkit.study.task import Allocation, Task, as_split
 __all__ = [
     "TASK_NAMES", "Allocation", "Candidate", "Condense", "Cost", "Estimate", "Job", "PowerAnalysis", "Record",
     "RecordError", "Records", "Study", "Table", "Task", "TuningResult", "as_split", "compare_studies", "curves",
-    "equal_search_sizes", "git_commit", "grid", "markdown_table", "mean_std", "named_task", "paired_differences",
+    "git_commit", "grid", "markdown_table", "mean_std", "named_task", "paired_differences",
     "pictures", "power_analysis", "read_choice", "read_records", "seeds_needed", "sparkline", "summary_table",
     "tuning_table", "worker_pool", "write_records",
 ]  # fmt: skip

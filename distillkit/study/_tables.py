@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from distillkit._utils import check
@@ -15,9 +15,12 @@ from distillkit.study._records import Group, RecordsLike, differences, group_rec
 from distillkit.study.history import best_seed_mean
 
 __all__ = [
-    "Unit", "compare_studies", "interval", "mean_std", "numbers_of", "paired_differences", "sparkline", "summary_table",
-    "unit_of",
+    "Part", "Unit", "compare_studies", "group_table", "interval", "mean_std", "numbers_of", "paired_differences",
+    "sparkline", "summary_table", "unit_of",
 ]  # fmt: skip
+
+Part = tuple[dict[str, Any], str | None]
+"""Values by name, and the text of the cell that shows them; None if no cell does."""
 
 BEST = ("best % *", "best of the seeds' mean % *")
 CHOSEN_ON_TEST = "*: the best round was chosen on the test set; compare methods by their last round."
@@ -45,24 +48,22 @@ def summary_table(records: RecordsLike, *, columns: Sequence[str] = ()) -> Table
     """
     found = group_records(records, columns=columns)
     private = [r for g in found for r in g.records if r.last("epsilon") is not None]
-    printed, rows, notes = [], [], []
-    for g in found:
+    notes: list[str] = []
+
+    def cells(g: Group) -> Iterator[Part]:
         epsilons = g.values("epsilon")
         epsilon = max(epsilons) if epsilons and None not in epsilons else None
-        parts = [
-            *(numbers_of(column, g.values(column)) for column in ("accuracy_last", "accuracy_best")),
-            _best_mean(g),
-            *([({}, NONE if epsilon is None else _rounded_up(epsilon))] if private else []),
-            *(numbers_of(column, g.values(column)) for column in columns),
-        ]
-        numbers: dict[str, Any] = {"task": g.task, "method": g.method, "seeds": len(g.records)}
-        numbers |= {"seeds_wanted": len(g.expected_seeds), "epsilon": epsilon}
-        rows.append(numbers | {name: value for part, _ in parts for name, value in part.items()})
-        printed.append((g.task, g.method, g.seeds, *(cell for _, cell in parts)))
-        notes += _cautions(g, epsilons)
-    header = ["task", "method", "seeds", "last %", *BEST, *(["ε"] if private else [])]
-    header += [_header(column, found) for column in columns]
-    empty = [name for i, name in enumerate(header) if name in BEST and all(line[i] == NONE for line in printed)]
+        notes.extend(_cautions(g, epsilons))
+        yield {"seeds_wanted": len(g.expected_seeds), "epsilon": epsilon}, None
+        yield from (numbers_of(column, g.values(column)) for column in ("accuracy_last", "accuracy_best"))
+        yield _best_mean(g)
+        if private:
+            yield {}, NONE if epsilon is None else _rounded_up(epsilon)
+        yield from (numbers_of(column, g.values(column)) for column in columns)
+
+    header = ["last %", *BEST, *(["ε"] if private else []), *(_header(column, found) for column in columns)]
+    made = group_table(found, header, cells)
+    empty = [name for i, name in enumerate(made.header) if name in BEST and all(line[i] == NONE for line in made.cells)]
     sizes = {len(g.records) for g in found}
     spread = ["± gives the sample standard deviation over seeds (n - 1)"]
     spread += ["a single seed has none"] * (1 in sizes) + ["that of two seeds is very uncertain"] * (2 in sizes)
@@ -72,10 +73,23 @@ def summary_table(records: RecordsLike, *, columns: Sequence[str] = ()) -> Table
         facts = [", ".join([*([] if d is None else [f"delta {d:g}"]), *([k] if k else [])]) for d, k in kinds]
         named = f" ({'; '.join(facts)})" if any(facts) else ""
         shared.append(f"ε{named} of one run. Every further run on the same records adds to it.")
-    return Table(tuple(header), tuple(printed), rows, (*shared, *notes)).without(*empty)
+    return replace(made, notes=(*shared, *notes)).without(*empty)
 
 
-def numbers_of(column: str, values: Sequence[Any]) -> tuple[dict[str, Any], str]:
+def group_table(
+    found: Sequence[Group], header: Sequence[str], cells: Callable[[Group], Iterable[Part]], notes: Sequence[str] = ()
+) -> Table:
+    """Return a table with a row for each group, of its names, its seeds, and the values and texts of its cells."""
+    printed, rows = [], []
+    for g in found:
+        parts = [*cells(g)]
+        numbers: dict[str, Any] = {"task": g.task, "method": g.method, "seeds": len(g.records)}
+        rows.append(numbers | {name: value for part, _ in parts for name, value in part.items()})
+        printed.append((g.task, g.method, g.seeds, *(text for _, text in parts if text is not None)))
+    return Table(("task", "method", "seeds", *header), tuple(printed), rows, tuple(notes))
+
+
+def numbers_of(column: str, values: Sequence[Any]) -> Part:
     """Return mean and standard deviation of a column over seeds by name, and as the text of a table cell.
 
     Args:
@@ -97,7 +111,7 @@ def numbers_of(column: str, values: Sequence[Any]) -> tuple[dict[str, Any], str]
     return {column: statistics.mean(known), f"{column}_std": std}, cell + fewer
 
 
-def _best_mean(group: Group) -> tuple[dict[str, Any], str]:
+def _best_mean(group: Group) -> Part:
     """Return the highest mean accuracy over seeds and its round, by name and as the text of a table cell."""
     tested = [[row for row in r.rows if row.get("accuracy") is not None] for r in group.records if not r.failed]
     numbers: dict[str, Any] = {"accuracy_best_mean": None, "accuracy_best_mean_round": None}
@@ -179,32 +193,37 @@ def paired_differences(
         names = ", ".join(dict.fromkeys(repr(g.method) for g in found if g.task == lacking[0]))
         raise ValueError(f"base must be on every task; {lacking[0]!r} has no {base!r}, but {names}")
     unit = unit_of(column, [v for g in found for v in g.by_seed(column).values()])
-    printed, rows, few = [], [], []
-    for g in (g for g in found if g.method != base):
+    few: list[str] = []
+
+    def cells(g: Group) -> Iterator[Part]:
         values = [*differences(g, bases[g.task], column).values()]
         low, high = interval(values, confidence)
         mean = statistics.mean(values) if values else None
-        pairs, expected = len(values), len(g.expected_seeds)
         span, caution = NONE, "one seed: no interval" if values else "no seed of both"
         if low is not None and high is not None:
             span = f"[{unit.signed(low)}, {unit.signed(high)}]"
             caution = "the interval contains 0" if low <= 0 <= high else ""
-            few += [f"{g.method} on {g.task} has {pairs}"] * (pairs < MIN_SEEDS)
-        numbers = {"task": g.task, "method": g.method, "base": base, "seeds": pairs}
-        rows.append({**numbers, "difference": mean, "low": low, "high": high, "caution": caution})
-        of = f"{pairs}" if pairs == expected else f"{pairs} of {expected}"
-        printed.append((g.task, g.method, of, unit.signed(mean), span, caution))
+            few.extend([f"{g.method} on {g.task} has {len(values)}"] * (len(values) < MIN_SEEDS))
+        yield {"base": base, "difference": mean}, unit.signed(mean)
+        yield {"low": low, "high": high}, span
+        yield {"caution": caution}, caution
+
+    pairs = [
+        replace(g, records=tuple(r for r in g.records if r.seed in differences(g, bases[g.task], column)))
+        for g in found
+        if g.method != base
+    ]
     points = "points" if unit.name == "%" else unit.name
     shown = f"{column.replace('_', ' ')} minus {base}'s" + (f" ({points})" if points else "")
-    header = ("task", "method", "seeds of both", shown, f"{100 * confidence:g} % interval", "caution")
+    made = group_table(pairs, (shown, f"{100 * confidence:g} % interval", "caution"), cells)
     note = (
         "Differences are between runs with the same seed. The interval is Student's t interval of the mean difference, "
         "not corrected for multiple comparisons. "
         "The interval covers the variation between seeds, not between test sets."
     )
     caution = f"Caution: an interval from fewer than {MIN_SEEDS} seeds allows no conclusion: {'; '.join(few)}."
-    notes = (note, caution) if few else (note,)
-    return Table(header, tuple(printed), rows, notes)
+    header = ("task", "method", "seeds of both", *made.header[3:])
+    return replace(made, header=header, notes=(note, caution) if few else (note,))
 
 
 def compare_studies(before: RecordsLike, after: RecordsLike, *, column: str = "accuracy_last") -> Table:

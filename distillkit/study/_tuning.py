@@ -29,7 +29,7 @@ from distillkit.study._records import (
 from distillkit.study.candidate import RULES
 
 __all__ = [
-    "TuningResult", "best_configuration", "choose", "equal_search_sizes", "read_choice", "score_configuration",
+    "TuningResult", "best_configuration", "choose", "read_choice", "score_configuration",
     "tuning_table",
 ]  # fmt: skip
 
@@ -154,32 +154,6 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[TuningResult], Map
     late = list(dict.fromkeys(c["late_rounds"] for c in choices if c.get("late_rounds") is not None))
     facts = {"rule": ", ".join(rules), "seeds": list(seeds)}
     return results, facts | ({"late_rounds": late[0] if len(late) == 1 else late} if late else {})
-
-
-def equal_search_sizes(folder: str | os.PathLike[str]) -> dict[str, int]:
-    """Check that all candidates of a task have the same number of configurations, and return this number by task.
-
-    With different numbers, a comparison of the candidates would not be fair. A candidate whose settings are not tuned
-    has one configuration. Candidates that use the chosen settings of another candidate (option `like`) are left out.
-
-    Args:
-        folder: the study's folder, its `choice.json`, or a file written by `write_records`.
-
-    Raises:
-        FileNotFoundError, RecordError: `choice.json` is missing or invalid; see `read_choice`.
-        ValueError: the candidates have different numbers of configurations, or there are no candidates.
-    """
-    counts: dict[str, dict[str, int]] = {}
-    for one in read_choice(folder)[0]:
-        if one.like is None:
-            counts.setdefault(one.task, {})[one.method] = max(1, len(one.configurations))
-    for task, sizes in counts.items():
-        if len(set(sizes.values())) > 1:
-            listed = ", ".join(f"{name} {count}" for name, count in sizes.items())
-            raise ValueError(f"all candidates must have equally many configurations; on {task} they have {listed}")
-    if not counts:
-        raise ValueError("folder must hold a study with candidates, got one without")
-    return {task: next(iter(sizes.values())) for task, sizes in counts.items()}
 
 
 def tuning_table(folder: str | os.PathLike[str], *, task: str | None = None) -> Table:

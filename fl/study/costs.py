@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from distillkit._utils import check
 from distillkit._utils.tables import NONE, Table
 from distillkit.study._records import Group, Record, RecordsLike, Row, group_records
-from distillkit.study._tables import numbers_of
+from distillkit.study._tables import Part, group_table, numbers_of
 from distillkit.study.history import rounds_to
 
 __all__ = ["BY", "at_equal", "spent", "to_target", "worst_clients"]
@@ -67,28 +67,28 @@ def to_target(records: RecordsLike, *, accuracy: float) -> Table:
         ValueError: `accuracy` is outside [0, 1], or there are no records.
     """
     target = check.real_number(accuracy, "accuracy", least=0.0, most=1.0)
-    printed, rows = [], []
-    for g in group_records(records):
+
+    def cells(g: Group) -> Iterator[Part]:
         ends = [rounds_to(r.rows, target) for r in g.records]
         reached = sum(end is not None for end in ends)
-        pairs = [(r.rows, end) for r, end in zip(g.records, ends) if end is not None and reached == len(ends)]
-        costs, cells = _columns({by: [_until(rows, by, end) for rows, end in pairs] for by in _SHOWN})
-        at = _mean_first(g, target)
-        shared = {by: [_until(r.rows, by, at) for r in g.records] if at is not None else [] for by in _SHOWN}
-        means, mean_cells = _columns({by: [statistics.fmean(e)] if e else [None] for by, e in shared.items()})
         has_rounds = any(r.rows for r in g.records) or not g.records
-        count = f"{reached} of {len(ends)}" if has_rounds else "no rounds"
-        printed.append((g.task, g.method, g.seeds, count, *cells, *mean_cells))
-        numbers = {"task": g.task, "method": g.method, "seeds": len(g.records), "reached": reached}
-        rows.append({**numbers, **costs, **{f"mean_{by}": means[by] for by in _SHOWN}})
-    header = ("task", "method", "seeds", f"reached {100 * target:g} %", "rounds", "MB", "client s")
+        yield {"reached": reached}, f"{reached} of {len(ends)}" if has_rounds else "no rounds"
+        pairs = [(r.rows, end) for r, end in zip(g.records, ends) if end is not None and reached == len(ends)]
+        yield from (numbers_of(by, [_until(rows, by, end) for rows, end in pairs]) for by in _SHOWN)
+        at = _mean_first(g, target)
+        for by in _SHOWN:
+            costs = [_until(r.rows, by, at) for r in g.records] if at is not None else []
+            numbers, text = numbers_of(by, [statistics.fmean(costs)] if costs else [None])
+            yield {f"mean_{by}": numbers[by]}, text
+
+    header = (f"reached {100 * target:g} %", "rounds", "MB", "client s", "mean: rounds", "mean: MB", "mean: client s")
     notes = (
         "The table shows the rounds, the MB up and down of all clients, and the CPU seconds of all clients until the "
         f"target is reached: mean ± standard deviation over seeds, or {NONE} unless every run reached the target. The "
         "last three columns show the same for the mean curve over seeds.",
         "The target is met on the test set, so the table measures speed, not accuracy.",
     )
-    return Table((*header, "mean: rounds", "mean: MB", "mean: client s"), tuple(printed), rows, notes)
+    return group_table(group_records(records), header, cells, notes)
 
 
 def at_equal(records: RecordsLike, *, by: str = "rounds", budget: float | None = None) -> Table:
@@ -119,18 +119,18 @@ def at_equal(records: RecordsLike, *, by: str = "rounds", budget: float | None =
     for r in runs:
         smallest[r.task] = min(smallest.get(r.task, float("inf")), spent(r.rows, by)[-1])
     columns = ("accuracy", "round") if by == "rounds" else ("accuracy", "round", by)
-    printed, rows = [], []
-    for g in found:
+
+    def cells(g: Group) -> Iterator[Part]:
         own = smallest.get(g.task, 0.0) if budget is None else float(budget)
         ends = [_last_within_budget(r, by, own) for r in g.records]
-        numbers, cells = _columns({name: [end[name] for end in ends] for name in columns})
-        printed.append((g.task, g.method, g.seeds, *cells))
-        rows.append({"task": g.task, "method": g.method, "seeds": len(g.records), "budget": own, **numbers})
+        yield {"budget": own}, None
+        yield from (numbers_of(name, [end[name] for end in ends]) for name in columns)
+
     shared = (f"{_budget(value, by)} on {task}" for task, value in smallest.items())
     within = _budget(budget, by) if budget is not None else ", ".join(shared)
     notes = (f"The table shows the last tested round of each candidate within {within}.",)
     names = ("accuracy %", "after round", "MB spent" if by.startswith("bytes") else "client s spent")
-    return Table(("task", "method", "seeds", *names[: len(columns)]), tuple(printed), rows, notes)
+    return group_table(found, names[: len(columns)], cells, notes)
 
 
 def worst_clients(records: RecordsLike) -> Table:
@@ -155,25 +155,18 @@ def worst_clients(records: RecordsLike) -> Table:
     if not models:
         raise ValueError("records must hold runs whose clients have tests of their own (accuracy_clients); none has")
     columns = [f"accuracy_{model}.{what}" for model in models for what in ("mean", "std", "worst10")]
-    printed, rows = [], []
-    for g in found:
+
+    def cells(g: Group) -> Iterator[Part]:
         tested = {n for m in models for n in g.values(f"accuracy_{m}.clients") if n is not None}
         ends = sorted({min(tested), max(tested)}) if tested else []
-        numbers, cells = _columns({column: g.values(column) for column in columns})
-        printed.append((g.task, g.method, g.seeds, " to ".join(map(str, ends)) or NONE, *cells))
-        counts = {"seeds": len(g.records), **numbers, "clients": max(tested, default=None)}
-        rows.append({"task": g.task, "method": g.method, **counts})
+        yield {"clients": max(tested, default=None)}, " to ".join(map(str, ends)) or NONE
+        yield from (numbers_of(column, g.values(column)) for column in columns)
+
     names = {"mean": "mean %", "std": "std over clients %", "worst10": "worst tenth %"}
     which = {"clients": "", "personal": "personal: "}
     header = [which[model] + name for model in models for name in names.values()]
     notes = ("Clients' own tests after the last round; ± is over seeds.",)
-    return Table(("task", "method", "seeds", "clients tested", *header), tuple(printed), rows, notes)
-
-
-def _columns(values: Mapping[str, Sequence[float | None]]) -> tuple[dict[str, Any], list[str]]:
-    """Return mean and standard deviation over seeds of several columns by name, and the text of each cell."""
-    found = [numbers_of(name, column) for name, column in values.items()]
-    return {name: number for numbers, _ in found for name, number in numbers.items()}, [cell for _, cell in found]
+    return group_table(found, ("clients tested", *header), cells, notes)
 
 
 def _mean_first(group: Group, target: float) -> int | None:

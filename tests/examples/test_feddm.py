@@ -9,7 +9,8 @@ from types import ModuleType
 import pytest
 
 from distillkit.privacy import Ledger
-from distillkit.study import Records, Study, equal_search_sizes, read_records
+from distillkit.study import Records, Study, read_records
+from tests.distillkit.study.sample_records import search_sizes
 from tests.examples.image_folder import folder
 
 
@@ -39,7 +40,7 @@ def test_every_private_row_has_the_requested_epsilon(
         whole = record.method.startswith(script.TITLES["client_dp"])
         assert line["relation"] == f"add or remove one {'client' if whole else 'record'}"
         assert ("secure sum" in str(events.guarantee())) == record.method.startswith(script.TITLES["shares"])
-    assert equal_search_sizes(tmp_path) == {"digits-dirichlet": 1}
+    assert search_sizes(tmp_path) == {"digits-dirichlet": 1}
     assert (tmp_path / "table.md").read_text(encoding="utf-8") in said
 
 

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from distillkit.serialization import to_config
-from distillkit.study import equal_search_sizes, read_records
+from distillkit.study import read_records
+from tests.distillkit.study.sample_records import search_sizes
 from tests.examples.studies import requested_study
 from tests.scripts import load_script
 
@@ -30,7 +31,7 @@ def test_table_of_the_paper_is_run_and_its_numbers_are_in_the_records(
     said, records = capsys.readouterr().out, read_records(tmp_path)
     assert said.startswith(script.CLAIM.split("\n")[0])
     assert [record.method for record in records] == list(script.SEARCH)
-    assert equal_search_sizes(tmp_path) == {"domains": 1}
+    assert search_sizes(tmp_path) == {"domains": 1}
     text = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert text in said
     assert script.CLAIM in text

@@ -8,7 +8,8 @@ import torch
 
 from distillkit import LabeledImages
 from distillkit.rng import derive
-from distillkit.study import equal_search_sizes, read_records
+from distillkit.study import read_records
+from tests.distillkit.study.sample_records import search_sizes
 from tests.examples.test_condense import own_data
 
 
@@ -17,7 +18,7 @@ def test_every_method_is_measured_under_three_kinds_of_labels(script: ModuleType
     script.main([*words, "--methods", "random", "deepinversion", "class-means-1", "--transfer", "vit"])
     records = read_records(tmp_path / "digits")
     assert {r.method for r in records} == {"random-1", "deepinversion-1", "class-means-1-1"}
-    assert equal_search_sizes(tmp_path / "digits") == {"digits": 1}
+    assert search_sizes(tmp_path / "digits") == {"digits": 1}
     for record in records:
         line = record.line
         assert set(line["labels"]) == {"row", "view", "teacher"}

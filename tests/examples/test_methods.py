@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from distillkit.serialization import to_config
-from distillkit.study import Study, equal_search_sizes, read_choice
+from distillkit.study import Study, read_choice
+from tests.distillkit.study.sample_records import search_sizes
 
 
 def test_every_candidate_has_four_distinct_serializable_configurations(script: Any, tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_script_prints_its_tables_and_runs_nothing_twice(
     table = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert all(table.strip() in text for text in said)
     assert "accuracy own minus FedAvg, chosen by own tests's" in table
-    assert equal_search_sizes(tmp_path) == {"digits": 1}
+    assert search_sizes(tmp_path) == {"digits": 1}
     configs = [json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("*/config.json")]
     assert [config["recipe"] is not None for config in configs] == [True] * 5
 
@@ -73,7 +74,7 @@ def test_searches_on_record_are_equal(script: Any, tmp_path: Path) -> None:
     few = {name: found[name] for name in ("FedAvg", script.OWN)}
     study = Study(tmp_path, script.task(1), few, seeds=(0,))
     study.run(trial=False, progress=False)
-    assert equal_search_sizes(tmp_path) == {"digits": 4}
+    assert search_sizes(tmp_path) == {"digits": 4}
     assert [one.rule for one in read_choice(tmp_path)[0]] == ["last", "own"]
 
 

@@ -12,8 +12,9 @@ from distillkit import LabeledImages
 from distillkit.networks import ConvNet, build
 from distillkit.privacy import Ledger
 from distillkit.rng import derive
-from distillkit.study import Condense, Study, Task, equal_search_sizes, read_records
+from distillkit.study import Condense, Study, Task, read_records
 from distillkit.training import Protocol, train
+from tests.distillkit.study.sample_records import search_sizes
 
 
 def test_every_row_shows_its_ledgers_epsilon(
@@ -46,7 +47,7 @@ def test_every_row_shows_its_ledgers_epsilon(
             made = LabeledImages.load(saved)
             assert made.counts().tolist() == [2] * 10
             assert made.info.get("epsilon") == line["epsilon"]
-    assert equal_search_sizes(tmp_path) == {"digits": 1}
+    assert search_sizes(tmp_path) == {"digits": 1}
     shown = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert shown in capsys.readouterr().out
 

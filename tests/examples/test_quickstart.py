@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from distillkit.serialization import to_config
-from distillkit.study import Study, equal_search_sizes, read_choice
+from distillkit.study import Study, read_choice
+from tests.distillkit.study.sample_records import search_sizes
 from tests.kill_examples import killed_and_resumed, record, rounds_of
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +49,7 @@ def test_demo_reports_each_run_prints_its_table_and_draws(uninterrupted: tuple[P
         assert [words.split(maxsplit=5)[-1] for words in told] == [f"{100 * line['accuracy_last']:.1f} % after round 2"]
         assert json.loads((out / line["run"] / "config.json").read_text(encoding="utf-8"))["recipe"] is not None
     assert (out / "table.md").read_text(encoding="utf-8").strip() in said
-    assert equal_search_sizes(out) == dict.fromkeys(TASKS, 1)
+    assert search_sizes(out) == dict.fromkeys(TASKS, 1)
     drawn = ["accuracy_by_round", "accuracy_by_bytes_up", "accuracy_by_client_seconds", "synthetic_digits"]
     for name in (*drawn, *(f"partition_{task}" for task in TASKS)):
         assert (out / f"{name}.png").stat().st_size > 5000

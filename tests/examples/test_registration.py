@@ -17,8 +17,8 @@ from scipy import stats
 from _extension import beyond, extended
 from _registration import Design, described, read_design, used_seeds
 from distillkit.data import load, partition
-from distillkit.study import PowerAnalysis, Record, Study, Task, equal_search_sizes, grid, read_choice, write_records
-from tests.distillkit.study.sample_records import record
+from distillkit.study import PowerAnalysis, Record, Study, Task, grid, read_choice, write_records
+from tests.distillkit.study.sample_records import record, search_sizes
 from tests.distillkit.study.test_study import Known, Number, known, task
 from tests.refused import refused
 
@@ -173,7 +173,7 @@ def test_searches_are_extended_alike_and_resumed(
         assert len(Known.executed) == len(set(Known.executed)) == 2 * (3 + len(expected)) + 3, again
     searched = {t.method: [c["settings"]["lr"] for c in t.configurations] for t in read_choice(tmp_path)[0]}
     assert searched == {"A": [0.1, 1.0, 10.0, *expected], "B": [0.1, 1.0, 10.0, *expected], "C": []}
-    assert equal_search_sizes(tmp_path) == {"made": 3 + len(expected)}
+    assert search_sizes(tmp_path) == {"made": 3 + len(expected)}
     for index, peak in enumerate((*peaks, peaks[0])):
         best = min(searched["A"], key=lambda lr, peak=peak: abs(math.log(lr / peak)))
         assert found[index].line["settings"]["lr"] == best

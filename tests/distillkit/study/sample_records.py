@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distillkit.study import Record
+from distillkit.study import Record, read_choice
 
 
 def row(number: int, accuracy: float | None, up: int = 1_000_000, seconds: float = 2.0) -> dict[str, Any]:
@@ -57,3 +57,13 @@ def write(folder: Path, records: Sequence[Record], plan: Mapping[str, Any] | Non
     if plan is not None:
         (folder / "study.json").write_text(json.dumps(plan), encoding="utf-8")
     return folder
+
+
+def search_sizes(folder: Path) -> dict[str, int]:
+    """Return the number of configurations by task, which all candidates with a search of their own must share."""
+    counts: dict[str, set[int]] = {}
+    for one in read_choice(folder)[0]:
+        if one.like is None:
+            counts.setdefault(one.task, set()).add(max(1, len(one.configurations)))
+    assert all(len(sizes) == 1 for sizes in counts.values()), counts
+    return {task: sizes.pop() for task, sizes in counts.items()}

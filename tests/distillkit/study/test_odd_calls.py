@@ -11,7 +11,6 @@ from distillkit.study import (
     Record,
     compare_studies,
     curves,
-    equal_search_sizes,
     markdown_table,
     mean_std,
     paired_differences,
@@ -64,7 +63,6 @@ CALLS = {
     "to_target": C(to_target, records=runs, accuracy=0.3),
     "at_equal": C(at_equal, records=runs, budget=1.5),
     "worst_clients": C(worst_clients, records=runs),
-    "equal_search_sizes": C(equal_search_sizes, folder=folder),
     "tuning_table": C(tuning_table, folder=folder, task="digits"),
     "read_choice": C(read_choice, folder=folder),
 }

@@ -21,10 +21,26 @@ from distillkit.networks import ConvNet
 from distillkit.networks.samplers import RandomNetworks
 from distillkit.privacy import Event, Ledger
 from distillkit.serialization import SerializationError
-from distillkit.study import Candidate, Condense, Cost, Job, Study, Task, grid, read_choice, tuning_table
+from distillkit.study import (
+    Candidate,
+    Condense,
+    Cost,
+    Job,
+    Study,
+    Task,
+    compare_studies,
+    grid,
+    paired_differences,
+    read_choice,
+    read_records,
+    summary_table,
+    tuning_table,
+    write_records,
+)  # fmt: skip
 from distillkit.study.condense_candidate import run_device, save_state
 from distillkit.study.study import WorkerKilled
 from distillkit.training import Protocol
+from tests.distillkit.study.sample_records import search_sizes
 from tests.refused import refused
 
 
@@ -668,3 +684,49 @@ def test_study_with_a_deadline_stops_after_each_step_and_continues(
     plenty = Study(tmp_path / "plenty", task(), candidates, **how)
     assert not plenty.run(trial=False, progress=False, seconds=1e6).missing
     refused(lambda: study.run(seconds=0.0), ValueError, "seconds must be greater than 0")
+
+
+def two_tasks(folder: Path) -> Study:
+    candidates = {
+        "Low": known(search=[{"value": 10.0}, {"value": 30.0}, {"value": -1.0}]),
+        "High": known(search=[{"value": 70.0}, {"value": 90.0}, {"value": 80.0}]),
+        "As low": known(like="Low"),
+    }
+    return Study(folder, [task("a"), task("b")], candidates, seeds=(1, 0), tune_seeds=(100,))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    found = two_tasks(tmp_path_factory.mktemp("whole"))
+    found.run(trial=False, progress=False)
+    return found
+
+
+def test_interrupted_study_shows_missing_runs_and_resumes_to_equal_tables(finished: Study, tmp_path: Path) -> None:
+    half = two_tasks(tmp_path / "half")
+    Known.stop_at = "b-high-0"
+    with pytest.raises(KeyboardInterrupt):
+        half.run(trial=False, progress=False)
+    found = read_records(half.out)
+    assert found.missing == (("b", "High", 0), ("b", "As low", 0))
+    assert [line[:3] for line in summary_table(half.out).cells] == [
+        ("a", "Low", "2"), ("a", "High", "2"), ("a", "As low", "2"),
+        ("b", "Low", "2"), ("b", "High", "1 of 2"), ("b", "As low", "1 of 2"),
+    ]  # fmt: skip
+    Known.stop_at = ""
+    half.run(trial=False, progress=False)
+    assert str(summary_table(half.out)) == str(summary_table(finished.out))
+    assert {row["verdict"] for row in compare_studies(finished.out, half.out).rows} == {"the same"}
+
+
+def test_configurations_and_differences_are_read_from_folder_and_file(finished: Study, tmp_path: Path) -> None:
+    assert search_sizes(finished.out) == {"a": 3, "b": 3}
+    assert [line[1:4] for line in tuning_table(finished.out, task="a").cells] == [
+        ("Low", "value=30.0", "3 (1 failed)"), ("High", "value=90.0", "3"), ("As low", "as Low", "–"),
+    ]  # fmt: skip
+    rows = paired_differences(finished.records(), "Low").rows
+    assert [row["difference"] for row in rows] == pytest.approx([0.6, 0.0] * 2)
+    assert [row["seeds"] for row in rows] == [2] * 4
+    kept = write_records(finished.out, tmp_path / "records.jsonl")
+    assert str(tuning_table(kept)) == str(tuning_table(finished.out))
+    assert str(summary_table(kept, columns=["settings.value"])) == str(finished.table(columns=["settings.value"]))

@@ -1,4 +1,4 @@
-"""Configurations and choices are read back, and unequal numbers of configurations are refused."""
+"""Configurations and choices are read back, scored and shown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from distillkit.serialization import to_config
-from distillkit.study import Cost, Estimate, RecordError, equal_search_sizes, read_choice, tuning_table
+from distillkit.study import Cost, Estimate, RecordError, read_choice, tuning_table
 from distillkit.study._cost_estimate import EstimateRow
 from distillkit.study._tuning import best_configuration, score_configuration
 from distillkit.study.candidate import RULES
@@ -42,22 +42,6 @@ def write(folder: Path, candidates: dict[str, Any], **others: Any) -> Path:
     return folder
 
 
-def test_configurations_are_counted_and_controls_have_those_of_another(tmp_path: Path) -> None:
-    write(tmp_path, {"FedAvg": AVG, "FedProx": PROX, "Local": LIKE})
-    assert (
-        equal_search_sizes(tmp_path) == equal_search_sizes(str(tmp_path / "choice.json")) == {"digits": 3, "other": 3}
-    )
-    write(tmp_path, {"FedAvg": AVG, "FedProx": tried(0.4, 0.5, mu=[0.1, 1.0])})
-    with pytest.raises(ValueError, match="equally many configurations; on digits they have FedAvg 3, FedProx 2"):
-        equal_search_sizes(tmp_path)
-    write(tmp_path, {"FedAvg": AVG, "DM": tried()})
-    refused(lambda: equal_search_sizes(tmp_path), ValueError, "DM 1")
-    write(tmp_path, {"FedAvg": tried(), "DM": tried()})
-    assert equal_search_sizes(tmp_path) == {"digits": 1, "other": 1}
-    write(tmp_path, {})
-    refused(lambda: equal_search_sizes(tmp_path), ValueError, "with candidates, got one without")
-
-
 def test_table_shows_the_choice_and_the_grids_edges(tmp_path: Path) -> None:
     table = tuning_table(write(tmp_path, {"FedAvg": AVG, "FedProx": PROX, "Local": LIKE, "DM": tried()}))
     assert table.cells[:4] == (
@@ -83,9 +67,9 @@ def test_two_values_are_not_marked_as_edges(tmp_path: Path) -> None:
 
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
-    refused(lambda: equal_search_sizes(tmp_path), FileNotFoundError, r"choice\.json does not exist")
+    refused(lambda: read_choice(tmp_path), FileNotFoundError, r"choice\.json does not exist")
     (tmp_path / "choice.json").write_text("{", encoding="utf-8")
-    refused(lambda: equal_search_sizes(tmp_path), RecordError, r"choice\.json is damaged")
+    refused(lambda: read_choice(tmp_path), RecordError, r"choice\.json is damaged")
     write(tmp_path, {}, format="distillkit.choice/0")
     refused(lambda: tuning_table(tmp_path), RecordError, "has the format 'distillkit.choice/0', this version reads")
     for wrong in (0, 2, None):
