@@ -21,7 +21,6 @@ type, shape and bytes, in the order of the tensors' names.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -30,10 +29,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit._utils.files import read_tensors
 from distillkit.sets import LabeledImages
 
 __all__ = ["DamagedTranscript", "NoTranscript", "TranscriptMessage", "Value", "read_transcript"]
@@ -116,11 +115,12 @@ def read_transcript(folder: str | os.PathLike[str]) -> Iterator[TranscriptMessag
 
 def _read_message(number: int, client: int, exchange: str, direction: str, path: Path) -> TranscriptMessage:
     try:
-        values, facts = _decoded(path.read_bytes())
-    except ValueError as error:
+        tensors, facts = read_tensors(path, kind=_FORMAT, content="a message")
+        values = {key: _value(key, form, tensors) for key, form in json.loads(facts["forms"]).items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamagedTranscript(
-            f"{path} is damaged, {error}: restore the folder from a backup, or run again. An attack on a part of "
-            "the transcript would not cover all of it"
+            f"{path} is damaged ({type(error).__name__}: {error}): restore the folder from a backup, or run again. An "
+            "attack on a part of the transcript would not cover all of it"
         ) from error
     if facts.get("round") != str(number) or facts.get("client") != str(client):
         raise DamagedTranscript(
@@ -128,35 +128,6 @@ def _read_message(number: int, client: int, exchange: str, direction: str, path:
             "transcript are mixed up; restore the folder from a backup, or run again"
         )
     return TranscriptMessage(number, client, direction, values, exchange)
-
-
-def _decoded(data: bytes) -> tuple[dict[str, Value], dict[str, str]]:
-    from safetensors.torch import load
-
-    try:
-        tensors = load(data)
-        size = int.from_bytes(data[:8], "little")
-        meta = dict(json.loads(data[8 : 8 + size]).get("__metadata__") or {})
-    except Exception as error:  # the parsers raise many types, all for a damaged file
-        raise ValueError(f"not a safetensors file ({error})") from error
-    if meta.get("format") != _FORMAT:
-        raise ValueError(f"not a message (format {meta.get('format')!r}, expected {_FORMAT!r})")
-    if meta.pop("checksum", None) != _checksum(tensors, meta):
-        raise ValueError("its content does not match its checksum")
-    try:
-        values = {key: _value(key, form, tensors) for key, form in json.loads(meta["forms"]).items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"its entries cannot be decoded ({type(error).__name__}: {error})") from error
-    return values, meta
-
-
-def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
-    state = hashlib.blake2b(json.dumps(dict(sorted(meta.items()))).encode(), digest_size=16)
-    for name, tensor in sorted(tensors.items()):
-        state.update(f"{name}{tensor.dtype}{list(tensor.shape)}".encode())
-        if tensor.numel():
-            state.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return state.hexdigest()
 
 
 def _value(key: str, form: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Value:

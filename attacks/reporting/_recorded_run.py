@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from attacks.transcript import NoTranscript, TranscriptMessage, read_transcript
 from distillkit._utils import check
+from distillkit._utils.files import parse_json, read_bytes
 from distillkit._utils.provenance import RUN_FORMAT
 from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages
@@ -206,11 +206,9 @@ def _objects(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a JSON-lines file, or the single object of a JSON file; none if there is no file."""
     if not path.exists():
         return []
-    try:
-        text = path.read_text(encoding="utf-8")
-        found = [json.loads(one) for one in (text.splitlines() if path.suffix == ".jsonl" else [text])]
-    except ValueError as error:
-        raise DamagedRun(f"{path} cannot be read ({error}): {_RESTORE}") from error
+    data = read_bytes(path, DamagedRun)
+    parts = data.splitlines() if path.suffix == ".jsonl" else [data]
+    found = [parse_json(part, path, DamagedRun) for part in parts]
     if wrong := [one for one in found if not isinstance(one, dict)]:
         raise DamagedRun(f"{path} holds {type(wrong[0]).__name__}, expected an object: {_RESTORE}")
     return found

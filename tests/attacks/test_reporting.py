@@ -259,9 +259,9 @@ def test_damaged_folders_are_refused(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(DamagedRun, match=r"transcript/1 lacks the messages of clients \[0\]"):
         report(broken("lost", message, None))
     for where in ("config.json", "history.jsonl"):
-        with pytest.raises(DamagedRun, match=f"{where} cannot be read"):
+        with pytest.raises(DamagedRun, match=f"{where} is damaged"):
             report(broken(where, where, b'{"a": '))
-        with pytest.raises(DamagedRun, match=f"{where} cannot be read"):
+        with pytest.raises(DamagedRun, match=f"{where} is damaged"):
             report(broken(f"bytes-{where}", where, b"\xff\xfe"))
     refused(lambda: report(broken("list", "config.json", b"[]")), DamagedRun, r"config.json holds list")
     with pytest.raises(DamagedRun, match="but this version supports 'distillkit.run/2'"):
