@@ -79,7 +79,7 @@ def rows(text: str) -> list[list[str]]:
 
 
 def test_generating_tables_is_idempotent(records: Path) -> None:
-    kinds = ["paired task=digits", "to_target accuracy=0.6", "at_equal by=bytes", "worst_clients", "summary task=other"]
+    kinds = ["paired task=digits", "to_target accuracy=0.6", "at_equal by=bytes", "summary task=other"]
     text = filled(page(*kinds), records)
     assert text.count("words\n") == len(kinds)
     assert "old" not in text
@@ -153,6 +153,7 @@ def test_condensed_sets_are_ordered_by_size_with_their_score(tmp_path: Path) -> 
         ("summary seeds=7", "no run of seed 7"),
         ("tuning seeds=0", "no option seeds"),
         ("summary columns=x", "columns must be among those of the runs"),
+        ("rows by=method columns=a={method} method=x", "no row of mine.jsonl has"),
     ],
 )
 def test_impossible_table_is_refused(records: Path, said: str, words: str) -> None:

@@ -1,4 +1,4 @@
-"""Measure gradient inversion: records in `docs/results/inversion.jsonl`, and the picture of what clients send.
+"""Measure gradient inversion: records in `docs/results/inversion.jsonl`.
 
     python docs/scripts/inversion.py [--cifar cifar10.npz] [--only classes clients defences images]
 
@@ -16,7 +16,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,7 @@ from distillkit.networks import ConvNet, RandomNetworks, build
 from distillkit.privacy import compose
 from distillkit.rng import derive
 
-DOCS = Path(__file__).parents[1]
-RECORDS, PICTURE = DOCS / "results" / "inversion.jsonl", DOCS / "pictures" / "inversion_clients.png"
+RECORDS = Path(__file__).parents[1] / "results" / "inversion.jsonl"
 Record = dict[str, Any]
 
 SMALL: dict[str, Any] = {"width": 32, "depth": 2}
@@ -148,7 +147,7 @@ def classes(done: set[str]) -> Iterator[Record]:
 
 
 def clients(done: set[str]) -> Iterator[Record]:
-    """Six clients, thirty records of one class each, and what is found of what they send; with the picture."""
+    """Six clients, thirty records of one class each, and what is found of what they send."""
     digits, count = load("digits", size=16), 6
     if len(done) == 4 * count:
         return
@@ -169,9 +168,7 @@ def clients(done: set[str]) -> Iterator[Record]:
         "a distilled image, from noise": condense(init="noise")[::10],
         f"a record, DP-SGD (ε {epsilon:.1f})": raw,
     }
-    shown: list[tuple[str, Tensor, list[float]]] = []
     for case, data in sets.items():
-        found = []
         for k in range(count):
             one = LabeledImages(data.images[k : k + 1], data.labels[k : k + 1], 10, raw.normalization)
             sent: ObservedMessage = Gradient.of(network, one.images, one.labels)
@@ -181,38 +178,15 @@ def clients(done: set[str]) -> Iterator[Record]:
                 "nearest": nearest(image, own[k]),
                 "sent_nearest": None if data is raw else nearest(one.pixels(), own[k]),
             }
-            found.append((image, record["aligned"] if data is raw else near["nearest"]))
             blind = {"held_out": nearest(other[k : k + 1], own[k])}
             if f"{case} {k}" not in done:
                 yield {"case": case, "seed": k, **record, **near, **blind, **ATTACK}
-        if "DP" not in case:
-            shown.append((case.replace(", ", ",\n"), data.pixels(), []))
-        name = "found" if "DP" not in case else f"found of\n{case}"
-        shown.append((name, torch.cat([image for image, _ in found]), [value for _, value in found]))
-    draw(shown)
 
 
 def nearest(image: Tensor, records: LabeledImages) -> float:
     """The greatest aligned PSNR of an image to any record."""
     truth = records.pixels()
     return float(psnr(align(image.expand_as(truth), truth), truth).max())
-
-
-def draw(rows: Sequence[tuple[str, Tensor, Sequence[float]]]) -> None:
-    """A row of six images each, with its name and decibels."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 7.2))
-    figure.subplots_adjust(left=0.25, right=0.99, top=0.99, bottom=0.03, wspace=0.06, hspace=0.24)
-    axes = figure.subplots(len(rows), 6)
-    for line, (name, pictures, values) in zip(axes, rows, strict=True):
-        for k, ax in enumerate(line):
-            ax.imshow(pictures[k, 0].numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-            ax.set(xticks=[], yticks=[])
-            if values:
-                ax.set_xlabel(f"{values[k]:.1f} dB", fontsize=8, labelpad=2)
-        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
-    figure.savefig(PICTURE, dpi=200)
 
 
 IMAGES = 20

@@ -5,13 +5,11 @@ Run it as `python docs/scripts/pictures_plot.py`; it takes about a minute on two
 
 from __future__ import annotations
 
-import copy
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import avg_pool2d, cross_entropy, interpolate
 
 from distillkit import LabeledImages, plot
@@ -21,6 +19,7 @@ from distillkit.generate import Patches
 from distillkit.networks import ConvNet, RandomNetworks, build
 from distillkit.rng import derive
 from distillkit.select import select
+from fl import FedAvg, simulate
 
 OUT = Path(__file__).parents[1] / "pictures"
 
@@ -94,37 +93,10 @@ def draw_selection(train: LabeledImages) -> None:
     save(plot.selection(pixels, kept, rows=4, columns=6), "selection")
 
 
-def federated(parts: list[LabeledImages], test: LabeledImages, epochs: int, seed: int) -> list[dict[str, float]]:
-    """Run ten rounds of weight averaging of a linear model; return them as history rows."""
-    shared, rows = build(lambda: nn.Linear(64, 10), seed), []
-    weights = torch.tensor([len(part) for part in parts]) / sum(len(part) for part in parts)
-    for number in range(1, 11):
-        start, replies = time.perf_counter(), []
-        for part in parts:
-            model = copy.deepcopy(shared)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-            for _ in range(epochs):
-                for index in torch.randperm(len(part), generator=derive(seed, number)).split(32):
-                    optimizer.zero_grad()
-                    cross_entropy(model(part.images[index].flatten(1)), part.labels[index]).backward()
-                    optimizer.step()
-            replies.append(model.state_dict())
-        shared.load_state_dict({k: mean([r[k] for r in replies], weights) for k in replies[0]})
-        right = (shared(test.images.flatten(1)).argmax(1) == test.labels).double().mean()
-        rows.append(
-            {
-                "round": number,
-                "accuracy": float(right),
-                "bytes": 2.0 * len(parts) * 650 * 4,
-                "client_seconds": time.perf_counter() - start,
-            }
-        )
-    return rows
-
-
-def mean(values: list[Tensor], weights: Tensor) -> Tensor:
-    """Return the weighted mean of tensors of equal shape."""
-    return torch.einsum("n...,n->...", torch.stack(values), weights)
+def federated(owned: list[LabeledImages], test: LabeledImages, epochs: int, seed: int) -> list[dict[str, Any]]:
+    """Return the history of ten rounds of FedAvg with a linear model."""
+    method = FedAvg(factory=lambda outputs: nn.Sequential(nn.Flatten(), nn.Linear(64, outputs)), lr=0.02, epochs=epochs)
+    return simulate(method, owned, rounds=10, test=test, seed=seed, progress=False).rows
 
 
 def main() -> None:

@@ -43,20 +43,11 @@ from _membership_tables import percent  # noqa: E402
 from _membership_tables import table as membership  # noqa: E402
 from _pipelines import ROWS  # noqa: E402
 from _registration import read_design  # noqa: E402
+from distillkit import study  # noqa: E402
 from distillkit._utils.tables import NONE, Table  # noqa: E402
 from distillkit.scores import label_robust_score  # noqa: E402
-from distillkit.study import (  # noqa: E402
-    Records,
-    compare_studies,
-    curves,
-    mean_std,
-    paired_differences,
-    read_records,
-    summary_table,
-    tuning_table,
-    write_records,
-)
-from fl.study import at_equal, to_target, worst_clients  # noqa: E402
+from distillkit.study import Records  # noqa: E402
+from fl.study import at_equal, to_target  # noqa: E402
 
 DOCS = ROOT / "docs"
 TABLE = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -105,13 +96,17 @@ def read(path: Path) -> list[dict[str, Any]]:
 def rows(path: Path, options: dict[str, Any]) -> Table:
     """Return a table of chosen rows, grouped by fields; with `each`, of every entry of lists, with its `number`."""
     by, columns = options.pop("by").split(","), options.pop("columns").split("|")
-    each, left = [n for n in options.pop("each", "").split(",") if n], int(options.pop("left", 1))
+    each, left = options.pop("each", ""), int(options.pop("left", 1))
     found = [row for row in read(path) if all(str(row.get(k)) in v.split("|") for k, v in options.items())]
+    if not found:
+        raise ValueError(f"no row of {path.name} has {options}")
     options.clear()
-    for name in each[:1]:
+    if each:
+        lists = [zip(*(row[name] for name in each.split(","))) for row in found]
         found = [
-            {**row, "number": i + 1, **{n: row[n][i] for n in each}} for row in found for i in range(len(row[name]))
-        ]
+            {**row, "number": i, **dict(zip(each.split(","), entries))}
+            for row, own in zip(found, lists) for i, entries in enumerate(own, 1)
+        ]  # fmt: skip
     groups: dict[tuple[str, ...], Lines] = {}
     for row in found:
         groups.setdefault(tuple(str(row.get(name)) for name in by), []).append(row)  # type: ignore[attr-defined]
@@ -171,7 +166,7 @@ def sets(columns: dict[str, str]) -> Callable[[Records, dict[str, Any]], Table]:
         known = numbers(own, name)
         if name == "epsilon" or not known:
             return f"{known[0]:g}" if known else NONE
-        return mean_std(known[:1] if len({*known}) == 1 else known, 1.0 if "seconds" in name else 100.0)
+        return study.mean_std(known[:1] if len({*known}) == 1 else known, 1.0 if "seconds" in name else 100.0)
 
     def table(records: Records, options: dict[str, Any]) -> Table:
         found = dict[tuple[int, str], Records]()
@@ -190,10 +185,10 @@ def sets(columns: dict[str, str]) -> Callable[[Records, dict[str, Any]], Table]:
 def summary(records: Records, options: dict[str, Any]) -> Table:
     """Return a table of accuracies and other columns, with differences from the method `base` and their intervals."""
     base, column = options.pop("base", ""), options.pop("column", "accuracy_last")
-    made = summary_table(records, columns=[c for c in options.pop("columns", "").split(",") if c])
+    made = study.summary_table(records, columns=[c for c in options.pop("columns", "").split(",") if c])
     if not base:
         return made
-    other = paired_differences(records, base, column=column)
+    other = study.paired_differences(records, base, column=column)
     for place in (3, 4):
         cells = {line[:2]: line[place] for line in other.cells}
         made = made.with_column(other.header[place], lambda row, c=cells: c.get((row["task"], row["method"]), ""))
@@ -218,12 +213,11 @@ def trimmed(made: Table, best: bool) -> Table:
 
 STUDY: dict[str, Callable[[Records, dict[str, Any]], Table]] = {
     "summary": summary,
-    "paired": lambda records, o: paired_differences(
+    "paired": lambda records, o: study.paired_differences(
         records, o.pop("base", "FedAvg"), column=o.pop("column", "accuracy_last")
     ),
     "to_target": lambda records, o: to_target(records, accuracy=float(o.pop("accuracy"))),
     "at_equal": lambda records, o: at_equal(records, by=o.pop("by", "rounds")),
-    "worst_clients": lambda records, o: worst_clients(records),
     "rates": rates,
     "leaderboard": sets({
         "hard %": "accuracy_last", "one row %": "labels.row", "per view %": "labels.view",
@@ -254,19 +248,19 @@ def chosen(records: Records, tasks: Sequence[str], ways: Sequence[str], seeds: S
     return Records(found, [key for key in records.missing if kept(*key)])
 
 
-def study(kind: str, path: Path, options: dict[str, Any]) -> Table:
+def of_study(kind: str, path: Path, options: dict[str, Any]) -> Table:
     """Return a table of a study's records."""
     tasks, ways, late = options.pop("task", []), options.pop("ways", []), options.pop("late", None)
     published, best = options.pop("published", "no"), options.pop("best", "no")
     if kind == "tuning":
-        made = tuning_table(path)
+        made = study.tuning_table(path)
         kept = [
             (not tasks or r["task"] in tasks) and (not ways or r["method"] in ways) and not cells[2].startswith("as ")
             for r, cells in zip(made.rows, made.cells)
         ]
         made = replace(made, cells=tuple(compress(made.cells, kept)), rows=list(compress(made.rows, kept)))
     else:
-        records = chosen(read_records(path), tasks, ways, options.pop("seeds", []))
+        records = chosen(study.read_records(path), tasks, ways, options.pop("seeds", []))
         made = STUDY[kind](records if late is None else records.late(int(late)), options)
     if published == "yes":
         numbers = json.loads(path.with_name(f"{path.stem}_published.json").read_text(encoding="utf-8"))
@@ -277,8 +271,9 @@ def study(kind: str, path: Path, options: dict[str, Any]) -> Table:
 def design(path: Path, options: dict[str, Any]) -> str:
     """Return a registered design (`name`) as a list, and the verdict on its claim."""
     found = read_design(path.parent / "designs" / f"{options.pop('name')}.json")
-    records = [r for r in read_records(path) if r.task == found.task]
-    return f"{found}\n\n**Result:** {found.evaluate(records)}"
+    records = [r for r in study.read_records(path) if r.task == found.task]
+    said = re.sub(r"\n- Verdict, [^\n]*", "", str(found))  # of every design alike; the page says it once
+    return f"{said}\n\n**Result:** {found.evaluate(records)}"
 
 
 def measured(path: Path, options: dict[str, Any]) -> str:
@@ -325,7 +320,7 @@ def table(said: str, page: str, results: Path) -> object:
     path = path_of(results, options.pop("from", page))
     if kind not in ("tuning", *STUDY, *OTHERS):
         raise ValueError(f"a table must be one of tuning, {', '.join([*STUDY, *OTHERS])}, got {kind!r}")
-    made = OTHERS[kind](path, options) if kind in OTHERS else study(kind, path, options)
+    made = OTHERS[kind](path, options) if kind in OTHERS else of_study(kind, path, options)
     if options:
         raise ValueError(f"a table of kind {kind} has no option {', '.join(options)}")
     return made
@@ -355,7 +350,7 @@ def filled(text: str, page: str, results: Path) -> str:
     """Return a page's text with its tables, numbers and commits made from the records in a folder."""
     if COMMITS.search(text):
         path = path_of(results, page)
-        own = [r.line for r in read_records(path)] if is_study(path) else read(path)
+        own = [r.line for r in study.read_records(path)] if is_study(path) else read(path)
         commits = ", ".join(dict.fromkeys(str(line.get("commit")) for line in own))
         text = COMMITS.sub(lambda found: f"{found[1]}{commits}{found[2]}", text)
     if FOUND.search(text):
@@ -384,9 +379,9 @@ def draw(text: str, page: str, name: str, docs: Path) -> None:
         if options.pop("from", page) != name:
             continue
         selected = (options.pop(key, []) for key in ("task", "ways", "seeds"))
-        found = chosen(read_records(docs / "results" / f"{name}.jsonl"), *selected)
+        found = chosen(study.read_records(docs / "results" / f"{name}.jsonl"), *selected)
         numbers = {key: int(options.pop(key)) for key in ("every", "last") if key in options}
-        figure = columns_by_round(found, **options, **numbers) if kind == "rounds" else curves(found, **options)
+        figure = columns_by_round(found, **options, **numbers) if kind == "rounds" else study.curves(found, **options)
         figure.savefig(docs / "pictures" / f"{picture}.png", dpi=150)
 
 
@@ -405,7 +400,7 @@ def taken(said: str) -> Records:
     a run's folder become columns.
     """
     folder, _, task = said.partition("@")
-    found = read_records(folder)
+    found = study.read_records(folder)
     for index, record in enumerate(found):
         files = {"accuracy_domain": "domains.json", "judge": "judge.json", "leaks": "leaks.json"}
         paths = {column: Path(str(record.folder)) / name for column, name in files.items()}
@@ -432,8 +427,8 @@ def keep(name: str, folders: Iterable[str], docs: Path) -> None:
     else:
         new = sum(map(taken, folders), Records([]))
         if path.exists():
-            print(compare_studies(path, new))
-        write_records(new, path)
+            print(study.compare_studies(path, new))
+        study.write_records(new, path)
 
 
 def main(arguments: Sequence[str], docs: Path = DOCS) -> None:
