@@ -67,15 +67,6 @@ class StudyDesign:
                     f"Task(own_tests=0.2), or choose candidates[{name!r}] by another rule"
                 )
 
-    @property
-    def parts(self) -> dict[str, dict[str, Any]]:
-        """The `tasks` and `seeds` of the candidates that do not run on all tasks or with all seeds; None is all."""
-        return {
-            name: {"tasks": c.tasks and list(c.tasks), "seeds": c.seeds and list(c.seeds)}
-            for name, c in self.candidates.items()
-            if c.tasks is not None or c.seeds is not None
-        }
-
     def config(self, out: Path) -> dict[str, Any]:
         """Return the design as a JSON value, whose tensors are written to the study's folder `out`."""
         data, store = out / "data", out / "arguments"
@@ -90,7 +81,8 @@ class StudyDesign:
             for name, one in self.candidates.items()
         }
         tasks = {name: to_config(task, store=data, name=f"tasks[{name!r}]") for name, task in self.tasks.items()}
-        return {"tasks": tasks, "candidates": candidates, "seeds": list(self.seeds), "parts": self.parts}
+        runs = [[spec.task, spec.method, spec.seed] for spec in self.final_runs({})]
+        return {"tasks": tasks, "candidates": candidates, "runs": runs}
 
     def tuning_runs(self) -> dict[tuple[str, str], list[list[RunSpec]]]:
         """Return the tuning runs of each configuration, by task and candidate.

@@ -330,23 +330,11 @@ def read_records(folder: str | os.PathLike[str]) -> Records:
     if not (path / "study.json").exists():
         return Records(records, choices=choices)
     study = read_json(path / "study.json", "study")
-    planned = _planned_runs(study)
+    planned = [(task, method, seed) for task, method, seed in study["runs"]]
     done = {(r.task, r.method, r.seed): r for r in records}
     ordered = [done[key] for key in dict.fromkeys([*planned, *done]) if key in done]
     found = Records(ordered, [key for key in planned if key not in done], choices)
     return found if study.get("late_rounds") is None else found.late(study["late_rounds"])
-
-
-def _planned_runs(study: Mapping[str, Any]) -> list[tuple[str, str, int]]:
-    """Return (task, method, seed) of every run of a `study.json`, in the file's order."""
-    parts = study.get("parts", {})
-
-    def includes(method: str, part: str, one: Any) -> bool:
-        given = parts.get(method, {}).get(part)
-        return given is None or one in given
-
-    every = [(t, method, seed) for t in study["tasks"] for method in study["candidates"] for seed in study["seeds"]]
-    return [key for key in every if includes(key[1], "tasks", key[0]) and includes(key[1], "seeds", key[2])]
 
 
 def read_record(path: Path) -> Record:
@@ -450,7 +438,7 @@ def write_study(out: Path, fixed: Mapping[str, Any], design: Mapping[str, Any]) 
     Args:
         out: the study's folder.
         fixed: values that must not change, by name.
-        design: tasks, candidates, seeds and parts, from `StudyDesign.config`.
+        design: tasks, candidates and runs, from `StudyDesign.config`.
 
     Raises:
         ValueError: something has changed. A search may have got further configurations at its end.
@@ -472,8 +460,10 @@ def write_study(out: Path, fixed: Mapping[str, Any], design: Mapping[str, Any]) 
                 f"{path} has different {key} with the names {', '.join(listed)}; use another name or another folder"
             )
         content[key] = {**before[key], **content[key]}
-    others = {name: part for name, part in before["parts"].items() if name not in design["candidates"]}
-    write_json(path, {**content, "parts": {**others, **content["parts"]}, "versions": versions()}, "study")
+    tasks, methods = [*content["tasks"]], [*content["candidates"]]
+    others = [r for r in before["runs"] if r[0] not in design["tasks"] or r[1] not in design["candidates"]]
+    runs = sorted([*design["runs"], *others], key=lambda run: (tasks.index(run[0]), methods.index(run[1])))
+    write_json(path, {**content, "runs": runs, "versions": versions()}, "study")
 
 
 def _changes(before: Any, now: Any, name: str = "") -> list[str]:

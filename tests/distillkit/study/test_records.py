@@ -39,11 +39,10 @@ def test_records_are_read_as_written_by_name(tmp_path: Path) -> None:
     assert repr(found) == "<4 finished runs of 3 candidates on 1 tasks; 0 missing>"
 
 
+METHODS = ("Local", "FedAvg", "DM")
 PLAN = {
     "format": "distillkit.study/1",
-    "tasks": {"digits": {}, "other": {}},
-    "candidates": {"Local": {}, "FedAvg": {}, "DM": {}},
-    "seeds": [1, 0],
+    "runs": [[task, method, seed] for task in ("digits", "other") for method in METHODS for seed in (1, 0)],
 }
 
 
@@ -54,7 +53,7 @@ def test_order_is_the_studys_and_missing_runs_are_known(tmp_path: Path) -> None:
     assert ("digits", "DM", 1) in found.missing
     assert {(g.task, g.method): g.seeds for g in group_records(tmp_path)} == {
         ("digits", "Local"): "1 of 2", ("digits", "FedAvg"): "2", ("digits", "DM"): "1 of 2",
-        **{("other", candidate): "0 of 2" for candidate in PLAN["candidates"]},
+        **{("other", candidate): "0 of 2" for candidate in METHODS},
     }  # fmt: skip
 
 
@@ -268,7 +267,7 @@ def test_tables_show_accuracy_late_of_records_that_lack_it() -> None:
 
 
 def test_late_rounds_of_a_study_are_those_of_its_records(tmp_path: Path) -> None:
-    plan = {"format": "distillkit.study/1", "tasks": {"digits": {}}, "candidates": {"FedAvg": {}}, "seeds": [0]}
+    plan = {"format": "distillkit.study/1", "runs": [["digits", "FedAvg", 0]]}
     folders = [
         write(tmp_path / str(k), [record([0.1, 0.2, 0.3])], {**plan, **late})
         for k, late in enumerate(({}, {"late_rounds": None}, {"late_rounds": 1}, {"late_rounds": 3}))
