@@ -500,8 +500,8 @@ def test_estimate_counts_every_epoch_and_one_evaluation(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"draws": 0}, {"threads": 0}, {"delta": 1.0}, {"protocol": Protocol}],
-    ids=["draws", "threads", "delta", "protocol"],
+    "wrong", [{"num_networks": 0}, {"threads": 0}, {"delta": 1.0}, {"protocol": Protocol}],
+    ids=["num_networks", "threads", "delta", "protocol"],
 )  # fmt: skip
 def test_evaluation_options_are_checked_before_the_set_is_made(wrong: dict[str, Any]) -> None:
     refused(lambda: Condense(lambda factory: random_subset, **wrong), (TypeError, ValueError), next(iter(wrong)))
