@@ -11,6 +11,7 @@ from typing import Any
 from attacks.transcript import NoTranscript, TranscriptMessage, read_transcript
 from distillkit._utils import check
 from distillkit._utils.files import parse_json, read_bytes
+from distillkit._utils.plain_values import plain_values
 from distillkit._utils.provenance import RUN_FORMAT
 from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages
@@ -88,7 +89,7 @@ class RecordedRun:
         return info.get("init") == "real" or any(kind == "fl:Real" or o.get("init") == "real" for kind, o in described)
 
     def _facts(self, name: str) -> dict[str, Any]:
-        found = _plain(self.config.get(name))
+        found = plain_values(self.config.get(name))
         return found if isinstance(found, dict) else {}
 
     @property
@@ -146,18 +147,6 @@ def _described(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         value = [*value.values()]
     for one in value if isinstance(value, list) else ():
         yield from _described(one)
-
-
-def _plain(config: Any) -> Any:
-    """Return a config without its types: tuples become lists, and objects their named arguments."""
-    if isinstance(config, list):
-        return [_plain(one) for one in config]
-    if not isinstance(config, dict):
-        return config
-    if "tuple" in config:
-        return _plain(config["tuple"])
-    named = dict(config["dict"]) if "dict" in config else config.get("with", {})
-    return {name: _plain(one) for name, one in named.items()}
 
 
 def open_run(folder: str | os.PathLike[str]) -> RecordedRun:

@@ -12,12 +12,13 @@ from typing import Any
 
 from distillkit._utils import check
 from distillkit._utils.files import parse_json, read_bytes, write_atomically
+from distillkit._utils.plain_values import plain_values
 from distillkit._utils.provenance import versions
 from distillkit._utils.tables import data_frame, flat
 from distillkit.study.history import RecordError, Row, accuracy_late, read_rows
 
 __all__ = [
-    "Group", "Record", "RecordError", "Records", "RecordsLike", "Row", "choices_in", "decode_settings", "differences",
+    "Group", "Record", "RecordError", "Records", "RecordsLike", "Row", "choices_in", "differences",
     "group_records", "late_records", "read_json", "read_record", "read_records", "require_columns", "write_json",
     "write_records", "write_study",
 ]  # fmt: skip
@@ -104,9 +105,9 @@ class Record:
         for source in (self.line, self.rows[-1] if self.rows else {}):
             value: Any = source
             for name in (column,) if column in source else column.split("."):
-                value = value.get(name) if isinstance(value := decode_settings(value), Mapping) else None
+                value = value.get(name) if isinstance(value := plain_values(value), Mapping) else None
             if value is not None:
-                return decode_settings(value)
+                return plain_values(value)
         return None
 
 
@@ -152,7 +153,7 @@ class Records(list[Record]):
         Raises:
             ImportError: pandas is not installed.
         """
-        return data_frame([flat(decode_settings(r.line)) for r in self], ["task", "method", "seed"])
+        return data_frame([flat(plain_values(r.line)) for r in self], ["task", "method", "seed"])
 
     def late(self, rounds: int | None = None) -> Records:
         """Return the records with a column `accuracy_late`, the mean accuracy of the last rounds.
@@ -185,20 +186,6 @@ def late_records(records: Iterable[Record], rounds: int | None) -> list[Record]:
     """Return the records with a column `accuracy_late`; see `Records.late`."""
     means = ((r, accuracy_late(r.rows, rounds)) for r in records)
     return [replace(r, line={**r.line, "accuracy_late": None if r.failed else mean}) for r, mean in means]
-
-
-def decode_settings(config: Any) -> Any:
-    """Convert mappings and tuples serialized by `distillkit.serialization` to plain mappings and lists."""
-    if isinstance(config, list):
-        return [decode_settings(item) for item in config]
-    if not isinstance(config, Mapping):
-        return config
-    [(kind, items)] = config.items() if len(config) == 1 else [("", None)]
-    if kind == "dict" and isinstance(items, list):
-        return {str(decode_settings(name)): decode_settings(value) for name, value in items}
-    if kind == "tuple" and isinstance(items, list):
-        return decode_settings(items)
-    return {name: decode_settings(value) for name, value in config.items()}
 
 
 @dataclass(frozen=True)
@@ -470,9 +457,9 @@ def _changes(before: Any, now: Any, name: str = "") -> list[str]:
     """Return a text for each option whose value differs between two configs."""
     if before == now:
         return []
-    one, other = decode_settings(before), decode_settings(now)
+    one, other = plain_values(before), plain_values(now)
     if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
         return [f"{name}: was {json.dumps(one)}, now {json.dumps(other)}"]
-    inner = f"{name}." if name not in ("", "with") else ""
+    inner = f"{name}." if name else ""
     found = [text for key in {**one, **other} for text in _changes(one.get(key), other.get(key), f"{inner}{key}")]
     return found or [f"{name}: another form"]

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from distillkit._utils import check
+from distillkit._utils.plain_values import plain_values
 from distillkit._utils.tables import NONE, Table
 from distillkit.study._design import StudyDesign
 from distillkit.study._guarantee import EXACT
 from distillkit.study._records import (
     RecordError,
     choices_in,
-    decode_settings,
     late_records,
     read_json,
     read_record,
@@ -141,7 +141,7 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[TuningResult], Map
     results = []
     for study_rule, task, candidates in ((one["rule"], *pair) for one in choices for pair in one["tasks"].items()):
         for method, one in candidates.items():
-            search = tuple({**t, "settings": decode_settings(t["settings"])} for t in one["search"])
+            search = tuple({**t, "settings": plain_values(t["settings"])} for t in one["search"])
             rule = one.get("rule", study_rule) if search else None
             result = TuningResult(task, method, search, one["chosen"], one["like"], rule)
             best = max((t["score"] for t in search if t["score"] is not None), default=None)

@@ -170,9 +170,9 @@ def test_only_the_first_twenty_clients_are_listed() -> None:
 
 def test_folder_with_a_whitened_space_is_not_shown_in_pixels() -> None:
     parts = {"mean": {"tuple": [0.5]}, "std": {"tuple": [0.25]}}
-    said = [["shape", {"tuple": [1, 8, 8]}], ["normalization", {"with": parts}]]
+    said = [["shape", {"tuple": [1, 8, 8]}], ["normalization", {"object": "distillkit:Normalization", "with": parts}]]
     assert folder(config={"images": {"dict": said}}).normalization == Normalization((0.5,), (0.25,))
-    said[1] = ["normalization", {"with": {**parts, "zca": "whitening.safetensors"}}]
+    said[1] = ["normalization", {**said[1][1], "with": {**parts, "zca": "whitening.safetensors"}}]
     assert folder(config={"images": {"dict": said}}).normalization is None
     assert rows(adversary_section(folder()))[0][2] == "not in the folder"
 

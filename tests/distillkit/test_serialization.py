@@ -28,6 +28,7 @@ from torch import nn
 import distillkit
 import fl
 from distillkit import LabeledImages, Normalization, serialization
+from distillkit._utils.plain_values import plain_values
 from distillkit.augment import DIGITS, DSA, CropFlip
 from distillkit.condense import distribution_matching
 from distillkit.generate import Patches
@@ -97,6 +98,14 @@ def test_types_functions_and_dataclasses_round_trip(value: Any) -> None:
     assert again == value
     assert type(again) is type(value)
     assert vars(again) == vars(value) if isinstance(value, Normalization) else True
+
+
+def test_plain_values_need_no_classes() -> None:
+    said = to_config({"crop": DSA(crop=0.25), 3: [(1, "a"), {"mean": None}], "path": Path("a")})
+    found = plain_values(json.loads(json.dumps(said)))
+    assert found.pop("crop") == {"object": "distillkit.augment:DSA", **vars(DSA(crop=0.25))}
+    assert found == {"3": [[1, "a"], {"mean": None}], "path": {"path": "a"}}
+    assert plain_values({"path": "a", "tuple": 3}) == {"path": "a", "tuple": 3}
 
 
 def test_partial_round_trips_with_its_arguments() -> None:
