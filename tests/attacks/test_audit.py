@@ -325,11 +325,6 @@ def test_step_scores_need_steps_of_runs(steps: torch.Tensor) -> None:
     refused(lambda: step_scores(steps, 1.0), ValueError, "steps must have two dimensions, none empty")
 
 
-def test_step_scores_need_finite_steps() -> None:
-    with pytest.raises(ValueError, match="steps must be finite"):
-        step_scores(torch.tensor([[math.nan, 1.0], [math.inf, 0.0]]), 1.0)
-
-
 def test_mistakes_in_several_steps_are_detected() -> None:
     """Eight steps at rate 0.25 and sigma 0.7, 4,000 runs in each world; the true claim is refuted once in 10,000."""
     sigma, rate, shape = 0.7, 0.25, (4000, 8)

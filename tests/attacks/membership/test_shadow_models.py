@@ -428,7 +428,6 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
         "fit must return the same scorers every time",
     ),
     (lambda: model_scorer(fit), "network must be an nn.Module"),  # type: ignore[arg-type]
-    (lambda: ShadowScores(torch.ones(2, 3), {}), "inside must be a bool tensor"),
     (lambda: ShadowScores(halves(4, 6, 0), {}), "scores must hold at least one"),
     (lambda: ShadowScores(halves(4, 6, 0), {"a": torch.zeros(4, 5)}), r"scores\['a'\] must be \[4, 6\]"),
     (
