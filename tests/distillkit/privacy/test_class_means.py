@@ -334,6 +334,19 @@ def test_histogram_and_releases_share_the_budget(toy_set: LabeledImages, toy_net
         condensed(toy_set, toy_network, ledger=known, size=torch.tensor([4.0, 4.0, 4.0]))
 
 
+def test_noised_sizes_are_at_least_two_deviations_of_their_noise(
+    toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mean of a class would be mostly noise otherwise, or have the wrong sign."""
+    sigma, made = gaussian_sigma(8.0, 1e-5) / math.sqrt(0.2), []
+    for size in (-5.0, 0.5, 1.9 * sigma, 2.1 * sigma):
+        monkeypatch.setattr(condense, "private_histogram", lambda *_, size=size, **__: torch.full((3,), size).double())
+        made.append(condensed(toy_set, toy_network, secret=4, histogram_share=0.2).images)
+    assert torch.equal(made[0], made[1])
+    assert torch.equal(made[1], made[2])
+    assert not torch.equal(made[2], made[3])
+
+
 def test_second_pass_is_centred_on_the_first_and_continues_from_it(
     toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
