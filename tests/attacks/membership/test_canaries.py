@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from attacks.membership import CanaryAttack, canary_attack, plant_canaries
 from attacks.statistics import Rate
 from distillkit import LabeledImages
+from tests.refused import refused
 
 
 def records(count: int = 60, classes: int = 4, seed: int = 0) -> LabeledImages:
@@ -138,3 +139,10 @@ def test_wrong_arguments_are_refused(change: dict[str, Any], error: type[Excepti
     with pytest.raises(error, match=words):
         canary_attack(given.pop("records"), counted, given.pop("publish", None), **given)
     assert len(trained) <= 1
+
+
+@pytest.mark.parametrize("name", ["train", "publish"])
+def test_the_second_result_is_checked_like_the_first(name: str) -> None:
+    results = [None, memorize(records(), 0)]
+    given: dict[str, Any] = {"train": memorize, name: lambda *_: results.pop(), "canaries": 5}
+    refused(lambda: canary_attack(records(), **given), TypeError, f"the result of {name} must be .* got NoneType")

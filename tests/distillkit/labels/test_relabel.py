@@ -248,6 +248,7 @@ def test_teacher_is_required_and_must_fit() -> None:
         ({}, {"num_classes": "3"}),
         ({}, {"temperature": 0}),
         ({}, {"seed": None}),
+        ({}, {"seed": -1}),
         ({}, {"mix": ["Cutout", {}]}),
         ({}, {"mix": ["Mixup", {"alpha": -1}]}),
         ({}, {"extra": 1}),
