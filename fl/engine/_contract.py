@@ -17,7 +17,7 @@ from fl.schema import EntrySpec, Schema
 
 __all__ = [
     "ChangedInput", "Unchanged", "checked_draw", "checked_message", "checked_models", "checked_rejections",
-    "checked_schema", "declared", "require_exchanges", "server_values",
+    "checked_schema", "declared", "require_exchanges",
 ]  # fmt: skip
 
 Given = Mapping[str, Message | LabeledImages | None]
@@ -37,22 +37,23 @@ class Unchanged:
         method: the method.
         function: name of its function that is called in the block.
         given: the messages and sets that the function may only read, by the name that the error shows.
+        server: the server, whose state and sets the function may only read, or None on a client.
 
     Raises:
         ChangedInput: a value was changed, also if the block itself raised an error that does not end the run.
     """
 
-    def __init__(self, method: Method, function: str, given: Given) -> None:
-        self._name, self._given = f"{type(method.inner).__name__}.{function}", given
+    def __init__(self, method: Method, function: str, given: Given, server: Server | None = None) -> None:
+        self._name, self._given, self._server = f"{type(method.inner).__name__}.{function}", given, server
 
     def __enter__(self) -> Self:
-        self._before = dict(_versions(self._given))
+        self._before = self._now()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and (issubclass(kind, Interrupted | BudgetExhausted) or not issubclass(kind, Exception)):
             return
-        after = dict(_versions(self._given))
+        after = self._now()
         for name in [*self._before, *after]:
             one, other = self._before.get(name), after.get(name)
             if one is None or other is None or one[0] is not other[0] or one[1] != other[1]:
@@ -61,10 +62,11 @@ class Unchanged:
                     "tensor.clone(), or build a new Message"
                 )
 
-
-def server_values(server: Server) -> Given:
-    """Return what functions such as `Method.send` may only read: the server's state and its sets."""
-    return {"server.state": server.state, **{f"server.data[{name!r}]": data for name, data in server.data.items()}}
+    def _now(self) -> dict[str, tuple[object, int]]:
+        """Return the values and their versions; the server's are read again, as its attributes can be replaced."""
+        held: dict[str, Any] = {} if self._server is None else {"server.state": self._server.state}
+        held |= {f"server.data[{k!r}]": v for k, v in (self._server.data if self._server else {}).items()}
+        return dict(_versions({**self._given, **held}))
 
 
 def _versions(given: Given) -> Iterator[tuple[str, tuple[object, int]]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from distillkit.privacy import BudgetExhausted, Secret
 from fl._codec import digest
-from fl.engine._contract import ChangedInput, Unchanged, checked_message, declared, server_values
+from fl.engine._contract import ChangedInput, Unchanged, checked_message, declared
 from fl.engine._threads import ServerThread
 from fl.engine._transport import (
     ClientRequest,
@@ -124,7 +124,7 @@ class Dispatcher:
     def _build_request(self, server: Server, verb: str, client: int) -> ClientRequest:
         additional = verb in self.method.exchanges and verb != "local"
         function = "send_exchange" if additional else "send"
-        with Unchanged(self.method, function, server_values(server)):
+        with Unchanged(self.method, function, {}, server):
             sent = self.method.send_exchange(server, verb, client) if additional else self.method.send(server, client)
         message = checked_message(self.method, function, sent)
         undeclared = [key for key, _ in message.items() if key not in self.entries]

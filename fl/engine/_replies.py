@@ -14,7 +14,7 @@ from typing import Any
 
 from distillkit.privacy import BudgetExhausted
 from fl.aggregation import Aggregator, BadReply, EntrySpec, Schema, check_reply
-from fl.engine._contract import ChangedInput, Unchanged, checked_message, checked_schema, server_values
+from fl.engine._contract import ChangedInput, Unchanged, checked_message, checked_schema
 from fl.engine._devices import placed
 from fl.engine._dispatch import Dispatcher
 from fl.engine._outliers import LEAST_REPLIES, Compared, HeldReplies, compared, dominant, too_large
@@ -180,7 +180,7 @@ def validate(
     """
     method, client = dispatcher.method, result.client
     function = {"answer": "expect_answer", "local": "expect", "evaluate": "expect_evaluation"}.get(verb)
-    with Unchanged(method, function or "expect_exchange", server_values(server)):
+    with Unchanged(method, function or "expect_exchange", {}, server):
         found = getattr(method, function)(server, client) if function else method.expect_exchange(server, verb, client)
     schema = checked_schema(method, function or "expect_exchange", found)
     try:
@@ -219,7 +219,7 @@ def _checked_reply(dispatcher: Dispatcher, server: Server, verb: str, result: Cl
         _check_sums(reply, server.task)
     if verb != "local":
         return reply
-    with Unchanged(dispatcher.method, "read_reply", {"reply": reply, **server_values(server)}):
+    with Unchanged(dispatcher.method, "read_reply", {"reply": reply}, server):
         read = dispatcher.method.read_reply(server, reply)
     derived = checked_message(dispatcher.method, "read_reply", read)
     if not len(derived):

@@ -266,6 +266,7 @@ def after(function: str, change: Callable[..., object]) -> FedAvg:
         ("local", lambda client, message: client.data.images[0].zero_(), "client.data.images"),
         ("evaluate", lambda client, message: client.test.labels.add_(1), "client.test.labels"),
         ("send", lambda server, client: first_of(server.state[FedAvg.model]).mul_(2), "server.state[FedAvg.model]"),
+        ("send", lambda server, client: setattr(server, "state", Message()), "server.state[FedAvg.model]"),
         ("expect", lambda server, client: server.state.__delitem__(FedAvg.model), "server.state[FedAvg.model]"),
         ("read_reply", lambda server, reply: server.data["proxy"].images.zero_(), "server.data['proxy'].images"),
         ("read_reply", lambda server, reply: first_of(reply[FedAvg.update]).zero_(), "reply[FedAvg.update]"),
