@@ -108,4 +108,7 @@ class PixelDescent:
             if self._automatic:
                 state["lr"] = torch.tensor(self.lr, dtype=torch.float64)
             pack = lambda: pack_arguments(self._arguments())  # noqa: E731
+            before = {name: tensor.clone() for name, tensor in state.items()}
             self.callback(Progress(self.done, self.steps, loss, self.images, state, pack))
+            if changed := [name for name in before if not torch.equal(before[name], state[name])]:
+                raise ValueError(f"callback must not change {changed[0]}, which the next step uses: change a clone")

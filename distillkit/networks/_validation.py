@@ -21,7 +21,7 @@ def require_sampler(networks: object, name: str = "networks") -> NetworkSampler:
     """Check that `networks` is a network sampler and return it.
 
     Args:
-        networks: value to check. A sampler is any object with a method `draw`.
+        networks: value to check. A sampler is any object with a method `draw` and a bool `fixed`.
         name: name of the argument in error messages.
 
     Raises:
@@ -36,6 +36,8 @@ def require_sampler(networks: object, name: str = "networks") -> NetworkSampler:
         wanted = f"{networks.__name__} is a class: create an instance"
     elif not hasattr(networks, "draw"):
         wanted = f"for fresh networks of a factory pass RandomNetworks(factory), got {type(networks).__name__}"
+    elif not isinstance(getattr(networks, "fixed", None), bool):
+        wanted = f"{type(networks).__name__} lacks the attribute fixed: True if every draw returns the same network"
     else:
         return cast(NetworkSampler, networks)
     raise TypeError(f"{name} must be a network sampler; {wanted}")

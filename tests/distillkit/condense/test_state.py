@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
-from distillkit.condense import Progress, load_state, save_state
+from distillkit import LabeledImages
+from distillkit.condense import Progress, distribution_matching, load_state, save_state
 from distillkit.condense._state import pack_arguments, restore_state
+from distillkit.networks import FixedNetwork
+from distillkit.normalization import IDENTITY
 from tests.refused import refused
 
 ARGUMENTS = {"lr": 1.0, "shape": (3, 8, 8), "name": "DM é"}
@@ -67,3 +72,16 @@ def test_progress_returns_copies() -> None:
     taken = Progress(1, 2, 0.5, images, {"images": images}).state()
     images.add_(1)
     assert torch.equal(taken["images"], torch.zeros(2))
+
+
+@pytest.mark.parametrize("name", ["images", "velocity", "step"])
+def test_callback_cannot_change_the_condensation(name: str) -> None:
+    """Writes through NumPy count, too, although PyTorch does not notice them."""
+
+    def overwrite(progress: Progress) -> None:
+        progress.state_tensors[name].detach().numpy()[...] += 1
+
+    network = FixedNetwork(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
+    data = LabeledImages(torch.randn(4, 1, 2, 2), torch.tensor([0, 0, 1, 1]), normalization=IDENTITY)
+    call = partial(distribution_matching, data, networks=network, ipc=1, steps=2, progress=False)
+    refused(lambda: call(callback=overwrite), ValueError, f"callback must not change {name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -203,6 +204,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: distribution_matching(data(), networks=FixedNetwork),  # type: ignore[arg-type]
         TypeError,
         "FixedNetwork is a class: create an instance",
+    ),
+    "a sampler without the attribute fixed": (
+        lambda: distribution_matching(data(), networks=SimpleNamespace(draw=lambda generator: sized())),  # type: ignore[arg-type]
+        TypeError,
+        "networks must be a network sampler; SimpleNamespace lacks the attribute fixed",
     ),
     "a class that wants arguments": (
         lambda: RandomNetworks(ConvNet),
