@@ -157,7 +157,7 @@ def invert_message(
             f"labels must be class indices, int [{count}], got rows {list(labels.shape)}; pass labels.argmax(1) if "
             "each row has one class"
         )
-    truth = check.class_labels(labels, count, num_classes).to(starts[0].device)
+    truth = check.class_labels(labels, count, num_classes).to(starts[0].device).clone()  # no inference tensor
     permuted = [
         truth if known or not message.ordered else truth[_permute_labels(count, seed, r)] for r in range(restarts)
     ]
@@ -257,6 +257,8 @@ def _pull(images: dict[int, Tensor], labels: dict[int, Tensor], weight: float) -
 
 
 def _check_replay(message: ObservedMessage, images: Tensor, labels: Tensor) -> None:
+    if not torch.is_grad_enabled():
+        raise ValueError("an inversion of a message needs gradients: leave torch.no_grad and torch.inference_mode")
     images = images.clone().requires_grad_()
     try:
         sent = message.replay(images, labels)

@@ -200,5 +200,9 @@ def test_weights_modes_and_label_rows_are_named() -> None:
     with pytest.raises(ValueError, match=r"labels must be class indices, int \[1\], got rows \[1, 10\]"):
         invert_gradient(network, sent, (1, 8, 8), labels=F.one_hot(private.labels, 10))
     refused(lambda: invert_gradient(network, sent, (1, 8, 8), scale=0), ValueError, "scale must not be 0")
+    with torch.inference_mode():
+        labels = private.labels.clone()
+        refused(lambda: invert_gradient(network, sent, (1, 8, 8), steps=1), ValueError, "leave torch.no_grad")
+    assert invert_gradient(network, sent, (1, 8, 8), labels=labels, steps=1).labels.equal(private.labels)
     with pytest.warns(UserWarning, match="training mode and has BatchNorm2d"):
         Gradient(network.train(), sent)
