@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from distillkit._utils.user_warnings import warn
 from distillkit.normalization import Normalization
 
-__all__ = ["check_class_sizes", "check_images", "check_labels", "check_logits", "check_perturbed", "require_numbers"]
+__all__ = [
+    "channels_last",
+    "check_class_sizes",
+    "check_images",
+    "check_labels",
+    "check_logits",
+    "check_perturbed",
+    "require_numbers",
+]
 
 
 def check_images(images: Tensor, normalization: Normalization | None) -> None:
@@ -23,8 +33,7 @@ def check_images(images: Tensor, normalization: Normalization | None) -> None:
     """
     if not len(images):
         return
-    _, c, h, w = images.shape
-    if w in (1, 3, 4) and min(c, h) >= 8:
+    if channels_last(images.shape[1:]):
         words = (
             f"images must be [N, C, H, W], but {list(images.shape)} looks like [N, H, W, C]; convert them with "
             "images.permute(0, 3, 1, 2)"
@@ -37,6 +46,12 @@ def check_images(images: Tensor, normalization: Normalization | None) -> None:
         _without_normalization(low, high)
     elif normalization.zca is None:
         _in_space(low, high, images, normalization)
+
+
+def channels_last(shape: Sequence[int]) -> bool:
+    """Return whether the shape of an image is rather [H, W, C] than [C, H, W]."""
+    c, h, w = shape
+    return w in (1, 3, 4) and min(c, h) >= 8
 
 
 def _without_normalization(low: float, high: float) -> None:

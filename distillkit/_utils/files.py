@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distillkit._utils import check
+
 __all__ = [
     "atomic_replace", "checksum", "contiguous_cpu", "parse_json", "read_bytes", "read_tensors", "write_atomically",
     "write_tensors",
@@ -59,7 +61,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes | str) -> None:
     Raises:
         OSError: the file cannot be written; see `atomic_replace`.
     """
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    check.folder(Path(path).parent, f"the folder of {path}").mkdir(parents=True, exist_ok=True)
     with atomic_replace(path) as temporary:
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
 

@@ -99,6 +99,10 @@ def as_index_tensors(partition: Sequence[Tensor], total: int) -> list[Tensor]:
     for number, part in enumerate(given):
         own = as_tensor(part, f"partition[{number}]", lists=True)
         own = own.long() if isinstance(own, Tensor) and own.shape == (0,) else own
+        if isinstance(own, Tensor) and own.dtype == torch.bool:
+            raise TypeError(
+                f"partition[{number}] must hold indices of images, got a mask: use mask.nonzero().flatten()"
+            )
         parts.append(check.class_labels(own, None, None, f"partition[{number}]"))
         if len(own := parts[-1]) and int(own.max()) >= total:
             raise ValueError(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from distillkit import rng
+from distillkit._sanity_checks import channels_last
 from distillkit._utils import check
 from distillkit._utils.configurable import Configurable
 from distillkit._utils.progress import bar
@@ -252,6 +253,8 @@ def _as_image(image: Tensor) -> Tensor:
         what = f"{image.dtype} {list(image.shape)}" if isinstance(image, Tensor) else type(image).__name__
         raise TypeError(f"image must be a float or uint8 tensor [C, H, W], got {what}")
     check.batch_of_images(image[None], "image")
+    if channels_last(image.shape):
+        raise ValueError(f"image must be [C, H, W], got {list(image.shape)}: try image.permute(2, 0, 1)")
     if float(image.min()) < 0 or float(image.max()) > 1:
         raise ValueError(f"image must be pixels in [0, 1], got [{float(image.min()):.3g}, {float(image.max()):.3g}]")
     return image.detach().float().contiguous()

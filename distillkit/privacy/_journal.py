@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import Any, NoReturn
 
+from distillkit._utils import check
 from distillkit._utils.files import atomic_replace
 from distillkit.locking import locked
 
@@ -124,7 +125,7 @@ class Journal:
         if self._path is None:
             yield
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        check.folder(self._path.parent, "the folder of path").mkdir(parents=True, exist_ok=True)
         with FileLock(self._path.with_name(f"{self._path.name}.lock"), thread_local=False):
             yield
 

@@ -654,7 +654,8 @@ class Account(Sealed):
     ) -> None:
         if not isinstance(ledger, Ledger):
             raise TypeError(f"ledger must be a Ledger, got {type(ledger).__name__}")
-        self._ledger, self.client, self.round = ledger, client_id(client), round
+        self._ledger, self.client = ledger, client_id(client)
+        self.round = check.positive_int(round, "round", least=0)
         self._secret = as_secret(secret)
 
     @property

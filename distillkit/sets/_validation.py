@@ -151,11 +151,15 @@ def as_index(index: int | slice | Tensor | Sequence[int], n: int) -> slice | Ten
         n: number of images, N.
 
     Raises:
-        TypeError: the index is none of these.
+        TypeError: the index is none of these, or a slice with step 0.
         IndexError: an integer is not in [-N, N), or a mask has another length than N.
     """
     if isinstance(index, slice):
-        return index
+        try:
+            rows = range(n)[index]
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"index must be a slice of ints, got {index!r:.80}: {error}") from None
+        return index if rows.step > 0 else torch.tensor(rows, dtype=torch.long)  # PyTorch has no negative steps
     try:
         found = torch.as_tensor(index)
     except (TypeError, ValueError, RuntimeError):

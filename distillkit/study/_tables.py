@@ -309,12 +309,14 @@ def mean_std(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> st
 
 def sparkline(accuracies: Sequence[float]) -> str:
     """Return a curve of `accuracies` in [0, 1] as one line of block characters, for a terminal."""
-    known = _numbers(accuracies, "accuracies")
+    known = _numbers(accuracies, "accuracies", least=0.0, most=1.0)
     return "".join("▁▂▃▄▅▆▇█"[min(7, max(0, int(8 * a)))] for a in known)
 
 
-def _numbers(values: Sequence[float], name: str) -> list[float]:
-    return [check.real_number(v, f"{name}[{i}]") for i, v in enumerate(check.sequence(values, name, "numbers"))]
+def _numbers(values: Sequence[float], name: str, **bounds: float) -> list[float]:
+    return [
+        check.real_number(v, f"{name}[{i}]", **bounds) for i, v in enumerate(check.sequence(values, name, "numbers"))
+    ]
 
 
 @dataclass(frozen=True)

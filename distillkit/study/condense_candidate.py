@@ -114,6 +114,8 @@ class Condense(Candidate):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.rule == "own":
+            raise ValueError("rule must be 'last' or 'late': 'own' needs clients with own test sets, got 'own'")
         check.positive_int(self.num_networks, "num_networks")
         require_protocol(self.protocol)
         check.real_number(self.delta, "delta", above=0.0, below=1.0)

@@ -99,10 +99,12 @@ def release(sums: Tensor, *, sigma: float, sensitivity: float, ledger: Ledger | 
     Raises:
         BudgetExhausted, NotAccountable: the ledger refuses the charge; see `Ledger.spend`.
         PrivacyError: sigma is positive, but the sensitivity is infinite.
-        ValueError: the sums do not have three dimensions, or the sensitivity is out of range.
+        ValueError: the sums do not have three dimensions or are not finite, or the sensitivity is out of range.
     """
     if check.float_tensor(sums, "sums").ndim != 3:
         raise ValueError(f"sums must have shape [embedders, classes, F], got {list(sums.shape)}")
+    if not bool(sums.isfinite().all()):
+        raise ValueError("sums must be finite, but hold NaN or Inf; compute them with class_sums")
     if sigma and not math.isfinite(sensitivity):
         raise PrivacyError("an unclipped sum has no bounded sensitivity; give a clip, or clip=None for unit vectors")
     if sensitivity != math.inf:

@@ -67,7 +67,12 @@ def squared_distance(embedding: Tensor, means: Tensor) -> Tensor:
 
     Returns:
         Losses, float [n].
+
+    Raises:
+        ValueError: the embeddings and the means have different shapes.
     """
+    if embedding.shape != means.shape:
+        raise ValueError(f"means must have the shape of embedding, {list(embedding.shape)}, got {list(means.shape)}")
     return (embedding - means).square().sum(1)
 
 

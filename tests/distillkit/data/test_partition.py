@@ -99,6 +99,7 @@ def test_iid_is_even_and_unrelated_to_the_label() -> None:
     counts = partition.summary(labels, parts)
     assert ((counts / counts.sum(1, keepdim=True) - 0.5).abs() < 0.08).all()
     refused(lambda: partition.iid(torch.arange(2), 3), ValueError, "3 clients cannot share 2 images")
+    refused(lambda: partition.summary(torch.arange(2), [torch.ones(2, dtype=torch.bool)]), TypeError, "got a mask")
 
 
 @pytest.mark.parametrize("maker", [partition.dirichlet, partition.dirichlet_capped])

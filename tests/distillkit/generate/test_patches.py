@@ -86,6 +86,7 @@ def test_crops_are_8_bit_pixels_and_differ(global_rng_untouched: None) -> None:
 def test_a_larger_count_only_adds_crops() -> None:
     assert torch.equal(Patches(picture(), seed=3, count=5).batch(range(5)), FEW[:5])
     refused(lambda: Patches(picture(), count=5)[5], IndexError, r"index must be in \[0, 5\), got 5")
+    refused(lambda: Patches(picture().permute(1, 2, 0)), ValueError, r"image must be \[C, H, W\]")
 
 
 def test_parameters_keep_the_published_ranges() -> None:

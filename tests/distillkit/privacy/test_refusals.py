@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
+from distillkit._utils.files import write_atomically
 from distillkit.augment import DSA
 from distillkit.networks import ConvNet
 from distillkit.networks.samplers import RandomNetworks
 from distillkit.normalization import ZCA, Normalization
 from distillkit.privacy import (
+    Account,
     BatchStatistics,
     Ledger,
     NotAccountable,
@@ -29,8 +33,10 @@ from distillkit.privacy import (
     TrainedNetworks,
     condense_private,
     image_sgd,
+    release,
     require_separable,
     separable,
+    squared_distance,
     train_private,
 )
 from distillkit.privacy.validation._arguments import refuse_large_delta
@@ -318,3 +324,13 @@ def test_delta_must_be_below_one_over_the_size(size: int) -> None:
     for delta in (1 / size, 1.001 / size):
         with pytest.raises(NotAccountable, match="delta must be below one over the number of records"):
             refuse_large_delta(size, delta)
+
+
+def test_sums_means_rounds_and_folders_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    sums = torch.full((1, 2, 3), torch.inf)
+    refused(lambda: release(sums, sigma=1.0, sensitivity=1.0, ledger=Ledger()), ValueError, "sums must be finite")
+    refused(lambda: squared_distance(torch.ones(2, 3), torch.ones(2, 4)), ValueError, "means must have the shape")
+    refused(lambda: Account(Ledger(), round=-1), ValueError, "round must be at least 0")
+    (tmp_path / "file").touch()
+    for write in (Ledger, partial(write_atomically, data="")):
+        refused(lambda write=write: write(tmp_path / "file" / "x"), NotADirectoryError, "folder of .* is a file")

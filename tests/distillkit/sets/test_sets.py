@@ -174,6 +174,7 @@ def test_subset_selects_rows_of_all_columns(data: LabeledImages, draw: st.DataOb
     if n:
         assert same(data[mask], wanted)
     assert same(data[:], data)
+    assert same(data[::-2], data[list(range(n))[::-2]])
 
 
 @pytest.mark.parametrize("index", [1, -5, np.int64(1), torch.tensor(1)])

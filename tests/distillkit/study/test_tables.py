@@ -307,7 +307,8 @@ def test_one_value_has_no_deviation() -> None:
 
 
 def test_curve_is_one_line() -> None:
-    assert sparkline([0.0, 0.124, 0.125, 0.5, 0.99, 1.0, -1.0, 2.0]) == "▁▁▂▅██▁█"
+    assert sparkline([0.0, 0.124, 0.125, 0.5, 0.99, 1.0]) == "▁▁▂▅██"
+    refused(lambda: sparkline([0.5, 50.0]), ValueError, r"accuracies\[1\] must be in \[0, 1\], got 50")
 
 
 def test_columns_are_aligned_and_cells_kept_whole() -> None:
