@@ -151,7 +151,6 @@ def seeds_needed(effect: float, std: float, *, power: float = 0.8, level: float 
     check.real_number(std, "std", above=0.0)
     check.real_number(level, "level", above=0.0, below=1.0)
     check.real_number(power, "power", above=level, below=1.0)
-
     possible = range(2, _MOST_SEEDS + 1)
     index = bisect.bisect_left(possible, power, key=lambda seeds: power_of(seeds, effect, std, level=level))
     if index == len(possible):

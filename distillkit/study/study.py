@@ -251,14 +251,12 @@ class Study:
         tune_on, facts = self.design.tune_on, {"rule": self.rule, "late_rounds": self.late_rounds}
         fixed = {**facts, "tune_seeds": list(self.design.tune_seeds), "tune_on": tune_on and self._config(tune_on)}
         write_study(self.out, fixed, self.design.config(self.out))
-        expected: dict[tuple[str, str], float] = {}
         if check.boolean(trial, "trial"):
             estimate = self._estimate(processes, options)
-            expected = {(row.task, row.method): row.cost.seconds for row in estimate.rows}
             if check.boolean(progress, "progress") and estimate.rows:
                 print(estimate, end="\n\n", flush=True)
         options |= {"commit": git_commit(), "deadline": deadline}
-        return {"processes": processes, "options": options, "seconds": expected, "progress": progress}
+        return {"processes": processes, "options": options, "progress": progress}
 
     def _lock(self) -> AbstractContextManager[None]:
         return locked(self.out / ".owner.lock", f"the study in {self.out}")
@@ -270,24 +268,14 @@ class Study:
         return choose(self.out, self.design, self.rule, self.late_rounds)
 
     def _execute(
-        self, specs: Sequence[RunSpec], unit: str, processes: int, options: Mapping[str, Any],
-        seconds: Mapping[tuple[str, str], float], progress: bool,
+        self, specs: Sequence[RunSpec], unit: str, processes: int, options: Mapping[str, Any], progress: bool,
         on_run: Callable[[Mapping[str, Any]], object] | None = None,
     ) -> None:  # fmt: skip
-        """Execute the unfinished runs among `specs`, and show a progress bar.
-
-        Args:
-            specs, processes, on_run: specifications of the runs, and arguments of `run`.
-            unit: name of the runs in the progress bar.
-            options: options of `PreparedRun.execute`.
-            seconds: expected duration of a run by task and candidate, which the bar counts; default: one second.
-            progress: whether to show the progress bar.
-        """
+        """Execute the unfinished runs among `specs` with these options of `PreparedRun.execute`, and show a bar."""
         missing = [spec for spec in specs if not (self.out / spec.folder / "summary.json").exists()]
-        weights = {spec.run: max(1, round(seconds.get((spec.task, spec.method), 1.0))) for spec in missing}
-        with bar(sum(weights.values()), f"{len(missing)} {unit}", unit="s", progress=progress) as shown:
+        with bar(len(missing), unit, unit="run", progress=progress) as shown:
             for spec, summary in run_all(missing, self._prepare, self.out, processes, {**options, "progress": False}):
-                shown.update(weights[spec.run])
+                shown.update()
                 if summary["accuracy_last"] is not None:
                     shown.set_postfix_str(f"{spec.run}: {100 * summary['accuracy_last']:.1f} %")
                 if not spec.validation:
