@@ -14,6 +14,7 @@ import pytest
 
 from attacks.statistics import clopper_pearson
 from distillkit.study import Record, Records, read_records, write_records
+from distillkit.study._records import write_json
 from tests.distillkit.study.sample_records import record, search_sizes, write
 from tests.scripts import ROOT, load_script
 
@@ -46,7 +47,7 @@ def test_every_candidate_of_a_study_had_equally_many_configurations(path: Path, 
     """Records without a study have no configurations; a page may show a study of what another one chose."""
     for choice in json.loads(path.open(encoding="utf-8").readline()).get("choices", []):
         own = tmp_path / "choice.json"
-        own.write_text(json.dumps(choice), encoding="utf-8")
+        write_json(own, choice)
         assert set(search_sizes(own)) == set(choice["tasks"])
 
 

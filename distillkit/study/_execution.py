@@ -250,7 +250,7 @@ def set_aside(out: Path, spec: RunSpec) -> None:
     """Move a run to the folder `replaced` if it was started with other settings than those of `spec`."""
     folder = out / spec.folder
     config, summary = folder / "config.json", folder / "summary.json"
-    found = read_json(config)["notes"].get("settings") if config.exists() else None
+    found = read_json(config, checked=False)["notes"].get("settings") if config.exists() else None
     found = read_json(summary)["settings"] if summary.exists() else found
     if found is None or found == settings_config(spec, folder / "arguments"):
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -360,15 +361,17 @@ def write_records(records: RecordsLike, path: str | os.PathLike[str]) -> Path:
         {"line": dict(r.line), "rows": [{name: row[name] for name in _COLUMNS if name in row} for row in r.rows]}
         for r in known
     ]
-    write_atomically(path, "".join(f"{json.dumps(one)}\n" for one in (head, *lines)))
+    text = "".join(f"{json.dumps(one)}\n" for one in lines)
+    write_atomically(path, f"{json.dumps({**head, 'checksum': _checksum(head, text)})}\n{text}")
     return path
 
 
 def _read_records_file(path: Path) -> Records:
     """Read a file written by `write_records`."""
-    content = enumerate(read_bytes(path, RecordError).splitlines() or [b""], 1)
-    head, *lines = (parse_json(line, path, RecordError, number) for number, line in content)
+    content = read_bytes(path, RecordError).splitlines(keepends=True) or [b""]
+    head, *lines = (parse_json(line, path, RecordError, number) for number, line in enumerate(content, 1))
     _require_format(head, "records", path)
+    _require_checksum(head, path, b"".join(content[1:]).decode())
     try:
         records = [Record(one["line"], one["rows"]) for one in lines]
         _require_unique(records)
@@ -389,18 +392,42 @@ def choices_in(folder: str | os.PathLike[str]) -> tuple[Path, Sequence[Any]]:
     except ValueError:  # a `choice.json` has several lines
         head = None
     in_file = isinstance(head, Mapping) and head.get("format") == FORMATS["records"]
-    found = head["choices"] if isinstance(head, Mapping) and in_file else [read_json(path)]
+    if isinstance(head, Mapping) and in_file:
+        found = _read_records_file(path).choices
+    else:
+        found = (read_json(path, "choice"),)
     for choice in found:
         _require_format(choice, "choice", path)
     return path, found
 
 
-def read_json(path: Path, kind: str | None = None) -> Any:
-    """Return the value in a JSON file, which must have the format `kind` if one is given."""
+def read_json(path: Path, kind: str | None = None, *, checked: bool = True) -> Any:
+    """Return the value in a JSON file.
+
+    Args:
+        path: the file.
+        kind: the format that the file must have; None for a file without one.
+        checked: whether `write_json` wrote the file, with a checksum.
+    """
     value = parse_json(read_bytes(path, RecordError), path, RecordError)
     if kind is not None:
         _require_format(value, kind, path)
+    if checked:
+        _require_checksum(value, path)
     return value
+
+
+def _checksum(content: Mapping[str, Any], text: str = "") -> str:
+    return hashlib.blake2b(f"{json.dumps(content)}{text}".encode(), digest_size=16).hexdigest()
+
+
+def _require_checksum(content: Any, path: Path, text: str = "") -> None:
+    """Remove the checksum from the `content` of a file, and compare it with the rest and the lines in `text`."""
+    if not isinstance(content, dict):
+        raise RecordError(f"{path} is damaged: it must hold an object, got {type(content).__name__}")
+    if (stated := content.pop("checksum", None)) != _checksum(content, text):
+        why = "its content does not match its checksum" if stated else "it has no checksum, or another program wrote it"
+        raise RecordError(f"{path} is damaged: {why}. Restore it, or run the study again")
 
 
 def _require_format(value: Any, kind: str, path: Path) -> None:
@@ -413,9 +440,11 @@ def _require_format(value: Any, kind: str, path: Path) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any] | Sequence[Any], kind: str | None = None) -> None:
-    """Write a JSON file of the format `kind`."""
+    """Write a JSON file of the format `kind`; an object gets a checksum."""
     head = {} if kind is None else {"format": FORMATS[kind]}
-    content = {**head, **value} if isinstance(value, Mapping) else value
+    content: Any = {**head, **value} if isinstance(value, Mapping) else value
+    if isinstance(content, dict):
+        content["checksum"] = _checksum(content)
     write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 

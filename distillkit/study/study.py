@@ -149,7 +149,9 @@ class Study:
                 set_aside(self.out, spec)
             self._execute(final, "runs", **how, on_run=on_run)
         if any(self.out.glob("*/summary.json")):
-            return self.records()
+            found = self.records()
+            write_json(self.out / "summary.json", [record.line for record in found])
+            return found
         return Records([], [(spec.task, spec.method, spec.seed) for spec in self.design.final_runs({})])
 
     def tune(

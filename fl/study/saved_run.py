@@ -11,10 +11,10 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from distillkit._utils import check
-from distillkit._utils.files import parse_json, read_bytes
 from distillkit.data import Split
 from distillkit.serialization import ConfigError, from_config
 from distillkit.sets import LabeledImages
+from distillkit.study._records import RecordError, read_json
 from distillkit.study.candidate import Candidate
 from distillkit.study.task import Allocation, Task
 from fl._components import identity
@@ -187,7 +187,10 @@ def load(
     config, store = read_config(folder), Store(folder)
     build = partial(from_config, store=folder / "arguments", names=names, trust=trust)
     path = folder / "summary.json"
-    line = parse_json(read_bytes(path, CheckpointError), path, CheckpointError) if path.exists() else None
+    try:
+        line = read_json(path) if path.exists() else None
+    except RecordError as error:
+        raise CheckpointError(str(error)) from error
     built = _method(config, folder, build) if method is None else method
     if "clients" not in config:  # a candidate that makes a set
         sets = {p.stem: LabeledImages.load(p) for p in [folder / "set.safetensors"] if p.exists()}

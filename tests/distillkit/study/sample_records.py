@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from distillkit.study import Record, read_choice
+from distillkit.study._records import write_json
 
 
 def row(number: int, accuracy: float | None, up: int = 1_000_000, seconds: float = 2.0) -> dict[str, Any]:
@@ -49,13 +50,13 @@ def write(folder: Path, records: Sequence[Record], plan: Mapping[str, Any] | Non
     for r in records:
         own = folder / str(r.line["run"])
         own.mkdir(parents=True)
-        (own / "summary.json").write_text(json.dumps(dict(r.line)), encoding="utf-8")
+        write_json(own / "summary.json", dict(r.line))
         if r.rows:
             (own / "history.jsonl").write_text(
                 "".join(json.dumps(dict(line)) + "\n" for line in r.rows), encoding="utf-8"
             )
     if plan is not None:
-        (folder / "study.json").write_text(json.dumps(plan), encoding="utf-8")
+        write_json(folder / "study.json", plan)
     return folder
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from distillkit.study import (
     summary_table,
     write_records,
 )
-from distillkit.study._records import group_records
+from distillkit.study._records import group_records, write_json
 from tests.distillkit.study.sample_records import record, write
 from tests.refused import refused
 
@@ -91,7 +90,27 @@ def test_folder_of_an_older_script_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "a" / "summary.json").write_text(
         '{"run": "a", "dataset": "digits", "method": "DM", "seed": 0}', encoding="utf-8"
     )
+    refused(lambda: read_records(tmp_path), RecordError, r"a/summary\.json is damaged: .* another program wrote it")
+    write_json(tmp_path / "a" / "summary.json", {"run": "a", "method": "DM", "seed": 0})
     refused(lambda: read_records(tmp_path), RecordError, r"a/summary\.json: line lacks task, accuracy_last; it has run")
+
+
+@pytest.mark.parametrize("file", ["summary.json", "choice.json", "study.json", "records.jsonl"])
+def test_no_changed_byte_of_a_record_is_read(file: str, tmp_path: Path) -> None:
+    """Numbers of a table could be altered in silence."""
+    write(tmp_path / "s", THREE, PLAN)
+    write_json(tmp_path / "s" / "choice.json", {"rule": "last", "seeds": [9], "tasks": {}}, "choice")
+    write_records(tmp_path / "s", tmp_path / "records.jsonl")
+    path = next(tmp_path.rglob(file))
+    read = (lambda: read_records(path)) if file == "records.jsonl" else (lambda: read_records(tmp_path / "s"))
+    assert len(read()) == len(THREE)
+    whole = path.read_bytes()
+    for place in range(0, len(whole) - 1, 11):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        refused(read, RecordError, file.replace(".", r"\."))
+    if file == "records.jsonl":
+        path.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
+        refused(read, RecordError, "does not match its checksum")
 
 
 def test_two_runs_that_differ_only_in_the_split_are_refused(tmp_path: Path) -> None:
@@ -106,7 +125,7 @@ def test_two_runs_that_differ_only_in_the_split_are_refused(tmp_path: Path) -> N
     ("name", "content", "said"),
     [
         ("summary.json", '{"run": "x"', r"digits-DM-0/summary\.json is damaged"),
-        ("summary.json", "[]", r"summary\.json is damaged: a summary must be an object, got list"),
+        ("summary.json", "[]", r"summary\.json is damaged: it must hold an object, got list"),
         ("summary.json", "\x80", r"digits-DM-0/summary\.json is damaged"),
         ("history.jsonl", '{"round": 1}\n{"rou', r"history\.jsonl is damaged: line 2"),
         ("history.jsonl", '{"round": 1}\n{"round": 3}\n', r"history\.jsonl is damaged: line 2 is of round 3"),
@@ -199,7 +218,7 @@ def test_file_of_records_contains_the_choices_of_its_studies(tmp_path: Path) -> 
     for study in studies:
         result = {"search": [{"settings": {"lr": 0.1}, "score": 0.5}], "chosen": 0, "like": None}
         choice = {"format": "distillkit.choice/1", "rule": "last", "seeds": [9], "tasks": {study.name: {"A": result}}}
-        (study / "choice.json").write_text(json.dumps(choice, indent=1), encoding="utf-8")
+        write_json(study / "choice.json", choice)
     first = write_records(studies[0], tmp_path / "a.jsonl")
     path = write_records(read_records(first) + read_records(studies[1]), tmp_path / "both.jsonl")
     tuned, facts = read_choice(path)

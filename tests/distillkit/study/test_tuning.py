@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from distillkit.serialization import to_config
 from distillkit.study import Cost, Estimate, RecordError, read_choice, tuning_table
 from distillkit.study._cost_estimate import EstimateRow
+from distillkit.study._records import write_json
 from distillkit.study._tuning import best_configuration, score_configuration
 from distillkit.study.candidate import RULES
 from tests.refused import refused
@@ -38,7 +38,7 @@ LIKE = {"search": [], "chosen": None, "like": "FedAvg"}
 def write(folder: Path, candidates: dict[str, Any], **others: Any) -> Path:
     tasks = {"digits": candidates, "other": candidates}
     found = {"format": "distillkit.choice/1", "rule": "last", "seeds": [100], "tasks": tasks, **others}
-    (folder / "choice.json").write_text(json.dumps(found), encoding="utf-8")
+    write_json(folder / "choice.json", found)
     return folder
 
 
