@@ -275,7 +275,15 @@ class Task:
                     f"partition has an argument {name!r}, which is not labels, generator or a column of {self.name} "
                     f"({', '.join(train.columns) or 'none'}); pass it by partial(..., {name}=...)"
                 )
-        return as_index_tensors(partition(**given), len(pool))
+        try:
+            return as_index_tensors(partition(**given), len(pool))
+        except ValueError as error:
+            if len(pool) == len(train):
+                raise
+            shares = ", ".join(f"{name}={getattr(self, name)}" for name in ("server_share", "own_tests", "validation"))
+            raise ValueError(
+                f"{error}. The clients have {len(pool)} of {len(train)} images: {shares} hold out the others"
+            ) from error
 
 
 def as_split(train: Images, test: Images, validation: Images | None = None) -> Split:

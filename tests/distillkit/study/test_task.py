@@ -201,6 +201,11 @@ def test_invalid_arguments_are_named(options: dict[str, Any], error: type[Except
 def test_set_without_owners_needs_a_partition() -> None:
     one = Task("made", data=task().data)
     refused(lambda: one.assign(one.load(), 0), ValueError, "partition must be given")
+    for share in (0.5, 0.999):
+        few = task(partition=partial(partition.iid, clients=40), server_share=share)
+        refused(
+            lambda few=few: few.assign(few.load(), 0), ValueError, rf"of 60 images: server_share={share}.* hold out"
+        )
 
     def by_hospital(hospital: torch.Tensor) -> list[torch.Tensor]:
         return [hospital]
