@@ -1,9 +1,10 @@
-"""The cheat sheet lists every public name once; public options and results are immutable."""
+"""The cheat sheet lists every public name once; what all public names have in common."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -31,10 +32,18 @@ def test_cheat_sheet_lists_all_public_names_and_nothing_else() -> None:
     assert sorted(set(listed())) == sorted({(home, name) for (_, name), home in API.homes().items()})
 
 
+PUBLIC = [getattr(importlib.import_module(home), name) for (_, name), home in API.homes().items()]
+
+
 def test_public_options_and_results_cannot_be_changed() -> None:
     """The methods and participants of federated runs have states."""
-    public = [getattr(importlib.import_module(home), name) for (_, name), home in API.homes().items()]
-    kinds = [k for k in public if isinstance(k, type) and dataclasses.is_dataclass(k)]
+    kinds = [k for k in PUBLIC if isinstance(k, type) and dataclasses.is_dataclass(k)]
     mutable = [k for k in kinds if not k.__dataclass_params__.frozen]  # type: ignore[attr-defined]
     assert len(kinds) > 100
     assert not [k for k in mutable if not issubclass(k, (fl.Method, fl.Client, fl.Server))]
+
+
+def test_long_work_shows_its_progress_by_default() -> None:
+    functions = [f for f in PUBLIC if inspect.isfunction(f) and "progress" in inspect.signature(f).parameters]
+    assert len(functions) > 20
+    assert not [f for f in functions if inspect.signature(f).parameters["progress"].default is not True]
