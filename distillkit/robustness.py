@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit._utils.options import PositiveInt, check_options
+from distillkit._utils.options import CheckedOptions, PositiveInt, check_options
 from distillkit.normalization import Normalization
 
 __all__ = ["FGSM", "PGD", "Corruption", "Perturbation", "pixels_in_range", "require_perturbations"]
@@ -161,7 +161,7 @@ class Corruption(Perturbation):
 
 
 @dataclass(frozen=True)
-class FGSM(Perturbation):
+class FGSM(Perturbation, CheckedOptions):
     """Attack by one step of size epsilon along the sign of the loss gradient, in the maximum norm of the pixels.
 
     The attack knows the network and the true labels. A network that resists FGSM may still fail against `PGD`.
@@ -174,9 +174,6 @@ class FGSM(Perturbation):
 
     epsilon: Budget
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
     def __call__(
         self, pixels: Tensor, labels: Tensor, logits: Callable[[Tensor], Tensor], generator: torch.Generator
     ) -> Tensor:
@@ -188,7 +185,7 @@ class FGSM(Perturbation):
 
 
 @dataclass(frozen=True)
-class PGD(Perturbation):
+class PGD(Perturbation, CheckedOptions):
     """Attack by several steps along the sign of the loss gradient, within a distance of epsilon in the maximum norm.
 
     The attack knows the network and the true labels. After each step, images are projected to the ball around the
@@ -207,9 +204,6 @@ class PGD(Perturbation):
     steps: PositiveInt = 10
     step_size: StepSize | None = None
     random_start: bool = True
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     def __call__(
         self, pixels: Tensor, labels: Tensor, logits: Callable[[Tensor], Tensor], generator: torch.Generator

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from distillkit._utils import check
+from distillkit._utils.options import CheckedOptions, PositiveInt
 from distillkit.generate import complement_targets
 from distillkit.losses import binary_distillation, knowledge_distillation
 
@@ -117,7 +117,7 @@ def _counts(sums: Tensor) -> tuple[float, float, float, float, float]:
 
 
 @dataclass(frozen=True)
-class Classification:
+class Classification(CheckedOptions):
     """Task with exactly one class per image, with cross-entropy as loss.
 
     `accuracy` is the share of images whose true class has the largest logit. A network may have more than K outputs, if
@@ -131,10 +131,7 @@ class Classification:
     """
 
     single_label: ClassVar[bool] = True
-    num_classes: int
-
-    def __post_init__(self) -> None:
-        check.positive_int(self.num_classes, "num_classes")
+    num_classes: PositiveInt
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the cross-entropy of `logits`, averaged over the images.
@@ -209,7 +206,7 @@ class Classification:
 
 
 @dataclass(frozen=True)
-class MultiLabel:
+class MultiLabel(CheckedOptions):
     """Task with any number of classes per image, with labels as rows of 0 and 1, and binary cross-entropy as loss.
 
     A class is predicted if its logit is above 0. `accuracy` is the share of correct predictions among all pairs of
@@ -224,10 +221,7 @@ class MultiLabel:
     """
 
     single_label: ClassVar[bool] = False
-    num_classes: int
-
-    def __post_init__(self) -> None:
-        check.positive_int(self.num_classes, "num_classes")
+    num_classes: PositiveInt
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the binary cross-entropy of the first K `logits`, averaged over images and classes.

@@ -17,6 +17,7 @@ from torch import Tensor
 from attacks.inversion._inputs import check_tensors, require_message
 from attacks.inversion.observation import ObservedMessage
 from distillkit._utils import check
+from distillkit._utils.options import CheckedOptions, NonNegative, NonNegativeInt, Positive, Rate
 from distillkit.rng import derive
 
 __all__ = ["Clip", "Defence", "DefendedMessage", "Noise", "Sparsify"]
@@ -53,7 +54,7 @@ class Defence(Protocol):
 
 
 @dataclass(frozen=True)
-class Clip:
+class Clip(CheckedOptions):
     """Defence that scales a message down to a maximum norm, as DP-SGD and DP-FedAvg do before adding noise.
 
     A message below the maximum is not changed. An attacker computes the message of candidate images, and clips it to
@@ -66,10 +67,7 @@ class Clip:
         TypeError, ValueError: `max_norm` is not a positive number.
     """
 
-    max_norm: float
-
-    def __post_init__(self) -> None:
-        check.real_number(self.max_norm, "max_norm", above=0)
+    max_norm: Positive
 
     def __call__(self, message: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the `message` (tensors), multiplied by max_norm / norm if its l2 norm exceeds `max_norm`."""
@@ -87,7 +85,7 @@ class Clip:
 
 
 @dataclass(frozen=True)
-class Noise:
+class Noise(CheckedOptions):
     """Defence that adds Gaussian noise to every value of a message. The attacker cannot reproduce the noise.
 
     Use this defence to measure how well noise protects against inversion attacks. It gives no privacy guarantee: a
@@ -102,12 +100,8 @@ class Noise:
         TypeError, ValueError: an option has the wrong type or is out of range.
     """
 
-    std: float
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check.real_number(self.std, "std", least=0)
-        check.positive_int(self.seed, "seed", least=0)
+    std: NonNegative
+    seed: NonNegativeInt = 0
 
     def __call__(self, message: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the `message` (tensors) plus Gaussian noise."""
@@ -125,7 +119,7 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class Sparsify:
+class Sparsify(CheckedOptions):
     """Defence that keeps only the values of largest magnitude in a message, and sends 0 in place of all other values.
 
     The attacker compares the message of its candidate images with the sent message only in the values that were kept.
@@ -137,10 +131,7 @@ class Sparsify:
         TypeError, ValueError: `share` is not a number in (0, 1].
     """
 
-    share: float
-
-    def __post_init__(self) -> None:
-        check.real_number(self.share, "share", above=0, most=1)
+    share: Rate
 
     def __call__(self, message: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the `message`, in which only the values of largest magnitude are kept; all others are set to 0.

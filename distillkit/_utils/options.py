@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from distillkit._utils import check
 
 __all__ = [
-    "AtLeastTwo", "Decay", "Fraction", "LearningRate", "NonNegative", "NonNegativeInt", "Options", "Positive",
-    "PositiveInt", "Rate", "Rounds", "Temperature", "check_options",
+    "AtLeastTwo", "CheckedOptions", "Decay", "Fraction", "LearningRate", "NonNegative", "NonNegativeInt", "Options",
+    "Positive", "PositiveInt", "Rate", "Rounds", "Temperature", "check_options",
 ]  # fmt: skip
 
 Positive = Annotated[float, functools.partial(check.real_number, above=0.0)]
@@ -57,6 +57,14 @@ def check_options(options: Any) -> dict[str, Any]:
     kind: type = type(options)
     hints = _hints(kind)
     return {f.name: _checked(getattr(options, f.name), f.name, hints.get(f.name)) for f in fields(options) if f.init}
+
+
+class CheckedOptions:
+    """Base class of dataclasses whose fields are checked by `check_options`, against the types that they state."""
+
+    def __post_init__(self) -> None:
+        """Check each option against its type."""
+        check_options(self)
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from distillkit._utils import check
-from distillkit._utils.options import Fraction, check_options
+from distillkit._utils.options import CheckedOptions, Fraction
 from distillkit.augment._draws import Draws
 from distillkit.rng import as_generator
 
@@ -21,7 +21,7 @@ _RATIO = (3 / 4, 4 / 3)
 
 
 @dataclass(frozen=True)
-class ResizedCrop:
+class ResizedCrop(CheckedOptions):
     """Random crop of random area and aspect ratio, enlarged to the size of the image, with horizontal flip.
 
     Pass it as `augment=`, or call it: `ResizedCrop()(images, generator)`. This is the usual training augmentation for
@@ -42,9 +42,6 @@ class ResizedCrop:
 
     min_scale: Fraction = 0.08
     flip: Fraction = 0.5
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     def __call__(self, images: Tensor, generator: int | torch.Generator, *, siamese: bool = False) -> Tensor:
         """Augment a batch of images.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from distillkit._utils import check
 from distillkit._utils.batches import batch_indices, uses_batch_statistics
+from distillkit._utils.options import NonNegative, PositiveInt, check_options
 from distillkit.augment import Augmentation, apply_augmentation
 from distillkit.condense._parameter_gradient import parameter_gradient
 from distillkit.networks._base import Network
@@ -34,12 +35,11 @@ class InnerTraining:
     """
 
     loops: tuple[int, int] | None = None
-    lr: float = 0.01
-    batch: int = 256
+    lr: NonNegative = 0.01
+    batch: PositiveInt = 256
 
     def __post_init__(self) -> None:
-        check.positive_int(self.batch, "batch")
-        check.real_number(self.lr, "lr", least=0.0)
+        check_options(self)
         if self.loops is not None:
             outer, inner = check.sequence(self.loops, "loops", "numbers (outer, inner)", 2)
             check.positive_int(outer, "loops[0]")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit._utils.options import Fraction, Positive, check_options
+from distillkit._utils.options import CheckedOptions, Fraction, Positive
 from distillkit.rng import as_generator
 
 __all__ = ["CutMix", "Mixed", "Mixup"]
@@ -31,7 +31,7 @@ class Mixed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CutMix:
+class CutMix(CheckedOptions):
     """CutMix: replacement of a box in every image by the same box of another image of the batch.
 
     Pass it as `mix=` to `Relabel` or `Protocol`, or call it: `CutMix()(images, generator)`.
@@ -51,9 +51,6 @@ class CutMix:
 
     alpha: Positive = 1.0
     probability: Fraction = 1.0
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     def __call__(self, images: Tensor, generator: int | torch.Generator) -> Mixed:
         """Mix each image of a batch with another image of the batch, its partner.
@@ -79,7 +76,7 @@ class CutMix:
 
 
 @dataclass(frozen=True)
-class Mixup:
+class Mixup(CheckedOptions):
     """Mixup: weighted average of every image with another image of the batch.
 
     Pass it as `mix=` to `Relabel` or `Protocol`, or call it: `Mixup()(images, generator)`.
@@ -95,9 +92,6 @@ class Mixup:
 
     alpha: Positive = 0.8
     probability: Fraction = 1.0
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     def __call__(self, images: Tensor, generator: int | torch.Generator) -> Mixed:
         """Mix each image of a batch with another image of the batch, its partner.

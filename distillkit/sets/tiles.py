@@ -10,13 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit._utils.options import CheckedOptions, PositiveInt
 from distillkit.sets._labeled import PARAMETRIZATIONS, LabeledImages
 
 __all__ = ["TiledImages", "Tiles"]
 
 
 @dataclass(frozen=True)
-class Tiles:
+class Tiles(CheckedOptions):
     """Parametrization that stores `factor` x `factor` images at a lower resolution in the pixels of one image.
 
     Pass it as `parametrize=` to a condenser. The condenser then optimizes stored images. Decoding cuts a stored image
@@ -36,10 +37,7 @@ class Tiles:
     Tiles are ordered row by row, while IDM orders them column by column.
     """
 
-    factor: int = 2
-
-    def __post_init__(self) -> None:
-        check.positive_int(self.factor, "factor")
+    factor: PositiveInt = 2
 
     @staticmethod
     def require(parametrize: Tiles | None) -> Tiles | None:

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit._utils.options import NonNegative, Positive, check_options
+from distillkit._utils.options import CheckedOptions, NonNegative, Positive
 from fl.message import Tensors
 
 __all__ = ["ClientOptimizer", "effective_lr", "load_state", "saved_state"]
 
 
 @dataclass(frozen=True)
-class ClientOptimizer:
+class ClientOptimizer(CheckedOptions):
     """Options of the clients' optimizer besides the learning rate and momentum. Pass it as `FedAvg(optimizer=...)`.
 
     Args:
@@ -36,9 +36,6 @@ class ClientOptimizer:
     weight_decay: NonNegative = 0.0
     lr_decay: Positive = 1.0
     state: Literal["round", "client"] = "round"
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     @staticmethod
     def of(optimizer: str | ClientOptimizer) -> ClientOptimizer:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from distillkit._utils import check
+from distillkit._utils.options import Options, check_options
 from distillkit.privacy import Ledger
 from distillkit.sets import Images, StoredImages
 from fl.task import LabelTask
@@ -38,7 +39,7 @@ class RunFolder:
 
     path: str | Path
     transcript: bool = False
-    notes: Mapping[str, Any] | None = None
+    notes: Options | None = None
     deadline: float | None = None
     cache: str | Path | None = None
 
@@ -47,9 +48,8 @@ class RunFolder:
             raise TypeError(f"out must be a folder's path or a RunFolder(path, ...), got {type(self.path).__name__}")
         if self.cache is not None:
             check.folder(self.cache, "cache")
-        check.boolean(self.transcript, "transcript")
+        check_options(self)
         if self.notes is not None:
-            check.mapping(self.notes, "notes")
             try:
                 json.dumps(dict(self.notes))
             except (TypeError, ValueError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distillkit._utils.options import Fraction, NonNegative, Positive, Rate, check_options
+from distillkit._utils.options import CheckedOptions, Fraction, NonNegative, Positive, Rate
 from distillkit._utils.user_warnings import warn
 from distillkit.privacy import ADD_OR_REMOVE_CLIENT, ALL_CLIENTS, Event, Ledger, NotAccountable, PrivacyError, as_secret
 from distillkit.privacy.accounting._ranges import LEAST_CLIP, MOST_CLIP, check_clip, check_sigma
@@ -29,7 +29,7 @@ _MARGIN = 1 - 2.0**-22
 
 
 @dataclass(frozen=True)
-class Adaptive:
+class Adaptive(CheckedOptions):
     """Adaptation of the clip norms to a quantile of the updates' norms (Andrew et al., NeurIPS 2021, Algorithm 1).
 
     With every update, a client sends one bit, which states whether the norm of its update is at most the clip norm C.
@@ -48,9 +48,6 @@ class Adaptive:
     quantile: Fraction = 0.5
     step: Positive = 0.2
     sigma: Positive | None = None
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(frozen=True)

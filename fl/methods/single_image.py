@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from distillkit._utils import check
+from distillkit._utils.options import CheckedOptions, Positive
 from distillkit.losses import clip_logit_norm
 from fl.addons.shared_image import SharedImage
 from fl.averaging import AddOn, ClientOptimizer, FedAvg
@@ -20,7 +21,7 @@ __all__ = ["ClippedCrossEntropy", "SingleImage"]
 
 
 @dataclass(frozen=True)
-class ClippedCrossEntropy:
+class ClippedCrossEntropy(CheckedOptions):
     """Cross-entropy of logits whose norm is clipped first (`distillkit.losses.clip_logit_norm`).
 
     This is the clients' objective in `SingleImage`: `FedAvg(objective=ClippedCrossEntropy())`.
@@ -29,10 +30,7 @@ class ClippedCrossEntropy:
         max_norm: largest l2 norm of the logits, above 0; longer logits are rescaled to this norm.
     """
 
-    max_norm: float = 2.5
-
-    def __post_init__(self) -> None:
-        check.real_number(self.max_norm, "max_norm", above=0.0)
+    max_norm: Positive = 2.5
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the cross-entropy of clipped logits, averaged over the images.
