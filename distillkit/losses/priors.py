@@ -124,7 +124,8 @@ class BatchNormPrior:
 
     Raises:
         TypeError: `network` is not an `nn.Module`.
-        ValueError: the network has no BatchNorm layer with running statistics, or `first_multiplier` is negative.
+        ValueError: the network has no BatchNorm layer with running statistics or no values, or `first_multiplier` is
+            negative.
 
     Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), Eq. 4.
     """
@@ -132,6 +133,7 @@ class BatchNormPrior:
     def __init__(self, network: nn.Module, *, first_multiplier: float = 1.0) -> None:
         if not isinstance(network, nn.Module):
             raise TypeError(f"network must be an nn.Module, got {type(network).__name__}")
+        check.with_values(network)
         norms = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self._layers = [m for m in norms if m.running_mean is not None]
         if not self._layers:

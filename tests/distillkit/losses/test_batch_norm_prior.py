@@ -144,3 +144,5 @@ def test_network_without_batch_norm_is_refused_by_name():
         BatchNormPrior(nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(4, 4), nn.InstanceNorm2d(4)))
     with pytest.raises(ValueError, match="but BatchNorm2d has none"):
         BatchNormPrior(nn.BatchNorm2d(3, track_running_stats=False))
+    with pytest.raises(ValueError, match="network must be one with values, .* 'meta'"):
+        BatchNormPrior(nn.BatchNorm2d(3, device="meta"))
