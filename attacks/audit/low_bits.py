@@ -49,11 +49,7 @@ def low_bit_scores(released: Tensor, sums: Tensor, std: float) -> Tensor:
     """
     std = check.real_number(std, "std", above=0.0)
     for name, value in (("released", released), ("sums", sums)):
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            got = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise TypeError(f"{name} must be a floating-point tensor, got {got}")
-        if not bool(check.has_values(value, name).isfinite().all()):
-            raise ValueError(f"{name} must be finite, but {int((~value.isfinite()).sum())} of {value.numel()} are not")
+        check.finite_tensor(value, name)
     if released.ndim < 2 or not released.numel() or sums.shape not in (released.shape, released.shape[1:]):
         raise ValueError(
             "released must be [runs, ...] with at least one value, and sums the same shape or that of one run, got "

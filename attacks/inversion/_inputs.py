@@ -37,9 +37,7 @@ def check_bias(bias_gradient: Tensor, least: int = 1, name: str = "bias_gradient
     check.float_tensor(bias_gradient, name, "[K], one number per unit")
     if bias_gradient.ndim != 1 or len(bias_gradient) < least:
         raise ValueError(f"{name} must be [K] with K at least {least}, got shape {list(bias_gradient.shape)}")
-    if not bool(torch.isfinite(bias_gradient).all()):
-        raise ValueError(f"{name} must be finite, got NaN or Inf")
-    return bias_gradient.detach().double()
+    return check.finite_tensor(bias_gradient, name).detach().double()
 
 
 def check_layer(weight_gradient: Tensor, bias_gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,8 +61,7 @@ def check_tensors(tensors: Sequence[Tensor], name: str) -> tuple[Tensor, ...]:
     """
     given = check.sequence(tensors, name, "tensors")
     for i, one in enumerate(given):
-        if not bool(check.float_tensor(one, f"{name}[{i}]").isfinite().all()):
-            raise ValueError(f"{name} must be finite, got NaN or Inf")
+        check.finite_tensor(one, f"{name}[{i}]")
     if not any(bool(one.any()) for one in given):
         raise ValueError(f"{name} must not be empty or all 0: such a message reveals nothing")
     return tuple(one.detach() for one in given)

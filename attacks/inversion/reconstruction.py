@@ -268,8 +268,7 @@ def _check_replay(message: ObservedMessage, images: Tensor, labels: Tensor) -> N
             f"message must replay images {list(images.shape)} and labels {list(labels.shape)}: {first}"
         ) from error
     for number, one in enumerate(check.sequence(sent, "the message's replay", "tensors, like the observed ones")):
-        if not bool(check.float_tensor(one, f"tensor {number} of the message's replay").isfinite().all()):
-            raise ValueError(f"the message's replay must be finite, but tensor {number} holds NaN or Inf")
+        check.finite_tensor(one, f"tensor {number} of the message's replay")
     shapes = [[list(t.shape) for t in side] for side in (sent, message.observed)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"message must replay tensors of the observed shapes, {shapes[1]}, got {shapes[0]}")

@@ -17,13 +17,8 @@ __all__ = ["checked_scores", "decisions", "finite_scores", "outputs", "require_n
 
 def finite_scores(scores: Tensor, name: str) -> Tensor:
     """Check that scores are a finite float tensor, and return them as float64. `name` is for error messages."""
-    check.float_tensor(scores, name)
-    if not bool(scores.isfinite().all()):
-        raise ValueError(
-            f"{name} must be finite, but {int((~scores.isfinite()).sum())} of {scores.numel()} values are not; if "
-            "probabilities of 0 or 1 made them infinite, use stable_logit"
-        )
-    return scores.detach().double()
+    remedy = "if probabilities of 0 or 1 made them infinite, use stable_logit"
+    return check.finite_tensor(scores, name, remedy=remedy).detach().double()
 
 
 def checked_scores(target: Tensor, inside: Tensor, shadows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

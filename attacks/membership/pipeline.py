@@ -174,16 +174,7 @@ def _scored(name: str, scorer: Scorer, images: Tensor, labels: Tensor) -> Tensor
 
 
 def _checked(scores: object, count: int, name: str) -> Tensor:
-    if not isinstance(scores, Tensor) or not scores.is_floating_point():
-        raise TypeError(
-            f"{name} must give a floating-point tensor [n] or [n, d], got "
-            f"{getattr(scores, 'dtype', type(scores).__name__)}"
-        )
-    if scores.ndim not in (1, 2) or len(scores) != count:
-        raise ValueError(f"{name} must give one row per record, [{count}] or [{count}, d], got {list(scores.shape)}")
-    if not bool(scores.isfinite().all()):
-        raise ValueError(
-            f"{name} must give finite scores, but {int((~scores.isfinite()).sum())} of "
-            f"{scores.numel()} are not; use stable_logit in place of probabilities"
-        )
-    return scores
+    found = check.float_tensor(scores, f"the result of {name}", "[n] or [n, d]")  # type: ignore[arg-type]
+    if found.ndim not in (1, 2) or len(found) != count:
+        raise ValueError(f"{name} must give one row per record, [{count}] or [{count}, d], got {list(found.shape)}")
+    return check.finite_tensor(found, f"the result of {name}", remedy="use stable_logit in place of probabilities")

@@ -141,9 +141,7 @@ def matrix(values: Tensor, name: str) -> Tensor:
     float_tensor(values, name, "[N, d], one row an image")
     if values.ndim != 2 or 0 in values.shape:
         raise ValueError(f"{name} must have two dimensions, none empty, got shape {list(values.shape)}")
-    if not bool(torch.isfinite(values.detach()).all()):
-        raise ValueError(f"{name} must be finite, got NaN or Inf")
-    return values
+    return finite_tensor(values, name)
 
 
 def bool_tensor(values: Tensor, name: str, shape: str = "") -> Tensor:
@@ -177,6 +175,26 @@ def float_tensor(values: Tensor, name: str, shape: str = "") -> Tensor:
     if not isinstance(values, Tensor) or not values.is_floating_point():
         raise TypeError(f"{name} must be a floating tensor{f' {shape}' if shape else ''}, got {_came(values)}")
     return has_values(values, name)
+
+
+def finite_tensor(values: Tensor, name: str, shape: str = "", remedy: str = "") -> Tensor:
+    """Check that `values` is a floating-point tensor without NaN and infinity, and return it.
+
+    Args:
+        values: the value to check.
+        name: name of the argument, used in error messages.
+        shape: the expected shape for the error message, for example "[n]". It is not checked.
+        remedy: what to do about NaN or infinity, used in error messages.
+
+    Raises:
+        TypeError: the value is not a floating-point tensor.
+        ValueError: a number is NaN or infinite.
+    """
+    bad = ~torch.isfinite(float_tensor(values, name, shape).detach())
+    if bool(bad.any()):
+        advice = f"; {remedy}" if remedy else ""
+        raise ValueError(f"{name} must be finite, but {int(bad.sum())} of {bad.numel()} values are not{advice}")
+    return values
 
 
 def _came(values: object) -> str:

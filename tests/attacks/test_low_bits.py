@@ -69,8 +69,8 @@ def test_nothing_is_found_on_a_public_grid(records: int) -> None:
     [
         (torch.zeros(2, 3), torch.zeros(4), 1.0, r"released must be \[runs, ...\]"),
         (torch.zeros(3), torch.zeros(3), 1.0, r"got \[3\] and \[3\]"),
-        (torch.zeros(2, 3).long(), torch.zeros(3), 1.0, "released must be a floating-point tensor, got torch.int64"),
-        (torch.zeros(2, 3), [0.0] * 3, 1.0, "sums must be a floating-point tensor, got list"),
+        (torch.zeros(2, 3).long(), torch.zeros(3), 1.0, "released must be a floating tensor, got torch.int64"),
+        (torch.zeros(2, 3), [0.0] * 3, 1.0, "sums must be a floating tensor, got list"),
         (torch.zeros(2, 3), torch.full((3,), math.nan), 1.0, "sums must be finite, but 3 of 3"),
         (torch.zeros(2, 3), torch.zeros(3), 0.0, "std must be greater than 0"),
     ],

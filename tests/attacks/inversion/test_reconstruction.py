@@ -292,7 +292,7 @@ BAD: list[tuple[Any, str]] = [
         ),
         "message must be replayed differentiably",
     ),
-    (lambda: ReplayableMessage([torch.ones(2) / 0], SENT.replay, 5), "observed must be finite"),
+    (lambda: ReplayableMessage([torch.ones(2) / 0], SENT.replay, 5), r"observed\[0\] must be finite"),
     (lambda: FedAvgUpdate(NET, [0 * p for p in ONES], lr=0.1), "update must not be empty or all 0"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, epochs=2, order=[torch.tensor([0])]), "order replaces epochs and batch"),
     (

@@ -417,11 +417,11 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: run_shadows(pipeline(scorers(lambda x: x[:3, 0, 0, 0])), 4), r"one row per record, \[20\] or \[20, d\]"),
     (
         lambda: run_shadows(pipeline(scorers(lambda x: x.flatten(1).sum(1).int())), 4),
-        "must give a floating-point tensor",
+        "must be a floating tensor",
     ),
     (
         lambda: run_shadows(pipeline(scorers(lambda x: x.flatten(1).sum(1) / 0)), 4),
-        "must give finite scores, but 20 of 20",
+        "must be finite, but 20 of 20",
     ),
     (
         lambda: run_shadows(pipeline(lambda i, s: {f"a{s}": lambda x, y: x.flatten(1).sum(1)}), 4),
