@@ -6,7 +6,7 @@ A candidate is a method with its settings. Tables and figures are made from the 
 from distillkit._utils.processes import worker_pool
 from distillkit._utils.provenance import git_commit
 from distillkit._utils.tables import Table, markdown_table
-from distillkit.study._cost_estimate import Estimate
+from distillkit.study._design import Estimate
 from distillkit.study._power import PowerAnalysis, power_analysis, seeds_needed
 from distillkit.study._records import Record, RecordError, Records, read_records, write_records
 from distillkit.study._tables import compare_studies, mean_std, paired_differences, sparkline, summary_table

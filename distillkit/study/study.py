@@ -21,8 +21,7 @@ from distillkit.data import Split
 from distillkit.locking import locked
 from distillkit.privacy import Guarantee
 from distillkit.serialization import to_config
-from distillkit.study._cost_estimate import Estimate, estimate_rows
-from distillkit.study._design import make_design
+from distillkit.study._design import Estimate, estimate_rows, make_design
 from distillkit.study._execution import PreparedRun, RunSpec, WorkerKilled, run_all, set_aside
 from distillkit.study._guarantee import study_guarantee
 from distillkit.study._records import Records, read_records, write_json, write_study

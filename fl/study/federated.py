@@ -18,7 +18,7 @@ from fl.engine.run import Run
 from fl.engine.simulate import simulate
 from fl.method import Method, NoUsableReply, require_method
 from fl.participants import Interrupted
-from fl.study._outcome_hash import outcome_hash
+from fl.study.saved_run import outcome_hash
 from fl.task import Classification, MultiLabel
 
 __all__ = ["Federated", "client_data"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,21 +13,23 @@ from torch import Tensor, nn
 
 from distillkit._utils import check
 from distillkit.data import Split
+from distillkit.fingerprint import tensor_fingerprint
 from distillkit.serialization import ConfigError, from_config
 from distillkit.sets import LabeledImages
 from distillkit.study._records import RecordError, read_json
 from distillkit.study.candidate import Candidate
 from distillkit.study.task import Allocation, Task
+from fl._codec import digest
 from fl._components import identity
 from fl.engine._run_record import read_config
+from fl.engine.run import Run
 from fl.engine.store import CheckpointError, Store
 from fl.message import Message
 from fl.method import Method
 from fl.participants import Server
-from fl.study._outcome_hash import hash_of
 from fl.task import LabelTask
 
-__all__ = ["NotRepeatable", "SavedRun", "load"]
+__all__ = ["NotRepeatable", "SavedRun", "hash_of", "load", "outcome_hash"]
 
 
 class NotRepeatable(ValueError):
@@ -227,3 +230,35 @@ def _labels(config: Mapping[str, Any], build: Callable[[Any], Any]) -> LabelTask
     if config["labels"] is None:
         raise NotRepeatable(f"config.json does not say how to build the label task {config['task']}")
     return cast(LabelTask, build(config["labels"]))
+
+
+def outcome_hash(run: Run) -> str:
+    """Return a hash of the server's last state and the whole history.
+
+    Two runs of the same method on the same task with the same seed have the same hash, for any number of workers, on
+    Flower too, and even if a run was interrupted and resumed. The hash leaves out durations, and the column
+    `bytes_resent` of the history (bytes that were sent again after a loss).
+
+    Two runs of a private method have different hashes, because their noise comes from the operating system.
+
+    Args:
+        run: the result of `simulate`.
+    """
+    check.instance(run, Run, "run", "the Run that simulate returns")
+    return hash_of(run.rows, run.server.state)
+
+
+def hash_of(rows: Sequence[Mapping[str, Any]], state: Message) -> str:
+    """Return the same hash as `outcome_hash`, for a history and a last state that were read from files."""
+    history = json.loads(json.dumps([_compared(row) for row in rows]))  # all names are strings, as in a file
+    digests = [digest(key, value) for key, value in sorted(state.items())]
+    return tensor_fingerprint([*digests, json.dumps(history, sort_keys=True)])
+
+
+def _compared(row: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {k: v for k, v in row.items() if "seconds" not in k and k != "bytes_resent"}
+    if isinstance(kept.get("privacy"), Mapping):  # which remarks whether the run created its ledger
+        kept["privacy"] = {
+            k: v for k, v in kept["privacy"].items() if k != "remarks"
+        }  # whether the run created its ledger
+    return kept

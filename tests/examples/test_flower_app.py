@@ -17,7 +17,7 @@ from PIL import Image
 from fl import simulate
 from fl.engine.store import Store
 from fl.study import outcome_hash
-from fl.study._outcome_hash import hash_of
+from fl.study.saved_run import hash_of
 from tests.fl.flower import fake_flower
 
 APP = Path(__file__).parents[2] / "examples" / "flower_app"

@@ -9,7 +9,7 @@ import pytest
 
 from distillkit.serialization import to_config
 from distillkit.study import Cost, Estimate, RecordError, read_choice, tuning_table
-from distillkit.study._cost_estimate import EstimateRow
+from distillkit.study._design import EstimateRow
 from distillkit.study._records import write_json
 from distillkit.study._tuning import best_configuration, score_configuration
 from distillkit.study.candidate import RULES
