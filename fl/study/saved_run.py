@@ -249,7 +249,7 @@ def outcome_hash(run: Run) -> str:
 
 
 def hash_of(rows: Sequence[Mapping[str, Any]], state: Message) -> str:
-    """Return the same hash as `outcome_hash`, for a history and a last state that were read from files."""
+    """Return the same hash as `outcome_hash`, from the `rows` of a history and the server's `state` after the last."""
     history = json.loads(json.dumps([_compared(row) for row in rows]))  # all names are strings, as in a file
     digests = [digest(key, value) for key, value in sorted(state.items())]
     return tensor_fingerprint([*digests, json.dumps(history, sort_keys=True)])
