@@ -24,6 +24,8 @@ sys.path[:0] = [str(DOCS.parent), str(DOCS / "scripts")]
 
 from _entries import constant, described, kind_of, members, signature, summary  # noqa: E402
 
+from distillkit.study import markdown_table  # noqa: E402
+
 PACKAGES = {
     "distillkit": [
         "distillkit", "distillkit.sets", "distillkit.normalization", "distillkit.data", "distillkit.data.partition",
@@ -156,11 +158,9 @@ def index() -> str:
     """Return the first page, which lists the packages and their purpose."""
     lines = ["# API\n", "Every public name with its arguments, from its docstring; what is not here is not public.\n"]
     for top, packages in PACKAGES.items():
-        lines += [f"## {top} {{ #{top} }}\n", "| package | for | names |", "|---|---|---:|"]
-        for package in packages:
-            first = described(importlib.import_module(package)).split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
-            lines.append(f"| [`{package}`]({package}.md) | {first} | {len(names(package))} |")
-        lines.append("")
+        first = {package: described(importlib.import_module(package)).split("\n\n")[0] for package in packages}
+        rows = [(f"[`{package}`]({package}.md)", words, str(len(names(package)))) for package, words in first.items()]
+        lines += [f"## {top} {{ #{top} }}\n", markdown_table(("package", "for", "names"), rows, left=2), ""]
     return "\n".join(lines)
 
 
