@@ -5,7 +5,7 @@ from distillkit.data.client_sets import clients
 from distillkit.data.datasets import DATASETS, NAMES, load, open_dataset
 from distillkit.data.domains import as_domains, load_domains
 from distillkit.data.lookalike_digits import mnist_m_like, synth_digits_like
-from distillkit.data.readers.cifar10c import CORRUPTIONS, load_cifar10c, load_cifar10c_domains
+from distillkit.data.readers.cifar10c import CORRUPTIONS, load_cifar10c
 from distillkit.data.readers.client_arrays import load_client_arrays
 from distillkit.data.readers.folder import load_folder, open_folder
 from distillkit.data.readers.npz import load_npz, open_npz
@@ -22,7 +22,6 @@ __all__ = [
     "clients",
     "load",
     "load_cifar10c",
-    "load_cifar10c_domains",
     "load_client_arrays",
     "load_domains",
     "load_folder",

@@ -29,7 +29,7 @@ from distillkit.data.readers._picture_list import PictureList, load_pictures, op
 from distillkit.data.readers._synth_digits import load_synth_digits
 from distillkit.data.readers._tiny_imagenet import list_tiny_imagenet
 from distillkit.data.readers.celeba import list_celeba, list_leaf_celeba
-from distillkit.data.readers.cifar10c import load_cifar10c_domains
+from distillkit.data.readers.cifar10c import split_cifar10c
 from distillkit.data.readers.femnist import load_femnist
 from distillkit.data.readers.flair import list_flair
 from distillkit.data.readers.npz import load_npz, open_npz
@@ -170,7 +170,7 @@ DATASETS: dict[str, Dataset] = {
     "organcmnist": _medmnist("organcmnist", 1, 12_975, 8_216, 2_392),
     "organsmnist": _medmnist("organsmnist", 1, 13_932, 8_827, 2_452),
     "cifar10c": Dataset(
-        load_cifar10c_domains, (3, 32, 32), (152_000, 38_000), "CIFAR-10-C", tv.CIFAR10_CLASSES,
+        split_cifar10c, (3, 32, 32), (152_000, 38_000), "CIFAR-10-C", tv.CIFAR10_CLASSES,
         tv.CIFAR10_NORMALIZATION, folder="CIFAR-10-C",
         options=("corruptions", "severities", "pictures", "test_fraction", "hold_out"),
     ),
@@ -224,7 +224,9 @@ def load(
             of one of its 40 attributes, for the classes without and with it, or a list of names, for multi-label rows
             (default "Smiling"). `images` of `leaf-celeba`: the folder of the pictures (default
             `raw/img_align_celeba`). `labels` of `flair`: "coarse" for 17 categories, or "fine" for 1,628 labels.
-            `cifar10c` has those of `load_cifar10c_domains`. `progress` of datasets of pictures: whether to show a
+            `corruptions` and `severities` of `cifar10c` (see `load_cifar10c`), whose test set shares no original image
+            with its training set: `pictures`, the number of original images (default: all 10,000), `test_fraction`
+            (default 0.2) and `hold_out` (see `split_by`). `progress` of datasets of pictures: whether to show a
             progress bar.
 
     `digits` has no test split, so a fixed random fifth of each class (359 images) is held out. The split `extra` of

@@ -828,9 +828,7 @@ NOT_CALLED = {
     "open_dataset": "as `load`",
     "report": "reads a run's folder, whose oddities are `attacks/test_reporting.py`",
     "read_transcript": "reads files, whose oddities are `attacks/test_transcript.py`",
-    **dict.fromkeys(
-        ("load_cifar10c", "load_cifar10c_domains"), "read files, whose oddities are `data/test_cifar10c.py`"
-    ),
+    "load_cifar10c": "reads files, whose oddities are `data/test_cifar10c.py`",
     "load_client_arrays": "reads files, whose oddities are `data/test_client_arrays.py`",
     **dict.fromkeys(("load_state", "save_state"), "read and write files: `condense/test_state.py`"),
     **dict.fromkeys(

@@ -19,7 +19,7 @@ from distillkit.data.split import Split, split_by
 from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages
 
-__all__ = ["CIFAR10_NORMALIZATION", "CORRUPTIONS", "load_cifar10c", "load_cifar10c_domains"]
+__all__ = ["CIFAR10_NORMALIZATION", "CORRUPTIONS", "load_cifar10c", "split_cifar10c"]
 
 CORRUPTIONS = (
     "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
@@ -112,17 +112,13 @@ def load_cifar10c(
         )
 
 
-def load_cifar10c_domains(
+def split_cifar10c(
     path: AnyPath,
     *,
-    corruptions: Sequence[str] = CORRUPTIONS,
-    severities: Sequence[int] = (5,),
     pictures: int | None = None,
     test_fraction: float = 0.2,
     hold_out: HoldOut = "random",
-    size: Size | None = None,
-    channels: int | None = None,
-    normalization: Normalization | None = None,
+    **options: Any,
 ) -> Split:
     """Load CIFAR-10-C as training and test sets that share no original image, for clients with one corruption each.
 
@@ -132,18 +128,17 @@ def load_cifar10c_domains(
     images, their severity, the test split and the random assignment to clients are not published.
 
     Args:
-        path, corruptions, severities, size, channels, normalization: as in `load_cifar10c`.
+        path: the folder `CIFAR-10-C`, as in `load_cifar10c`.
         pictures: number of original images to use: the first `pictures` of the 10,000. Default: all.
         test_fraction: share of the images of each class that form the test set, in [0, 1). The random choice is the
             same in every call (see `split_by`), and for every corruption.
         hold_out: choice of this test set, "random" or "content"; see `split_by`.
+        options: other options of `load_cifar10c`.
 
     Raises:
         FileNotFoundError, TypeError, ValueError: for the same reasons as in `load_cifar10c` and `split_by`.
     """
-    data = load_cifar10c(
-        path, corruptions=corruptions, severities=severities, size=size, channels=channels, normalization=normalization
-    )
+    data = load_cifar10c(path, **options)
     if pictures is not None:
         number = data.columns["picture"]
         check.positive_int(pictures, "pictures", most=int(number.max()) + 1)

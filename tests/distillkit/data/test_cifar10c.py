@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from distillkit import Normalization
-from distillkit.data import load_cifar10c, load_cifar10c_domains, partition
-from distillkit.data.readers.cifar10c import CORRUPTIONS
+from distillkit.data import load, load_cifar10c, partition
+from distillkit.data.readers.cifar10c import CORRUPTIONS, split_cifar10c
 from tests.refused import refused
 
 EACH = 20
@@ -132,8 +132,9 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_domains_share_no_picture_between_train_and_test(tmp_path: Path, global_rng_untouched: None) -> None:
-    write(tmp_path, "fog", "snow")
-    split = load_cifar10c_domains(tmp_path, corruptions=("snow", "fog"), test_fraction=0.5)
+    (folder := tmp_path / "CIFAR-10-C").mkdir()
+    write(folder, "fog", "snow")
+    split = load("cifar10c", root=tmp_path, corruptions=("snow", "fog"), test_fraction=0.5)
     assert split.domains == ("snow-5", "fog-5")
     assert split.classes[:2] == ("airplane", "automobile")
     trained, tested = (set(data.columns["picture"].tolist()) for data in split)
@@ -142,12 +143,12 @@ def test_domains_share_no_picture_between_train_and_test(tmp_path: Path, global_
         assert data.columns["domain"].bincount().tolist() == [EACH // 2] * 2
         assert data.counts().tolist() == [2] * 10  # 20 pictures of 10 classes, halved, in two corruptions
     assert split.test.info["apart"] == "picture"
-    few = load_cifar10c_domains(tmp_path, corruptions=["fog"], pictures=15, test_fraction=0.5)
+    few = split_cifar10c(folder, corruptions=["fog"], pictures=15, test_fraction=0.5)
     assert set(torch.cat([data.columns["picture"] for data in few]).tolist()) == set(range(15))
 
 
 def test_the_clients_of_fedlgd_are_three_parts_of_each_of_nineteen_corruptions(tmp_path: Path) -> None:
-    split = load_cifar10c_domains(write(tmp_path, *CORRUPTIONS), size=2, test_fraction=0.5)
+    split = split_cifar10c(write(tmp_path, *CORRUPTIONS), size=2, test_fraction=0.5)
     columns, labels = split.train.columns, torch.arange(19 * EACH // 2 * 6) % 2
     domains = columns["domain"].repeat(6)
     parts = partition.domains_by_dirichlet(labels, domains, min_each=5)
@@ -158,4 +159,4 @@ def test_the_clients_of_fedlgd_are_three_parts_of_each_of_nineteen_corruptions(t
 @pytest.mark.parametrize(("pictures_wanted", "words"), [(0, "pictures must be at least 1"), (21, "pictures must be")])
 def test_invalid_numbers_of_pictures_are_refused(pictures_wanted: int, words: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=words):
-        load_cifar10c_domains(write(tmp_path, "fog"), corruptions=["fog"], pictures=pictures_wanted)
+        split_cifar10c(write(tmp_path, "fog"), corruptions=["fog"], pictures=pictures_wanted)
