@@ -90,22 +90,18 @@ class StudyDesign:
 
         Candidates with `like` are left out, because they use the settings of another candidate.
         """
-        if self.num_configurations == 1:
-            return {}
-
-        def spec(task: str, method: str, number: int, seed: int, settings: dict[str, Any]) -> RunSpec:
-            name = f"{task}-{_slug(method)}-{number}-{seed}"
-            return RunSpec(name, f"tuning/{name}", task, method, seed, settings, validation=True)
-
-        return {
-            (task, method): [
-                [spec(task, method, number, seed, settings) for seed in self.tune_seeds]
-                for number, settings in enumerate(candidate.configurations())
-            ]
-            for task in self.tuned_tasks
-            for method, candidate in self.candidates.items()
-            if candidate.like is None and self.has(task, method)
-        }
+        runs: dict[tuple[str, str], list[list[RunSpec]]] = {}
+        for task, (method, candidate) in itertools.product(self.tuned_tasks, self.candidates.items()):
+            if self.num_configurations > 1 and candidate.like is None and self.has(task, method):
+                start = f"{task}-{_slug(method)}"
+                runs[task, method] = [
+                    [
+                        RunSpec(f"{start}-{i}-{seed}", f"tuning/{start}-{i}-{seed}", task, method, seed, settings, True)
+                        for seed in self.tune_seeds
+                    ]
+                    for i, settings in enumerate(candidate.configurations())
+                ]
+        return runs
 
     def final_runs(self, chosen: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[RunSpec]:
         """Return the runs that are compared after tuning, ordered by seed.
@@ -139,11 +135,10 @@ def make_design(
     _check_parts(design)
     if both := sorted(set(design.seeds) & set(design.tune_seeds)):
         raise ValueError(f"tune_seeds and seeds must be disjoint, but both contain {both}")
-    if (
-        tune_on is not None
-        and design.tasks.get(check.instance(tune_on, Task, "tune_on", "a Task").name, tune_on) is not tune_on
-    ):
-        raise ValueError(f"tune_on must have a name of its own or be one of tasks; got another {tune_on.name!r}")
+    if tune_on is not None:
+        name = check.instance(tune_on, Task, "tune_on", "a Task").name
+        if design.tasks.get(name, tune_on) is not tune_on:
+            raise ValueError(f"tune_on must have a name of its own or be one of tasks; got another {name!r}")
     return design
 
 

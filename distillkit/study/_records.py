@@ -328,8 +328,6 @@ def read_records(folder: str | os.PathLike[str]) -> Records:
 def read_record(path: Path) -> Record:
     """Read the record of one run, from the path of its `summary.json`."""
     line, history = read_json(path), path.with_name("history.jsonl")
-    if not isinstance(line, Mapping):
-        raise RecordError(f"{path} is damaged: a summary must be an object, got {type(line).__name__}")
     rows = read_rows(history)
     if line.get("rounds") is not None and line["rounds"] != len(rows):
         raise RecordError(f"{path} has {line['rounds']} rounds, but {history} has {len(rows)}")
@@ -386,16 +384,8 @@ def choices_in(folder: str | os.PathLike[str]) -> tuple[Path, Sequence[Any]]:
     path = path / "choice.json" if path.is_dir() else path
     if not path.is_file():
         raise FileNotFoundError(f"folder has no choice: {path} does not exist; tuning writes it")
-    lines = path.read_bytes().splitlines()
-    try:
-        head = json.loads(lines[0]) if lines else None
-    except ValueError:  # a `choice.json` has several lines
-        head = None
-    in_file = isinstance(head, Mapping) and head.get("format") == FORMATS["records"]
-    if isinstance(head, Mapping) and in_file:
-        found = _read_records_file(path).choices
-    else:
-        found = (read_json(path, "choice"),)
+    in_records = read_bytes(path, RecordError).startswith(b'{"format": "distillkit.records')
+    found = _read_records_file(path).choices if in_records else (read_json(path, "choice"),)
     for choice in found:
         _require_format(choice, "choice", path)
     return path, found
