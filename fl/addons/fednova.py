@@ -57,10 +57,11 @@ class FedNova(AddOn):
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """Add the client's effective number of steps |a_i|_1 (see `FedNova`) to the schema of the reply.
 
-        The reply contains this number separately for each tensor of the model.
+        The reply contains this number separately for each tensor of the model. It grows with a client's images, of
+        which one client may have a thousand times as many as most.
         """
         update = cast(Tensors, schema[FedAvg.update.key].value)
-        schema[self.tau.key] = EntrySpec({n: torch.tensor(1.0) for n in update}, minimum=0.0)
+        schema[self.tau.key] = EntrySpec({n: torch.tensor(1.0) for n in update}, minimum=0.0, max_ratio=1e4)
 
     def scale_update(self, local: Local, update: Tensors) -> Tensors:
         """Return each tensor of the update, divided by the client's effective number of steps |a_i|_1 for this tensor.

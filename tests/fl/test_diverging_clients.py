@@ -140,6 +140,15 @@ def test_replies_are_compared_from_four_on_and_below_a_stated_bound_alone() -> N
     assert failed(fl.Filtered(far(factory=factory, lr=0.1, weights="uniform"), noisy), 4) == {}
 
 
+@pytest.mark.parametrize("addon", [None, FedNova(), FedExP(), SCAFFOLD()], ids=str)
+def test_client_with_most_of_the_images_is_named_but_not_refused(addon: Any) -> None:
+    clients = [images(1, seed) for seed in range(5)] + [images(120, 9)]
+    method = fl.FedAvg(*[addon] if addon else [], factory=Tiny, lr=0.1, batch=1)
+    with pytest.warns(UserWarning, match=r"the reply of client 5 makes up \d+% of"):
+        rows = fl.simulate(method, clients, rounds=2, progress=False).rows
+    assert not any(row["failed"] for row in rows)
+
+
 @pytest.mark.parametrize("samples", [1e6, 12.0])
 def test_claimed_sample_count_that_dominates_is_named(samples: float) -> None:
     class Liar(fl.AddOn):
