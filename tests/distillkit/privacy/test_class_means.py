@@ -334,6 +334,24 @@ def test_histogram_and_releases_share_the_budget(toy_set: LabeledImages, toy_net
         condensed(toy_set, toy_network, ledger=known, size=torch.tensor([4.0, 4.0, 4.0]))
 
 
+def test_code_of_the_user_does_not_run_after_the_preparation(toy_set: LabeledImages) -> None:
+    """How often it runs must not depend on the records."""
+    ran = []
+
+    class Counted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            ran.append(1)
+            return super().forward(x)
+
+    sampler = FixedNetwork(nn.Sequential(nn.Flatten(), Counted(toy_set.images[0].numel(), 3)).double())
+    embedder = PublicEmbedders(sampler, 1, like=toy_set, seed=0)[0]
+    embedder.prepare(toy_set.images, gradients=True)
+    before = len(ran)
+    rows = embedder.embed_private(toy_set.images[:2])
+    embedder.pull_back(torch.zeros_like(toy_set.images), batched=False)(rows)
+    assert len(ran) == before
+
+
 def test_noised_sizes_are_at_least_two_deviations_of_their_noise(
     toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
