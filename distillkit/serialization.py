@@ -163,8 +163,9 @@ def from_config(
         ConfigError: the config has an unknown form, refers to a function or class that is not found or not accepted,
             needs a tensor file that is missing or was changed, or contains arguments that the class does not accept.
     """
-    names, trust = check.mapping(names or {}, "names"), (trust,) if isinstance(trust, str) else tuple(trust)
-    return _Decoder(None if store is None else Path(store), names, trust).decode(config, "config")
+    modules = [trust] if isinstance(trust, str) else [*trust] if isinstance(trust, Collection) else trust
+    known = check.mapping(names or {}, "names"), check.sequence(modules, "trust", "names of modules")
+    return _Decoder(None if store is None else Path(store), *known).decode(config, "config")
 
 
 class _Encoder:
@@ -182,7 +183,7 @@ class _Encoder:
         if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
             return value
         if isinstance(value, np.number | np.bool_):
-            return self.encode(value.item(), at)
+            return self.encode(value.item(), at, depth + 1)
         if kind is list:
             return self._items(value, at, depth)
         if kind in (tuple, torch.Size):

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchvision.models
@@ -273,6 +274,7 @@ def loop() -> list[Any]:
         ({3: {"w": torch.zeros(2)}}, r"^value\[3\] has 1 tensors, .* pass store="),
         (loop(), r"^value\[0\]\[0\].* contains itself"),
         (sys, "^value is a module"),
+        (np.longdouble(1), "^value.* contains itself"),
         ({1, 2}, "^value is a set, "),
         (b"abc", "^value is a bytes, "),
         (Starts(3), "^value is a Starts, .* class derived from"),
@@ -337,6 +339,7 @@ def test_module_is_trusted_only_by_its_exact_name() -> None:
         with pytest.raises(ConfigError, match=rf"names '{HERE}:grey', which is outside .*names=.*trust=\['{HERE}'\]"):
             from_config(said, trust=trust)
     assert from_config(said, trust=HERE) is grey
+    refused(lambda: from_config(said, trust=3), TypeError, "trust must be a list of names")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
