@@ -19,6 +19,7 @@ of `OTHERS`. A column that says nothing or only the one task is left out, and so
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import re
@@ -55,6 +56,7 @@ FOUND = re.compile(r"(<!-- found: (\S+) (\S+) (\S+) -->).*?(<!-- end of found --
 COMMITS = re.compile(r"(<!-- commits -->).*?(<!-- end of commits -->)", re.DOTALL)
 CURVES = re.compile(r"<!-- (curves|rounds): (.*?) -->")
 Lines = Sequence[dict[str, Any]]
+records_of = functools.cache(study.read_records)
 
 
 # Records of any kind: `rows by=FIELD,... columns="heading={field} of {other:.1f}|..." each=LIST,... FIELD="A|B"`.
@@ -260,7 +262,7 @@ def of_study(kind: str, path: Path, options: dict[str, Any]) -> Table:
         ]
         made = replace(made, cells=tuple(compress(made.cells, kept)), rows=list(compress(made.rows, kept)))
     else:
-        records = chosen(study.read_records(path), tasks, ways, options.pop("seeds", []))
+        records = chosen(records_of(path), tasks, ways, options.pop("seeds", []))
         made = STUDY[kind](records if late is None else records.late(int(late)), options)
     if published == "yes":
         numbers = json.loads(path.with_name(f"{path.stem}_published.json").read_text(encoding="utf-8"))
@@ -271,7 +273,7 @@ def of_study(kind: str, path: Path, options: dict[str, Any]) -> Table:
 def design(path: Path, options: dict[str, Any]) -> str:
     """Return a registered design (`name`) as a list, and the verdict on its claim."""
     found = read_design(path.parent / "designs" / f"{options.pop('name')}.json")
-    records = [r for r in study.read_records(path) if r.task == found.task]
+    records = [r for r in records_of(path) if r.task == found.task]
     said = re.sub(r"\n- Verdict, [^\n]*", "", str(found))  # of every design alike; the page says it once
     return f"{said}\n\n**Result:** {found.evaluate(records)}"
 
@@ -350,7 +352,7 @@ def filled(text: str, page: str, results: Path) -> str:
     """Return a page's text with its tables, numbers and commits made from the records in a folder."""
     if COMMITS.search(text):
         path = path_of(results, page)
-        own = [r.line for r in study.read_records(path)] if is_study(path) else read(path)
+        own = [r.line for r in records_of(path)] if is_study(path) else read(path)
         commits = ", ".join(dict.fromkeys(str(line.get("commit")) for line in own))
         text = COMMITS.sub(lambda found: f"{found[1]}{commits}{found[2]}", text)
     if FOUND.search(text):
@@ -379,7 +381,7 @@ def draw(text: str, page: str, name: str, docs: Path) -> None:
         if options.pop("from", page) != name:
             continue
         selected = (options.pop(key, []) for key in ("task", "ways", "seeds"))
-        found = chosen(study.read_records(docs / "results" / f"{name}.jsonl"), *selected)
+        found = chosen(records_of(docs / "results" / f"{name}.jsonl"), *selected)
         numbers = {key: int(options.pop(key)) for key in ("every", "last") if key in options}
         figure = columns_by_round(found, **options, **numbers) if kind == "rounds" else study.curves(found, **options)
         figure.savefig(docs / "pictures" / f"{picture}.png", dpi=150)
