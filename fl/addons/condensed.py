@@ -27,7 +27,7 @@ from distillkit.networks.samplers import NetworkSampler
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.averaging import AddOn, Local
-from fl.averaging._validation import try_augmentation
+from fl.averaging._trials import try_augmentation
 from fl.message import Entry
 from fl.participants import Client, Interrupted, Server
 

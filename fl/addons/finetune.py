@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fl.averaging import AddOn, Local, Settings
-from fl.averaging._validation import require_matches
+from fl.averaging._trials import require_matches
 from fl.batches import Phase
 from fl.message import Tensors
 

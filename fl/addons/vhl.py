@@ -20,7 +20,7 @@ from distillkit.networks import split
 from distillkit.sets import LabeledImages
 from fl.addons._virtual import require_source, virtual_set
 from fl.averaging import AddOn, AveragingServer, Local, Settings, Step
-from fl.averaging._validation import try_augmentation
+from fl.averaging._trials import try_augmentation
 from fl.averaging.step import outputs
 from fl.batches import Batch
 from fl.message import Entry, Message

@@ -31,9 +31,9 @@ from fl.averaging._composition import (
     require_composable,
 )
 from fl.averaging._entries import Entries
-from fl.averaging._evaluation import evaluate_models, evaluated_models, global_models
+from fl.averaging._tested_models import evaluate_models, evaluated_models, global_models
 from fl.averaging._training import train
-from fl.averaging._validation import require_patterns, trial_trainings, try_augmentation, try_objective
+from fl.averaging._trials import require_patterns, trial_trainings, try_augmentation, try_objective
 from fl.averaging.addon import AddOn, slot_owner
 from fl.averaging.local import Local
 from fl.averaging.optimizer import ClientOptimizer

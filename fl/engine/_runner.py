@@ -21,10 +21,10 @@ from fl.engine._config import RunConfig
 from fl.engine._devices import placed
 from fl.engine._dispatch import Dispatcher
 from fl.engine._rounds import RoundRunner
+from fl.engine._run_options import validate
 from fl.engine._run_record import FREE, config_of, repetition, require_same, require_whole_ledger, warn_if_not_resumable
 from fl.engine._threads import RunContext, ServerThread
 from fl.engine._transport import Transport
-from fl.engine._validation import validate
 from fl.engine.run import Run
 from fl.engine.store import Store
 from fl.method import Method

@@ -17,11 +17,11 @@ from fl.engine._client_memory import MemoryStore
 from fl.engine._client_runtime import ClientRuntime
 from fl.engine._clients import ClientData, ClientRegistry
 from fl.engine._config import RunConfig, RunFolder
+from fl.engine._run_options import open_ledger, warn_of_training_images
 from fl.engine._run_record import data_fingerprint
 from fl.engine._runner import Deployment, execute
 from fl.engine._threads import RunContext, ThreadTransport
 from fl.engine._transport import Transport
-from fl.engine._validation import open_ledger, warn_of_training_images
 from fl.engine.run import Run
 from fl.method import Method, require_method
 from fl.task import LabelTask

@@ -17,7 +17,7 @@ from fl._noise_images import empty_set, pixel_limit
 from fl.addons._server_training import Projection, train_on_set
 from fl.addons.condensed import condense_client
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
-from fl.averaging._validation import try_augmentation
+from fl.averaging._trials import try_augmentation
 from fl.averaging.settings import learning_rate
 from fl.message import Entry, Message, Tensors
 from fl.method import Method, NoUsableReply, Predictor, evaluation_spec, require_single_label

@@ -39,7 +39,7 @@ from fl import (
 from fl.addons import DPSGD
 from fl.aggregation import EntrySpec, Schema
 from fl.engine._client_runtime import FAILED_PRIVATELY
-from fl.engine._validation import EXACT_TESTS
+from fl.engine._run_options import EXACT_TESTS
 from fl.method import evaluation_spec
 from tests.fl.federations import Tiny, images
 from tests.refused import refused

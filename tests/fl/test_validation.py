@@ -19,7 +19,7 @@ from distillkit.privacy import Ledger, PrivacyError, PrivateStatistics
 from fl import AddOn, Classification, ClientData, ClientDP, FedAvg, FedDM, Filtered, MultiLabel, Real, simulate
 from fl.addons import DPSGD, MOON, SCAFFOLD, Anchors, Condensed, Ditto, FedCOG, FedProx, FineTune, SharedImage
 from fl.batches import Phase
-from fl.engine._validation import _drawn_count
+from fl.engine._run_options import _drawn_count
 from fl.methods import FedProto, FedRep, PrivateFedDM, SingleImage
 from fl.networks import _blanks
 from tests.fl.federations import Tiny, federation, images

@@ -26,10 +26,10 @@ are compatible (`_node_registry`).
 """
 
 from fl.deploy.flower._apps import FlowerConfig, client_app, reply_to, serve, server_app
+from fl.deploy.flower._grid import ConnectionOptions
 from fl.deploy.flower._handshake import IncompatibleNode
 from fl.deploy.flower._messages import MissingFlower
 from fl.deploy.flower._policy import Policy, app_hash, read_policy
-from fl.deploy.flower._transport import ConnectionOptions
 
 __all__ = [
     "ConnectionOptions", "FlowerConfig", "IncompatibleNode", "MissingFlower", "Policy", "app_hash", "client_app",

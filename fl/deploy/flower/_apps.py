@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from distillkit._utils import check
+from fl.deploy.flower._grid import ConnectionOptions, GridTransport
 from fl.deploy.flower._messages import MAX_MESSAGE_BYTES, GridConnection, flower, to_records
 from fl.deploy.flower._node import LoadClient, Node
 from fl.deploy.flower._node_registry import NodeRegistry
-from fl.deploy.flower._transport import ConnectionOptions, GridTransport
 from fl.engine._config import RunConfig
+from fl.engine._run_options import remark_on
 from fl.engine._runner import Deployment, execute
 from fl.engine._threads import RunContext
-from fl.engine._validation import remark_on
 from fl.engine.run import Run
 from fl.method import Method, require_method
 from fl.task import LabelTask

@@ -19,7 +19,7 @@ from fl._codec import Parts, from_parts, to_parts
 from fl._components import identity
 from fl.deploy._fields import MAX_CLIENTS, read_fields
 from fl.engine._clients import ClientRegistry
-from fl.engine._validation import require_public
+from fl.engine._run_options import require_public
 from fl.message import Entry, Message
 from fl.method import Method
 from fl.task import LabelTask

@@ -46,8 +46,8 @@ from fl.engine._client_memory import MemoryStore
 from fl.engine._client_runtime import ClientRuntime, respond
 from fl.engine._clients import ClientRegistry
 from fl.engine._contract import ChangedInput
+from fl.engine._run_options import resolve_task
 from fl.engine._transport import ClientResult, RequestHeader, reason_of
-from fl.engine._validation import resolve_task
 from fl.message import Message
 from fl.method import Method, require_method
 from fl.participants import Interrupted

@@ -16,9 +16,9 @@ from fl import FedAvg, Message, NoUsableReply
 from fl._codec import to_parts
 from fl.deploy._wire import Job, result_parts
 from fl.deploy.flower import IncompatibleNode
+from fl.deploy.flower._grid import ConnectionOptions, GridTransport, PendingRequest
 from fl.deploy.flower._messages import from_records, to_records
 from fl.deploy.flower._node_registry import NodeRegistry
-from fl.deploy.flower._transport import ConnectionOptions, GridTransport, PendingRequest
 from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from tests.fl.flower import fake_flower
 from tests.fl.flower.test_runs import FAST, METHODS, grid, run_on_grid
@@ -67,7 +67,7 @@ def test_node_with_another_partition_refuses_the_request(tmp_path: Path) -> None
 
 
 def test_run_name_cannot_escape_the_nodes_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl.deploy.flower._transport._run_name", lambda out: "../../elsewhere")
+    monkeypatch.setattr("fl.deploy.flower._grid._run_name", lambda out: "../../elsewhere")
     with pytest.raises(NoUsableReply, match=r"run must be a string of a length in .*, got '\.\./\.\./elsewhere'"):
         run_on_grid(grid(METHODS["FedAvg"](), tmp_path / "a" / "b"), METHODS["FedAvg"](), **ONCE)
     assert not list(tmp_path.rglob("*elsewhere*"))

@@ -96,7 +96,7 @@ def test_a_second_run_on_the_same_nodes_composes(tmp_path: Path) -> None:
 
 
 def test_slow_node_has_time_to_report_its_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl.deploy.flower._transport._LEDGER_TIMEOUT", 0.0)
+    monkeypatch.setattr("fl.deploy.flower._grid._LEDGER_TIMEOUT", 0.0)
     run = summed(tmp_path, fault=lambda _, kind, group: "late" if (kind, group) == ("query.hello", "ledger") else None)
     assert run.rows[-1]["epsilon"] == compose([(SIGMA, 1.0, 2)], 1e-5).epsilon
 
@@ -127,7 +127,7 @@ def test_charge_is_on_disk_before_noise_is_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fate", ["lost", "garbage", "twice", "late"])
 def test_charges_of_faulty_replies_count_once(fate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl.deploy.flower._transport._DELIVERY_GRACE", 0.2)
+    monkeypatch.setattr("fl.deploy.flower._grid._DELIVERY_GRACE", 0.2)
     book = Ledger(tmp_path / "server.jsonl")
 
     def fault(node: int, kind: str, group: str) -> str | None:

@@ -129,7 +129,7 @@ def test_late_and_repeated_replies_change_nothing(tmp_path: Path) -> None:
 def test_faulty_replies_are_errors_in_the_history(
     fate: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fl.deploy.flower._transport._DELIVERY_GRACE", 0.1)
+    monkeypatch.setattr("fl.deploy.flower._grid._DELIVERY_GRACE", 0.1)
     there = grid(
         METHODS["FedAvg"](), tmp_path, lambda node, kind, _: fate if (node, kind) == (101, "train.job") else None
     )
