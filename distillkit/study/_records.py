@@ -20,7 +20,7 @@ from distillkit.study.history import RecordError, Row, accuracy_late, read_rows
 
 __all__ = [
     "Group", "Record", "RecordError", "Records", "RecordsLike", "Row", "choices_in", "differences",
-    "group_records", "late_records", "read_json", "read_record", "read_records", "require_columns", "write_json",
+    "group_records", "read_json", "read_record", "read_records", "require_columns", "write_json",
     "write_records", "write_study",
 ]  # fmt: skip
 
@@ -171,7 +171,9 @@ class Records(list[Record]):
         Raises:
             ValueError, TypeError: `rounds` is not a positive integer.
         """
-        return Records(late_records(self, rounds), self.missing, self.choices)
+        means = ((r, accuracy_late(r.rows, rounds)) for r in self)
+        found = [replace(r, line={**r.line, "accuracy_late": None if r.failed else mean}) for r, mean in means]
+        return Records(found, self.missing, self.choices)
 
     def __repr__(self) -> str:
         tasks, pairs = {r.task for r in self}, {(r.task, r.method) for r in self}
@@ -181,12 +183,6 @@ class Records(list[Record]):
 
 RecordsLike = str | os.PathLike[str] | Sequence[Record]
 """Records, or the path of a folder or file that holds records."""
-
-
-def late_records(records: Iterable[Record], rounds: int | None) -> list[Record]:
-    """Return the records with a column `accuracy_late`; see `Records.late`."""
-    means = ((r, accuracy_late(r.rows, rounds)) for r in records)
-    return [replace(r, line={**r.line, "accuracy_late": None if r.failed else mean}) for r, mean in means]
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,7 @@ from distillkit._utils.plain_values import plain_values
 from distillkit._utils.tables import NONE, Table
 from distillkit.study._design import StudyDesign
 from distillkit.study._guarantee import EXACT
-from distillkit.study._records import (
-    RecordError,
-    choices_in,
-    late_records,
-    read_json,
-    read_record,
-    write_json,
-)
+from distillkit.study._records import RecordError, Records, choices_in, read_json, read_record, write_json
 from distillkit.study.candidate import RULES
 
 __all__ = [
@@ -74,7 +67,7 @@ def choose(
 
     def summary(folder: Path, own: str) -> Mapping[str, Any]:
         path = folder / "summary.json"
-        return late_records([read_record(path)], late_rounds)[0].line if own == "late" else read_json(path)
+        return Records([read_record(path)]).late(late_rounds)[0].line if own == "late" else read_json(path)
 
     chosen: dict[tuple[str, str], Mapping[str, Any]] = {}
     path = out / "choice.json"
