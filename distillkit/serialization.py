@@ -32,14 +32,7 @@ from distillkit._utils.files import read_tensors, write_tensors
 from distillkit.fingerprint import set_fingerprint, tensor_fingerprint
 from distillkit.sets import LabeledImages
 
-__all__ = [
-    "ConfigError",
-    "Configurable",
-    "SerializationError",
-    "from_config",
-    "referenced_objects",
-    "to_config",
-]
+__all__ = ["ConfigError", "Configurable", "SerializationError", "from_config", "referenced_objects", "to_config"]
 
 _FORMAT = "distillkit.tensors/1"
 _MAX_DEPTH = 100

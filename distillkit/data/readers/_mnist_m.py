@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from distillkit.data._assembly import assemble_raw
-from distillkit.data.readers._picture_list import PictureList, read_picture_list, require_pictures
+from distillkit.data.readers._picture_list import PictureList, load_pictures, require_pictures
 from distillkit.data.readers._synth_digits import require_colour_digits
 from distillkit.data.readers.npz import load_npz
 from distillkit.data.split import Split
@@ -44,7 +44,7 @@ def load_mnist_m(root: Path, **options: Any) -> Split:
             train, test = (data.replace(info={**data.info, **_INFO}) for data in split)
             return Split(train, test, _CLASSES)
         if (folder / "mnist_m_train_labels.txt").is_file():
-            return read_picture_list(_list_release(folder), **options)
+            return load_pictures(_list_release, folder, **options)
         for place in (folder, folder / "processed"):
             if (place / "mnist_m_train.pt").is_file():
                 raw = {part: _read_pt(place / f"mnist_m_{part}.pt") for part in _PARTS}

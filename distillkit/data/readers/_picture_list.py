@@ -24,9 +24,7 @@ from distillkit.sets._validation import FOUND_CLASSES
 __all__ = [
     "PictureList",
     "load_pictures",
-    "open_picture_list",
     "open_pictures",
-    "read_picture_list",
     "require_files",
     "require_pictures",
     "user_picture_list",
@@ -56,76 +54,6 @@ class PictureList:
     open_with: str = "open_dataset"
 
 
-def read_picture_list(
-    listing: PictureList,
-    size: Size | None = None,
-    channels: int | None = None,
-    normalization: Normalization | None = None,
-    progress: bool = True,
-    test_fraction: float = 0.0,
-    background: float | None = None,
-    hold_out: HoldOut = "random",
-) -> Split:
-    """Read all pictures of a list into memory, as a `Split`.
-
-    Args:
-        listing: the list of pictures.
-        size, channels, normalization, progress: as in `load_folder`.
-        test_fraction: share of each class that becomes the test set, if the list has no part `test`.
-        background: gray value behind transparent pixels, as in `load_folder`.
-        hold_out: choice of the test set, as in `load_folder`.
-
-    Raises:
-        ValueError: a picture cannot be read, the pictures have different shapes, or they do not fit in memory.
-    """
-    pixels = read_pictures(listing.files, size, channels, background, open_with=listing.open_with, progress=progress)
-    digests = record_digests(to_bytes(pixels["train"])) if hold_out == "content" else None
-    pixels, builder = _with_test(listing, pixels, normalization, test_fraction, digests)
-    return builder.build(pixels)
-
-
-def open_picture_list(
-    listing: PictureList,
-    path: Path,
-    size: Size | None = None,
-    channels: int | None = None,
-    normalization: Normalization | None = None,
-    cache: AnyPath | None = None,
-    workers: int | None = None,
-    progress: bool = True,
-    test_fraction: float = 0.0,
-    background: float | None = None,
-    hold_out: HoldOut = "random",
-) -> StoredSplit:
-    """Open all pictures of a list as a `StoredSplit`, whose sets read images from a cache on disk.
-
-    Args:
-        listing: the list of pictures.
-        path: the folder that contains the pictures. The cache is named after this folder.
-        size, channels, normalization, cache, workers, progress: as in `open_folder`.
-        test_fraction, background, hold_out: as in `read_picture_list`.
-
-    Raises:
-        ValueError, OSError, distillkit.locking.InUse: for the same reasons as in `open_folder`.
-    """
-    files = [file for part in listing.files.values() for file in part]
-    first = listing.files["train"][0]
-    c, h, w = read_picture(first, size, channels, background).shape
-
-    def picture(row: int) -> Tensor:
-        decoded = read_picture(files[row], size, channels, background)
-        return to_bytes(require_same_shape(decoded, files[row], first, (c, h, w)))
-
-    key = files_key((os.path.relpath(file, path), file.stat()) for file in files)
-    fill, options = fill_in_threads(picture, workers), f"{height_and_width(size)} {channels}"
-    options += "" if background is None else f" {background}"
-    opened = open_cache(path, key, len(files), (c, h, w), fill, options=options, folder=cache, progress=progress)
-    rows = dict(zip(listing.files, torch.arange(len(files)).split([len(part) for part in listing.files.values()])))
-    digests = [d.tobytes() for d in opened.file.digests[rows["train"]].numpy()] if hold_out == "content" else None
-    rows, builder = _with_test(listing, rows, normalization, test_fraction, digests)
-    return builder.build_stored(opened, rows)
-
-
 def load_pictures(
     list_pictures: Callable[..., PictureList],
     path: AnyPath,
@@ -134,12 +62,30 @@ def load_pictures(
     channels: int | None = None,
     normalization: Normalization | None = None,
     progress: bool = True,
+    test_fraction: float = 0.0,
+    background: float | None = None,
+    hold_out: HoldOut = "random",
     **options: Any,
 ) -> Split:
-    """Load the pictures that `list_pictures(path, **options)` lists. The other arguments are those of `load`."""
-    return read_picture_list(
-        list_pictures(check.path(path, "path"), **options), size, channels, normalization, progress
-    )
+    """Read all pictures of a dataset into memory.
+
+    Args:
+        list_pictures: function of the folder and `options` that lists the pictures.
+        path: the folder of the dataset.
+        size, channels, normalization, progress: as in `load_folder`.
+        test_fraction: share of each class that becomes the test set, if the list has no part `test`.
+        background: gray value behind transparent pixels, as in `load_folder`.
+        hold_out: choice of the test set, as in `load_folder`.
+        options: further arguments of `list_pictures`.
+
+    Raises:
+        ValueError: a picture cannot be read, the pictures have different shapes, or they do not fit in memory.
+    """
+    listing = list_pictures(check.path(path, "path"), **options)
+    pixels = read_pictures(listing.files, size, channels, background, open_with=listing.open_with, progress=progress)
+    digests = record_digests(to_bytes(pixels["train"])) if hold_out == "content" else None
+    pixels, builder = _with_test(listing, pixels, normalization, test_fraction, digests)
+    return builder.build(pixels)
 
 
 def open_pictures(
@@ -152,12 +98,38 @@ def open_pictures(
     cache: AnyPath | None = None,
     workers: int | None = None,
     progress: bool = True,
+    test_fraction: float = 0.0,
+    background: float | None = None,
+    hold_out: HoldOut = "random",
     **options: Any,
 ) -> StoredSplit:
-    """Open the pictures that `list_pictures(path, **options)` lists. The others are arguments of `open_dataset`."""
-    folder = check.path(path, "path")
-    listing = list_pictures(folder, **options)
-    return open_picture_list(listing, folder, size, channels, normalization, cache, workers, progress)
+    """Open a dataset of pictures, whose sets read images from a cache on disk. The cache is named after the folder.
+
+    Args:
+        list_pictures, path, test_fraction, background, options: as in `load_pictures`.
+        size, channels, normalization, cache, workers, progress, hold_out: as in `open_folder`.
+
+    Raises:
+        ValueError, OSError, distillkit.locking.InUse: for the same reasons as in `open_folder`.
+    """
+    path = check.path(path, "path")
+    listing = list_pictures(path, **options)
+    files = [file for part in listing.files.values() for file in part]
+    first = listing.files["train"][0]
+    c, h, w = read_picture(first, size, channels, background).shape
+
+    def picture(row: int) -> Tensor:
+        decoded = read_picture(files[row], size, channels, background)
+        return to_bytes(require_same_shape(decoded, files[row], first, (c, h, w)))
+
+    key = files_key((os.path.relpath(file, path), file.stat()) for file in files)
+    fill, wanted = fill_in_threads(picture, workers), f"{height_and_width(size)} {channels}"
+    wanted += "" if background is None else f" {background}"
+    opened = open_cache(path, key, len(files), (c, h, w), fill, options=wanted, folder=cache, progress=progress)
+    rows = dict(zip(listing.files, torch.arange(len(files)).split([len(part) for part in listing.files.values()])))
+    digests = [d.tobytes() for d in opened.file.digests[rows["train"]].numpy()] if hold_out == "content" else None
+    rows, builder = _with_test(listing, rows, normalization, test_fraction, digests)
+    return builder.build_stored(opened, rows)
 
 
 def _with_test(

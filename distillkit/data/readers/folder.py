@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from distillkit._utils import check
 from distillkit.data._hold_out import HOLD_OUTS, HoldOut
 from distillkit.data._pixels import AnyPath, Size
 from distillkit.data.readers._folder_layout import SUFFIXES, list_folder
-from distillkit.data.readers._picture_list import open_picture_list, read_picture_list
+from distillkit.data.readers._picture_list import load_pictures, open_pictures
 from distillkit.data.split import Split, StoredSplit, warn_of_repeats
 from distillkit.normalization import Normalization
 
@@ -65,13 +66,9 @@ def load_folder(
             The sub-folders are probably not classes: all of them have names of splits, a table beside them probably
             contains the labels, or there is only one sub-folder, and its pictures are in further sub-folders.
     """
-    test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0)
-    background = None if background is None else check.real_number(background, "background", least=0.0, most=1.0)
-    check.one_of(hold_out, "hold_out", HOLD_OUTS)
-    listing = list_folder(check.path(path, "path"), classes)
-    return warn_of_repeats(
-        read_picture_list(listing, size, channels, normalization, progress, test_fraction, background, hold_out)
-    )
+    own = _checked(test_fraction, hold_out, classes, background)
+    form: dict[str, Any] = {"size": size, "channels": channels, "normalization": normalization}
+    return warn_of_repeats(load_pictures(list_folder, path, progress=progress, **form, **own))
 
 
 def open_folder(
@@ -112,13 +109,20 @@ def open_folder(
         OSError: the cache cannot be written, for example because the disk is full.
         distillkit.locking.InUse: another process has been writing this cache for a day.
     """
-    test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0)
-    background = None if background is None else check.real_number(background, "background", least=0.0, most=1.0)
-    path = check.path(path, "path")
-    check.one_of(hold_out, "hold_out", HOLD_OUTS)
-    listing = list_folder(path, classes)
-    return warn_of_repeats(
-        open_picture_list(
-            listing, path, size, channels, normalization, cache, workers, progress, test_fraction, background, hold_out
-        )
-    )
+    own = _checked(test_fraction, hold_out, classes, background)
+    form: dict[str, Any] = {"size": size, "channels": channels, "normalization": normalization}
+    where: dict[str, Any] = {"cache": cache, "workers": workers, "progress": progress}
+    return warn_of_repeats(open_pictures(list_folder, path, **form, **where, **own))
+
+
+def _checked(
+    test_fraction: float, hold_out: str, classes: Sequence[str] | None, background: float | None
+) -> dict[str, Any]:
+    return {
+        "test_fraction": check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0),
+        "background": background
+        if background is None
+        else check.real_number(background, "background", least=0.0, most=1.0),
+        "hold_out": check.one_of(hold_out, "hold_out", HOLD_OUTS),
+        "declared": classes,
+    }
