@@ -32,6 +32,7 @@ DIFFERENT = {
     "participation": "a number of clients, or a share of them",
     "rate": "a share of rounds, and composing or drawing with rate 0, are no release; one that is charged takes more",
     "rho": OTHER,  # FedSAM's step, 0 is none; FedDM's radius of the ball
+    "round": "a release may be charged before round 1, as round 0; clients answer from round 1",
     "scale": "how far DSA scales an image; or the factor of a unit in which numbers are shown",
     "sigma": "0 is a run without noise and without a guarantee; epsilon as a function of sigma has no value there",
     "size": "pixels or records; a generator's layers begin at 4x4; a plan also takes an expected number of records",
