@@ -571,7 +571,7 @@ def test_damaged_files_of_a_run_are_named(tmp_path: Path, file: str, content: by
     simulate(plain(), list(clients()), rounds=1, out=tmp_path, progress=False)
     (tmp_path / file).write_bytes(content)
     with pytest.raises(fl.CheckpointError, match=Path(file).name):
-        load(tmp_path, factory=Tiny)
+        load(tmp_path, method=plain())
     keys = Keyring(tmp_path / "keys")
     keys.enroll(0)
     (tmp_path / "keys/0/identity").write_bytes(b"x")
