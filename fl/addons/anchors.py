@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from distillkit._utils.options import Decay, LearningRate, NonNegative, NonNegativeInt, Positive, Rounds
+from distillkit._utils.options import Decay, LearningRate, NonNegative, NonNegativeInt, Rounds, Temperature
 from distillkit.condense import class_statistics, fit_to_gradient, images_from_statistics
 from distillkit.losses import rbf_mmd, supervised_contrastive
 from distillkit.sets import LabeledImages
@@ -83,7 +83,7 @@ class Anchors(AddOn):
     lr: LearningRate = 1.0
     momentum: Decay = 0.5
     regulariser: Literal["contrastive", "mmd"] = "contrastive"
-    temperature: Positive = 0.07
+    temperature: Temperature = 0.07
     reduction: Literal["mean", "sum"] = "mean"
     single_label = True
     anchors = Entry[LabeledImages]("first", cached=True)

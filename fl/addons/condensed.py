@@ -124,7 +124,10 @@ class Condensed(AddOn):
         """
         own = client.memory.get(self.own)
         if own is None:
-            networks = RandomNetworks(lambda: (self.factory or like)().to(client.device))
+            make = self.factory or like
+            networks = RandomNetworks(
+                lambda: check.instance(make(), nn.Module, "the result of factory", "an nn.Module").to(client.device)
+            )
             own = client.memory[self.own] = self._matched(client, networks, self.init, self.steps, "condense")
         return own
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distillkit._utils.options import NonNegative, Positive
+from distillkit._utils.options import NonNegative, Temperature
 from distillkit.losses import model_contrastive
 from distillkit.networks import split
 from fl.averaging import AddOn, Step
@@ -38,7 +38,7 @@ class MOON(AddOn):
     key = "MOON"
     disabled_at_zero = ("mu",)
     mu: NonNegative = 1.0
-    temperature: Positive = 0.5
+    temperature: Temperature = 0.5
 
     needs_previous = True
     first_round = 2

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from distillkit._utils.options import NonNegative, Positive, PositiveInt
+from distillkit._utils.options import NonNegative, PositiveInt, Temperature
 from distillkit.losses import supervised_contrastive
 from fl.averaging import AddOn, AveragingServer, Local, Step
 from fl.message import Entry, Message, Tensors
@@ -44,7 +44,7 @@ class VFA(AddOn):
     weight: NonNegative = 1.0
     std: NonNegative = 0.05
     per_class: PositiveInt | None = None
-    temperature: Positive = 0.07
+    temperature: Temperature = 0.07
     empty: Literal["drop", "zero"] = "drop"
     single_label = True
     means = Entry[Tensors]("first", cached=True)

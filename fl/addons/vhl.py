@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from distillkit._utils import check
-from distillkit._utils.options import AtLeastTwo, NonNegative, Options, Positive, PositiveInt
+from distillkit._utils.options import AtLeastTwo, NonNegative, Options, PositiveInt, Temperature
 from distillkit.augment import adapt_normalization, require_augmentation
 from distillkit.augment._validation import Augment
 from distillkit.losses import supervised_contrastive
@@ -86,7 +86,7 @@ class VHL(AddOn):
     batch: PositiveInt | None = None
     augment: Augment | Literal["method"] | None = "method"
     layer: str | None = None
-    temperature: Positive = 0.07
+    temperature: Temperature = 0.07
     empty: Literal["drop", "zero"] = "drop"
     options: Options = field(default_factory=dict)
     single_label = True

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from distillkit._utils import check
 from distillkit._utils.user_warnings import warn
+from distillkit.sets import LabeledImages
 from fl._components import require_distinct, require_plain_options
 from fl.averaging.addon import SLOTS, AddOn, overrides
 from fl.averaging.settings import Settings, floating_buffers
+from fl.averaging.step import Step
+from fl.batches import Batch
 from fl.message import Tensors
 
 __all__ = [
-    "active_addons", "check_result", "check_update", "require_answer_schema", "require_composable",
-    "require_full_models", "require_one_architecture", "require_unscaled", "require_whole_models",
+    "active_addons", "batches_of", "check_records", "check_result", "check_update", "correct_gradient",
+    "require_answer_schema", "require_composable", "require_full_models", "require_one_architecture",
+    "require_unscaled", "require_whole_models",
 ]  # fmt: skip
 
 
@@ -51,7 +57,7 @@ def active_addons(addons: Sequence[object]) -> tuple[AddOn, ...]:
         require_plain_options(addon, AddOn)
         _require_attributes(addon)
         _warn_of_constant_damping(addon)
-        _warn_of_misspelt_hooks(addon)
+        _check_hooks(addon)
     found = [a for a in addons if isinstance(a, AddOn) and not a.disabled]
     return tuple(sorted(found, key=lambda a: a.key))
 
@@ -193,6 +199,11 @@ def check_update(
         if not isinstance(tensor, Tensor) or tensor.shape != like[key].shape:
             came = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
             raise ValueError(f"{expectation}, of its shape: {key!r} must be {list(like[key].shape)}, got {came}")
+        if tensor.layout is not torch.strided or tensor.device != like[key].device:
+            raise ValueError(
+                f"{expectation}, dense and on its device: {key!r} must be on {like[key].device}, got {tensor.layout} "
+                f"on {tensor.device}"
+            )
     return got
 
 
@@ -201,6 +212,32 @@ def check_result(addon: AddOn, hook: str, got: T, kind: Any, wanted: str) -> T:
     if not isinstance(got, kind):
         raise TypeError(f"{addon.name}.{hook} must return {wanted}, got {type(got).__name__}")
     return got
+
+
+def check_records(addon: AddOn, hook: str, got: Any, data: LabeledImages, wanted: str = "") -> LabeledImages:
+    """Check that a hook of an add-on returned a set that fits the client's, and return it."""
+    found: LabeledImages = check_result(addon, hook, got, LabeledImages, f"a LabeledImages{wanted}")
+    data.require_compatible(found, names=("client.data", f"{addon.name}.{hook}(local)"))
+    return found
+
+
+def batches_of(addon: AddOn, hook: str, stream: Iterable[Batch], *, endless: bool = False) -> Iterator[Batch]:
+    """Yield the batches that a hook of an add-on returned. Refuse other values, and a stream that ends too early."""
+    for batch in stream:
+        yield check_result(addon, hook, batch, Batch, "batches (fl.Batch)")
+    if endless:
+        raise ValueError(f"{addon.name}.{hook} must return as many batches as there are steps: repeat them without end")
+
+
+def correct_gradient(addon: AddOn, step: Step, grads: Tensors) -> None:
+    """Call the hook `correct_gradient`, which must change `grads` in place and keep its names and shapes."""
+    name = f"{addon.name}.correct_gradient"
+    result: Any = addon.correct_gradient(step, grads)  # type: ignore[func-returns-value]
+    check_result(addon, "correct_gradient", result, type(None), "None, as it changes `grads` in place")
+    for key, param in step.trained.items():
+        if not isinstance(now := grads.get(key), Tensor) or now.shape != param.shape:
+            came = list(now.shape) if isinstance(now, Tensor) else type(now).__name__
+            raise ValueError(f"{name} must keep the shapes of `grads`: {key!r} must be {list(param.shape)}, got {came}")
 
 
 def _require_attributes(addon: AddOn) -> None:
@@ -233,9 +270,13 @@ def _warn_of_constant_damping(addon: AddOn) -> None:
             )
 
 
-def _warn_of_misspelt_hooks(addon: AddOn) -> None:
-    """Warn about methods of an add-on whose names look like misspelt names of hooks. Nothing calls such methods."""
+def _check_hooks(addon: AddOn) -> None:
+    """Refuse hooks with other arguments, and warn of methods that look like misspelt hooks: nothing calls these."""
     hooks = [n for n, value in vars(AddOn).items() if callable(value) and not n.startswith("_")]
+    for hook in hooks:
+        arguments = list(inspect.signature(getattr(AddOn, hook)).parameters)
+        example = f"def {hook}({', '.join(arguments)})"
+        check.callable_with(getattr(addon, hook), f"{addon.name}.{hook}", arguments[1:], example)
     own = {n for kind in type(addon).__mro__[: type(addon).__mro__.index(AddOn)] for n in vars(kind)}
     for name in sorted(n for n in own - set(dir(AddOn)) if not n.startswith("_")):
         if not callable(getattr(type(addon), name)):

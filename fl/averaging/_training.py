@@ -8,7 +8,7 @@ import torch
 
 from distillkit._utils.eval_mode import train_mode
 from distillkit.sets import LabeledImages
-from fl.averaging._composition import check_result, check_update
+from fl.averaging._composition import batches_of, check_result, check_update, correct_gradient
 from fl.averaging._entries import Entries
 from fl.averaging.addon import AddOn, slot_owner
 from fl.averaging.local import Local
@@ -17,6 +17,8 @@ from fl.averaging.step import Step
 from fl.batches import Batch
 
 __all__ = ["train", "train_step"]
+
+_EXTRA = "an iterator of batches, or None"
 
 
 def train(local: Local, addons: Sequence[AddOn], data: LabeledImages) -> None:
@@ -29,7 +31,9 @@ def train(local: Local, addons: Sequence[AddOn], data: LabeledImages) -> None:
             hide these images from all other add-ons. Otherwise, it is `local.data`.
     """
     streams: dict[str, Iterator[Batch]] = {
-        addon.key: check_result(addon, "extra_batches", stream, Iterator, "an iterator of batches, or None")
+        addon.key: batches_of(
+            addon, "extra_batches", check_result(addon, "extra_batches", stream, Iterator, _EXTRA), endless=True
+        )
         for addon in addons
         if (stream := addon.extra_batches(local)) is not None
     }
@@ -42,7 +46,7 @@ def train(local: Local, addons: Sequence[AddOn], data: LabeledImages) -> None:
             load_state(optimizer, names, local.memory.get(Entries.moments) or {})
         real = local.batches(data, phase, f"batches{number}") if slot is None else slot.batches(local, data, phase)
         if slot is not None:
-            check_result(slot, "batches", real, Iterable, "batches")
+            real = batches_of(slot, "batches", check_result(slot, "batches", real, Iterable, "batches"))
         train_mode(local.net)
         before = local.steps
         for batch in real:
@@ -75,7 +79,7 @@ def train_step(step: Step, addons: Sequence[AddOn], optimizer: torch.optim.Optim
     else:
         grads = step.gradient()
     for addon in addons:
-        addon.correct_gradient(step, grads)
+        correct_gradient(addon, step, grads)
     for name, param in step.trained.items():
         param.grad = grads[name]
     optimizer.step()

@@ -19,13 +19,12 @@ from typing import Any, Literal
 from distillkit._utils.user_warnings import warn
 from distillkit.augment._validation import Augment
 from distillkit.privacy import PrivacyError
-from distillkit.sets import LabeledImages
 from fl._codec import digest
 from fl._components import KeyedObject, require_own_entries
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging._composition import (
     active_addons,
-    check_result,
+    check_records,
     check_update,
     require_answer_schema,
     require_composable,
@@ -197,10 +196,10 @@ class FedAvg(Entries, Method):
         slot = slot_owner(self.addons, "dataset")
         local.data = client.data
         if slot:
-            local.data = check_result(slot, "dataset", slot.dataset(local), LabeledImages, "a LabeledImages")
+            local.data = check_records(slot, "dataset", slot.dataset(local), client.data)
         samples = float(len(local.data)) if self.settings.weights == "samples" else 1.0
         extra = [
-            check_result(addon, "extra_records", records_of, LabeledImages, "a LabeledImages, or None")
+            check_records(addon, "extra_records", records_of, client.data, ", or None")
             for addon in self.addons
             if (records_of := addon.extra_records(local)) is not None
         ]

@@ -173,8 +173,9 @@ class Step:
             term = one.loss(self)
             if term is None:
                 continue
-            if not isinstance(term, Tensor):
-                raise TypeError(f"{one.name}.loss must return a loss tensor, or None, got {type(term).__name__}")
+            if not isinstance(term, Tensor) or term.numel() != 1:
+                got = f"a tensor {list(term.shape)}: take its mean" if isinstance(term, Tensor) else type(term).__name__
+                raise TypeError(f"{type(one).__name__}.loss must return a loss tensor, or None, got {got}")
             total = total + term
         return total
 

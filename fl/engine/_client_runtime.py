@@ -101,9 +101,7 @@ def respond(
             secret=noise_of(header.secret, header.round, number), scratch=_scratch(runtime, header, number),
         )  # fmt: skip
         message = placed(request.message, device)
-        with Unchanged(
-            runtime.method, header.verb, {"message": message, "client.data": client.data, "client.test": client.test}
-        ):
+        with Unchanged(runtime.method, header.verb, {"message": message}, client):
             reply = runtime.method.run_on_client(header.verb, client, message)
         remembers = header.keeps and len(client.memory) > 0
         if remembers:

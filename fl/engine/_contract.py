@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any, Self
 
 from torch import Tensor, nn
 
+from distillkit._utils.content import content
 from distillkit.privacy import BudgetExhausted
 from distillkit.sets import LabeledImages
 from fl.message import Entry, Message
 from fl.method import Method, Predictor
-from fl.participants import Interrupted, Server
+from fl.participants import Client, Interrupted, Server
 from fl.schema import EntrySpec, Schema
 
 __all__ = [
@@ -20,7 +21,7 @@ __all__ = [
     "checked_schema", "declared", "require_exchanges",
 ]  # fmt: skip
 
-Given = Mapping[str, Message | LabeledImages | None]
+Given = Mapping[str, Message]
 
 
 class ChangedInput(ValueError):
@@ -30,21 +31,22 @@ class ChangedInput(ValueError):
 class Unchanged:
     """Context manager that raises an error if a function of a method has changed what it was given.
 
-    Changes are found by the version that PyTorch counts for each tensor, and by the identity of a message's values.
-    Tensors made in inference mode have no version, and are not compared.
+    Changes are found by the identity of a message's values and, on a client, by a checksum of each tensor. The server
+    calls its functions for each client, so there the version that PyTorch counts for a tensor is compared: a write
+    through `.data`, or to a tensor of inference mode, is not found.
 
     Args:
         method: the method.
         function: name of its function that is called in the block.
-        given: the messages and sets that the function may only read, by the name that the error shows.
-        server: the server, whose state and sets the function may only read, or None on a client.
+        given: the messages that the function may only read, by the name that the error shows.
+        participant: the server or the client, whose sets and state or number the function may only read.
 
     Raises:
         ChangedInput: a value was changed, also if the block itself raised an error that does not end the run.
     """
 
-    def __init__(self, method: Method, function: str, given: Given, server: Server | None = None) -> None:
-        self._name, self._given, self._server = f"{type(method.inner).__name__}.{function}", given, server
+    def __init__(self, method: Method, function: str, given: Given, participant: Server | Client) -> None:
+        self._name, self._given, self._held = f"{type(method.inner).__name__}.{function}", given, participant
 
     def __enter__(self) -> Self:
         self._before = self._now()
@@ -63,27 +65,34 @@ class Unchanged:
                 )
 
     def _now(self) -> dict[str, tuple[object, int]]:
-        """Return the values and their versions; the server's are read again, as its attributes can be replaced."""
-        held: dict[str, Any] = {} if self._server is None else {"server.state": self._server.state}
-        held |= {f"server.data[{k!r}]": v for k, v in (self._server.data if self._server else {}).items()}
-        return dict(_versions({**self._given, **held}))
+        """Return the values and their marks; the participant's are read again, as its attributes can be replaced."""
+        if isinstance(self._held, Client):
+            held = {f"client.{name}": getattr(self._held, name) for name in ("id", "round", "seed", "data", "test")}
+            return dict(_marks({**self._given, **held}, content))
+        held = {f"server.{name}": getattr(self._held, name) for name in ("round", "seed", "clients", "state")}
+        held |= {f"server.data[{k!r}]": v for k, v in self._held.data.items()}
+        return dict(_marks({**self._given, **held}, _version))
 
 
-def _versions(given: Given) -> Iterator[tuple[str, tuple[object, int]]]:
-    """Yield the name of each value, and the value with the version that PyTorch counts for a tensor."""
+def _marks(given: Mapping[str, Any], mark: Callable[[Tensor], int]) -> Iterator[tuple[str, tuple[object, int]]]:
+    """Yield the name of each value, and the value with the mark of a tensor, which shows whether it was changed."""
+
+    def marked(value: object) -> tuple[object, int]:
+        return value, mark(value) if isinstance(value, Tensor) else 0
+
     for name, held in given.items():
         for key, value in held.items() if isinstance(held, Message) else [("", held)]:
             label = f"{name}[{key}]" if key else name
-            yield label, (value, _version(value))
+            yield label, marked(value)
             if isinstance(value, LabeledImages):
                 parts: dict[str, Any] = {"images": value.images, "labels": value.labels, **value.columns}
-                yield from ((f"{label}.{part}", (t, _version(t))) for part, t in parts.items())
+                yield from ((f"{label}.{part}", marked(t)) for part, t in parts.items())
             elif isinstance(value, dict):
-                yield from ((f"{label}[{part}]", (t, _version(t))) for part, t in value.items())
+                yield from ((f"{label}[{part}]", marked(t)) for part, t in value.items())
 
 
-def _version(value: object) -> int:
-    return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 # What a method's functions return.

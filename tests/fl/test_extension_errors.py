@@ -52,7 +52,8 @@ def test_hook_must_return_a_tensor_for_every_name(slot: str, like: str, got: Any
 @pytest.mark.parametrize(
     ("hook", "wanted"),
     [("dataset", "a LabeledImages"), ("extra_records", "a LabeledImages, or None"), ("batches", "batches"),
-     ("extra_batches", "an iterator of batches, or None"), ("loss", "a loss tensor, or None")],
+     ("extra_batches", "an iterator of batches, or None"), ("loss", "a loss tensor, or None"),
+     ("correct_gradient", "None, as it changes `grads` in place")],
 )  # fmt: skip
 def test_hook_that_returns_another_type_is_named(hook: str, wanted: str) -> None:
     wrong = type("Wrong", (AddOn,), {hook: lambda *_: 3})
@@ -71,6 +72,28 @@ def test_personal_model_must_have_names_of_the_model(got: Any, said: str) -> Non
         re.search(f"Wrong.personal_model must return .*{said}", why) for why in row["failed_evaluation"].values()
     )
     assert len(row["failed_evaluation"]) == 2
+
+
+CLASSES = {"num_classes": 9}
+
+
+@pytest.mark.parametrize(
+    ("hook", "function", "words"),
+    [("loss", lambda _, step: step.batch.images.sum((1, 2, 3)), r"a loss tensor, or None, got a tensor \[\d+\]"),
+     ("correct_gradient", lambda _, step, grads: grads.update({k: g[:1] for k, g in grads.items()}), "keep the shapes"),
+     ("dataset", lambda _, local: local.client.data.replace(**CLASSES), r"Wrong.dataset\(local\) have different class"),
+     ("extra_records", lambda _, local: local.client.data.replace(**CLASSES), "Wrong.extra_records.* different class"),
+     ("batches", lambda *_: [torch.zeros(1)], r"Wrong.batches must return batches \(fl.Batch\), got Tensor"),
+     ("extra_batches", lambda *_: iter([torch.zeros(1)]), r"must return batches \(fl.Batch\), got Tensor"),
+     ("extra_batches", lambda *_: iter(()), "as many batches as there are steps"),
+     ("server_step", lambda _, server, mean: {n: t.to_sparse() for n, t in mean.items()}, "torch.sparse_coo on cpu"),
+     ("refine", lambda _, server, replies, old: {n: t.to("meta") for n, t in old.items()}, "on cpu, got .* on meta"),
+     ("after_step", lambda _: None, r"Wrong.after_step is called as Wrong.after_step\(step\)")],
+)  # fmt: skip
+def test_result_of_a_hook_must_fit_and_its_arguments_too(hook: str, function: Any, words: str) -> None:
+    wrong = type("Wrong", (AddOn,), {hook: function})
+    with pytest.raises((TypeError, ValueError, NoUsableReply), match=words):
+        play(FedAvg(wrong(), factory=Tiny))
 
 
 def test_server_step_must_keep_the_shapes() -> None:
@@ -264,6 +287,14 @@ def after(function: str, change: Callable[..., object]) -> FedAvg:
         ("local", lambda client, message: message[FedAvg.model].popitem(), "message[FedAvg.model][classifier.bias]"),
         ("local", lambda client, message: message.__setitem__(FedAvg.samples, 1.0), "message[FedAvg.samples]"),
         ("local", lambda client, message: client.data.images[0].zero_(), "client.data.images"),
+        (
+            "local",
+            lambda client, message: client.data.images.data.mul_(-1),
+            "client.data.images",
+        ),
+        ("local", lambda client, message: first_of(message[FedAvg.model]).numpy().fill(0), "message[FedAvg.model]"),
+        ("local", lambda client, message: setattr(client, "id", 7), "client.id"),
+        ("evaluate", lambda client, message: setattr(client, "test", client.test[:1]), "client.test"),
         ("evaluate", lambda client, message: client.test.labels.add_(1), "client.test.labels"),
         ("send", lambda server, client: first_of(server.state[FedAvg.model]).mul_(2), "server.state[FedAvg.model]"),
         ("send", lambda server, client: setattr(server, "state", Message()), "server.state[FedAvg.model]"),

@@ -91,4 +91,4 @@ def test_frozen_models_do_not_update_batch_statistics() -> None:
 
 def test_refusals() -> None:
     refused(lambda: MOON(-1.0), ValueError, "mu must be at least 0")
-    refused(lambda: MOON(temperature=0.0), ValueError, "temperature must be greater than 0")
+    refused(lambda: MOON(temperature=1e-300), ValueError, "temperature must be at least 1e-06")
