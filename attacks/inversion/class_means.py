@@ -74,6 +74,7 @@ class ClassMeans:
             labels: class indices of the images, int [N].
             num_classes: number of classes, K.
         """
+        labels = check.class_labels(labels, len(check.batch_of_images(images)), num_classes)
         with torch.no_grad():
             rows = [_class_means(embed(images), labels, num_classes) for embed in embeddings]
         return ClassMeans(embeddings, rows)
@@ -106,7 +107,7 @@ class ClassMeans:
                 raise ValueError(f"embeddings must take images of shape {list(images.shape)}: {first}") from error
             if not isinstance(found, Tensor) or found.shape != (len(images), rows.shape[1]):
                 raise ValueError(
-                    f"embeddings must give [N, {rows.shape[1]}], the width of the means, got {list(found.shape)}"
+                    f"embeddings must give [N, {rows.shape[1]}], the width of the means, got {_form(found)}"
                 )
         return len(self.present)
 
@@ -129,6 +130,10 @@ class ClassMeans:
                 f"from {int(counts.sum())}, one per class with a row; or give counts"
             )
         return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+
+
+def _form(found: object) -> object:
+    return list(found.shape) if isinstance(found, Tensor) else type(found).__name__
 
 
 def _class_means(vectors: Tensor, labels: Tensor, num_classes: int) -> Tensor:

@@ -16,6 +16,7 @@ from attacks.inversion._search import lbfgs, signed_adam
 from attacks.inversion.observation import ObservedMessage
 from attacks.inversion.priors import Prior, group_mean
 from distillkit._utils import check
+from distillkit._utils.content import content
 from distillkit._utils.display import short_repr
 from distillkit.losses import gradient_distance
 from distillkit.normalization import IDENTITY, Normalization
@@ -163,7 +164,10 @@ def invert_message(
     ]
     _check_replay(message, starts[0], permuted[0])
     for number, (_, prior) in enumerate(weighted):
-        value = prior(starts[0].clone().requires_grad_())
+        trial = starts[0].clone().requires_grad_()
+        value = prior(trial)
+        if content(trial) != content(starts[0]):
+            raise ValueError(f"priors[{number}] must not change its images: change a clone")
         if not isinstance(value, Tensor) or value.numel() != 1 or not bool(value.isfinite()):
             got = (
                 f"{list(value.shape)}, {value.detach().flatten()[:1].tolist()}"
@@ -259,7 +263,7 @@ def _pull(images: dict[int, Tensor], labels: dict[int, Tensor], weight: float) -
 def _check_replay(message: ObservedMessage, images: Tensor, labels: Tensor) -> None:
     if not torch.is_grad_enabled():
         raise ValueError("an inversion of a message needs gradients: leave torch.no_grad and torch.inference_mode")
-    images = images.clone().requires_grad_()
+    images, before = images.clone().requires_grad_(), content(images)
     try:
         sent = message.replay(images, labels)
     except (TypeError, RuntimeError, IndexError) as error:
@@ -272,6 +276,8 @@ def _check_replay(message: ObservedMessage, images: Tensor, labels: Tensor) -> N
     shapes = [[list(t.shape) for t in side] for side in (sent, message.observed)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"message must replay tensors of the observed shapes, {shapes[1]}, got {shapes[0]}")
+    if content(images) != before:
+        raise ValueError("the message's replay must not change its images: change a clone")
     if not any(t.requires_grad for t in sent):
         raise ValueError("message must be replayed differentiably: remove no_grad, detach and rounding")
 

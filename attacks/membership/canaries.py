@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from attacks.membership._inputs import decisions, require_network
 from attacks.statistics import Rate
 from distillkit._utils import check
+from distillkit._utils.content import content
 from distillkit.rng import as_generator
 from distillkit.sets import Images, LabeledImages, as_set
 
@@ -153,7 +154,10 @@ def canary_attack(
     seeds = torch.randint(2**62, (2, 2), generator=generator).tolist()
     observed = []
     for (half, _), (teacher_seed, seed) in zip(planted, seeds, strict=True):
+        before = content(half.images), content(half.labels)
         teacher = train(half, teacher_seed)
+        if (content(half.images), content(half.labels)) != before:
+            raise ValueError("train must not change its records: the canaries are tested on them; change a clone")
         _require_result(teacher, "train")
         observed.append(teacher if publish is None else publish(teacher, seed))
         _require_result(observed[-1], "publish" if publish else "train")

@@ -17,6 +17,7 @@ from attacks.membership.rmia import rmia
 from attacks.membership.shadow_scores import ShadowScores, Target
 from attacks.statistics import FEW, Estimate, OperatingPoint, Rate, at_threshold, bonferroni, ppv_interval, roc
 from distillkit._utils import check
+from distillkit._utils.content import content
 from distillkit._utils.progress import bar
 
 __all__ = ["SHADOW_ATTACKS", "Attack", "AttackResult", "leave_one_out"]
@@ -173,7 +174,7 @@ def leave_one_out(
 def _evaluate(
     score: Attack, shadows: ShadowScores, scorer: str, units: Tensor, fpr: float, confidence: float, shown: Any
 ) -> AttackResult:
-    truth, thresholds = shadows.inside.cpu(), []
+    truth, thresholds, before = shadows.inside.cpu(), list[Any](), content(shadows.scores[scorer])
     own = [score(shadows.target(t, scorer)) for t in range(len(shadows))]
     for unit in range(int(units.max()) + 1):
         rest = units != unit
@@ -181,6 +182,8 @@ def _evaluate(
         known_scores = torch.stack([score(known.target(i, scorer)) for i in range(len(known))])
         thresholds.append(_threshold(known_scores[~truth[rest]].sort(descending=True).values, fpr))
         shown.update()
+    if content(shadows.scores[scorer]) != before:
+        raise ValueError("attacks must not change their targets in place, but one did: use clones, such as s - m")
     points = [
         at_threshold(scores, member, thresholds[unit], confidence=confidence, chosen_elsewhere=True)
         for scores, member, unit in zip(own, truth, units.tolist())

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from attacks.membership._inputs import outputs
 from attacks.membership.scores import stable_logit
 from distillkit._utils import check
+from distillkit._utils.content import content
 from distillkit._utils.display import short_repr
 
 __all__ = ["Pipeline", "Scorer", "model_scorer"]
@@ -109,8 +110,8 @@ def score_run(pipeline: Pipeline, inside: Tensor, seed: int) -> RunScores:
             another shape, or `fit` changed the records in place. Errors of `fit` are raised unchanged.
     """
     start = time.perf_counter()
-    given = [t for t in (pipeline.images, pipeline.labels, *(pipeline.population or ())) if not t.is_inference()]
-    versions = [tensor._version for tensor in given]
+    given = (pipeline.images, pipeline.labels, *(pipeline.population or ()))
+    before = [content(tensor) for tensor in given]
     scorers = pipeline.fit(inside.nonzero().flatten(), seed)
     if not isinstance(scorers, Mapping) or not scorers:
         raise TypeError(
@@ -125,7 +126,7 @@ def score_run(pipeline: Pipeline, inside: Tensor, seed: int) -> RunScores:
         found[name] = _scored(name, scorer, pipeline.images, pipeline.labels)
         if pipeline.population is not None:
             others[name] = _scored(name, scorer, *pipeline.population)
-    if [tensor._version for tensor in given] != versions:
+    if [content(tensor) for tensor in given] != before:
         raise ValueError(
             "fit and its scorers must not change the pipeline's images and labels, but some were changed in place, so "
             "later runs would use other records; work on a copy: images.clone()"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from attacks.membership._inputs import finite_scores
@@ -128,6 +129,9 @@ class ShadowScores:
         Args:
             kept: whether to keep each model, bool [S].
         """
+        if not isinstance(kept, Tensor) or kept.dtype != torch.bool or kept.shape != (len(self),) or not kept.any():
+            got = f"{kept.dtype} {list(kept.shape)}" if isinstance(kept, Tensor) else type(kept).__name__
+            raise ValueError(f"kept must be a bool tensor [{len(self)}] that keeps at least one model, got {got}")
         found = copy(self)  # already validated
         object.__setattr__(found, "inside", self.inside[kept])
         object.__setattr__(found, "scores", {n: s[kept] for n, s in self.scores.items()})

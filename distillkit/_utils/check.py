@@ -268,10 +268,10 @@ def real_number(
 
 
 def learning_rate(value: float, name: str = "lr") -> float:
-    """Check that `value` is a learning rate, above 0 and at most 1e38, and return it as a float.
+    """Check that `value` is a learning rate, above 0 and at most 1e37, and return it as a float.
 
     Args:
-        value: the value to check. A step with a larger number cannot be computed in float32.
+        value: the value to check. The first step of Adam multiplies it by 10, which float32 must hold.
         name: name of the argument, used in error messages.
 
     Raises:
@@ -279,8 +279,8 @@ def learning_rate(value: float, name: str = "lr") -> float:
         ValueError: the value is NaN or out of bounds.
     """
     value = real_number(value, name, above=0.0)
-    if value > 1e38:
-        raise ValueError(f"{name} must be at most 1e38, which float32 can hold, got {value:g}")
+    if value > 1e37:
+        raise ValueError(f"{name} must be at most 1e37, whose steps float32 can hold, got {value:g}")
     return value
 
 

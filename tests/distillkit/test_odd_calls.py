@@ -977,9 +977,22 @@ def stored(**changes: Any) -> nn.Module:
     return train(made(), data(), Protocol(epochs=1, relabel=replace(labels, **changes)))
 
 
-def spoil(x: Tensor) -> Pipeline:
-    """Return a pipeline that darkens its records."""
-    return Pipeline(lambda indices, seed: {"a": lambda images, y: images.mul_(0.5).flatten(1).sum(1)}, x, LABELS)
+def spoil(darken: Any) -> Pipeline:
+    """Return a pipeline that darkens its records, by a function of the images."""
+    return Pipeline(
+        lambda indices, seed: {"a": lambda x, y: x.flatten(1).sum(1) + 0 * float(darken(x).sum())},
+        torch.rand(9, 1, 8, 8), LABELS,
+    )  # fmt: skip
+
+
+def shadows() -> ShadowScores:
+    return ShadowScores(halves(6, 12, 0), {"model": normal(6, 12)})
+
+
+def replayed(replay: Any, prior: Any = None, **options: Any) -> Any:
+    message = ReplayableMessage([torch.ones(3, 1, 8, 8)], replay, 3)
+    priors = [(1.0, prior)] if prior else []
+    return invert_message(message, (1, 8, 8), 3, labels=LABELS[:3], steps=1, priors=priors, **options)
 
 
 def scored(result: Any) -> Tensor:
@@ -1048,8 +1061,27 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: loss(CHANCE, LABELS), "must return logits, but its outputs are not negative"),
     (lambda: scored(None), "the result of score must be a floating tensor"),
     (lambda: scored(torch.ones(9) * torch.nan), "the result of score must be finite"),
-    (lambda: run_shadows(spoil(torch.rand(9, 1, 8, 8)), 4, progress=False), "must not change the pipeline's images"),
+    (lambda: run_shadows(spoil(lambda x: x.mul_(0.5)), 4, progress=False), "must not change the pipeline's images"),
     (lambda: run_shadows(pipeline(), 4, out=__file__, progress=False), "out must be a folder, but .* is a file"),
+    (
+        lambda: run_shadows(spoil(lambda x: x.numpy().__imul__(0.5)), 4, progress=False),
+        "must not change the pipeline's images",
+    ),
+    (
+        lambda: canary_attack(pool(), lambda records, seed: [records.images.data.zero_(), made()][1], canaries=2),
+        "train must not change its records",
+    ),
+    (lambda: leave_one_out(shadows(), {"a": lambda t: t.scores.zero_()}, fpr=0.5), "must not change their targets"),
+    (lambda: shadows().only(torch.ones(12, dtype=torch.bool)), r"kept must be a bool tensor \[6\]"),
+    (lambda: shadows().only(torch.zeros(6, dtype=torch.bool)), "keeps at least one model"),
+    (lambda: replayed(lambda x, y: [x.data.zero_() + x]), "replay must not change its images"),
+    (
+        lambda: replayed(lambda x, y: [x], prior=lambda x: x.data.zero_().sum()),
+        r"priors\[0\] must not change its images",
+    ),
+    (lambda: replayed(lambda x, y: [x], lr=1e38), "lr must be at most 1e37"),
+    (lambda: inverted(ClassMeans([lambda x: None], [torch.ones(3, 4)])), "embeddings must give .* got NoneType"),
+    (lambda: ClassMeans.of([torch.flatten], data().images, LABELS, 2), "labels must be below num_classes=2, got 2"),
     (lambda: class_counts(torch.tensor([0.2, 0.3, 0.1]), 4), "bias_gradient has the sum 0.6"),
     (lambda: class_counts(100 * SENT, 4), "bias_gradient has .* entries up to 75"),
     (

@@ -93,7 +93,7 @@ def test_extreme_learning_rate_is_warned_of() -> None:
     for make in (FedAvg, FedProto, lambda factory, lr: FedDM(factory=factory, server_lr=lr)):
         with pytest.warns(UserWarning, match=r"lr=1e\+09"):
             make(factory=Tiny, lr=1e9)
-        refused(lambda make=make: make(factory=Tiny, lr=1e39), ValueError, "lr must be at most 1e38")  # type: ignore[misc]
+        refused(lambda make=make: make(factory=Tiny, lr=1e38), ValueError, "lr must be at most 1e37")  # type: ignore[misc]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         FedAvg(factory=Tiny, lr=1.0)

@@ -425,7 +425,7 @@ def test_networks_of_another_dtype_and_divergence_are_refused() -> None:
             ipc=1,
             iterations=9,
             inner=InnerTraining((2, 1)),
-            lr=1e38,
+            lr=1e37,
             metric="mse",
         )
 
