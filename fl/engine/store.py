@@ -373,9 +373,9 @@ class Store:
         rows = read_history(path, torn=True)[:count]
         lines = path.read_bytes().splitlines(keepends=True)[: len(rows)] if path.exists() else []
         self._history_sum = hashlib.sha256(b"".join(lines))
-        found = self._sums()
-        for name, wanted in (manifest.get("sums") or {}).items() if len(rows) == count else ():
-            if found.get(name) != wanted:
+        stated = manifest.get("sums")
+        for name, found in self._sums().items() if count and len(rows) == count else ():
+            if not isinstance(stated, dict) or stated.get(name) != found:
                 raise CheckpointError(
                     f"{self.out / name} was changed after the run wrote it (its checksum differs): restore the file"
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -58,8 +59,9 @@ def federation() -> list[LabeledImages]:
     return [images(12 + 3 * k, seed=k) for k in range(5)]
 
 
-def without_checksums(folder: Path) -> None:
-    """Turn the run's manifest into one of an earlier version."""
+def sum_history_again(folder: Path) -> None:
+    """Write the checksum of a changed history into the run's manifest."""
     path = folder / "checkpoint" / "manifest.json"
     manifest = json.loads(path.read_bytes())
-    path.write_text(json.dumps({k: v for k, v in manifest.items() if k != "sums"}), encoding="utf-8")
+    manifest["sums"]["history.jsonl"] = hashlib.sha256((folder / "history.jsonl").read_bytes()).hexdigest()
+    path.write_text(json.dumps(manifest), encoding="utf-8")

@@ -566,11 +566,10 @@ def test_rows_are_safe_from_functions_of_the_user() -> None:
     assert run.rows[0]["failed"] == {}
 
 
-@pytest.mark.parametrize(("file", "content"), [("history.jsonl", b""), ("checkpoint/model.safetensors", bytes(100))])
-def test_damaged_files_of_a_run_are_named(tmp_path: Path, file: str, content: bytes) -> None:
+def test_damaged_files_of_a_run_are_named(tmp_path: Path) -> None:
     simulate(plain(), list(clients()), rounds=1, out=tmp_path, progress=False)
-    (tmp_path / file).write_bytes(content)
-    with pytest.raises(fl.CheckpointError, match=Path(file).name):
+    (tmp_path / "history.jsonl").write_bytes(b"")
+    with pytest.raises(fl.CheckpointError, match=r"history\.jsonl"):
         load(tmp_path, method=plain())
     keys = Keyring(tmp_path / "keys")
     keys.enroll(0)

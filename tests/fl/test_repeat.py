@@ -24,7 +24,7 @@ from fl import CheckpointError, ClientDP, FedAvg, Filtered, simulate
 from fl.addons import SCAFFOLD, Ditto, FedProx
 from fl.study import Federated, NotRepeatable, load, outcome_hash, repeat
 from tests.fl.every_method import METHODS, play
-from tests.fl.federations import Tiny, federation, images, without_checksums
+from tests.fl.federations import Tiny, federation, images, sum_history_again
 from tests.fl.test_addon_combinations import addon, plain
 from tests.refused import refused
 
@@ -174,7 +174,7 @@ def test_other_hash_is_warned_of_with_both_versions(run: Path, tmp_path: Path) -
     rows = [json.loads(line) for line in (run / "history.jsonl").read_text(encoding="utf-8").splitlines()]
     rows[-1]["loss"] += 1e-9
     (tmp_path / "run" / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    without_checksums(tmp_path / "run")
+    sum_history_again(tmp_path / "run")
     with pytest.warns(UserWarning, match=r"has the hash .* torch .* on cpu"):
         again(tmp_path / "run")
     with warnings.catch_warnings():
