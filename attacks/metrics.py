@@ -171,13 +171,7 @@ def _weights(net: str, download: bool) -> Path:
 
 @functools.cache
 def _network(net: str, file: Path, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    """Build and cache the LPIPS network for a device.
-
-    Args:
-        net: name of the network, as in `lpips`.
-        file: path of the network's weights. If the file does not exist, torchvision downloads it.
-        device: device of the network.
-    """
+    """Build and cache the LPIPS network for a device."""
     import lpips as package
 
     try:

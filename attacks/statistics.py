@@ -307,15 +307,6 @@ def _critical_counts(fpr: float, trials: int, error: float) -> tuple[int | None,
     (k + 1)-th largest score of a non-member, its true rate is stochastically at most a variable with distribution
     Beta(k + 1, n - k). If the threshold equals the k-th largest of these scores, its true rate is stochastically at
     least a variable with distribution Beta(k, n - k + 1).
-
-    Args:
-        fpr: false-positive rate with which the true rate is compared.
-        trials: number of non-members, n.
-        error: largest error probability of each test.
-
-    Returns:
-        The largest number of false positives that shows a true rate of at most `fpr`, and the smallest number that
-        shows a true rate of at least `fpr`. Each is None if there is no such number.
     """
     from scipy.special import betainc
 

@@ -44,11 +44,7 @@ class SGD:
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        """Update the parameters.
-
-        Args:
-            lr: learning rate.
-        """
+        """Update the parameters."""
         for parameter, moving in zip(self.parameters, self.velocity, strict=True):
             if parameter.grad is not None:
                 gradient = parameter.grad.add(parameter, alpha=self.options.weight_decay)
@@ -78,11 +74,7 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        """Update the parameters.
-
-        Args:
-            lr: learning rate.
-        """
+        """Update the parameters."""
         self.steps += 1
         b1, b2 = self.betas
         first, second = 1 - b1**self.steps, math.sqrt(1 - b2**self.steps)

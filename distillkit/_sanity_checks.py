@@ -22,15 +22,7 @@ __all__ = [
 
 
 def check_images(images: Tensor, normalization: Normalization | None) -> None:
-    """Raise an error or a warning for images that look like [N, H, W, C], or that do not fit the stated normalization.
-
-    Args:
-        images: [N, C, H, W].
-        normalization: normalization of the images as stated by the caller; None for pixels in [0, 1].
-
-    Raises:
-        ValueError: `normalization` is None, and the images look like [N, H, W, C] or are not pixels in [0, 1].
-    """
+    """Refuse, or warn of, images that look like [N, H, W, C] or do not fit the stated normalization."""
     if not len(images):
         return
     if channels_last(images.shape[1:]):
@@ -85,11 +77,7 @@ def _in_space(low: float, high: float, images: Tensor, normalization: Normalizat
 
 
 def check_labels(labels: Tensor) -> None:
-    """Warn if the smallest class index is not 0, in a set whose number of classes was derived from the labels.
-
-    Args:
-        labels: class indices [N].
-    """
+    """Warn if the smallest class index is not 0, in a set whose number of classes was derived from the labels."""
     if len(labels) and labels.ndim == 1 and (least := int(labels.min())) > 0:
         warn(
             f"labels start at {least}, so class 0 is empty; class indices start at 0: pass labels - {least}, or "

@@ -229,10 +229,6 @@ def _sums(pixels: Tensor, center: Tensor | None = None) -> list[float]:
 
     The images are processed in chunks. The result does not depend on the number of threads: PyTorch sums each channel
     of each image, and `fsum` then adds the sums of the images exactly.
-
-    Args:
-        pixels: images, [N, C, H, W].
-        center: one value per channel, broadcastable to `pixels`; None for plain sums.
     """
     found = []
     for chunk in pixels.detach().split(256):

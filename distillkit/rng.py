@@ -120,9 +120,6 @@ def _require_layout() -> None:
 
     A state that torch seeds is compared with the state that this module computes from the same seed by Matsumoto and
     Nishimura's `init_genrand`.
-
-    Raises:
-        RuntimeError: the states differ.
     """
     words = [5489]
     for i in range(1, _WORDS):

@@ -86,11 +86,7 @@ def augmentation_robust_score(
 
 
 def _fraction(value: float, name: str) -> float:
-    """Return a number after checking that it lies in [0, 1].
-
-    Raises:
-        ValueError: the number is outside [0, 1]. The message explains that accuracies are fractions, not per cent.
-    """
+    """Return a number after checking that it lies in [0, 1]."""
     value = check.real_number(value, name)
     if not 0 <= value <= 1:
         raise ValueError(f"{name} must be a fraction in [0, 1], got {value}; divide per cent by 100")

@@ -378,11 +378,7 @@ def _is_constructible(kind: Any) -> bool:
 
 
 def _find(path: str, trust: Collection[str]) -> Any:
-    """Return the function, class or named constant with the given "module:name".
-
-    Raises:
-        LookupError: it is not found or not accepted. The message is the end of a sentence that begins with the path.
-    """
+    """Return the function, class or named constant with the given "module:name"."""
     module, _, name = path.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
         raise LookupError("does not have the form module:name")

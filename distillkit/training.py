@@ -259,11 +259,7 @@ def train(
 
 
 def _probabilities(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return rows of probabilities in the given dtype, divided by their sums if the sums differ slightly from 1.
-
-    Raises:
-        ValueError: a probability is negative, or a sum is not close to 1.
-    """
+    """Return rows of probabilities in the given dtype, divided by their sums if the sums differ slightly from 1."""
     rows = rows.to(dtype)
     sums = rows.sum(1, keepdim=True)
     if not ((rows >= 0).all() and (sums - 1).abs().max() <= _ROUNDING):

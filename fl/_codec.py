@@ -38,11 +38,6 @@ def _pack(key: str, value: Value, tensors: Tensors) -> dict[str, Any]:
     """Add the tensors of an entry's value to `tensors`, and return a JSON-compatible description of the value.
 
     The description and the tensors are enough for `_unpack` to rebuild the value.
-
-    Args:
-        key: key of the entry, which becomes part of the tensors' names.
-        value: value of the entry.
-        tensors: mapping to extend.
     """
     if isinstance(value, Tensor):
         tensors[key] = value
@@ -56,16 +51,7 @@ def _pack(key: str, value: Value, tensors: Tensors) -> dict[str, Any]:
 
 
 def _unpack(key: str, form: Any, tensors: Tensors) -> Value:
-    """Rebuild an entry's value from its description and its tensors, as `_pack` stored them.
-
-    Args:
-        key: key of the entry.
-        form: description of the value, from an untrusted source.
-        tensors: tensors of the message, by name. The value's tensors are removed from the mapping.
-
-    Raises:
-        ValueError: the description is not valid, or a tensor is missing.
-    """
+    """Rebuild an entry's value from its description and its tensors, as `_pack` stored them."""
     kind = form.get("kind") if isinstance(form, dict) else None
     flags = set(_FLAGS) if kind == "set" else set()
     if not isinstance(kind, str) or kind not in _FORMS or set(form) - flags != _FORMS[kind]:
@@ -110,19 +96,7 @@ def _finite(key: str, value: Value) -> Value:
 
 
 def to_parts(message: Message, metadata: Mapping[str, str] | None = None) -> Parts:
-    """Split a message into named tensors and named strings, from which `from_parts` rebuilds it.
-
-    Args:
-        message: any message; tensors may be on any device.
-        metadata: further strings to store with the message, by name.
-
-    Returns:
-        A pair of mappings: the tensors by name, and the strings by name, which include `metadata` and a checksum. The
-        tensors are contiguous, on the CPU, and share no memory with each other.
-
-    Raises:
-        TypeError, ValueError: the message holds a value that `check_value` refuses, or a number that is not finite.
-    """
+    """Split a message into named tensors and named strings, from which `from_parts` rebuilds it."""
     tensors: Tensors = {}
     forms = {key: _pack(key, _finite(key, check_value(key, value)), tensors) for key, value in message.items()}
     stored = contiguous_cpu(tensors)
@@ -135,13 +109,6 @@ def from_parts(tensors: Mapping[str, Tensor], strings: Mapping[str, str]) -> tup
 
     The parts may come from an untrusted source. The function checks the checksum and every value, and that every tensor
     belongs to exactly one entry.
-
-    Args:
-        tensors: tensors by name, on the CPU.
-        strings: strings by name.
-
-    Raises:
-        ValueError: the parts are incomplete, do not match the checksum, or are not the parts of a message.
     """
     left, meta = dict(tensors), dict(strings)
     if meta.get("format") != "distillkit.Message/1":

@@ -48,13 +48,7 @@ def empty_set(server: Server) -> LabeledImages:
 
 
 def noise_set(task: LabelTask, like: LabeledImages, generator: torch.Generator) -> LabeledImages:
-    """Return six labelled noise images for checks before round 1. They do not depend on any client's data.
-
-    Args:
-        task: classification task, which determines the form of the labels.
-        like: a set with the required normalization, shape and dtype; its images are not read.
-        generator: source of the noise.
-    """
+    """Return six labelled noise images for checks before round 1. They do not depend on any client's data."""
     classes = task.num_classes
     labels = torch.tensor([0, 0, 0, 1, 1, classes - 1]).to(like.images.device) % classes
     if not task.single_label:

@@ -252,12 +252,7 @@ def check_value(key: str, value: Any) -> Value:
 
 
 def _tensors(key: str, value: Value) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor of a value, with its name in the dict or image set. The name is "" if the value is a tensor.
-
-    Raises:
-        TypeError: `value` is an image set without images or labels, or with images, labels or columns that are not
-            tensors. The message names `key`.
-    """
+    """Yield every tensor of a value with its name in the dict or image set; "" for a tensor."""
     if isinstance(value, Tensor):
         yield "", value
     elif isinstance(value, dict):

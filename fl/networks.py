@@ -295,10 +295,6 @@ def _blanks(network: nn.Module, weights: Tensors) -> dict[int, Any]:
     With the memo, `deepcopy` does not copy parameters that `weights` will overwrite anyway; the copy gets uninitialized
     ones. The memo also contains a new empty dict or set for every empty dict or set in the network. Each module has
     about a dozen of them, for hooks, and copying them is most of the cost.
-
-    Args:
-        network: network to copy.
-        weights: parameters and buffers that will be loaded into the copy, by name.
     """
     plain = [p for n, p in network.named_parameters() if n in weights and type(p) is nn.Parameter and not vars(p)]
     attributes = (value for module in network.modules() for value in vars(module).values())

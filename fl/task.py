@@ -96,16 +96,7 @@ class LabelTask(Protocol):
 
 
 def _counts(sums: Tensor) -> tuple[float, float, float, float, float]:
-    """Return the numbers of predictions, correct predictions, true positives, false positives and false negatives.
-
-    Args:
-        sums: result of `LabelTask.sums`, [3 + 3K]. Its last 3K values, which are the true positives, false positives
-            and false negatives of each class, are summed over the K classes.
-
-    Raises:
-        ValueError: a count is negative or not a whole number, the loss is negative, there are no predictions, or more
-            correct predictions than predictions.
-    """
+    """Return the numbers of predictions, correct predictions, true positives, false positives and false negatives."""
     counts = torch.cat([sums[:2], sums[3:]])
     if bool((counts < 0).any() | (counts != counts.floor()).any() | (counts > 2**53).any()) or float(sums[2]) < 0:
         raise ValueError("counts must be whole numbers of at least 0, and the loss at least 0")

@@ -120,10 +120,6 @@ def _worst(chosen: SplitRuns, claim: Sequence[tuple[float, float]]) -> Event:
     A claimed pair implies p <= e^epsilon * q + delta, where p and q are the event's probabilities in the two groups of
     runs, with and without the record. The violation is the estimate of p - e^epsilon * q - delta, divided by its
     standard error.
-
-    Args:
-        chosen: the half of the runs that is used for choosing an event.
-        claim: the claimed pairs of epsilon and delta.
     """
     points = torch.tensor([tuple(point) for point in claim], dtype=torch.float64)
     factor, delta = points[:, :1].clamp(max=300).exp(), points[:, 1:]

@@ -69,13 +69,7 @@ def _largest_refuted(counts: tuple[int, int, int, int], delta: float, level: flo
 
 
 def _largest(chosen: SplitRuns, delta: float, confidence: float) -> Event:
-    """Return the event (a score on one side of a threshold) that gives the largest lower bound on epsilon.
-
-    Args:
-        chosen: the half of the runs that is used for choosing an event.
-        delta: delta at which epsilon is bounded.
-        confidence: confidence of the bound.
-    """
+    """Return the event (a score on one side of a threshold) that gives the largest lower bound on epsilon."""
     most, best, error = -math.inf, next(candidate_events(chosen))[0][0], (1 - confidence) / 2
     for found, hits, n, others, m in candidate_events(chosen):
         epsilons = _epsilon(lower(hits.numpy(), n, error), upper(others.numpy(), m, error), delta)
@@ -85,14 +79,7 @@ def _largest(chosen: SplitRuns, delta: float, confidence: float) -> Event:
 
 
 def _epsilon(likely: Any, unlikely: Any, delta: float) -> Any:
-    """Return the smallest epsilon >= 0 with likely <= e^epsilon * unlikely + delta, for numbers or arrays.
-
-    Args:
-        likely: lower bound on the probability of an event in one kind of runs, those with the record or those without
-            it.
-        unlikely: upper bound on the probability of the event in the other kind of runs.
-        delta: delta at which epsilon is bounded.
-    """
+    """Return the smallest epsilon >= 0 with likely <= e^epsilon * unlikely + delta, for numbers or arrays."""
     return np.log(np.maximum((np.asarray(likely) - delta) / unlikely, 1.0))
 
 

@@ -127,12 +127,6 @@ def _chance(canaries: int, guesses: int, right: int, epsilon: float, delta: floa
     """Return an upper bound on the probability of many correct guesses, if the audited run is (epsilon, delta)-private.
 
     A guess states whether a canary was included in the training data.
-
-    Args:
-        canaries: number of canaries.
-        guesses: number of guesses.
-        right: number of correct guesses; the bound is for this number or more.
-        epsilon, delta: privacy of the run.
     """
     from scipy.stats import binom
 

@@ -229,10 +229,6 @@ def _with_size(low: Tensor, high: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
     A class has at least the total minus the upper bounds of all other classes, and at most the total minus their lower
     bounds.
-
-    Args:
-        low, high: lower and upper bounds, int64 [K].
-        size: total number of records.
     """
     bounded = high.clamp(max=size)
     others_low, others_high = low.sum() - low, bounded.sum() - bounded
@@ -240,16 +236,7 @@ def _with_size(low: Tensor, high: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _class_rows(rows: Tensor, name: str, num_classes: int) -> Tensor:
-    """Check that a gradient has one row or entry per class, and that it sums to 0 over the classes.
-
-    Args:
-        rows: gradient or change of the last layer, [K] or [K, D].
-        name: name of the argument, for error messages.
-        num_classes: number of classes, K.
-
-    Returns:
-        The tensor on the CPU.
-    """
+    """Check that a gradient has one row or entry per class, and that it sums to 0 over the classes."""
     if len(rows) != num_classes:
         raise ValueError(f"{name} must have one row or entry for each of {num_classes} classes, got {list(rows.shape)}")
     if bool((rows.sum(0).abs() > 1e-4 * rows.abs().sum(0).max()).any()):

@@ -217,11 +217,6 @@ def _to_pixels(x: Tensor, loss: Callable[[Tensor], Tensor], normalization: Norma
     The search may find values outside this range, and clipping them may remove details. Three conversions are therefore
     tried: clip the pixels, scale the normalized values towards 0, or map the range of the pixels linearly to [0, 1].
     The images with the lowest loss are returned.
-
-    Args:
-        x: normalized images, float [N, C, H, W].
-        loss: loss of the search, a function of normalized images.
-        normalization: normalization of the images.
     """
     pixels = normalization.decode(x)
     if bool(((pixels >= 0) & (pixels <= 1)).all()):
@@ -249,12 +244,6 @@ def _pull(images: dict[int, Tensor], labels: dict[int, Tensor], weight: float) -
 
     The term is weight * ||x - mean||_2, where x are the images of the restart. The mean over all restarts is treated as
     a constant.
-
-    Args:
-        images: images of each active restart, by restart index.
-        labels: labels of each restart, by restart index. Images of different restarts are averaged only if they have
-            the same label (see `group_mean`).
-        weight: weight of the term.
     """
     away = {r: images[r] - mean for r, mean in group_mean(images, labels).items()}
     return {r: weight * gap / gap.norm().clamp(min=torch.finfo(gap.dtype).tiny) for r, gap in away.items()}

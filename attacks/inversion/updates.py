@@ -259,23 +259,7 @@ def _gradient(
 
 
 def _read_labels(last: Tensor, classes: int, count: int, predictions: Tensor | None) -> Tensor:
-    """Infer labels from the gradient of a network's last parameter, which is a bias or a weight.
-
-    Args:
-        last: the gradient, [K] of a bias, or [K, D] of a weight with D inputs.
-        classes: number of classes, K.
-        count: number of images.
-        predictions: the network's predicted probabilities for M images, such as noise, [M, K]. Their mean replaces the
-            unknown mean prediction for the images whose labels are inferred. None: every class is predicted with the
-            probability 1 / K.
-
-    Returns:
-        The labels, int64 [count], sorted.
-
-    Raises:
-        ValueError: the last parameter is a weight, and there are several images or only two classes. Labels can then be
-            inferred only from the gradient of a bias.
-    """
+    """Infer labels from the gradient of a network's last parameter, which is a bias or a weight."""
     if last.shape == (classes,):
         with without_warnings():  # the change of several steps is no gradient of one batch
             counts = class_counts(last, count, predictions)

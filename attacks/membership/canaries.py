@@ -179,13 +179,6 @@ def _require_result(network: object, name: str) -> None:
 
 
 def _repeats(observed: Observed, records: LabeledImages, chosen: Tensor, chunk: int | None) -> Tensor:
-    """Return whether the observed model repeats the label that was planted on each canary, bool [n] on the CPU.
-
-    Args:
-        observed: observed model: a network, or a function of images that returns logits or class indices.
-        records: records, among which are the canaries with their wrong labels.
-        chosen: indices of the canaries, int64 [n].
-        chunk: number of images per forward pass; None: it depends on the device and on the size of an image.
-    """
+    """Return whether the observed model repeats the label that was planted on each canary, bool [n] on the CPU."""
     canaries = records[chosen]
     return decisions(observed, canaries.images, chunk).cpu() == canaries.labels.cpu()

@@ -219,12 +219,7 @@ def _scores(name: str, run: Attack, target: Target) -> Tensor:
 
 
 def _threshold(falling: Tensor, fpr: float) -> float:
-    """Return the smallest threshold such that at most a share `fpr` of non-members' scores are at least the threshold.
-
-    Args:
-        falling: scores of non-members, sorted in decreasing order, [n].
-        fpr: allowed false-positive rate.
-    """
+    """Return the smallest threshold that at most a share `fpr` of the non-members' scores reach."""
     allowed = math.floor(fpr * len(falling) + 1e-9)
     if allowed >= len(falling):
         return -math.inf
@@ -233,14 +228,7 @@ def _threshold(falling: Tensor, fpr: float) -> float:
 
 
 def _units(inside: Tensor) -> Tensor:
-    """Assign shadow models to pairs: each record was used to train exactly one of the two models of a pair.
-
-    Args:
-        inside: whether each shadow model was trained on each record, bool [S, N].
-
-    Returns:
-        The index of each model's pair, int64 [S]. A model without a partner has an index of its own.
-    """
+    """Assign shadow models to pairs: each record was used to train exactly one of the two models of a pair."""
     first: dict[bytes, int] = {}
     units = []
     for row in inside.cpu():
@@ -250,14 +238,7 @@ def _units(inside: Tensor) -> Tensor:
 
 
 def _interval(values: Sequence[float], units: Tensor, confidence: float) -> Estimate:
-    """Return the mean of one value per target, with a confidence interval from the cluster-robust standard error.
-
-    Args:
-        values: one value, such as the AUC, for each of the S targets. Each target is one of the S shadow models.
-        units: index of the pair to which each target belongs, int64 [S]. A pair consists of two targets that were
-            trained on complementary records, so their values may depend on each other.
-        confidence: confidence of the interval, by Student's t quantiles.
-    """
+    """Return the mean of one value per target, with a confidence interval from the cluster-robust standard error."""
     from scipy.stats import t
 
     of, count = torch.tensor(values, dtype=torch.float64), int(units.max()) + 1

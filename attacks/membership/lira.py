@@ -132,9 +132,6 @@ class _Fit:
 
         Here, p is the CDF of the record's score distribution at the record's score under the target model. The result
         is accurate even if p is very close to 0 or 1.
-
-        Args:
-            target: scores of the target model, [n].
         """
         z, f = (target - self.mean) / self.scale, self.freedom
         gaussian = torch.special.log_ndtr(z) - torch.special.log_ndtr(-z)
@@ -157,15 +154,6 @@ def _prior(own: Tensor, freedom: Tensor, pooled: Tensor) -> tuple[float, Tensor]
     The prior is fitted by the method of moments, applied to the logarithms of the variances.
 
     If the variances differ no more than expected by chance, all records get the pooled variance.
-
-    Args:
-        own: sample variance of each record's scores over shadow models, [n].
-        freedom: degrees of freedom of each sample variance, [n].
-        pooled: variance pooled over all records.
-
-    Returns:
-        The prior's degrees of freedom (infinite if all records get the pooled variance), and the common variance
-        towards which the prior shrinks the records' variances.
     """
     half = freedom / 2
     usable = own > 0

@@ -78,11 +78,6 @@ def _two_nearest(candidates: Tensor, images: Tensor, masked: Tensor | None) -> T
     Inner products are a fast way to find the nearest images, but they are imprecise for small distances and may
     exchange similar images. Therefore three images are found, their distances are computed exactly as norms of
     differences, and the two smallest distances are returned.
-
-    Args:
-        candidates: flattened candidates, [n, D].
-        images: flattened images, [M, D].
-        masked: whether each image is excluded for each candidate, bool [n, M]; None excludes none.
     """
     squares = images.square().sum(1) - 2 * candidates @ images.T
     if masked is not None:

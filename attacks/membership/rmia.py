@@ -98,15 +98,7 @@ def rmia(
 
 
 def _mean(shadows: Tensor, chosen: Tensor, preposition: str) -> Tensor:
-    """Return the mean probability of each record's true class over some of the shadow models.
-
-    Args:
-        shadows: log-odds log(p / (1 - p)) of the probability p of each record's true class under S shadow models,
-            [S, n]; see `stable_logit`.
-        chosen: whether to use shadow model s for record i, bool [S, n].
-        preposition: word for error messages: "with" if the chosen models were trained on the record, otherwise
-            "without".
-    """
+    """Return the mean probability of each record's true class over some of the shadow models."""
     count = chosen.sum(0)
     if not bool((count > 0).all()):
         raise ValueError(

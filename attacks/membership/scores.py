@@ -79,12 +79,7 @@ def margin(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _split_true_class(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Split logits [n, K] into those of the true classes and those of the other classes.
-
-    Returns:
-        The logit of each record's true class, float64 [n]; and all logits, where those of the true classes are replaced
-        by minus infinity, float64 [n, K].
-    """
+    """Split logits [n, K] into those of the true classes and those of the other classes."""
     if logits.shape[1] < 2:
         raise ValueError(
             f"logits must have at least 2 columns, got {list(logits.shape)}: a single class allows no comparison"

@@ -57,13 +57,7 @@ def is_significant(point: OperatingPoint) -> bool:
 def rate_table(
     first: str, scores: dict[str, tuple[Tensor, Tensor]], tried: int
 ) -> tuple[Table, dict[str, OperatingPoint]]:
-    """Return a table of the area and the rates of each attack, and the rates.
-
-    Args:
-        first: name of the first column.
-        scores: scores of members and of non-members, by attack.
-        tried: number of attacks that are reported together.
-    """
+    """Return a table of the area and the rates of each attack, and the rates."""
     found = {name: evaluate_scores(*both, tried) for name, both in scores.items()}
     cells = [(name, f"{area:.3f}", str(point.tpr), str(point.fpr)) for name, (area, point) in found.items()]
     table = Table((first, "AUC", "true positives", "false positives"), cells, left=1)

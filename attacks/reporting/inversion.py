@@ -268,16 +268,7 @@ def _own(invert: Inversion, client: int, members: Records) -> Tensor | None:
 def _compare_own(
     section: Section, images: Tensor, own: Tensor, members: Records, non_members: Records | None, sender: str
 ) -> None:
-    """Compare recovered images with the client's records, and with non-members of the same classes.
-
-    Args:
-        section: section of the report, to which pictures, tables and findings are added.
-        images: recovered images, one for each of the client's n records, pixels [n, C, H, W].
-        own: indices of the client's records among the members, int64 [n].
-        members: private training records.
-        non_members: records that were not used for training; None if the user passed none.
-        sender: text that names the client and the round.
-    """
+    """Compare recovered images with the client's records, and with non-members of the same classes."""
     truth = members.pixels[own]
     paired, fitted = _paired(images, truth)
     aligned = psnr(fitted, truth)
@@ -343,14 +334,6 @@ def _draw_held_out(members: Records, own: Tensor, non_members: Records) -> list[
     """Draw several random samples of non-members, each with as many records as a client has.
 
     If there are enough non-members of every class, each sample also has the client's class counts.
-
-    Args:
-        members: private training records.
-        own: indices of the client's records among the members, int64 [n].
-        non_members: records that were not used for training.
-
-    Returns:
-        For each sample, the indices of its images in `non_members.selected`, int64 [n].
     """
     everyone = torch.arange(len(non_members.index))
     if len(everyone) < len(own):

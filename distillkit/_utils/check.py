@@ -42,16 +42,7 @@ __all__ = [
 
 
 def batch_of_images(images: Tensor, name: str = "images") -> Tensor:
-    """Check that `images` is a non-empty, finite floating-point batch [N, C, H, W] and return it.
-
-    Args:
-        images: the value to check.
-        name: name of the argument, used in error messages.
-
-    Raises:
-        TypeError: the value is not a floating-point tensor.
-        ValueError: the number of dimensions is wrong, a dimension is empty, or there are NaN or infinite values.
-    """
+    """Check that `images` is a non-empty, finite floating-point batch [N, C, H, W] and return it."""
     if not isinstance(images, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor [N, C, H, W], got {type(images).__name__}")
     has_values(images, name)
@@ -109,15 +100,7 @@ _MOST_CLASSES = 10**6
 
 
 def classes_of(labels: Tensor, name: str = "labels") -> int:
-    """Return the number of classes that class indices imply: the largest one + 1, or 1 for no labels.
-
-    Args:
-        labels: class indices, int [N].
-        name: name of the argument, used in error messages.
-
-    Raises:
-        ValueError: the largest index is a million or more, as in ids.
-    """
+    """Return the number of classes that class indices imply: the largest one + 1, or 1 for no labels."""
     largest = int(labels.max()) if len(labels) else 0
     if largest >= _MOST_CLASSES:
         raise ValueError(
@@ -128,16 +111,7 @@ def classes_of(labels: Tensor, name: str = "labels") -> int:
 
 
 def matrix(values: Tensor, name: str) -> Tensor:
-    """Check that `values` is a finite floating-point tensor [N, d] without empty dimensions and return it.
-
-    Args:
-        values: the value to check.
-        name: name of the argument, used in error messages.
-
-    Raises:
-        TypeError: the value is not a floating-point tensor.
-        ValueError: the tensor is not [N, d], has NaN or infinite values, or is empty.
-    """
+    """Check that `values` is a finite floating-point tensor [N, d] without empty dimensions and return it."""
     float_tensor(values, name, "[N, d], one row an image")
     if values.ndim != 2 or 0 in values.shape:
         raise ValueError(f"{name} must have two dimensions, none empty, got shape {list(values.shape)}")
@@ -145,51 +119,21 @@ def matrix(values: Tensor, name: str) -> Tensor:
 
 
 def bool_tensor(values: Tensor, name: str, shape: str = "") -> Tensor:
-    """Check that `values` is a bool tensor and return it.
-
-    Args:
-        values: the value to check.
-        name: name of the argument, used in error messages.
-        shape: the expected shape for the error message, for example "[n]". It is not checked.
-
-    Raises:
-        TypeError: the value is not a bool tensor.
-        ValueError: the tensor is sparse, or on the device "meta".
-    """
+    """Check that `values` is a bool tensor and return it."""
     if not isinstance(values, Tensor) or values.dtype != torch.bool:
         raise TypeError(f"{name} must be a bool tensor{f' {shape}' if shape else ''}, got {_came(values)}")
     return has_values(values, name)
 
 
 def float_tensor(values: Tensor, name: str, shape: str = "") -> Tensor:
-    """Check that `values` is a floating-point tensor and return it. NaN and infinity are allowed.
-
-    Args:
-        values: the value to check.
-        name: name of the argument, used in error messages.
-        shape: the expected shape for the error message, for example "[n]". It is not checked.
-
-    Raises:
-        TypeError: the value is not a floating-point tensor.
-    """
+    """Check that `values` is a floating-point tensor and return it. NaN and infinity are allowed."""
     if not isinstance(values, Tensor) or not values.is_floating_point():
         raise TypeError(f"{name} must be a floating tensor{f' {shape}' if shape else ''}, got {_came(values)}")
     return has_values(values, name)
 
 
 def finite_tensor(values: Tensor, name: str, shape: str = "", remedy: str = "") -> Tensor:
-    """Check that `values` is a floating-point tensor without NaN and infinity, and return it.
-
-    Args:
-        values: the value to check.
-        name: name of the argument, used in error messages.
-        shape: the expected shape for the error message, for example "[n]". It is not checked.
-        remedy: what to do about NaN or infinity, used in error messages.
-
-    Raises:
-        TypeError: the value is not a floating-point tensor.
-        ValueError: a number is NaN or infinite.
-    """
+    """Check that `values` is a floating-point tensor without NaN and infinity, and return it."""
     bad = ~torch.isfinite(float_tensor(values, name, shape).detach())
     if bool(bad.any()):
         advice = f"; {remedy}" if remedy else ""
@@ -233,18 +177,7 @@ def real_number(
     above: float | None = None,
     below: float | None = None,
 ) -> float:
-    """Check that `value` is a finite number within bounds and return it as a float.
-
-    Args:
-        value: the value to check. NumPy numbers are accepted, bools are not.
-        name: name of the argument, used in error messages.
-        least, most: inclusive bounds.
-        above, below: exclusive bounds.
-
-    Raises:
-        TypeError: the value is not a number.
-        ValueError: the value is NaN, infinite or out of bounds.
-    """
+    """Check that `value` is a finite number within bounds and return it as a float."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         remedy = "; convert it with float()" if isinstance(value, Real) and not isinstance(value, bool) else ""
         raise TypeError(f"{name} must be a number, got {type(value).__name__}{remedy}")
@@ -316,15 +249,7 @@ def one_of(value: T, name: str, allowed: Collection[T]) -> T:
 
 
 def boolean(value: bool, name: str) -> bool:
-    """Check that `value` is True or False and return it. Truthy values such as the string "no" are refused.
-
-    Args:
-        value: the value to check.
-        name: name of the argument, used in error messages.
-
-    Raises:
-        TypeError: the value is not a bool.
-    """
+    """Check that `value` is True or False and return it. Truthy values such as the string "no" are refused."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value
@@ -387,15 +312,7 @@ def folder(value: str | os.PathLike[str], name: str) -> Path:
 
 
 def mapping(values: Mapping[str, T], name: str) -> Mapping[str, T]:
-    """Check that `values` is a mapping with string keys and return it.
-
-    Args:
-        values: the value to check.
-        name: name of the argument, used in error messages.
-
-    Raises:
-        TypeError: the value is not a mapping, or a key is not a string.
-    """
+    """Check that `values` is a mapping with string keys and return it."""
     if not isinstance(values, Mapping):
         raise TypeError(f"{name} must map names to values, got {type(values).__name__}")
     wrong = [key for key in values if not isinstance(key, str)]
@@ -405,18 +322,7 @@ def mapping(values: Mapping[str, T], name: str) -> Mapping[str, T]:
 
 
 def sequence(values: Sequence[T], name: str, wanted: str, count: int | None = None) -> tuple[T, ...]:
-    """Check that `values` is a list, tuple, range or array and return it as a tuple.
-
-    Args:
-        values: the value to check.
-        name: name of the argument, used in error messages.
-        wanted: description of the items for the error message, for example "class indices".
-        count: expected number of items; None for any number.
-
-    Raises:
-        TypeError: the value is a single item, a string, or an unordered collection.
-        ValueError: the number of items is not `count`.
-    """
+    """Check that `values` is a list, tuple, range or array and return it as a tuple."""
     single = isinstance(values, str) or (isinstance(values, Tensor | np.ndarray) and not values.ndim)
     if not isinstance(values, Sequence | Tensor | np.ndarray) or single:
         raise TypeError(f"{name} must be a list of {wanted}, got {type(values).__name__}")
@@ -426,16 +332,7 @@ def sequence(values: Sequence[T], name: str, wanted: str, count: int | None = No
 
 
 def differentiable(result: Tensor, name: str, inputs: str) -> Tensor:
-    """Check that a result has a gradient and return it.
-
-    Args:
-        result: result of a function that was called with inputs that require gradients.
-        name: name of the argument that computed the result, used in error messages.
-        inputs: the inputs, for the error message, for example "its images".
-
-    Raises:
-        ValueError: the result does not require gradients, so it does not depend on these inputs.
-    """
+    """Check that a result has a gradient and return it."""
     if not result.requires_grad:
         raise ValueError(
             f"{name} must be differentiable with respect to {inputs}, but its result has no gradient; remove detach "
@@ -445,44 +342,19 @@ def differentiable(result: Tensor, name: str, inputs: str) -> Tensor:
 
 
 def converged(images: Tensor, options: str) -> Tensor:
-    """Check that an optimization gave finite images and return them.
-
-    Args:
-        images: the optimized images.
-        options: names of the options that make the steps smaller, used in error messages.
-
-    Raises:
-        FloatingPointError: a pixel is NaN or infinite.
-    """
+    """Check that an optimization gave finite images and return them."""
     return finite(images, "the optimized images", f"the optimization diverged; lower {options}")
 
 
 def finite(result: Tensor, name: str, remedy: str) -> Tensor:
-    """Check that a computed result is finite and return it.
-
-    Args:
-        result: the result.
-        name: what it is, used in error messages.
-        remedy: the cause of NaN or Inf and what to do, used in error messages.
-
-    Raises:
-        FloatingPointError: a value is NaN or infinite.
-    """
+    """Check that a computed result is finite and return it."""
     if not bool(torch.isfinite(result).all()):
         raise FloatingPointError(f"NaN or Inf in {name}: {remedy}")
     return result
 
 
 def has_values(tensor: Tensor, name: str) -> Tensor:
-    """Check that a tensor is dense and has values, as tensors on the device "meta" do not, and return it.
-
-    Args:
-        tensor: the tensor.
-        name: name of the argument, used in error messages.
-
-    Raises:
-        ValueError: the tensor is sparse, nested or in another layout, or on the device "meta".
-    """
+    """Check that a tensor is dense and has values, as tensors on the device "meta" do not, and return it."""
     if tensor.layout != torch.strided or tensor.is_nested:
         came = "a nested tensor" if tensor.is_nested else f"one of the layout {tensor.layout}"
         raise ValueError(f"{name} must be a dense tensor, got {came}; convert it with to_dense() or torch.stack")
@@ -494,15 +366,7 @@ def has_values(tensor: Tensor, name: str) -> Tensor:
 
 
 def with_values(network: nn.Module, words: str = "network must be one") -> nn.Module:
-    """Check that no parameter of a network is lazy, as in `nn.LazyLinear`, or on the device "meta", and return it.
-
-    Args:
-        network: the network.
-        words: begin of the error message.
-
-    Raises:
-        ValueError: a parameter is lazy or on the device "meta".
-    """
+    """Check that no parameter of a network is lazy, as in `nn.LazyLinear`, or on the device "meta", and return it."""
     if lazy := [name for name, parameter in network.named_parameters() if is_lazy(parameter)]:
         raise ValueError(
             f"{words} whose shapes are known, but {lazy[0]} is lazy: give the layer its input size, or call the "
@@ -536,20 +400,7 @@ def device(value: torch.device | str, name: str = "device") -> torch.device:
 
 
 def callable_with(value: T, name: str, arguments: Sequence[str], example: str, *, classes: bool = False) -> T:
-    """Check that `value` can be called with the given positional arguments and return it.
-
-    Args:
-        value: the value to check.
-        name: name of the argument, used in error messages.
-        arguments: names of the positional arguments. Only their number is checked. The names are shown in the error
-            message.
-        example: code of a valid value, for the error message.
-        classes: whether a class is accepted as the value. Its constructor must then accept the arguments.
-
-    Raises:
-        TypeError: the value is not callable, is a class although `classes` is False, or does not accept this number of
-            arguments.
-    """
+    """Check that `value` can be called with the given positional arguments and return it."""
     wanted = f"{name} is called as {name}({', '.join(arguments)}); give {example}"
     if not callable(value):
         raise TypeError(f"{wanted}, got {type(value).__name__}")

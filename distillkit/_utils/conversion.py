@@ -50,9 +50,6 @@ class FileBacked(ABC):
         """Return a text that states that the images are in a file, and how to read them.
 
         The text completes an error message after the words "the images of".
-
-        Args:
-            set_name: name of the set in the message, for example "this set".
         """
         return (
             f"{set_name} are in a file: read a part with `data.read(indices)`, or all {len(self)} with `data.read()` "
@@ -61,15 +58,7 @@ class FileBacked(ABC):
 
 
 def require_in_memory(source: Any, name: str) -> None:
-    """Refuse images that are stored in a file, for a function that needs them in memory.
-
-    Args:
-        source: the value to check.
-        name: name of the argument, used in error messages.
-
-    Raises:
-        TypeError: the images are in a file. The message says how to read a part of them.
-    """
+    """Refuse images that are stored in a file, for a function that needs them in memory."""
     while not isinstance(source, FileBacked) and (inner := getattr(source, "dataset", None)) is not None:
         source = inner
     if isinstance(source, FileBacked):
@@ -78,11 +67,7 @@ def require_in_memory(source: Any, name: str) -> None:
 
 
 def format_bytes(size: int) -> str:
-    """Format a number of bytes with a unit, for example "3.01 GB".
-
-    Args:
-        size: number of bytes.
-    """
+    """Format a number of bytes with a unit, for example "3.01 GB"."""
     scale, unit = next(((s, u) for s, u in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")) if size >= s), (1, "bytes"))
     return f"{size / scale:.3g} {unit}"
 
@@ -127,13 +112,7 @@ def is_labeled_source(value: object) -> bool:
 
 
 def unsupported(images: Any, name: str, *, labels: bool = True) -> str:
-    """Return an error message that says which forms of images are accepted, and how to convert this value.
-
-    Args:
-        images: a value that is neither a set, a tensor, an array nor a source of images and labels.
-        name: name of the argument.
-        labels: whether sets, and images with separate labels, are accepted, too.
-    """
+    """Return an error message that says which forms of images are accepted, and how to convert this value."""
     kind = f"{type(images).__module__}.{type(images).__name__}".removeprefix("builtins.")
     if _is_picture(images):
         kind = "one PIL picture"
@@ -204,23 +183,7 @@ def repeats_items(source: object) -> bool:
 
 
 def read(source: Any, name: str, *, progress: bool = True) -> tuple[Any, Any]:
-    """Read images and labels from a source into memory, in the source's order.
-
-    Args:
-        source: a pair `(images, labels)`, a `Dataset` or a `DataLoader`. The items of a dataset are pairs of an image
-            [C, H, W] or PIL picture, which is converted to uint8 or uint16, and a label. A `DataLoader` is replaced by
-            its dataset, so its shuffling and workers have no effect.
-        name: name of the argument, used in error messages.
-        progress: whether to show a progress bar if reading takes long.
-
-    Returns:
-        The images [N, C, H, W], float or uint8 as in the source, and the stacked labels.
-
-    Raises:
-        TypeError: the images are in a file (see `require_in_memory`), an item is not a pair, or a loader has its own
-            sampler or `collate_fn`.
-        ValueError: the dataset is empty, or items differ in shape or dtype.
-    """
+    """Read images and labels from a source into memory, in the source's order."""
     if isinstance(source, tuple | list):
         return source[0], source[1]
     require_in_memory(source, name)

@@ -59,22 +59,12 @@ def _said(value: Any) -> str:
 
 
 def sample_rows(classes: Tensor) -> list[Tensor]:
-    """Choose images to display: return the indices of up to 10 images for each of the first 10 classes.
-
-    Args:
-        classes: class indices int [N].
-    """
+    """Choose images to display: return the indices of up to 10 images for each of the first 10 classes."""
     return [(classes == c).nonzero().flatten()[:_EACH] for c in classes.unique()[:_CLASSES]]
 
 
 def tile(rows: Sequence[Tensor], columns: int, padding: int) -> Tensor:
-    """Arrange images in a grid on white, with one batch per row, and return the grid as pixels [C, H', W'].
-
-    Args:
-        rows: at least one batch of pixels [n, C, H, W], each with at most `columns` images.
-        columns: number of images per row.
-        padding: number of white pixels around each image.
-    """
+    """Arrange images in a grid on white, with one batch per row, and return the grid as pixels [C, H', W']."""
     c, h, w = rows[0].shape[1:]
     picture = rows[0].new_ones(c, len(rows) * (h + padding) + padding, columns * (w + padding) + padding)
     for i, row in enumerate(rows):
@@ -85,14 +75,7 @@ def tile(rows: Sequence[Tensor], columns: int, padding: int) -> Tensor:
 
 
 def as_png(rows: list[Tensor]) -> bytes:
-    """Return the bytes of a PNG file that shows one batch of images per row.
-
-    Args:
-        rows: batches of pixels, float [n, C, H, W] in [0, 1]. Images with neither 1 nor 3 channels are shown in gray.
-
-    Raises:
-        ValueError: `rows` is empty.
-    """
+    """Return the bytes of a PNG file that shows one batch of images per row."""
     from PIL import Image
 
     if not rows:
@@ -121,13 +104,7 @@ def embedded_picture(png: bytes, alt: str, **attributes: str) -> str:
 
 
 def as_html(text: str, rows: list[Tensor], classes: int) -> str:
-    """Return the HTML that a notebook shows for a set: its `repr`, and sample images with sides of about 40 pixels.
-
-    Args:
-        text: the set's repr.
-        rows: sample images, one batch for each displayed class, as in `as_png`. An empty list shows no images.
-        classes: number of classes in the set.
-    """
+    """Return the HTML that a notebook shows for a set: its `repr`, and sample images with sides of about 40 pixels."""
     said = f"<code>{html.escape(text)}</code>"
     if not rows:
         return f"<div>{said}</div>"

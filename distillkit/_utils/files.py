@@ -29,10 +29,6 @@ def atomic_replace(path: str | os.PathLike[str]) -> Iterator[Path]:
     The block gets the path of a temporary file next to `path`, and writes to it. At the end of the block, the temporary
     file replaces `path`. If the block raises an exception, the temporary file is removed. If the process is killed, the
     old file remains. The data is not synced to disk, so the content after a power loss depends on the file system.
-
-    Raises:
-        OSError: the folder does not exist or is not writable, `path` is a folder, or the disk is full. An existing file
-            is left unchanged.
     """
     path = Path(path)
     if path.is_dir():
@@ -67,11 +63,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes | str) -> None:
 
 
 def contiguous_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors in the form that safetensors requires: on the CPU, contiguous and without shared memory.
-
-    Args:
-        tensors: tensors by name, on any device.
-    """
+    """Return the tensors in the form that safetensors requires: on the CPU, contiguous and without shared memory."""
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
 
 

@@ -20,16 +20,6 @@ def picture_array(picture: Any, background: float | None, remedy: str) -> NDArra
 
     The array has the type uint16 if the picture has 16-bit gray values, otherwise uint8. The picture is turned as its
     EXIF orientation states.
-
-    Args:
-        picture: the picture.
-        background: gray value in [0, 1] behind transparent pixels. None refuses pictures with transparent pixels,
-            because the colors stored for these pixels are arbitrary and often constant.
-        remedy: advice on transparent pixels for the error message.
-
-    Raises:
-        ValueError: `background` is None and some pixels are transparent, the picture has several frames, its values
-            have no defined range, or Pillow would drop bits of them.
     """
     _require_one_frame_of_known_range(picture)
     if getattr(picture, "format", None) == "TIFF":

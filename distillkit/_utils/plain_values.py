@@ -13,9 +13,6 @@ def plain_values(config: Any) -> Any:
 
     Tuples become lists, dictionaries have text as keys, and an object is a dictionary of its options, with
     the name of its class as "object". Values that are no config stay as they are.
-
-    Args:
-        config: a result of `to_config`, or a JSON value that contains such results.
     """
     if isinstance(config, list):
         return [plain_values(value) for value in config]

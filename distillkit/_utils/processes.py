@@ -15,9 +15,6 @@ def exit_with_parent() -> None:
 
     Use it as the initializer of a process pool: `ProcessPoolExecutor(n, mp_context=get_context("spawn"),
     initializer=exit_with_parent)`. Otherwise, if the parent is killed, its workers wait forever.
-
-    Raises:
-        RuntimeError: this process was not started by `multiprocessing`.
     """
     parent = multiprocessing.parent_process()
     if parent is None:

@@ -17,11 +17,6 @@ def create_thread_pool(workers: int, name: str, intra: int = 1) -> ThreadPoolExe
     Each worker uses a fixed number of intra-op threads, because this number affects rounding. The number of workers
     does not affect results. In PyTorch, a thread that has not set its number of intra-op threads may get the number
     that a worker sets. Therefore this function first sets the calling thread's number to its current value.
-
-    Args:
-        workers: number of threads.
-        name: prefix of the thread names.
-        intra: number of PyTorch's intra-op threads in each worker.
     """
     torch.set_num_threads(torch.get_num_threads())
     return ThreadPoolExecutor(workers, name, initializer=torch.set_num_threads, initargs=(intra,))
@@ -29,12 +24,7 @@ def create_thread_pool(workers: int, name: str, intra: int = 1) -> ThreadPoolExe
 
 @contextlib.contextmanager
 def thread_pool(workers: int, name: str) -> Iterator[ThreadPoolExecutor]:
-    """Provide a thread pool during a `with` block, and restore the caller's number of intra-op threads at its end.
-
-    Args:
-        workers: number of threads, each with one intra-op thread.
-        name: prefix of the thread names.
-    """
+    """Provide a thread pool during a `with` block, and restore the caller's number of intra-op threads at its end."""
     threads, pool = torch.get_num_threads(), create_thread_pool(workers, name)
     try:
         yield pool

@@ -33,15 +33,7 @@ class _Setting:
         return F.conv2d(maps, weight, bias, self.stride, self.padding, self.dilation, self.groups)
 
     def backward(self, output: Tensor, maps: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> list[Tensor | None]:
-        """Return the gradients with respect to the convolution's input and its weight.
-
-        Args:
-            output: gradient of the loss with respect to the convolution's output.
-            maps: input of the convolution.
-            weight: weight of the convolution.
-            wanted: whether to compute the gradient with respect to the input, and whether to compute the one with
-                respect to the weight. A gradient that is not computed is None in the result.
-        """
+        """Return the gradients with respect to the convolution's input and its weight."""
         found = torch.ops.aten.convolution_backward.default(
             output, maps, weight, None, self.stride, self.padding, self.dilation, False, [0, 0], self.groups,
             [*wanted, False],
@@ -111,11 +103,6 @@ def convolve(
     `images`. The function calls PyTorch's own convolution in three cases: under autocast, if `padding` is a string, and
     if the weight or the bias is not a leaf tensor. A weight or bias that is not a leaf may depend on the images, and
     the second derivative with respect to it is then needed.
-
-    Args:
-        images: the leaf tensor of images that are optimized. If `input` is this tensor, the first backward pass does
-            not compute the gradient with respect to it.
-        input, weight, bias, stride, padding, dilation, groups: arguments of `F.conv2d`.
     """
     plain = input.ndim == 4 and not isinstance(padding, str) and not torch.is_autocast_enabled(input.device.type)
     computed = not weight.is_leaf or (bias is not None and not bias.is_leaf)

@@ -68,11 +68,7 @@ class Progress:
 
 
 def pack_arguments(arguments: Mapping[str, Any]) -> Tensor:
-    """Return a condenser's arguments as a byte tensor of JSON text, because a saved state contains only tensors.
-
-    Args:
-        arguments: JSON values by name.
-    """
+    """Return a condenser's arguments as a byte tensor of JSON text, because a saved state contains only tensors."""
     return torch.tensor(list(json.dumps(dict(arguments), sort_keys=True).encode()), dtype=torch.uint8)
 
 
@@ -127,19 +123,7 @@ def load_state(path: str | os.PathLike[str]) -> State:
 
 
 def restore_state(resume: Resume | None, arguments: Mapping[str, Any], steps: int) -> State | None:
-    """Return the state to resume, after checking that it belongs to this call. Return None if `resume` is None.
-
-    Args:
-        resume: a state from `Progress.state()`, or the path of a file with a state.
-        arguments: arguments of the current call that affect its results, as JSON values by name. They must equal the
-            arguments stored in the state. They do not include the number of steps, which may be increased.
-        steps: total number of steps. It must be at least the number of steps that the state has taken.
-
-    Raises:
-        TypeError: `resume` is neither a mapping nor a path.
-        ValueError: `resume` is not a condenser's state, was saved by a call with other arguments (the message lists
-            them), or has already taken more than `steps` steps.
-    """
+    """Return the state to resume, after checking that it belongs to this call. Return None if `resume` is None."""
     if resume is None:
         return None
     if isinstance(resume, str | os.PathLike):

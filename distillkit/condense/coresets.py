@@ -215,17 +215,7 @@ def _select(
     info: dict[str, object],
     progress: bool = False,
 ) -> LabeledImages:
-    """Select images of each class with `order`, and return them as a set.
-
-    Args:
-        real: the set from which to select.
-        ipc: number of images per class. A class with fewer images repeats its selected images.
-        classes: the classes from which to select. Default: all classes with an image.
-        order: function that selects images of one class. Its arguments are the indices of the class's images in `real`,
-            and the number of images to select. It returns indices into its first argument.
-        info: description of the method, which is stored in the result.
-        progress: whether to show a progress bar.
-    """
+    """Select images of each class with `order`, and return them as a set."""
     ipc = check.positive_int(ipc, "ipc")
     rows = class_rows(real, classes)
     check_class_sizes("ipc", ipc, {c: len(own) for c, own in rows.items()})

@@ -187,12 +187,6 @@ class _ClassMatching:
         """Compute the loss with the user's function, and the gradient of the loss with respect to the synthetic images.
 
         The loss is the sum over classes of the function's value for the embeddings of real and synthetic images.
-
-        Args:
-            network: network that computes the embeddings.
-            step: index of the optimization step, from which the random draws of this step are derived.
-            limit: largest number of real images that are sampled from each class.
-            loss: the user's function, the argument `match` of `distribution_matching`.
         """
         run, classes, images = self.run, list(self.run.rows), self.run.synthetic().split(self.run.counts)
 
@@ -249,11 +243,7 @@ class _ClassMatching:
 
 
 def _own_loss(match: Match, real: Tensor, synthetic: Tensor) -> Tensor:
-    """Return the user's loss of one class, after checking that it is a differentiable scalar.
-
-    Raises:
-        ValueError: the function fails, changes its arguments, or returns something else.
-    """
+    """Return the user's loss of one class, after checking that it is a differentiable scalar."""
     shapes, versions = f"{list(real.shape)} and {list(synthetic.shape)}", (real._version, synthetic._version)
     try:
         value = match(real, synthetic)

@@ -168,9 +168,6 @@ def _match(
 
     For each class, the distance is computed between the parameter gradients on its real and on its synthetic images.
     The distances of all classes are added. The gradient of the sum is computed with respect to all synthetic images.
-
-    Args:
-        run, trained, step, limit, metric: see `_match_class`.
     """
     matched = [
         _match_class(run, trained, step, c, own, limit, metric)
@@ -188,15 +185,6 @@ def _match_class(
 
     One parameter gradient is computed on real images of the class, and the other one on its synthetic images. The
     gradient of the distance is with respect to `images`.
-
-    Args:
-        run: the condensation.
-        trained: the network.
-        step: index of the iteration, and index of the matching step within it.
-        c: the class.
-        images: the synthetic images of the class.
-        limit: largest number of real images to sample.
-        metric: distance between gradients; see `losses.matching.gradient_distance`.
     """
     real = run.transform(run.sample(c, limit, *step, "real", c), *step, c)
     leaf = images if run.augment is None else images.clone().requires_grad_()

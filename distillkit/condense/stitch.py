@@ -157,17 +157,7 @@ class _Scoring:
     def best_crops(
         self, real: LabeledImages | StoredImages, rows: Tensor, c: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return the best of several random crops of each image of class `c`, and the scores of these crops.
-
-        Args:
-            real: the real images.
-            rows: indices of n images of the class.
-            c: the class.
-            generator: generator from which the crops are drawn.
-
-        Returns:
-            The crops [n, C, h, w], and their log-probabilities of class `c`, float64 [n].
-        """
+        """Return the best of several random crops of each image of class `c`, and the scores of these crops."""
         _, h, w = real.shape
         boxes = _boxes(len(rows), self.crops, self.min_scale, (h, w), generator)
         like = next(self.observer.parameters(), torch.empty(0))

@@ -71,13 +71,6 @@ def cached_normalization(sums: Tensor, shape: Shape) -> Normalization:
 
     The mean and standard deviation are computed from each picture's sum of byte values and sum of squares. The result
     equals that of `Normalization.of` on the pictures up to rounding, because the sums are exact.
-
-    Args:
-        sums: sum and sum of squares for each picture and channel, int64 [n, 2, C]: rows of `Cache.sums`.
-        shape: shape (C, H, W) of a picture.
-
-    Raises:
-        ValueError: `sums` is empty.
     """
     if not len(sums):
         raise ValueError("cannot measure a normalization without pictures; give normalization=")
@@ -241,10 +234,6 @@ def fill_in_threads(picture: Callable[[int], Tensor], workers: int | None) -> Fi
     """Return a function that writes the missing pictures of a cache in several threads.
 
     Pass this function to `open_cache` as the argument `fill`.
-
-    Args:
-        picture: function that returns the picture with a given index as uint8 [C, H, W]. The indices come in any order.
-        workers: number of threads. Default: the number of cores of this process.
     """
     workers = _cores() if workers is None else check.positive_int(workers, "workers")
 
@@ -278,11 +267,7 @@ def _read_cache(complete: Path, count: int, shape: Shape) -> Cache | None:
 
 
 def _start_of(pixels: Path, count: int, shape: Shape) -> int:
-    """Return the byte offset of the first picture in an `.npy` file.
-
-    Raises:
-        ValueError: the file's header is damaged, or declares anything but uint8 [count, *shape].
-    """
+    """Return the byte offset of the first picture in an `.npy` file."""
     with pixels.open("rb") as file:
         np.lib.format.read_magic(file)
         found, fortran, dtype = np.lib.format.read_array_header_1_0(file)
@@ -293,12 +278,7 @@ def _start_of(pixels: Path, count: int, shape: Shape) -> int:
 
 @contextmanager
 def _writable(where: Path, size: int) -> Iterator[None]:
-    """Create the folder of a cache. If writing the cache in the `with` block raises an OSError, clarify its message.
-
-    Raises:
-        OSError: the folder cannot be created or written, for example because the disk is full. The message says how to
-            choose another folder.
-    """
+    """Create the folder of a cache. If writing the cache in the `with` block raises an OSError, clarify its message."""
     try:
         where.mkdir(parents=True, exist_ok=True)
         yield

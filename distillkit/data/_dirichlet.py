@@ -219,13 +219,7 @@ def _log_gamma(alpha: float, shape: tuple[int, ...], generator: torch.Generator)
 def _draw_allocation(
     draw: _Draw, labels: Tensor, clients: int, alpha: float, min_size: int, tries: int, generator: Seed
 ) -> list[Tensor]:
-    """Draw how many images of each class every client receives, and allocate random images accordingly.
-
-    Args:
-        draw: function that draws the numbers of images, int [clients, classes]. Its arguments are the number of images
-            in each class, and a generator. It is called until every client has at least `min_size` images.
-        labels, clients, alpha, min_size, tries, generator: as in `dirichlet`; `alpha` is used in error messages only.
-    """
+    """Draw how many images of each class every client receives, and allocate random images accordingly."""
     groups = class_groups(labels, clients)
     sizes = torch.tensor([len(group) for group in groups])
     min_size = check.positive_int(min_size, "min_size", least=0)

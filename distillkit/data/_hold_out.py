@@ -53,19 +53,7 @@ def hold_out(labels: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
 
 
 def hold_out_classes(labels: Tensor, classes: Sequence[str], fraction: float) -> tuple[Tensor, Tensor]:
-    """Hold out a part of each class with `hold_out`, and warn about classes that are too small to have a test image.
-
-    Args:
-        labels: class indices int [N].
-        classes: class names, in label order, for messages.
-        fraction: share of each class that is held out, as in `hold_out`.
-
-    Returns:
-        Indices of the training images, and indices of the held-out images, as in `hold_out`.
-
-    Raises:
-        ValueError: `fraction` is so small that no class has a held-out image.
-    """
+    """Hold out a part of each class with `hold_out`, and warn about classes that are too small to have a test image."""
     kept, held_out = hold_out(labels, fraction)
     if not fraction:
         return kept, held_out

@@ -193,17 +193,7 @@ def _distinct(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _order(name: str, own: Sequence[str], classes: Sequence[str], may_lack: bool) -> Tensor:
-    """Return the index in `classes` of each class name of a source (one of the joined datasets), int64 [len(own)].
-
-    Args:
-        name: name of the source, for the error message.
-        own: class names of the source.
-        classes: class names of the joined set, in label order.
-        may_lack: whether the source may lack some of `classes`.
-
-    Raises:
-        ValueError: the source has a class that is not in `classes`, or lacks one although `may_lack` is False.
-    """
+    """Return the index in `classes` of each class name of a source (one of the joined datasets), int64 [len(own)]."""
     problems = []
     if lacking := [c for c in classes if c not in own]:
         problems += [] if may_lack else [f"lacks {', '.join(lacking[:5])}"]

@@ -192,17 +192,7 @@ def _colours(count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
 def _mask(
     digits: list[str], face: str, size: int, *, height: float, turn: float, shift: tuple[float, float], blur: float
 ) -> Tensor:
-    """Draw up to three digits, and return the fraction of each pixel that they cover, float [size, size].
-
-    Args:
-        digits: the left, middle and right digit as text. The left and right one may be empty.
-        face: name of a font file of matplotlib, without its suffix.
-        size: height and width in pixels. The digits are drawn at twice this size and reduced.
-        height: height of a digit, as a fraction of the picture's height.
-        turn: rotation in degrees.
-        shift: horizontal and vertical shift, as fractions of the picture's size.
-        blur: radius of the Gaussian blur, in pixels of a 32x32 picture.
-    """
+    """Draw up to three digits, and return the fraction of each pixel that they cover, float [size, size]."""
     from PIL import Image, ImageDraw, ImageFilter
 
     side = 2 * size

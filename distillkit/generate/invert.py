@@ -242,21 +242,6 @@ def _best_iterates(
 
     With `Tiles`, each stored image is decoded to several images. The loss of a stored image is the sum of the losses of
     its decoded images. Without `Tiles`, each stored image is its own decoded image.
-
-    Args:
-        objective: the loss.
-        targets: class index of each decoded image, int [M], or its multi-label row, float [M, K].
-        free: the tensors to optimize.
-        draw: function that computes the stored images from the tensors in `free`.
-        decode: function that decodes stored images to images.
-        steps, lr, betas: number of steps, and options of Adam.
-        shown: progress bar, which is advanced by one for each computation of the loss.
-
-    Returns:
-        The best iterate of each stored image, and the sum of the losses of these iterates.
-
-    Raises:
-        ValueError: the loss of an image was never finite.
     """
     adam = torch.optim.Adam(free, lr=lr, betas=betas)
     best = draw().detach()

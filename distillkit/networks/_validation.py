@@ -130,16 +130,7 @@ def _kind(network: object) -> str:
 
 
 def require_same_device(network: Network, images: Tensor, name: str = "networks") -> None:
-    """Refuse a network whose device or dtype differs from that of the images.
-
-    Args:
-        network: network to check.
-        images: images that the network must be able to process.
-        name: name of the argument in error messages.
-
-    Raises:
-        ValueError: the device or the dtype differs. The message says how to convert the network or the images.
-    """
+    """Refuse a network whose device or dtype differs from that of the images."""
     own = next(network.parameters(), None) if isinstance(network, nn.Module) else None
     if own is not None and (own.device, own.dtype) != (images.device, images.dtype):
         raise ValueError(

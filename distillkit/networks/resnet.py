@@ -172,17 +172,7 @@ def _residual(
     groups: int,
     kaiming: str = "",
 ) -> nn.Sequential:
-    """Build the body of a residual network, from the first convolution to the global average pooling.
-
-    Args:
-        shape: channels, height and width of the images.
-        stem: number of channels of the first convolution.
-        outs: number of output channels of each stage. All stages except the first have stride 2.
-        blocks: number of blocks of each stage.
-        block: function that builds a block.
-        norm, groups: normalization; see `norm_layer`.
-        kaiming: distribution of the convolutions' initial weights; see `init_linear`.
-    """
+    """Build the body of a residual network, from the first convolution to the global average pooling."""
     inputs, rows, columns = image_shape(shape)
     halved = 2 ** (len(outs) - 1)
     require_spatial_maps(norm, -(-rows // halved), -(-columns // halved))

@@ -187,12 +187,7 @@ def _is_horizontal_line(given: Any) -> bool:
 
 
 def _horizontal_line(given: Any, y: str) -> Tensor:
-    """Return the y values of a method without training rounds as a tensor [runs], in the unit of the y axis.
-
-    Args:
-        given: the values, one for each run.
-        y: name of the plotted quantity; fractions are converted to per cent if it starts with "accuracy".
-    """
+    """Return the y values of a method without training rounds as a tensor [runs], in the unit of the y axis."""
     return torch.tensor(given, dtype=torch.float64) * (100.0 if y.startswith("accuracy") else 1.0)
 
 
@@ -212,14 +207,7 @@ def _runs(name: str, given: Any) -> list[Run]:
 
 
 def _points(name: str, runs: Sequence[Run], x: str, y: str) -> Tensor:
-    """Return the values of x and y of each run, at each round that all runs have, as float64 [runs, rounds, 2].
-
-    Args:
-        name: name of the runs, for error messages.
-        runs: rows of the history of each run.
-        x: "round", or the name of a cost that is summed over the rounds.
-        y: name of a column of the history. A round has a value only if this column is not None.
-    """
+    """Return the values of x and y of each run, at each round that all runs have, as float64 [runs, rounds, 2]."""
     by_round: list[dict[int, tuple[float, float]]] = []
     for run in runs:
         spent, found = 0.0, {}

@@ -217,13 +217,7 @@ def _rows_of_classes(
 
 
 def _draw(ax: Any, blocks: list[tuple[str, list[Tensor]]], columns: int) -> None:
-    """Draw blocks of images side by side.
-
-    Args:
-        ax: the axes to draw into.
-        blocks: title and rows of each block. A row is a tensor of images [n, H, W, 3].
-        columns: number of images for which a row has space. Shorter rows are filled with white.
-    """
+    """Draw blocks of images side by side."""
     _, height, width, _ = blocks[0][1][0].shape
     gap = 2
     block = columns * (width + gap)

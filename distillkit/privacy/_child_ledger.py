@@ -32,10 +32,6 @@ def child_state(ledger: Ledger, client: int | str) -> dict[str, Any]:
 
     The extract contains the events charged to this client and the events charged to every client. If clients may share
     records, it contains all events. Events that differ only in their round and count are merged into one event.
-
-    Args:
-        ledger: the run's ledger.
-        client: id of the client whose records will be charged.
     """
     owners, counts = dict.fromkeys((client_id(client), ALL_CLIENTS)), Counter[Event]()
     with ledger._synced():
@@ -98,10 +94,6 @@ def ledger_lines(ledger: Ledger, since: int = 0) -> list[tuple[int, Line]]:
     """Return the lines of a ledger's file after line `since`, each with its line number, counted from 1.
 
     The lines that contain the ledger's options, or the client ids recorded by `Ledger.register`, are left out.
-
-    Args:
-        ledger: a ledger with a file.
-        since: number of lines at the start of the file to skip.
     """
     with ledger._synced():
         lines = Journal(ledger.path).unread()
@@ -120,16 +112,6 @@ def mirror_lines(ledger: Ledger, source: str, client: int | str, lines: Sequence
     Lines that were copied by an earlier call are skipped. Lines are copied even if they exceed the budget, because the
     privacy has already been spent. If the neighboring relation of a line differs from that of `ledger`, no guarantee
     holds for the client. The lines are on disk when the function returns.
-
-    Args:
-        ledger: the ledger to extend, for instance a run's ledger.
-        source: name of the other ledger; use the same name in every call.
-        client: id in `ledger` of the client whose data the other ledger protects.
-        lines: lines of the other ledger, as `ledger_lines` returns them. They are validated, so the source need not be
-            trusted.
-
-    Raises:
-        ValueError: the lines are invalid.
     """
     owner = client_id(client)
     with ledger._synced():
@@ -141,11 +123,7 @@ def mirror_lines(ledger: Ledger, source: str, client: int | str, lines: Sequence
 
 
 def _for_client(line: Line, owner: str) -> Line:
-    """Return a copy of a ledger line in which `owner` is the client and unknown fields are left out.
-
-    Raises:
-        ValueError: the line is invalid.
-    """
+    """Return a copy of a ledger line in which `owner` is the client and unknown fields are left out."""
     try:
         if "event" in line:
             event = Event(**{**line["event"], "client": owner})

@@ -48,32 +48,16 @@ class Chain:
         return {"lines": self.lines, "hash": self._hashes[-1]}
 
     def continues(self, head: Any) -> bool:
-        """Return whether this chain starts with all lines of the chain from which `head` was read.
-
-        Args:
-            head: earlier value of the property `head`. For any other value, the result is False.
-        """
+        """Return whether this chain starts with all lines of the chain from which `head` was read."""
         count = head.get("lines") if isinstance(head, dict) else None
         return type(count) is int and 0 <= count <= self.lines and self._hashes[count] == head.get("hash")
 
     def add(self, raw: bytes) -> None:
-        """Add a line of the file to the chain of hashes, in which each hash covers a line and the hash before it.
-
-        Args:
-            raw: bytes of the line without the line break.
-        """
+        """Add a line of the file to the chain of hashes, in which each hash covers a line and the hash before it."""
         self._hashes.append(hashlib.sha256(self._hashes[-1].encode() + raw).hexdigest())
 
     def read(self, raw: bytes, line: dict[str, Any]) -> bool:
-        """Add a line that was read from the file to the hash chain, unless its field "after" is wrong or missing.
-
-        Args:
-            raw: bytes of the line without the line break.
-            line: the same line, parsed. The field "after" is removed from it.
-
-        Returns:
-            Whether the line was added: its field "after" contains the hash of all lines before it.
-        """
+        """Add a line that was read from the file to the hash chain, unless its field "after" is wrong or missing."""
         if line.pop(_AFTER, None) != self._hashes[-1]:
             return False
         self.add(raw)
@@ -84,9 +68,6 @@ class Chain:
 
         The field "after", which contains the hash of all lines before, is added to each line. The lines are not added
         to the chain, because they have not been written yet.
-
-        Raises:
-            ValueError: a line contains NaN or infinity.
         """
         ahead, texts = Chain(), []
         ahead._hashes = self._hashes[-1:]
@@ -218,12 +199,7 @@ class Journal:
         return line
 
     def _owed(self, head: dict[str, Any] | None, tail: bytes) -> list[bytes]:
-        """Check the file against its head, write what an interrupted append left out, and return these lines.
-
-        Args:
-            head: content of the head file; None if it is missing.
-            tail: bytes after the last line break.
-        """
+        """Check the file against its head, write what an interrupted append left out, and return these lines."""
         if head is None:
             if self.chain.lines or tail:
                 self._refuse(f"{self._head_path()} is missing, so {self._path} may have lost lines")

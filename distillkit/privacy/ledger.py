@@ -506,12 +506,7 @@ class Ledger(Sealed):
         return compose(spends, self.delta).epsilon
 
     def _budget_if_kept(self, spends: list[list[Spend]], delta: float) -> float | None:
-        """Return the ledger's budget if epsilon at `delta` is within it for every client, and None otherwise.
-
-        Args:
-            spends: releases of each client.
-            delta: delta of the guarantee.
-        """
+        """Return the ledger's budget if epsilon at `delta` is within it for every client, and None otherwise."""
         if self.budget is None or delta < self.delta:
             return None
         if self.renyi_order is None:
@@ -575,11 +570,7 @@ class Ledger(Sealed):
             setattr(self, name, value)
 
     def _adopt(self, options: Mapping[str, Any]) -> None:
-        """Give this ledger the `options`, which were read from the first line of its file.
-
-        Raises:
-            PrivacyError: an option that was passed to the constructor differs; the message contains its name.
-        """
+        """Give this ledger the `options`, which were read from the first line of its file."""
         for name, given in self._given.items():
             if given is not None and given != options[name] and not (name == "relation" and options[name] is None):
                 raise PrivacyError(

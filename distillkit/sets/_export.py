@@ -39,15 +39,7 @@ Tensors = dict[str, Tensor]
 
 
 def write_npz(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Write the parts of a set to an `.npz` file, without loss.
-
-    Args:
-        path: path of the file. An existing file is replaced atomically.
-        tensors, facts: tensors and JSON values of the set, as `LabeledImages.parts` returns them.
-
-    Raises:
-        ValueError: a tensor has a dtype that NumPy does not have, such as bfloat16.
-    """
+    """Write the parts of a set to an `.npz` file, without loss."""
     if lacking := [name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16]:
         raise ValueError(f"NumPy has no bfloat16, which {lacking[0]} has; export data.to(dtype=torch.float32)")
     arrays: dict[str, Any] = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
@@ -59,12 +51,7 @@ def write_npz(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any
 
 
 def read_npz(path: Path) -> tuple[Tensors, dict[str, Any]]:
-    """Read the parts of a set (see `LabeledImages.parts`) from an `.npz` file that `write_npz` wrote.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: the file is damaged, or does not contain an exported set.
-    """
+    """Read the parts of a set (see `LabeledImages.parts`) from an `.npz` file that `write_npz` wrote."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; it should hold an exported LabeledImages")
     with _explain_damage(path), np.load(path, allow_pickle=False) as file:
@@ -88,21 +75,7 @@ def read_npz(path: Path) -> tuple[Tensors, dict[str, Any]]:
 def write_picture_folder(
     path: Path, pixels: Tensor, labels: Tensor, classes: Tensor, facts: Mapping[str, Any], lost: list[str]
 ) -> None:
-    """Write a set as PNG pictures in one folder per class, with `labels.csv` and `set.json`.
-
-    Args:
-        path: the folder, which must either not exist or be empty. If writing fails, no incomplete folder remains.
-        pixels: pixels of the images, float [N, C, H, W] with 1 or 3 channels. Values outside [0, 1] are clipped, with a
-            warning.
-        labels: class indices [N], or soft labels float [N, K], which are written to `labels.csv`.
-        classes: class index of each image, [N], which determines the folder of its picture.
-        facts: JSON values of the set, as `LabeledImages.parts` returns them. They are written to `set.json`.
-        lost: names of parts of the set that cannot be written to this format. A warning lists them.
-
-    Raises:
-        FileExistsError: the folder is not empty.
-        ValueError: the number of channels is neither 1 nor 3.
-    """
+    """Write a set as PNG pictures in one folder per class, with `labels.csv` and `set.json`."""
     from PIL import Image
 
     if pixels.shape[1] not in (1, 3):
@@ -141,12 +114,7 @@ def write_picture_folder(
 
 
 def read_picture_folder(path: Path) -> tuple[Tensors, dict[str, Any]]:
-    """Read the parts of a set (see `LabeledImages.parts`) from a folder that `write_picture_folder` wrote.
-
-    Raises:
-        FileNotFoundError: the folder, `set.json`, `labels.csv` or a picture is missing.
-        ValueError: a file is damaged, changed, or does not belong to the set.
-    """
+    """Read the parts of a set (see `LabeledImages.parts`) from a folder that `write_picture_folder` wrote."""
     from PIL import Image
 
     if not (path / "set.json").is_file():

@@ -74,12 +74,7 @@ def inherited_info(infos: Sequence[Info], unknown: str = "") -> dict[str, Any]:
 
 
 def replaced_info(data: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `info` of a copy of a set with replaced parts. Parts that may depend on other data end a guarantee.
-
-    Args:
-        data: a `LabeledImages` or a `StoredImages`.
-        changes: the new parts by name.
-    """
+    """Return the `info` of a copy of a set with replaced parts. Parts that may depend on other data end a guarantee."""
     parts = ("images", "stored", "labels")
     new = [name for name in parts if name in changes and changes[name] is not getattr(data, name, None)]
     columns = changes.get("columns")

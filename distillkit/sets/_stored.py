@@ -54,15 +54,7 @@ class PixelFile:
     digests: Tensor
 
     def read(self, rows: Tensor) -> Tensor:
-        """Read pictures from the file, and return them as uint8 [n, C, H, W].
-
-        Args:
-            rows: indices of the pictures, int64 [n], in any order.
-
-        Raises:
-            FileNotFoundError: the file was removed.
-            ValueError: the file was truncated.
-        """
+        """Read pictures from the file, and return them as uint8 [n, C, H, W]."""
         pixels = torch.empty(len(rows), *self.shape, dtype=torch.uint8)
         if not len(rows):
             return pixels

@@ -34,20 +34,7 @@ FOUND_CLASSES = "folders"
 
 
 def checked_images(images: Any, labels: Any, num_classes: int | None) -> tuple[Tensor, Tensor, int]:
-    """Check the images and labels of a set, and return them as tensors, with the number of classes.
-
-    Args:
-        images: finite floating-point images [N, C, H, W], as a tensor or an array.
-        labels: class indices [N], or finite float label rows [N, K], as a tensor, an array or a list.
-        num_classes: number of classes K, or None.
-
-    Returns:
-        The images, float [N, C, H, W], the labels, int64 [N] or float [N, K], and K. If `num_classes` is None, K is the
-        largest label + 1, or the width of the label rows.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid; the message says which.
-    """
+    """Check the images and labels of a set, and return them as tensors, with the number of classes."""
     images = conversion.as_tensor(images, "images")
     labels = conversion.as_tensor(labels, "labels", lists=True)
     empty = isinstance(images, Tensor) and images.ndim == 4 and len(images) == 0 and images.is_floating_point()
@@ -56,15 +43,7 @@ def checked_images(images: Any, labels: Any, num_classes: int | None) -> tuple[T
 
 
 def checked_class_names(names: Any, num_classes: int | None = None) -> tuple[str, ...]:
-    """Check the class names of a set, and return them as a tuple, which is empty if there are none.
-
-    Args:
-        names: names in label order, or an empty sequence.
-        num_classes: required number of names, if `names` is not empty.
-
-    Raises:
-        TypeError, ValueError: `names` is not a sequence of different, non-empty strings, or has a wrong length.
-    """
+    """Check the class names of a set, and return them as a tuple, which is empty if there are none."""
     if not isinstance(names, Sequence) or isinstance(names, str) or not all(isinstance(n, str) for n in names):
         raise TypeError(f"class_names must be a sequence of strings, one per class, got {names!r:.80}")
     if names and (not all(names) or num_classes not in (None, len(names))):
@@ -76,20 +55,7 @@ def checked_class_names(names: Any, num_classes: int | None = None) -> tuple[str
 
 
 def checked_labels(labels: Any, n: int, num_classes: int | None) -> tuple[Tensor, int]:
-    """Check the labels of a set, and return them with the number of classes.
-
-    Args:
-        labels: class indices [N], or finite float label rows [N, K].
-        n: number of images, N.
-        num_classes: number of classes K, or None. It is required if there are no images.
-
-    Returns:
-        The labels, int64 [N] or float [N, K], and K. If `num_classes` is None, K is the largest label + 1, or the width
-        of the label rows.
-
-    Raises:
-        TypeError, ValueError: the labels have a wrong type, shape or range.
-    """
+    """Check the labels of a set, and return them with the number of classes."""
     if isinstance(labels, Tensor) and labels.ndim == 2 and labels.is_floating_point():
         if len(labels) != n or not bool(torch.isfinite(labels).all()):
             raise ValueError(f"labels must be {n} finite rows, one per image, got shape {list(labels.shape)}")
@@ -120,15 +86,7 @@ def class_counts(labels: Tensor, num_classes: int) -> Tensor:
 
 
 def checked_normalization(normalization: Normalization, channels: int) -> Normalization:
-    """Check that a normalization fits the number of channels, and return it.
-
-    Args:
-        normalization: value to check.
-        channels: number of channels of the images.
-
-    Raises:
-        TypeError, ValueError: the value is not a `Normalization`, or has another number of channels.
-    """
+    """Check that a normalization fits the number of channels, and return it."""
     Normalization.require(normalization)
     if len(normalization.mean) not in (1, channels):
         raise ValueError(
@@ -144,16 +102,7 @@ def repeats_images(index: slice | Tensor, n: int) -> bool:
 
 
 def as_index(index: int | slice | Tensor | Sequence[int], n: int) -> slice | Tensor:
-    """Convert an index of a set to a slice or a tensor that PyTorch accepts. An empty list selects no images.
-
-    Args:
-        index: an integer, a slice, a mask, an index tensor or a list.
-        n: number of images, N.
-
-    Raises:
-        TypeError: the index is none of these, or a slice with step 0.
-        IndexError: an integer is not in [-N, N), or a mask has another length than N.
-    """
+    """Convert an index of a set to a slice or a tensor that PyTorch accepts. An empty list selects no images."""
     if isinstance(index, slice):
         try:
             rows = range(n)[index]
@@ -178,15 +127,7 @@ def as_index(index: int | slice | Tensor | Sequence[int], n: int) -> slice | Ten
 
 
 def checked_columns(columns: Mapping[str, Any], n: int) -> dict[str, Tensor]:
-    """Check that every column has one row per image, and return the columns as a dictionary.
-
-    Args:
-        columns: tensors by name.
-        n: number of images.
-
-    Raises:
-        TypeError, ValueError: a column is not a tensor, or does not have `n` rows. The message contains its name.
-    """
+    """Check that every column has one row per image, and return the columns as a dictionary."""
     found = dict(columns)
     for name, column in found.items():
         if not isinstance(column, Tensor):
@@ -197,14 +138,7 @@ def checked_columns(columns: Mapping[str, Any], n: int) -> dict[str, Tensor]:
 
 
 def checked_info(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert `info` to JSON values, so that it does not change when it is saved and loaded.
-
-    Args:
-        info: a mapping from names to values. Tuples are converted to lists, and NumPy numbers to Python numbers.
-
-    Raises:
-        TypeError: `info` is not a mapping, or a value cannot be converted to JSON.
-    """
+    """Convert `info` to JSON values, so that it does not change when it is saved and loaded."""
     try:
         copied: dict[str, Any] = json.loads(json.dumps(dict(info), default=_plain))
     except (TypeError, ValueError) as error:
@@ -219,13 +153,7 @@ def _plain(value: Any) -> Any:
 
 
 def class_of_rows(labels: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
-    """Return the class index of each image, int64 [N].
-
-    Args:
-        labels: class indices [N], or label rows [N, K]. With label rows, the class is read from the integer column
-            `class`. Without this column, the class is the index of the row's largest entry.
-        columns: columns of the set.
-    """
+    """Return the class index of each image, int64 [N]."""
     if labels.ndim == 1:
         return labels
     column = columns.get("class")
@@ -234,17 +162,7 @@ def class_of_rows(labels: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
 
 
 def require_same_order(a: Sequence[str], b: Sequence[str], names: tuple[str, str] | None) -> None:
-    """Refuse two sets whose class names show, or suggest, that equal labels mean different classes.
-
-    Args:
-        a, b: class names of the sets; empty if a set has none.
-        names: names of the sets in error messages. None skips the check of sets without a common name, and of sets of
-            which only one has class names.
-
-    Raises:
-        ValueError: a class name has different indices in the sets; no name occurs in both; or only one set has class
-            names, and these are numbers, possibly with equal words around them, that are not in ascending order.
-    """
+    """Refuse two sets whose class names show, or suggest, that equal labels mean different classes."""
     both = " and ".join(names) if names else "the sets"
     if a and b:
         if moved := [name for name in a if name in b and a.index(name) != b.index(name)]:

@@ -104,12 +104,7 @@ class StudyDesign:
         return runs
 
     def final_runs(self, chosen: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[RunSpec]:
-        """Return the runs that are compared after tuning, ordered by seed.
-
-        Args:
-            chosen: settings of the configuration that tuning chose, by names of task and candidate. Candidates without
-                an entry use their first configuration.
-        """
+        """Return the runs that are compared after tuning, ordered by seed."""
         specs = []
         for seed, task, (method, candidate) in itertools.product(self.seeds, self.tasks, self.candidates.items()):
             if seed in (candidate.seeds or self.seeds) and task in (candidate.tasks or self.tasks):

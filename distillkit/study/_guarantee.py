@@ -61,12 +61,6 @@ def total_guarantee(
     The record may belong to different clients in different runs. For each run and each combination of sigma and sample
     rate, the number of releases is therefore taken from the client that has the most of them. Delta is the largest of
     the ledgers' deltas.
-
-    Args:
-        ledgers: ledgers of the runs; at least one.
-        num_without_ledger: number of runs on the same images that have no ledger.
-        tuned: whether there are tuning runs.
-        others: number of private runs on other images.
     """
     total: Counter[tuple[float, float]] = Counter()
     for ledger in ledgers:

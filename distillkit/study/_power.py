@@ -163,10 +163,6 @@ def power_of(seeds: int, effect: float, std: float, *, level: float = 0.05) -> f
 
     The square of the test statistic has a noncentral F distribution with 1 and n - 1 degrees of freedom and
     noncentrality n (effect / std)^2.
-
-    Args:
-        seeds: number n of seeds, at least 2.
-        effect, std, level: arguments of `seeds_needed`.
     """
     from scipy.stats import ncf, t
 

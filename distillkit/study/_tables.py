@@ -271,10 +271,6 @@ def interval(differences: Sequence[float], confidence: float) -> tuple[float, fl
     """Return the ends of Student's confidence interval of the mean difference between two candidates' results.
 
     The result is (None, None) for fewer than two differences.
-
-    Args:
-        differences: differences between runs of the two candidates with the same seed, one per seed.
-        confidence: confidence level, valid for normally distributed differences.
     """
     n = len(differences)
     if n < 2:
@@ -339,12 +335,7 @@ class Unit:
 
 
 def unit_of(column: str, values: Sequence[float]) -> Unit:
-    """Return the unit in which a column is printed, such as per cent for accuracies, and its number of decimals.
-
-    Args:
-        column: name of the column in the records.
-        values: values in the column, which determine the number of decimals if the column has no unit.
-    """
+    """Return the unit in which a column is printed, such as per cent for accuracies, and its number of decimals."""
     last = column.rsplit(".", 1)[-1]
     if column.startswith("accuracy"):
         return Unit("%", 100.0, 1)

@@ -91,12 +91,7 @@ def choose(
 
 
 def score_configuration(lines: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any]:
-    """Return the settings of one configuration, its score for each seed, and their mean.
-
-    Args:
-        lines: summaries of the configuration's runs, one per seed.
-        rule: rule that determines which validation accuracy is the score; if a run has none, the mean is None.
-    """
+    """Return the settings of one configuration, its score for each seed, and their mean."""
     scores = [line.get(RULES[rule]) for line in lines]
     known = [score for score in scores if score is not None]
     score = statistics.fmean(known) if len(known) == len(scores) else None

@@ -65,14 +65,7 @@ class Source(ABC):
 
     @abstractmethod
     def images(self, image_data: Tensor, indices: Tensor, view: View) -> Tensor:
-        """Return the normalized images [B, C, H, W] with these indices, in the order of `indices`.
-
-        Args:
-            image_data: tensor from which the images are computed: the image that is cropped, or all images of a public
-                set.
-            indices: indices of the images, integers [B].
-            view: shape, normalization, device and dtype of the result.
-        """
+        """Return the normalized images [B, C, H, W] with these indices, in the order of `indices`."""
 
     def outputs(
         self, network: nn.Module, image_data: Tensor, indices: Tensor, view: View, width: int
@@ -80,14 +73,6 @@ class Source(ABC):
         """Return a network's embeddings [B, d] and logits [B, width] for the images with these indices.
 
         The forward pass runs without autograd.
-
-        Args:
-            network: network in eval mode.
-            image_data: tensor from which the images are computed: the image that is cropped, or all images of a public
-                set.
-            indices: indices of the images, integers [B].
-            view: format of the network's input images.
-            width: number of outputs of the network.
         """
         parted = split(network)
 
@@ -112,17 +97,6 @@ class Source(ABC):
         """Return the indices of the images that `distillkit.select.select` selects, int32 [keep], ascending.
 
         The selection uses the outputs of `network` for all images.
-
-        Args:
-            network: network in eval mode.
-            image_data: tensor from which the images are computed: the image that is cropped, or all images of a public
-                set.
-            keep: number of images to select. If it equals the number of all images (the attribute `count`), all are
-                selected.
-            view: format of the network's input images.
-            width: number of outputs of the network.
-            generator: generator of the random draws of the selection.
-            options: further options of `distillkit.select.select`.
         """
         everything = torch.arange(self.count)
         if keep == self.count:

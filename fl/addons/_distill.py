@@ -41,30 +41,7 @@ def distill(
     every: int = 50,
     patience: int | None = None,
 ) -> nn.Module:
-    """Train `student` in place with Adam to match the teacher's logits, and return it in eval mode.
-
-    Args:
-        student: network to train, on the images' device. It is put into train mode, so its batch-norm statistics
-            change.
-        images: normalized images, float [N, C, H, W].
-        teacher_logits: logits of the teacher, float [N, K]; for averaged probabilities, pass their logarithms.
-        steps: number of optimizer steps. The batches come from shuffled passes over the images.
-        batch: number of images per step. The last batch of a pass may be smaller.
-        lr: learning rate of Adam, whose betas are 0.9 and 0.999.
-        generator: generator of the order of the images and the dropout masks.
-        schedule: schedule of the learning rate: "constant", or "cosine", with which it falls from `lr` to 0 over
-            `steps` steps along half a cosine.
-        clip: largest norm of the student's logits (`losses.clip_logit_norm`); the teacher's logits are not clipped.
-        gradient_norm: largest norm of a gradient; longer gradients are rescaled to this norm.
-        loss: function that takes the student's and the teacher's logits and returns the scalar loss. Default:
-            KL(softmax(teacher) || softmax(student)), averaged over the images.
-        check_running: function that is called in every step. It can stop the training by raising an exception.
-        score: function that returns a score of the network. It is called after the first step, after every `every`
-            steps, and after the last step. The weights with the highest score (the earliest in a tie) are the result.
-            None: the last weights are the result.
-        patience: number of steps without a better score after which the training stops.
-        every: number of steps between two calls of `score`. The network is then in eval mode.
-    """
+    """Train `student` in place with Adam to match the teacher's logits, and return it in eval mode."""
     seed_dropout(student, generator)
     optimizer = torch.optim.Adam(student.parameters(), lr=lr, foreach=False)
     best, found_at, kept = float("-inf"), 0, None
@@ -159,11 +136,6 @@ def falling_steps(most: int, least: int, period: int, number: int) -> int:
     The number is `most` in round 1 and in every round whose index is a multiple of `period`. Between these rounds, it
     falls along half a cosine to `least`. Fractions are truncated, as in the authors' code of "Federated Learning with a
     Single Shared Image" (`cosine_annealing_round` in strategy/common.py, truncation in strategy/fed_df.py).
-
-    Args:
-        most, least: largest and smallest number of steps.
-        period: number of rounds in a period.
-        number: index of the round, from 1.
     """
     phase = number % period if number > 1 else 0
     return int(least + 0.5 * (most - least) * (1 + math.cos(phase / max(1, period - 1) * math.pi)))

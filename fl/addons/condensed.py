@@ -183,11 +183,6 @@ def _checkpoints(client: Client, purpose: str, cache: Path | None) -> dict[str, 
     """Return the options `callback` and `resume` with which a condenser saves its state to a file and resumes from it.
 
     The file is in the client's scratch folder.
-
-    Args:
-        client: client that condenses its data.
-        purpose: name of the file, without its extension.
-        cache: path of a file that several runs share, for the state after the last step; or None.
     """
     scratch, began, cpu = client.scratch, time.monotonic(), time.thread_time()
     if scratch is None:

@@ -153,13 +153,6 @@ def _trimmed_mean(rows: Tensor, trim: int) -> Tensor:
 
     This is the coordinate-wise trimmed mean of Yin et al., ICML 2018, with beta = trim / n. With trim = (n - 1) // 2,
     only the middle one or two values remain, so the result is the coordinate-wise median.
-
-    Args:
-        rows: tensor [n, ...], one vector per row.
-        trim: number of values to remove at each end, at least 0 and less than n / 2.
-
-    Returns:
-        Trimmed mean, float64 [...].
     """
     return rows.double().sort(dim=0).values[trim : len(rows) - trim].mean(0)
 
@@ -169,11 +162,6 @@ def _krum_choice(rows: Tensors, attackers: int, keep: int) -> list[int]:
 
     The score of vector V_i is the sum of |V_i - V_j|^2 over the n - f - 2 vectors V_j closest to V_i (Blanchard et al.,
     NeurIPS 2017). Of vectors with equal scores, the one with the smaller index is selected, as in the paper.
-
-    Args:
-        rows: tensors [n, ...] by name; the vector V_i is row i of all tensors together.
-        attackers: f, the number of attackers; n must be at least 2 f + 3.
-        keep: number of vectors to select: 1 for Krum, more for Multi-Krum.
     """
     flat = [tensor.reshape(len(tensor), -1).double() for tensor in rows.values()]
     apart = [torch.cdist(f, f, compute_mode="donot_use_mm_for_euclid_dist").square() for f in flat]

@@ -67,11 +67,6 @@ def train_step(step: Step, addons: Sequence[AddOn], optimizer: torch.optim.Optim
     First, the gradient is computed. If an add-on overrides the hook `gradient`, the hook computes it. Then the
     hook `correct_gradient` of each add-on changes the gradient, and the optimizer applies it. Finally, the hook
     `after_step` of each add-on is called.
-
-    Args:
-        step: batches of the step, and the parameters that it trains.
-        addons: the active add-ons, in the order in which they act.
-        optimizer: optimizer of the step's parameters.
     """
     slot = slot_owner(addons, "gradient")
     if slot:

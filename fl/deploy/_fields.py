@@ -122,15 +122,7 @@ FIELDS: dict[str, dict[str, Field]] = {
 
 
 def read_fields(part: str, value: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Parse one part of a received message, and return its fields after checking all of them.
-
-    Args:
-        part: kind of part, a key of `FIELDS`, such as "job".
-        value: contents of the part, as JSON text or as a parsed mapping.
-
-    Raises:
-        ValueError: the text is not JSON, a field is missing or unknown, or a value is out of its range.
-    """
+    """Parse one part of a received message, and return its fields after checking all of them."""
     try:
         found = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:

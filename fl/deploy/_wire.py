@@ -67,34 +67,16 @@ class PayloadStore(Protocol):
         """Store a payload that a client received, and return it, or an equal payload that was stored before.
 
         A payload is the value of a cached message entry.
-
-        Args:
-            client: index of the client.
-            key: key of the message entry.
-            digest: digest of the payload.
-            value: the payload.
         """
 
     def load(self, client: int, key: str, digest: str) -> Value:
-        """Return the stored payload of the entry `key` that the client with index `client` received.
-
-        Raises:
-            PayloadMissing: no payload is stored for this client and entry, or the stored payload has another digest.
-        """
+        """Return the stored payload of the entry `key` that the client with index `client` received."""
 
 
 def job_parts(job: Job, metadata: Mapping[str, str] | None = None, *, include_cached: bool = False) -> Parts:
     """Encode a job, the complete request to one client, as tensors and strings.
 
     A message entry that the client has in its cache is encoded as its digest.
-
-    Args:
-        job: the job to encode.
-        metadata: additional strings to send with the job, by name.
-        include_cached: whether to encode the values of all entries, including those that the client has in its cache.
-
-    Returns:
-        The parts of a message: a dictionary of tensors and a dictionary of strings, by name.
     """
     request = job.request
     cached = frozenset[str]() if include_cached else request.cached
@@ -116,18 +98,6 @@ def read_job(
     """Decode an untrusted request to a client (job) that `job_parts` encoded.
 
     If the server sent only the digest of an entry's value, the value is read from `payloads`.
-
-    Args:
-        message: the received message, as `fl._codec.from_parts` returned it.
-        metadata: the strings received with the message, as `fl._codec.from_parts` returned them.
-        payloads: store for the values of cached entries on this machine. If the message contains the value of a cached
-            entry, and not only its digest, the value is added to the store.
-        accept: function that is called with the header and the client's index before any value is stored. It refuses
-            the job by raising an exception.
-
-    Raises:
-        ValueError: the message is not a job.
-        PayloadMissing: a cached value is not in the store, so the server must send the job again with all values.
     """
     fields = read_fields("job", metadata.get("job", ""))
     header = RequestHeader(**read_fields("head", fields["head"]))
@@ -158,15 +128,6 @@ def result_parts(
 
     If the result cannot be encoded, for example because the reply is not a `Message`, a result with the error is
     encoded instead.
-
-    Args:
-        version: identifier of the exchange that the result belongs to (`RequestHeader.version`).
-        result: the result to encode.
-        charged: lines that the client added to the privacy ledger.
-        metadata: additional strings to send with the result, by name.
-
-    Returns:
-        The parts of a message: a dictionary of tensors and a dictionary of strings, by name.
     """
     fields: dict[str, Any] = {
         "version": version, "client": result.client, "error": _cut(result.error), "absent": result.absent,
@@ -189,19 +150,7 @@ def _cut(error: str | None) -> str | None:
 
 
 def read_result(reply: Message, metadata: Mapping[str, str]) -> tuple[str, ClientResult, list[dict[str, Any]]]:
-    """Decode an untrusted result that `result_parts` encoded.
-
-    Args:
-        reply: the received message, as `fl._codec.from_parts` returned it.
-        metadata: the strings received with the message, as `fl._codec.from_parts` returned them.
-
-    Returns:
-        Identifier of the exchange that the result belongs to; the result; and the lines that the client added to the
-        privacy ledger.
-
-    Raises:
-        ValueError: the message is not a result.
-    """
+    """Decode an untrusted result that `result_parts` encoded."""
     try:
         fields = read_fields("answer", metadata.get("answer", ""))
     except ValueError as error:

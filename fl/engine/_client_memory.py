@@ -62,7 +62,7 @@ class MemoryStore:
             remove(self._file(client, version))
 
     def _keep(self, client: int, version: str) -> None:
-        """Delete old versions of a client's memory (the values that it keeps between rounds), and keep `version`.
+        """Delete old versions of a client's memory, and keep `version`.
 
         If memories are files, one more version is kept: the latest one from an earlier round.
         """
@@ -133,7 +133,7 @@ class MemoryStore:
         self._pending.clear()
 
     def restore(self, versions: Mapping[int, str]) -> None:
-        """Delete memories (values kept between rounds) that clients stored in an interrupted round of a resumed run.
+        """Delete memories that clients stored in an interrupted round of a resumed run.
 
         Args:
             versions: name of the version of each client's memory after the last completed round, by client index. If a

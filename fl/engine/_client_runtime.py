@@ -65,21 +65,7 @@ class ClientRuntime:
 def respond(
     runtime: ClientRuntime, header: RequestHeader, number: int, build_request: Callable[[], ClientRequest]
 ) -> ClientResult:
-    """Run one client's part of an exchange, and return its result. If the client fails, the result holds the error.
-
-    Args:
-        runtime: method, data and other objects that all clients use.
-        header: part of the request that is the same for all clients.
-        number: index of the client.
-        build_request: function that returns the client's part of the request. It is called on this thread, but only if
-            the client has images for the request.
-
-    Raises:
-        BudgetExhausted: the client's releases would exceed the privacy ledger's budget.
-        ChangedInput: the method changed the request or the client's images in place. In threads, others share them.
-        LedgerWriteError: the ledger cannot be written. This error ends the run, because it concerns all clients.
-        Interrupted: the run is being stopped.
-    """
+    """Run one client's part of an exchange, and return its result. If the client fails, the result holds the error."""
     started = time.thread_time()
 
     def cost(client: Client | None = None) -> float:

@@ -48,17 +48,7 @@ def _in_memory(data: LabeledImages | StoredImages) -> LabeledImages:
 
 
 def read_set(given: Any, name: str, progress: bool) -> LabeledImages:
-    """Convert a user's argument to a `LabeledImages`, whose images are in memory.
-
-    Args:
-        given: the argument: a `LabeledImages`, a dataset, a loader, or a pair of images and labels.
-        name: name of the argument, for error messages.
-        progress: whether to show a progress bar while large data is read.
-
-    Raises:
-        TypeError: the argument has another type, or is a `StoredImages`.
-        ValueError: the images or labels of the argument are not valid.
-    """
+    """Convert a user's argument to a `LabeledImages`, whose images are in memory."""
     if isinstance(given, LabeledImages):
         return given
     conversion.require_in_memory(given, name)
@@ -71,14 +61,7 @@ def read_set(given: Any, name: str, progress: bool) -> LabeledImages:
 
 
 def extend_classes(data: Either, classes: int, given: bool) -> Either:
-    """Raise a set's number of classes to `classes`, if the number was only inferred from the set's labels.
-
-    Args:
-        data: the set. It is returned unchanged if the user gave its number of classes, or if it already has at least
-            `classes` classes.
-        classes: number of classes of the returned set.
-        given: whether the user gave the number `classes`. It becomes `classes_given` of the returned set.
-    """
+    """Raise a set's number of classes to `classes`, if the number was only inferred from the set's labels."""
     if data.classes_given or data.num_classes >= classes:
         return data
     return data.replace(num_classes=classes, classes_given=given)  # type: ignore[return-value]
@@ -88,16 +71,6 @@ def require_like(first: LabeledImages, other: LabeledImages | StoredImages, name
     """Refuse a set whose normalization, shape, dtype, classes or form of labels differ from the first client's set.
 
     The form of labels is either class indices [N] or rows [N, K] with one value per class.
-
-    Args:
-        first: the first client's set.
-        other: set to check. The images of a stored set are not read, because their pixels are bytes, which cannot be
-            NaN or infinite.
-        name: name of the argument that holds `other`, for error messages.
-        classes: whether the number of classes and the form of labels must agree, too.
-
-    Raises:
-        ValueError: the sets differ, or `other` has NaN or infinite pixels.
     """
     other = other.read([]) if isinstance(other, StoredImages) else other
     no_labels = torch.empty(0, dtype=torch.int64)
@@ -121,19 +94,7 @@ def require_like(first: LabeledImages, other: LabeledImages | StoredImages, name
 
 
 def fitting_set(data: Either, name: str, first: LabeledImages, *, classes: bool = True) -> Either:
-    """Return a set of the server, after checking that it has images and is compatible with the first client's set.
-
-    Args:
-        data: set of the server, such as the global test set.
-        name: name of the argument that holds `data`, for error messages.
-        first: the first client's set.
-        classes: whether the number of classes and the form of labels (class indices, or rows with one value per class)
-            must agree, too. If the number of classes of `data` was inferred from its labels, it is first raised to the
-            number of classes of `first`.
-
-    Raises:
-        ValueError: the set is empty, or differs from the first client's; see `require_like`.
-    """
+    """Return a set of the server, after checking that it has images and is compatible with the first client's set."""
     if not len(data):
         raise ValueError(f"{name} has no images: leave it out, or pass some")
     data = extend_classes(data, first.num_classes, True) if classes else data
@@ -142,17 +103,7 @@ def fitting_set(data: Either, name: str, first: LabeledImages, *, classes: bool 
 
 
 def read_or_stored(given: Any, name: str, progress: bool) -> LabeledImages | StoredImages:
-    """Convert a user's argument to a `LabeledImages`, unless it is a `StoredImages`, which is returned unchanged.
-
-    Args:
-        given: the argument: a `LabeledImages`, a `StoredImages`, a dataset, a loader, or a pair of images and labels.
-        name: name of the argument, for error messages.
-        progress: whether to show a progress bar while large data is read.
-
-    Raises:
-        TypeError: the argument has another type.
-        ValueError: the images or labels of the argument are not valid.
-    """
+    """Convert a user's argument to a `LabeledImages`, unless it is a `StoredImages`, which is returned unchanged."""
     return given if isinstance(given, StoredImages) else read_set(given, name, progress)
 
 

@@ -20,10 +20,6 @@ def check_state(method: Method, server: Server) -> str | None:
     """Return the reason why a round's new state must not be committed, or None if it is usable.
 
     A state is unusable if it holds NaN or Inf, or if a global model's outputs on noise images are not finite.
-
-    Args:
-        method: the run's method.
-        server: server with the new state; it is not changed.
     """
     for key, value in server.state.items():
         for name, part in value_parts(value):

@@ -172,11 +172,7 @@ def declared(method: Method) -> dict[str, Entry[Any]]:
 
 
 def require_exchanges(method: Method) -> None:
-    """Refuse a method whose `exchanges` lack "local", name one twice, or name one that has no function.
-
-    Raises:
-        TypeError, ValueError: the attribute `exchanges` is not valid.
-    """
+    """Refuse a method whose `exchanges` lack "local", name one twice, or name one that has no function."""
     verbs: Any = method.exchanges
     name = f"{type(method.inner).__name__}.exchanges"
     if not isinstance(verbs, tuple | list) or not all(isinstance(verb, str) for verb in verbs):

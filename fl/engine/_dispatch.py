@@ -54,7 +54,7 @@ class Dispatcher:
         method, server, transport, thread: arguments of the constructor.
         entries: declarations of the message entries that the method may send, by key.
         cache_index: for each client, digests of the values in its cache, and the name of the latest version of its
-            memory (the values that the client keeps between rounds).
+            memory.
         resent: number of bytes of cached values that were sent again in this round, because a client had lost them.
     """
 
@@ -74,37 +74,14 @@ class Dispatcher:
     def exchange(
         self, verb: str, clients: Sequence[int], *, store_memory: bool = False
     ) -> Iterator[tuple[ClientResult, ClientRequest | None, str]]:
-        """Send a request to each client, and yield the results in the order of `clients`.
-
-        Args:
-            verb: name of the method's function that the clients call, such as "local" or "evaluate".
-            clients: indices of the clients.
-            store_memory: whether clients store changes to their memories (values kept between rounds) in this exchange.
-
-        Yields:
-            A triple for each client: the result; the request, or None if no request was built because the client has
-            no images; and the name under which the client stored its changed memory, or "" if it stored none.
-
-        Raises:
-            BudgetExhausted: a client's releases would exceed the privacy ledger's budget.
-            Interrupted: the run is being stopped.
-        """
+        """Send a request to each client, and yield the results in the order of `clients`."""
         header, build_request, sent = self._prepare(verb, store_memory)
         for result in self.transport.exchange(Exchange(header, clients, build_request)):
             self.resent += result.resent
             yield result, sent.pop(result.client, None), header.version if result.remembers else ""
 
     def _prepare(self, verb: str, store_memory: bool) -> tuple[RequestHeader, RequestBuilder, dict[int, ClientRequest]]:
-        """Prepare the requests of an exchange. The transport later calls the returned function to build each request.
-
-        Args:
-            verb: name of the method's function that the clients call, such as "local" or "evaluate".
-            store_memory: whether the changes that a client makes to its memory are stored; see `RequestHeader`.
-
-        Returns:
-            The header, which all requests share; the function that builds the request to a client; and a dictionary of
-            requests by client index, which is empty at first and filled by that function.
-        """
+        """Prepare the requests of an exchange, and return the function that builds each of them."""
         attempt = f"{self._session}-{next(self._exchanges)}"
         server = self.server
         header = RequestHeader(verb, server.round, attempt, server.seed, self._secret, store_memory)
@@ -148,10 +125,6 @@ class Dispatcher:
         """Return the bytes that a request to a client costs, by entry key.
 
         An entry whose value the client has in its cache costs only the bytes of its digest.
-
-        Args:
-            request: the request; None if no request was built, which costs nothing.
-            client: index of the client.
         """
         if request is None:
             return {}
@@ -172,7 +145,7 @@ class Dispatcher:
         self.transport.commit(self.cache_index.commit())
 
     def rollback(self) -> None:
-        """Discard the changes that a failed round made to clients' memories (values kept between rounds) and caches."""
+        """Discard the changes that a failed round made to clients' memories and caches."""
         self.cache_index.rollback()
         self.transport.rollback()
 
@@ -181,9 +154,6 @@ class Dispatcher:
 
         A record contains the name of the latest version of the client's memory, and a digest of each value in the
         client's cache.
-
-        Args:
-            found: contents of the checkpoint; None if no round was completed, and the run starts again.
         """
         for changes in found.changes if found is not None else ():
             self.cache_index.restore(changes)
@@ -195,7 +165,7 @@ class ClientRecord:
     """The server's record of the values that one client keeps between requests.
 
     Attributes:
-        memory: name of the latest stored version of the client's memory (values kept between rounds); "" if the client
+        memory: name of the latest stored version of the client's memory; "" if the client
             has no memory.
         payloads: digest of each message entry that the client has in its cache, by the entry's key.
     """
@@ -207,7 +177,7 @@ class ClientRecord:
 class ClientCacheIndex:
     """Index of the values that each client has stored, with one `ClientRecord` for each client.
 
-    A client stores a memory (values that it keeps between rounds) and a cache (values that it has received, which the
+    A client stores a memory and a cache (values that it has received, which the
     server need not send again). A `ClientRecord` contains the name of the current version of the memory, and digests of
     the values in the cache.
 
@@ -223,21 +193,11 @@ class ClientCacheIndex:
         """Return the `ClientRecord` of a client, which states the values that the client has stored.
 
         Pending changes of this round are included.
-
-        Args:
-            client: index of the client.
         """
         return self._pending.get(client) or self._committed.get(client, ClientRecord())
 
     def update(self, client: int, request: ClientRequest | None, memory: str = "") -> None:
-        """Update a client's record after a valid reply: the client now has the request's values in its cache.
-
-        Args:
-            client: index of the client.
-            request: the request; None if no request was built, which leaves the cached values unchanged.
-            memory: name of the version of its memory (values kept between rounds) that the client stored in reply to
-                the request; "" if it stored none.
-        """
+        """Update a client's record after a valid reply: the client now has the request's values in its cache."""
         before, digests = self.record(client), request.digests if request is not None else {}
         after = ClientRecord(memory or before.memory, {**before.payloads, **digests})
         if after != before:
@@ -248,12 +208,7 @@ class ClientCacheIndex:
         return {str(client): {"memory": r.memory, "bodies": dict(r.payloads)} for client, r in self._pending.items()}
 
     def commit(self) -> dict[int, str]:
-        """Commit the changes of `ClientRecord`s that were made in this round.
-
-        Returns:
-            For each client whose record changed, by client index: the name of the latest version of the client's memory
-            (values kept between rounds).
-        """
+        """Commit the changes of `ClientRecord`s that were made in this round."""
         self._committed |= self._pending
         versions = {client: record.memory for client, record in self._pending.items() if record.memory}
         self._pending.clear()
@@ -267,15 +222,12 @@ class ClientCacheIndex:
         """When a run is resumed, restore the records (`ClientRecord`) that changed in one round.
 
         A record describes the values that one client has stored.
-
-        Args:
-            changes: the result of the method `changes` in that round.
         """
         for client, record in changes.items():
             self._committed[int(client)] = ClientRecord(record["memory"], record.get("bodies", {}))
 
     def versions(self) -> dict[int, str]:
-        """Return the name of the latest version of each client's memory (values kept between rounds), by client index.
+        """Return the name of the latest version of each client's memory, by client index.
 
         The latest version is the one that was stored last in a committed round.
         """

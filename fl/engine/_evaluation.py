@@ -23,13 +23,7 @@ __all__ = ["evaluate_clients", "evaluate_global"]
 
 
 def evaluate_global(dispatcher: Dispatcher, test: LabeledImages | StoredImages | None) -> dict[str, Any]:
-    """Evaluate the global models on the global test set, and return the metrics as columns of the history.
-
-    Args:
-        dispatcher: dispatcher of the run, which gives access to the method, the server and the server's thread.
-        test: the test set; a `StoredImages` is read in parts. If it is None, the returned `accuracy` and `loss` are
-            None, too.
-    """
+    """Evaluate the global models on the global test set, and return the metrics as columns of the history."""
     method, server = dispatcher.method, dispatcher.server
 
     def work() -> dict[str, Tensor]:
@@ -57,17 +51,7 @@ def _parts(test: LabeledImages | StoredImages, server: Server) -> Iterator[Label
 
 
 def evaluate_clients(dispatcher: Dispatcher, evaluate: str | Sequence[int]) -> dict[str, Any]:
-    """Evaluate clients on their own test images after a round, and return the results as columns of the history.
-
-    Args:
-        dispatcher: sender of the requests, with the server in its state after the round.
-        evaluate: clients to evaluate: "drawn" (those drawn in the round), "all", "none" or client indices.
-
-    Returns:
-        Statistics of the clients' accuracies, under `accuracy_clients` for the global model and `accuracy_personal` for
-        personal models; the bytes of valid evaluation requests and replies; and the reasons why clients failed. Columns
-        without values are left out.
-    """
+    """Evaluate clients on their own test images after a round, and return the results as columns of the history."""
     server, down, up = dispatcher.server, 0, 0
     panel = {"drawn": server.drawn, "all": range(server.clients), "none": []}
     clients = panel[evaluate] if isinstance(evaluate, str) else evaluate

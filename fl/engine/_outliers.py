@@ -44,11 +44,7 @@ def compared(reply: Message, entries: Mapping[str, Entry[Any]], schema: Schema) 
 
 
 def too_large(found: Mapping[int, Compared]) -> dict[int, str]:
-    """Return the clients whose replies are refused, with the reason.
-
-    Args:
-        found: the result of `compared` for each client.
-    """
+    """Return the clients whose replies are refused, with the reason."""
     refused: dict[int, str] = {}
     for key in dict.fromkeys(key for one in found.values() for key in one):
         known = {client: one[key] for client, one in found.items() if key in one}
@@ -61,11 +57,7 @@ def too_large(found: Mapping[int, Compared]) -> dict[int, str]:
 
 
 def dominant(found: Mapping[int, Compared]) -> dict[int, str]:
-    """Return the clients that make up more than half of a weighted mean or sum, or more than a third of six or more.
-
-    Args:
-        found: the result of `compared` for each client whose reply is used.
-    """
+    """Return the clients that make up more than half of a weighted mean or sum, or more than a third of six or more."""
     named: dict[int, str] = {}
     for key in dict.fromkeys(key for one in found.values() for key in one):
         shares = {client: one[key][0] * one[key][2] for client, one in found.items() if key in one}

@@ -57,18 +57,7 @@ class ReplyCollector:
         *,
         after_local: bool = False,
     ) -> Aggregator:
-        """Request replies from clients, validate each one, and accumulate the valid ones in the order of `clients`.
-
-        Args:
-            verb: name of the exchange: "answer" for the query before round 1, "local" for training, or the name of an
-                additional exchange of the method.
-            clients: indices of the clients.
-            stats: counts of the round, to which the bytes, seconds and failures of this exchange are added.
-            after_local: whether the exchange comes after the training of the round.
-
-        Returns:
-            The aggregator, to which all valid replies were added.
-        """
+        """Request replies from clients, validate each one, and accumulate the valid ones in the order of `clients`."""
         dispatcher, reducer = self.dispatcher, Aggregator(self.dispatcher.entries)
         arrived = self._validated(verb, clients, stats)
         visible = not (self.method.private or self.method.sealed)
@@ -165,19 +154,7 @@ def _fold(aggregator: Aggregator, client: int, reply: Message) -> str | None:
 def validate(
     dispatcher: Dispatcher, server: Server, verb: str, result: ClientResult
 ) -> tuple[str | None, Message, Schema]:
-    """Check a client's reply. Call this function in the server's thread.
-
-    Args:
-        dispatcher: dispatcher of the run, which gives access to the method and its declared entries.
-        server: the server that receives the reply.
-        verb: name of the method's function that ran on the client, such as "local" or "evaluate".
-        result: result that the client sent.
-
-    Returns:
-        The reason why the reply is invalid, or None if it is valid; the reply, with additional entries that the method
-        computes from it on the server (`Method.read_reply`), or an empty message if the reply is invalid; and the
-        schema of the reply.
-    """
+    """Check a client's reply. Call this function in the server's thread."""
     method, client = dispatcher.method, result.client
     function = {"answer": "expect_answer", "local": "expect", "evaluate": "expect_evaluation"}.get(verb)
     with Unchanged(method, function or "expect_exchange", {}, server):
@@ -197,17 +174,6 @@ def _checked_reply(dispatcher: Dispatcher, server: Server, verb: str, result: Cl
     """Check a client's reply against its schema, and return it with the entries that `Method.read_reply` computes.
 
     A reply to an evaluation request may be empty.
-
-    Args:
-        dispatcher: dispatcher of the run, which gives access to the method and its declared entries.
-        server: the server that receives the reply.
-        verb: name of the method's function that ran on the client, such as "local" or "evaluate".
-        result: result that the client sent.
-        schema: specification of each entry that the reply must have.
-
-    Raises:
-        BadReply: an entry is missing or undeclared, or has a wrong type, shape or range (see `fl.schema.check_reply`);
-            or a value in `result.notes` is not a finite number.
     """
     entries, reply = dispatcher.entries, result.reply
     if verb == "evaluate" and (reply is None or (isinstance(reply, Message) and not len(reply))):
@@ -282,13 +248,7 @@ class RoundStats:
     server_seconds: float = 0.0
 
     def count(self, client: int, sent: Mapping[str, int], received: Mapping[str, int]) -> None:
-        """Add the sizes in bytes of one client's request and reply to the counts of the round.
-
-        Args:
-            client: index of the client.
-            sent: bytes of the reply, which the client sent, by entry key.
-            received: bytes of the request, which the client received, by entry key.
-        """
+        """Add the sizes in bytes of one client's request and reply to the counts of the round."""
         for total, part in ((self.up, sent), (self.down, received)):
             for key, size in part.items():
                 total[key] = total.get(key, 0) + size
@@ -298,14 +258,7 @@ class RoundStats:
         self.by_client[name] = [self.integer_pool.setdefault(up, up), self.integer_pool.setdefault(down, down)]
 
     def fail(self, verb: str, client: int, reason: str, *, after_local: bool) -> None:
-        """Record that a client failed. Such a client is left out of the rest of the round.
-
-        Args:
-            verb: name of the exchange in which the client failed: "local" for the training, or another name.
-            client: index of the client.
-            reason: reason of the failure, as text for the history.
-            after_local: whether the exchange comes after the training of the round.
-        """
+        """Record that a client failed. Such a client is left out of the rest of the round."""
         if after_local:
             self.failed_after.setdefault(verb, {})[str(client)] = reason
         else:
@@ -329,11 +282,7 @@ class RoundStats:
         return "; ".join(texts[:5] + [f"and {len(texts) - 5} more"] * (len(texts) > 5))
 
     def row(self, drawn: list[int]) -> dict[str, Any]:
-        """Return the round's bytes, failures and times as a row for the history, by column name.
-
-        Args:
-            drawn: indices of the clients that were drawn in the round.
-        """
+        """Return the round's bytes, failures and times as a row for the history, by column name."""
         return {
             "bytes_up": sum(self.up.values()),
             "bytes_down": sum(self.down.values()),

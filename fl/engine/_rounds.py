@@ -78,13 +78,6 @@ class RoundRunner:
         """Send the method's query to every client that has images, and collect the answers. Call this before round 1.
 
         Does nothing if the method has no query.
-
-        Args:
-            clients: indices of all clients.
-            min_replies: minimum number of usable replies.
-
-        Raises:
-            NoUsableReply: there are fewer usable replies than `min_replies`.
         """
         if not self.method.has_query:
             return
@@ -100,16 +93,6 @@ class RoundRunner:
         """Run one round, commit it, and pass its row of the history to the function `on_row`.
 
         A failed round does not change the server's state.
-
-        Args:
-            number: index of the round, from 1.
-            participation: number of clients to draw.
-            min_replies: minimum number of usable replies.
-            evaluate: clients to evaluate on their own test images: "drawn", "all", "none", or client indices.
-
-        Raises:
-            NoUsableReply: there are fewer usable replies than `min_replies`.
-            BudgetExhausted: the releases of this round would exceed the budget of the privacy ledger.
         """
         started, server, self.committed = time.perf_counter(), self.server, number - 1
         server.round, server.notes = number, server.notes if number == 1 else {}
@@ -157,15 +140,7 @@ class RoundRunner:
         return sorted(chosen)
 
     def _run_exchanges(self, min_replies: int) -> tuple[AggregatedReplies, RoundStats]:
-        """Run all exchanges of the round (requests and replies) with the drawn clients.
-
-        Args:
-            min_replies: minimum number of usable replies in the exchange "local", in which clients train.
-
-        Returns:
-            The aggregated replies of the exchange "local", and the bytes, times and failures of all exchanges. The
-            replies of any other exchange are passed to the method when that exchange ends.
-        """
+        """Run all exchanges of the round (requests and replies) with the drawn clients."""
         method, server, stats = self.method, self.server, RoundStats()
         server.present, replies = list(server.drawn), None
         for verb in method.exchanges:
@@ -195,16 +170,6 @@ class RoundRunner:
         """Pass the aggregated replies of one exchange to the method (`Method.receive_exchange`).
 
         Clients that the method rejects are counted as failed, and get no more requests in this round.
-
-        Args:
-            verb: name of the exchange.
-            reduced: the aggregated replies.
-            stats: counts of the round, to which the rejected clients are added.
-            after_local: False if the exchange comes before the round's "local" exchange; True for "local" and later
-                exchanges.
-
-        Raises:
-            NoUsableReply: the method cannot continue the round with these replies.
         """
         rejected: dict[int, str] = {}
         try:
@@ -230,14 +195,7 @@ class RoundRunner:
         )
 
     def _update_state(self, work: Callable[[], None]) -> float:
-        """Call `work` on the server's thread, and then move the server's state to the server's device.
-
-        Args:
-            work: function that changes the server's state.
-
-        Returns:
-            CPU seconds that the call took.
-        """
+        """Call `work` on the server's thread, and then move the server's state to the server's device."""
 
         def update() -> float:
             began = time.thread_time()
@@ -251,12 +209,7 @@ class RoundRunner:
         return len(self.server.ledger.events) if self.server.ledger is not None else 0
 
     def _require_charges(self, clients: Sequence[int], before: int) -> None:
-        """Record that no guarantee holds for clients whose replies a private method used without any charge.
-
-        Args:
-            clients: indices of the clients.
-            before: number of the ledger's events before these replies.
-        """
+        """Record that no guarantee holds for clients whose replies a private method used without any charge."""
         ledger = self.server.ledger
         if not self.method.private or ledger is None:
             return
@@ -280,11 +233,7 @@ class RoundRunner:
     def _commit(self, number: int, row: dict[str, Any]) -> None:
         """Complete a round: write its checkpoint and its row of the history, and commit what clients stored.
 
-        Clients store memories (values kept between rounds) and cached values. They become valid with the commit.
-
-        Args:
-            number: index of the round.
-            row: row of the round.
+        Clients store memories and cached values. They become valid with the commit.
         """
         if self.store is not None:
             models = self.global_models()

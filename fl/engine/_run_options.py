@@ -47,22 +47,7 @@ Panel = Literal["drawn", "all", "none"] | list[int]
 def validate(
     config: RunConfig, method: Method, first: LabeledImages, clients: int, progress: bool
 ) -> tuple[RunConfig, int]:
-    """Check all options of a run, and fill in the options that depend on the clients.
-
-    Args:
-        config: the options as the user gave them.
-        method: method to run.
-        first: the first client's set.
-        clients: number of clients.
-        progress: whether to show a progress bar while large data is read.
-
-    Returns:
-        A pair: the options, with the task, sets, device, evaluated clients and ledger in their final form; and the
-        number of clients that are drawn in a round.
-
-    Raises:
-        TypeError, ValueError, PrivacyError: an option is not valid. The message names the option.
-    """
+    """Check all options of a run, and fill in the options that depend on the clients."""
     rounds, server_threads = (check.positive_int(getattr(config, name), name) for name in ("rounds", "server_threads"))
     seed = check.positive_int(config.seed, "seed", least=0)
     share = config.participation
@@ -94,17 +79,7 @@ def validate(
 
 
 def resolve_task(task: LabelTask | None, first: LabeledImages) -> LabelTask:
-    """Return the task of a run. The default is classification with the first client's number of classes.
-
-    Args:
-        task: option `task` of `simulate`.
-        first: the first client's set.
-
-    Raises:
-        TypeError: `task` is not a `LabelTask` object.
-        ValueError: the clients' labels have another form than the task needs (class indices [N], or rows [N, K] of 0
-            and 1), or another number of classes.
-    """
+    """Return the task of a run. The default is classification with the first client's number of classes."""
     rows = first.labels.ndim == 2
     if task is None:
         if rows:
@@ -128,18 +103,7 @@ def resolve_task(task: LabelTask | None, first: LabeledImages) -> LabelTask:
 
 
 def _test_set(test: object, first: LabeledImages, progress: bool) -> LabeledImages | StoredImages | None:
-    """Convert the option `test` to a set, and check that it is compatible with the clients' sets.
-
-    Args:
-        test: option `test` of `simulate`: None, a set, a dataset, a loader, or a pair of images and labels. A
-            `StoredImages` stays in its file; all other sources are read into memory.
-        first: the first client's set.
-        progress: whether to show a progress bar while large data is read.
-
-    Raises:
-        TypeError: `test` cannot be converted to a set.
-        ValueError: the test set is empty, or is not compatible with the first client's set.
-    """
+    """Convert the option `test` to a set, and check that it is compatible with the clients' sets."""
     if test is None:
         return None
     return fitting_set(read_or_stored(test, "test", progress), "test", first)
@@ -161,15 +125,6 @@ def _server_sets(given: Mapping[str, Images] | None, first: LabeledImages, progr
     """Convert the option `server_data` to sets by name, and check that they are compatible with the clients' sets.
 
     The set named "validation" must have the clients' classes; other sets may have other classes.
-
-    Args:
-        given: option `server_data` of `simulate`.
-        first: the first client's set.
-        progress: whether to show a progress bar while large data is read.
-
-    Raises:
-        TypeError: `given` is not a mapping, or one of its values cannot be converted to a set.
-        ValueError: a set is empty, or is not compatible with the first client's set.
     """
     sets: dict[str, LabeledImages] = {}
     for name, images in check.mapping({} if given is None else given, "server_data").items():
@@ -182,19 +137,7 @@ def _server_sets(given: Mapping[str, Images] | None, first: LabeledImages, progr
 
 
 def _drawn_count(participation: float | int, clients: int, min_replies: int, *, drawn_by_method: bool) -> int:
-    """Check the options `participation` and `min_replies`, and return the number of clients drawn in a round.
-
-    Args:
-        participation: option `participation` of `simulate`: a share of the clients in (0, 1], or a number of clients.
-        clients: total number of clients.
-        min_replies: option `min_replies` of `simulate`: the number of usable replies that a round needs.
-        drawn_by_method: whether the method draws its clients itself, so that neither option may be set.
-
-    Raises:
-        TypeError: `participation` or `min_replies` is not a number.
-        ValueError: `participation` is neither a share in (0, 1] nor a number up to the number of clients; fewer than
-            `min_replies` clients would be drawn; or one of the options is set although the method draws its clients.
-    """
+    """Check the options `participation` and `min_replies`, and return the number of clients drawn in a round."""
     check.positive_int(min_replies, "min_replies")
     if drawn_by_method and (isinstance(participation, Integral) or participation != 1.0 or min_replies != 1):
         raise ValueError(
@@ -220,22 +163,7 @@ def _drawn_count(participation: float | int, clients: int, min_replies: int, *, 
 
 
 def _panel(evaluate: object, clients: int, *, hidden: bool) -> Panel:
-    """Check the option `evaluate`, and return which clients are evaluated on their own test images.
-
-    Args:
-        evaluate: option `evaluate` of `simulate`: "drawn" (the clients drawn in the round), "all", "none", or client
-            indices. If it is None, the result is "none" if `hidden` is true, and "drawn" otherwise.
-        clients: number of clients.
-        hidden: whether the method is private or reveals only sums over clients, so that the server should not get
-            evaluation results of single clients by default.
-
-    Returns:
-        "drawn", "all", "none", or a list of client indices.
-
-    Raises:
-        TypeError: `evaluate` is neither a string nor a list of integers.
-        ValueError: `evaluate` is an unknown string, an empty list, or a list with repeated or unknown client indices.
-    """
+    """Check the option `evaluate`, and return which clients are evaluated on their own test images."""
     if evaluate is None:
         return "none" if hidden else "drawn"
     if isinstance(evaluate, str):
@@ -257,14 +185,6 @@ def require_public(method: Method, first: LabeledImages, task: LabelTask | None)
     """Refuse a private method if the normalization, the classes or the hold-out were found in the clients' own data.
 
     Such values would reveal information about the data that the privacy guarantee does not cover.
-
-    Args:
-        method: method to run. A method that is not private is never refused.
-        first: the first client's set. The other clients' sets must have the same normalization and classes.
-        task: option `task` of `simulate`. If it is given, the number of classes comes from the task.
-
-    Raises:
-        PrivacyError: the normalization or the classes were found in the data, or records were held out by position.
     """
     if method.private:
         # A method with the option `public_statistics` makes this check itself (`PrivateFedDM`).
@@ -276,19 +196,7 @@ def require_public(method: Method, first: LabeledImages, task: LabelTask | None)
 
 
 def _require_ledger(method: Method, ledger: object, secret: object, folder: RunFolder | None) -> None:
-    """Check the options `ledger` and `secret` of a run.
-
-    Args:
-        method: method to run.
-        ledger: option `ledger` of `simulate`: the privacy ledger of a private method.
-        secret: option `secret` of `simulate`: the seed of a private method's noise.
-        folder: folder of the run's files; None if the run writes no files.
-
-    Raises:
-        TypeError: `ledger` is not a `Ledger`, or `secret` is not an integer.
-        ValueError: `ledger` or `secret` is given although the method is not private; `secret` is negative; or the
-            ledger is in memory although the run has a folder.
-    """
+    """Check the options `ledger` and `secret` of a run."""
     if ledger is not None and not isinstance(ledger, Ledger):
         raise TypeError(f"ledger must be a distillkit.privacy.Ledger, got {type(ledger).__name__}")
     for name, value in {"ledger": ledger, "secret": secret}.items():
@@ -337,13 +245,7 @@ def open_ledger(clients: ClientRegistry, ledger: Ledger, fresh: bool, panel: str
 
 
 def remark_on(ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
-    """Add remarks to a privacy ledger about releases that its epsilon does not cover.
-
-    Args:
-        ledger: privacy ledger of the run.
-        fresh: whether the ledger was created for this run, so that it does not know earlier releases of the data.
-        panel: clients that are evaluated on their own test images: "drawn", "all", "none", or client indices.
-    """
+    """Add remarks to a privacy ledger about releases that its epsilon does not cover."""
     if fresh:
         ledger.add_remark(NEW_LEDGER_REMARK)
     if panel != "none":

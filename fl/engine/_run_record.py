@@ -39,10 +39,6 @@ def warn_if_not_resumable(config: dict[str, Any], out: Path) -> None:
     """Warn if the method's description in `config.json` contains a memory address.
 
     Such a run cannot be resumed, because the address is different in each process.
-
-    Args:
-        config: contents of the run's config.json.
-        out: folder of the run.
     """
     if " at 0x" in config["method"]:
         warn(
@@ -90,16 +86,7 @@ def read_config(out: Path) -> dict[str, Any]:
 
 
 def require_same(out: Path, record: Mapping[str, Any]) -> None:
-    """Refuse to resume a run that was started with different options. Only options in `FREE` may differ.
-
-    Args:
-        out: folder of the run.
-        record: contents that `config.json` would have with the current options.
-
-    Raises:
-        OtherSettings: some options differ; the message lists them.
-        CheckpointError: `config.json` cannot be read (see `read_config`).
-    """
+    """Refuse to resume a run that was started with different options. Only options in `FREE` may differ."""
     saved, wanted = read_config(out), json.loads(json.dumps(record))
     differs = [k for k in wanted if k not in FREE and saved.get(k) != wanted[k]]
     if differs:
@@ -128,22 +115,6 @@ def repetition(method: Method, server: Server, out: Path) -> dict[str, Any]:
     """Return the part of `config.json` from which `fl.study.load` builds the method again to repeat the run.
 
     Tensors among the method's arguments are written to `out`/arguments.
-
-    Args:
-        method: the run's method.
-        server: the run's server.
-        out: folder of the run.
-
-    Returns:
-        A dictionary with these keys:
-
-        - `format`: version of the file format.
-        - `recipe`: config of the method (see `distillkit.serialization`); None if the method cannot be rebuilt from a
-          config.
-        - `recipe_missing`: reason why the method cannot be rebuilt; only present if `recipe` is None.
-        - `labels`: config of the label task; None if the label task cannot be rebuilt from a config.
-        - `images`: shape, dtype and normalization of the images.
-        - `budget`: budget of the privacy ledger, for a private method only.
     """
     store = out / "arguments"
     config, missing = _rebuildable_config(method, "method", store)
@@ -176,18 +147,7 @@ def _without_address(value: Any) -> str:
 
 
 def require_whole_ledger(ledger: Ledger | None, row: dict[str, Any], metadata: Mapping[str, str]) -> None:
-    """Refuse to resume a private run if its privacy ledger lacks charges, or if lines of the ledger were changed.
-
-    Args:
-        ledger: privacy ledger of the resumed run. None if the method is not private; nothing is then checked.
-        row: row of the last completed round in the history.
-        metadata: metadata of the run's checkpoint. The value "ledger" identifies the last line of the ledger at the
-            time of the checkpoint.
-
-    Raises:
-        CheckpointError: the ledger records less epsilon than the run has spent, or lines that the checkpoint refers to
-            were changed or removed.
-    """
+    """Refuse to resume a private run if its privacy ledger lacks charges, or if lines of the ledger were changed."""
     if ledger is None:
         return
     stated = row["privacy"]
@@ -210,13 +170,6 @@ def config_of(method: Method, config: RunConfig, server: Server, data: str, key:
     """Return the contents of `config.json`: all options and data fingerprints on which the result depends.
 
     The software versions are recorded, too.
-
-    Args:
-        method: the run's method.
-        config: the run's options after validation.
-        server: the run's server.
-        data: fingerprint of the clients' images.
-        key: secret key of the fingerprints of the server's sets; empty for fingerprints without a key.
     """
     architectures = method.inner.architectures(server.task.num_classes)
     record: dict[str, Any] = {

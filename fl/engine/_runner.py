@@ -150,20 +150,7 @@ def _server(config: RunConfig, deployment: Deployment) -> Server:
 
 
 def _resume(config: RunConfig, runner: RoundRunner, record: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Restore the state of the server and of the runner from a run's folder, and return the rows of the history.
-
-    Args:
-        config: the options of the resumed run.
-        runner: runner of the rounds, with the folder and the server.
-        record: contents of `config.json` for the current options, which are compared with the folder's `config.json`.
-
-    Returns:
-        The rows of the history, or None if no round was completed.
-
-    Raises:
-        ValueError: the option `resume` is False, although the folder holds a run.
-        CheckpointError: the folder is damaged, or holds another run.
-    """
+    """Restore the state of the server and of the runner from a run's folder, and return the rows of the history."""
     store, server = runner.store, runner.server
     assert store is not None
     if not config.resume:

@@ -92,7 +92,7 @@ class ThreadTransport:
         self.runtime.memories.commit(versions)
 
     def rollback(self) -> None:
-        """Delete the memories (values kept between rounds) that clients stored in the failed round."""
+        """Delete the memories that clients stored in the failed round."""
         self.runtime.memories.rollback()
 
     def metadata(self) -> dict[str, str]:
@@ -105,7 +105,7 @@ class ThreadTransport:
             self.runtime.memories.load(client, version, delete_others=False)
 
     def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Delete all stored versions of client memories (values kept between rounds) that are not in `versions`.
+        """Delete all stored versions of client memories that are not in `versions`.
 
         Args:
             metadata: not used.

@@ -26,13 +26,7 @@ __all__ = [
 
 
 def noise_of(secret: int | None, round_number: int, owner: int | str) -> Secret:
-    """Return the random source from which a private method draws the noise of one client or the server in a round.
-
-    Args:
-        secret: the run's seed for the noise; None for noise from the operating system.
-        round_number: index of the round.
-        owner: index of the client that draws the noise, or "server".
-    """
+    """Return the random source from which a private method draws the noise of one client or the server in a round."""
     if secret is None:
         return Secret()
     return Secret(int(torch.randint(2**62, (), generator=derive(secret, round_number, owner, "secret"))))
@@ -50,7 +44,7 @@ class RequestHeader:
         attempt: identifier of the exchange. It is new even if a round is repeated after the process was killed.
         seed: the run's seed, from which a client derives its generators.
         secret: the run's seed for the noise of a private method; None for noise from the operating system.
-        keeps: whether the changes that a client makes to its memory (the values that it keeps between rounds) are
+        keeps: whether the changes that a client makes to its memory are
             stored. False for the query before round 1 and for evaluations.
     """
 
@@ -77,7 +71,7 @@ class ClientRequest:
 
     Attributes:
         message: the complete message of the method, including entries that the client has in its cache.
-        memory: name of the version of the client's memory (values kept between rounds) to load; "" if the client has no
+        memory: name of the version of the client's memory to load; "" if the client has no
             memory. This is the committed version, or one that the client stored earlier in this round. Other versions
             belong to failed rounds, and the client deletes them.
         digests: digest of each entry in the message that is declared as cached, by the entry's key.
@@ -108,7 +102,7 @@ class ClientResult:
         absent: whether the client took no part, because it has no images to train or evaluate on.
         seconds: CPU seconds that the client took.
         notes: numbers that the client reports for the round's row of the history (`Client.notes`), by name.
-        remembers: whether the client stored a memory (values that it keeps between rounds).
+        remembers: whether the client stored a memory.
         resent: number of bytes of message entries that were sent again, because the client no longer had them in its
             cache.
     """
@@ -167,7 +161,7 @@ class Transport(Protocol):
         """
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Commit the memories (values kept between rounds) that clients stored in a round.
+        """Commit the memories that clients stored in a round.
 
         Older versions can then be deleted. If a client misses this call, its results do not change, because each
         request states the valid version.
@@ -177,7 +171,7 @@ class Transport(Protocol):
         """
 
     def rollback(self) -> None:
-        """Discard the memories (values kept between rounds) that clients stored in a failed round."""
+        """Discard the memories that clients stored in a failed round."""
 
     def metadata(self) -> dict[str, str]:
         """Return values that are stored in the checkpoint and passed to `restore` when the run is resumed.
@@ -200,8 +194,8 @@ class Transport(Protocol):
 
         Args:
             metadata: values from the checkpoint, as the method `metadata` returned them.
-            versions: by client index, the name of the version of the client's memory (the values that it keeps between
-                rounds) after the last completed round. All other stored versions are deleted.
+            versions: by client index, the name of the version of the client's memory after the last completed round.
+                All other stored versions are deleted.
         """
 
 
@@ -217,11 +211,7 @@ class RequestError(RuntimeError):
 
 
 def reason_of(error: Exception) -> str:
-    """Return a text on why a client failed, for the history: the error, and the code line that raised it.
-
-    Args:
-        error: error raised while the client's request was built, or by the client.
-    """
+    """Return a text on why a client failed, for the history: the error, and the code line that raised it."""
     if isinstance(error, RequestError) and isinstance(error.__cause__, Exception):
         return f"got no request, because the server's send {reason_of(error.__cause__)}"
     return f"raised {type(error).__name__}: {error}{_location(error)}"

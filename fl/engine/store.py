@@ -365,9 +365,6 @@ class Store:
         """Check the run's files by the checksums in `manifest`, and return the history up to the last completed round.
 
         `manifest` is the contents of the file `manifest.json`, which states which round was completed last.
-
-        Raises:
-            CheckpointError: a line is damaged, or a file was changed after the run wrote it.
         """
         path, count = self.out / "history.jsonl", int(manifest["round"])
         rows = read_history(path, torn=True)[:count]
@@ -382,15 +379,7 @@ class Store:
         return rows
 
     def _complete_rows(self, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the history's rows up to the last completed round, after checking that no row is missing.
-
-        Args:
-            manifest: contents of the run's `manifest.json`, which states the last completed round.
-
-        Raises:
-            CheckpointError: the history has fewer rows than the last completed round requires, a line is damaged, or a
-                file was changed after the run wrote it.
-        """
+        """Return the history's rows up to the last completed round, after checking that no row is missing."""
         rows, count = self._checked_rows(manifest), int(manifest["round"])
         if len(rows) != count:
             raise CheckpointError(

@@ -131,12 +131,6 @@ class ClientDP(Filter):
         With adaptive clip norms, each client also sends one bit per clipped entry, which states whether the entry's
         norm is within the clip norm. The privacy loss that `ClientDP.sigma` allows is then divided between updates and
         bits, as in theorem 1 of Andrew et al. Otherwise, the second result is 0.
-
-        Args:
-            clients: number of all clients.
-
-        Raises:
-            ValueError: `Adaptive.sigma` is too small for `ClientDP.sigma`; see `Adaptive` for the minimum.
         """
         if self.adaptive is None or self.sigma == 0:
             return self.sigma, 0.0
@@ -270,12 +264,7 @@ def _group(value: Value) -> Tensors:
 
 
 def _like(tensors: Tensors, value: Value) -> Any:
-    """Convert a dict of float64 tensors to the type and dtypes of an entry's value. This reverses `_group`.
-
-    Args:
-        tensors: the dict. If `value` is a number or a single tensor, the dict has one tensor, called "".
-        value: value with the type (number, tensor or dict of tensors) and dtypes of the result.
-    """
+    """Convert a dict of float64 tensors to the type and dtypes of an entry's value. This reverses `_group`."""
     if isinstance(value, dict):
         return {n: t.to(value[n].dtype) for n, t in tensors.items()}
     return tensors[""].to(value.dtype) if isinstance(value, Tensor) else float(tensors[""])

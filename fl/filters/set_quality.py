@@ -119,13 +119,7 @@ class SetQuality(Filter):
         server.notes["set_quality"] = found
 
     def _split(self, server: Server, made: LabeledImages | None) -> tuple[LabeledImages, LabeledImages]:
-        """Split the real images into a random sample and the rest.
-
-        Args:
-            server: server of the run, which holds the real images.
-            made: synthetic set. The sample has as many images of each class as this set. None: the sample has
-                `per_class` images of each class. In both cases, it has at most half of a class's real images.
-        """
+        """Split the real images into a random sample and the rest."""
         data, classes = server.data[self.on], server.task.num_classes
         counts = torch.full((classes,), self.per_class) if made is None else made.labels.bincount(minlength=classes)
         order = torch.randperm(len(data), generator=server.generator(f"{self.key} sample"))

@@ -35,11 +35,7 @@ class AuthenticationError(ValueError):
 
 
 def require_cryptography() -> None:
-    """Check that the `cryptography` library is installed.
-
-    Raises:
-        MissingCryptography: the library is not installed.
-    """
+    """Check that the `cryptography` library is installed."""
     try:
         import cryptography.hazmat.primitives.asymmetric.x25519  # noqa: F401
     except ImportError as error:
@@ -99,13 +95,7 @@ def sign(private: bytes, statement: bytes) -> bytes:
 
 
 def verify(public: bytes, signature: bytes, statement: bytes) -> bool:
-    """Return whether an Ed25519 signature of a statement is valid.
-
-    Args:
-        public: public key of the signer.
-        signature: the signature, 64 bytes.
-        statement: the bytes that were signed.
-    """
+    """Return whether an Ed25519 signature of a statement is valid."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -120,11 +110,7 @@ def verify(public: bytes, signature: bytes, statement: bytes) -> bool:
 
 
 def new_agreement_keys() -> tuple[bytes, bytes]:
-    """Draw a pair of keys for key agreement (X25519) from the operating system's random generator.
-
-    Returns:
-        The private key, and the public key.
-    """
+    """Draw a pair of keys for key agreement (X25519) from the operating system's random generator."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     key = X25519PrivateKey.generate()
@@ -151,11 +137,6 @@ def derive_mask_key(private: bytes, public: bytes, transcript: bytes) -> bytes:
     """Derive the seed of a pair's mask, which one client adds to its reply, and the other subtracts from its own.
 
     Both clients derive the same seed, from their own private key and the other client's public key.
-
-    Args:
-        private: X25519 private key of one client.
-        public: X25519 public key of the other client.
-        transcript: digest of the participants of the round and their keys, see `RoundContext.transcript`.
     """
     return _derive_key(_agree(private, public), "mask", transcript)
 
@@ -173,29 +154,12 @@ def seal_box(private: bytes, public: bytes, content: bytes, context: bytes) -> b
     """Encrypt and authenticate a message from one client to another, and return it as a "box".
 
     Never encrypt two messages with the same pair of keys and the same `context`.
-
-    Args:
-        private: the sender's private key.
-        public: the receiver's public key.
-        content: plaintext of the message.
-        context: bytes that identify the sender, the receiver and the round; see `RoundContext.box_context`. `open_box`
-            needs the same value.
     """
     return _box_cipher(private, public, context).encrypt(bytes(12), content, context)
 
 
 def open_box(private: bytes, public: bytes, box: bytes, context: bytes) -> bytes:
-    """Decrypt a message from another client.
-
-    Args:
-        private: the receiver's private key.
-        public: the sender's public key.
-        box: the ciphertext.
-        context: bytes that identify the sender, the receiver and the round; the same value as for `seal_box`.
-
-    Raises:
-        AuthenticationError: the box was changed, or comes from another client or round.
-    """
+    """Decrypt a message from another client."""
     from cryptography.exceptions import InvalidTag
 
     try:
@@ -208,13 +172,7 @@ def open_box(private: bytes, public: bytes, box: bytes, context: bytes) -> bytes
 
 
 def add_mask(total: Tensor, seed: bytes, sign: int) -> None:
-    """Generate a pseudorandom mask from a seed, and add it to a vector or subtract it, in place and mod 2^64.
-
-    Args:
-        total: the vector, int64 [length], on the CPU.
-        seed: seed of the mask, 32 bytes. Use each seed for only one mask.
-        sign: 1 to add the mask, -1 to subtract it.
-    """
+    """Generate a pseudorandom mask from a seed, and add it to a vector or subtract it, in place and mod 2^64."""
     from cryptography.hazmat.primitives.ciphers import Cipher
     from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 

@@ -279,18 +279,7 @@ def _broadcast_weight(weight: Tensor, value: Tensor) -> Tensor:
 
 
 def _entry_layout(entry: Entry[Any], spec: EntrySpec, bound: float | None, is_weight: bool) -> EntryLayout:
-    """Check that one entry of a reply can be summed, and return its `EntryLayout`, a description for the encoding.
-
-    Args:
-        entry: the method's declaration of the entry.
-        spec: specification of the entry in the schema of a reply.
-        bound: largest allowed absolute value from the user; None to use the maximum in the declaration or the schema.
-        is_weight: whether the entry contains the weights with which another entry is averaged.
-
-    Raises:
-        PrivacyError: the entry is not aggregated by a sum or mean, or has no fixed shape.
-        ValueError: the entry has no public maximum of its absolute value.
-    """
+    """Check that one entry of a reply can be summed, and return its `EntryLayout`, a description for the encoding."""
     value, key = spec.value, entry.key
     if key in (FedAvg.buffers.key, FedAvg.counters.key) and entry.rule not in ("mean", "sum"):
         raise PrivacyError(

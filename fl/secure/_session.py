@@ -206,17 +206,7 @@ class ClientSession:
     def _check_clients(
         self, clients: Mapping[int, Any] | Sequence[int], allowed: Mapping[int, Any] | Sequence[int], action: str
     ) -> None:
-        """Check a set of clients that the server sent with a request.
-
-        Args:
-            clients: indices of the clients in the set (the keys, if it is a mapping).
-            allowed: indices of the clients that may be in the set.
-            action: text for error messages that says what the clients in the set did, such as "has signed".
-
-        Raises:
-            ProtocolError: the set has fewer clients than the threshold; a client is not in `allowed`, or is repeated;
-                or this client itself is not in the set. Only a set of signers ("has signed") may lack this client.
-        """
+        """Check a set of clients that the server sent with a request."""
         strange = sorted(set(clients) - set(allowed))
         if strange or len(set(clients)) < len(clients):
             which = f"client {strange[0]}" if strange else "one client twice"
@@ -233,14 +223,7 @@ class ClientSession:
         self.keyring.save_session(self.client, {**values, **state})
 
     def _load(self, step: str) -> dict[str, Any]:
-        """Read and return the secrets that the client saved in its last step.
-
-        Args:
-            step: name of the step that the client must have done last, in this round.
-
-        Raises:
-            ProtocolError: the client last did another step, or did this step in another round or run.
-        """
+        """Read and return the secrets that the client saved in its last step."""
         session = self.keyring.load_session(self.client)
         found = "nothing" if session is None else f"{session['step']!r} of round {session['round']}"
         wanted = {"step": step, "seed_of_run": self.context.seed, "round": self.context.number}

@@ -52,16 +52,7 @@ def split(
 
 
 def recover(shares: Mapping[int, int], *, prime: int = PRIME) -> int:
-    """Return the secret: the value at 0 of the polynomial through the shares.
-
-    Args:
-        shares: mapping from points to shares. The share of a point is the value of the polynomial there. The secret was
-            split with a threshold t, and at least t correct shares are needed. More than t shares only take more time.
-        prime: order of the field.
-
-    Raises:
-        ValueError: there are no shares.
-    """
+    """Return the secret: the value at 0 of the polynomial through the shares."""
     if not shares:
         raise ValueError("shares must hold at least one share; got none")
     points = list(shares)
@@ -72,10 +63,6 @@ def lagrange_coefficients(points: Sequence[int], *, prime: int = PRIME) -> list[
     """Return one coefficient for each share, such that the sum of coefficient times share is the secret.
 
     The coefficients are the values of the Lagrange polynomials at 0.
-
-    Args:
-        points: distinct points of the available shares.
-        prime: order of the field.
     """
     found = []
     for x in points:

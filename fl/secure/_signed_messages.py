@@ -131,15 +131,6 @@ class KeyBundle:
 def sign_bundle(
     context: RoundContext, client: int, signing_key: bytes, agreement: bytes, mask: bytes, seed: bytes
 ) -> KeyBundle:
-    """Sign a client's public keys for a round, and return them as a bundle.
-
-    Args:
-        context: run, round and threshold of the sum.
-        client: index of the client.
-        signing_key: the client's private signing key.
-        agreement: the client's public key for encrypted messages in this round.
-        mask: the client's public key for pairwise masks in this round.
-        seed: seed of the client's own mask; the bundle contains only its digest.
-    """
+    """Sign a client's public keys for a round, and return them as a bundle."""
     keys = agreement + mask + _crypto.digest("seed", seed)
     return KeyBundle(keys + _crypto.sign(signing_key, context.keys_digest(client, keys)))

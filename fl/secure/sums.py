@@ -362,16 +362,7 @@ class SecureSums(Filter):
         return invalid
 
     def _invalid_clients(self, server: Server, verb: str, replies: AggregatedReplies) -> dict[int, str]:
-        """Find the clients whose public keys or signature are invalid.
-
-        Args:
-            server: the server.
-            verb: name of the step. Only replies to "announce" and "assent" are checked.
-            replies: the clients' replies to the step.
-
-        Returns:
-            The reasons why keys or signatures are invalid, by client index.
-        """
+        """Find the clients whose public keys or signature are invalid."""
         found: dict[int, str] = {}
         context = self._context(server)
         if verb == "announce" and self.bundles in replies:

@@ -111,17 +111,7 @@ def split_folders(path: Path) -> tuple[dict[str, Path], list[str]]:
 
 
 def _require_class_folders(path: Path, train: Path, classes: list[str]) -> None:
-    """Refuse sub-folders that are probably not classes.
-
-    Args:
-        path: the folder that the user passed.
-        train: the folder whose sub-folders would be the classes.
-        classes: names of the sub-folders.
-
-    Raises:
-        ValueError: the sub-folders are named like splits, a table beside them probably contains the labels, or the only
-            sub-folder is probably a whole dataset. The message says what to do.
-    """
+    """Refuse sub-folders that are probably not classes."""
     like_splits = [name for name in classes if _LIKE_A_SPLIT.match(name)]
     tables = sorted(f.name for f in {*path.iterdir(), *train.iterdir()} if f.suffix.lower() in _TABLES)
     remedy = f"expected {train.name}/class/picture.png; sort the pictures into one folder per class"

@@ -23,16 +23,7 @@ _TRANSPARENT = "give the gray value behind them: background=1 for white, backgro
 
 
 def read_picture(file: Path, size: Size | None, channels: int | None, background: float | None = None) -> Tensor:
-    """Read one picture file as float pixels [C, H, W] in [0, 1].
-
-    Args:
-        file: path of the picture file.
-        size, channels, background: as in `load_folder`.
-
-    Raises:
-        ValueError: the picture cannot be read as its file states, or it has transparent pixels and `background` is
-            None.
-    """
+    """Read one picture file as float pixels [C, H, W] in [0, 1]."""
     from PIL import Image
 
     try:
@@ -53,17 +44,7 @@ def read_pictures(
     open_with: str,
     progress: bool,
 ) -> dict[str, Tensor]:
-    """Read all pictures of a dataset, and return float pixels [N, C, H, W] in [0, 1] for each part.
-
-    Args:
-        files: picture files of each part (`train`, `test`, `validation`). `train` must not be empty.
-        size, channels, background: as in `load_folder`.
-        open_with: name of the function to recommend if the pictures exceed the memory.
-        progress: whether to show a progress bar.
-
-    Raises:
-        ValueError: a picture cannot be read, the pictures have different shapes, or they do not fit in memory.
-    """
+    """Read all pictures of a dataset, and return float pixels [N, C, H, W] in [0, 1] for each part."""
     first = files["train"][0]
     shape = read_picture(first, size, channels, background).shape
     count = sum(map(len, files.values()))

@@ -139,17 +139,7 @@ def _with_test(
     fraction: float,
     digests: list[bytes] | None,
 ) -> tuple[dict[str, Tensor], SplitBuilder]:
-    """Hold out a test set if the list has none. Return the parts, and a `SplitBuilder` that builds a split from them.
-
-    Args:
-        listing: the list of pictures.
-        parts: indices of the pictures or the pictures themselves, for each of the parts `train`, `test` and
-            `validation` that the list has.
-        normalization: normalization of the split. With None, the mean and standard deviation of the part `train` are
-            measured.
-        fraction: share of each class of `train` that is held out as `test`, if the list has no part `test`.
-        digests: hash of each picture of `train`, which then decides alone whether the picture is held out.
-    """
+    """Hold out a test set if the list has none, and return the parts and a `SplitBuilder` for them."""
     parts, labels, columns, info = dict(parts), dict(listing.labels), dict(listing.columns), dict(listing.info)
     if "test" not in parts:
         info["test_fraction"] = fraction

@@ -61,11 +61,7 @@ def _read(file: Path) -> tuple[Tensor, Tensor]:
 
 
 def require_colour_digits(file: Path, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Check that the content of a file is color images [N, 3, H, W] of digits, and return images and labels.
-
-    Raises:
-        ValueError: there are no images, the number of channels is not 3, or labels are outside 0..9.
-    """
+    """Check that the content of a file is color images [N, 3, H, W] of digits, and return images and labels."""
     if not len(images) or images.shape[1] != 3 or int(labels.min()) < 0 or int(labels.max()) > 9:
         raise ValueError(f"{file} must hold colour pictures of the digits 0..9, at least one")
     return images, labels

@@ -29,11 +29,7 @@ _TRAIN_FLAG = ({"train": True}, {"train": False})
 
 
 def idx_files(folder: str) -> tuple[str, ...]:
-    """Return the paths of the four files of a dataset in MNIST's format.
-
-    Args:
-        folder: the dataset's folder, as a path below the folder of all datasets (the data root).
-    """
+    """Return the paths of the four files of a dataset in MNIST's format."""
     kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
     return tuple(f"{folder}/raw/{part}-{kind}" for part in ("train", "t10k") for kind in kinds)
 
@@ -51,24 +47,7 @@ def load_torchvision(
     download: bool = False,
     **options: Any,
 ) -> Split:
-    """Load a dataset of torchvision from its files or, if these are missing, from `<name>.npz` in MedMNIST's layout.
-
-    Args:
-        root: the data root, the folder that contains the files of all named datasets.
-        name: name of the dataset, as in `load`.
-        loader: name of the dataset's class in `torchvision.datasets`.
-        files: paths of the files below `root`.
-        folder: folder below `root` that is passed to the torchvision class.
-        split_options: two sets of keyword arguments for the torchvision class, which select the training split and the
-            test split.
-        labels: name of the torchvision class's attribute that contains the labels.
-        classes: the class names; None reads them from the files.
-        download: whether to download missing files.
-        options: the options `size`, `channels` and `normalization` of `distillkit.data.load`.
-
-    Raises:
-        FileNotFoundError, ValueError: for the same reasons as in `load`.
-    """
+    """Load a dataset of torchvision from its files or, if these are missing, from `<name>.npz` in MedMNIST's layout."""
     missing = [file for file in files if not (root / file).is_file()]
     stored = root / f"{name}.npz"
     if missing and stored.is_file():

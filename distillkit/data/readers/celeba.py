@@ -109,14 +109,7 @@ def _convert(x: list[Any], y: list[Any]) -> UserData | None:
 
 
 def _table(file: Path, lines: list[str], columns: int, allowed: Sequence[str] | None) -> dict[str, list[str]]:
-    """Parse one of CelebA's tables, and return the values of each picture by the picture's name.
-
-    Args:
-        file: path of the table, for error messages.
-        lines: lines of the table, each with a picture's name and its values.
-        columns: number of values per line.
-        allowed: allowed values. None allows all nonnegative integers.
-    """
+    """Parse one of CelebA's tables, and return the values of each picture by the picture's name."""
     table = {}
     for line in lines:
         name, *values = line.split() or [""]

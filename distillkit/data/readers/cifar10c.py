@@ -147,12 +147,7 @@ def split_cifar10c(
 
 
 def _array(file: Path, count: int | None) -> NDArray[Any]:
-    """Memory-map a file and check its contents: `count` images, uint8 [count, H, W, 3], or labels, uint8 [N].
-
-    Args:
-        file: path of the file.
-        count: required number of images; None for the file of labels.
-    """
+    """Memory-map a file and check its contents: `count` images, uint8 [count, H, W, 3], or labels, uint8 [N]."""
     try:
         stored = np.load(file, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:

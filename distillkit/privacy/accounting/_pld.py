@@ -133,18 +133,7 @@ def _direction(sigma: Any, rate: Any, count: Any, delta: float, tail: float, ste
 
 
 def _discrete(sigma: Any, rate: Any, tail: float, step: float, removed: bool, most: int) -> tuple[int, Any, Any] | None:
-    """Return the discrete losses of a release of each kind, or None if they need too many points.
-
-    Args:
-        sigma, rate: float [kinds, 1].
-        tail: largest mass of a kind that may lie above its largest point.
-        step: distance of the points.
-        removed: whether the record is removed.
-        most: largest number of points on one side of zero.
-
-    Returns:
-        Index of the first point (its loss divided by `step`), masses [kinds, points], masses above the last point.
-    """
+    """Return the discrete losses of a release of each kind, or None if they need too many points."""
     import numpy as np
     from scipy.special import ndtri
 
@@ -174,10 +163,6 @@ def _power(parts: Sequence[tuple[int, Any, Any]], points: int) -> Any:
     """Return the Fourier transform, at `points` points, of the composition of discrete losses.
 
     It is a product of factors of at most 1. Where some of them already make it negligible, the others are left out.
-
-    Args:
-        parts: (index of the first point, masses of each kind, count of each kind) tuples.
-        points: number of points; losses are taken modulo this number.
     """
     import numpy as np
     from scipy import fft

@@ -158,12 +158,7 @@ def _grouped(spends: tuple[Spend, ...], most: int) -> tuple[Spend, ...]:
 
 
 def _shifted(places: Iterable[tuple[tuple[float, float], int]]) -> dict[tuple[int, int], int]:
-    """Round pairs of coordinates down to integers, and count the releases at each rounded pair.
-
-    Args:
-        places: for each kind of release, a pair of coordinates and the number of releases. The coordinates are
-            log(sigma) and -log(rate), divided by the step of a grid, where rate is the sampling rate.
-    """
+    """Round pairs of coordinates down to integers, and count the releases at each rounded pair."""
     cells: dict[tuple[int, int], int] = {}
     for (x, y), count in places:
         cell = math.floor(x), math.floor(y)
@@ -194,13 +189,7 @@ def largest(every: Sequence[Sequence[Spend]], delta: float) -> Bound:
 
 @lru_cache(maxsize=65536)
 def _renyi(sigma: float, rate: float, order: float) -> float:
-    """Return the Renyi divergence of one release, or infinity if Opacus' series does not converge.
-
-    Args:
-        sigma: noise standard deviation / sensitivity.
-        rate: sample rate.
-        order: order of the divergence.
-    """
+    """Return the Renyi divergence of one release, or infinity if Opacus' series does not converge."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
     try:

@@ -88,9 +88,6 @@ class CapturedFunction:
         """Test on two records of noise whether the function can be evaluated on several records together.
 
         The attribute `batched` is set to True if the results are the same as when the records are evaluated one by one.
-
-        Raises:
-            NotCapturable: the function fails on a noise record.
         """
         for noise in (1.0, 0.0):  # an operator may fail for some values
             generator = derive(0, "capture")

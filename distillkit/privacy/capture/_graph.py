@@ -56,13 +56,7 @@ class Violation:
     why: str
 
     def error(self, function_name: str, line: str) -> PrivacyError:
-        """Return the exception to raise for this violation, an operator that a captured function may not use.
-
-        Args:
-            function_name: name of the captured function, with which the message begins.
-            line: text that states the line of the user's code, which replaces "{line}" in the message; "" if the line
-                is unknown.
-        """
+        """Return the exception to raise for this violation, an operator that a captured function may not use."""
         return self.kind(f"{function_name}{self.why.replace('{line}', line)}")
 
 
@@ -74,14 +68,7 @@ def constants(graph: GraphModule, modules: Sequence[nn.Module]) -> list[tuple[st
 
 
 def find_violation(graph: GraphModule, names: Sequence[str], modules: Sequence[nn.Module]) -> Violation | None:
-    """Return the first operator in a graph that is not allowed in captured functions, or None if all are allowed.
-
-    Args:
-        graph: traced graph of a function of one record. Its first inputs are the shared tensors, which are the same for
-            all records, such as parameters.
-        names: names of the shared tensors.
-        modules: modules whose tensors may occur in the graph as constants.
-    """
+    """Return the first operator in a graph that is not allowed in captured functions, or None if all are allowed."""
     held = {id(t): n for m in modules for p, c in m.named_modules() for n, t in _tensors(p, c)}
     bases: dict[Node, str] = {}
     for place, node in enumerate(graph.graph.nodes):
@@ -177,13 +164,7 @@ def _violation(node: Node, bases: dict[Node, str]) -> Violation | None:
 
 
 def _argument(node: Node, target: OpOverload, *names: str) -> Any:
-    """Return the value of an operator's argument that is called one of `names`, or None if there is no such argument.
-
-    Args:
-        node: call of the operator in a graph.
-        target: the operator.
-        names: possible names of the argument.
-    """
+    """Return the value of an operator's argument with one of these `names`, or None if there is none."""
     for place, argument in enumerate(target._schema.arguments):
         if argument.name in names:
             return node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
@@ -200,14 +181,6 @@ def without_writes(graph: GraphModule, inputs: Sequence[Tensor], function_name: 
 
     Operators that create uninitialized tensors, such as `torch.empty`, are replaced by operators that fill them with
     zeros.
-
-    Args:
-        graph: graph for which `find_violation` returns None.
-        inputs: tensors with the shapes and dtypes of the graph's inputs.
-        function_name: name of the function in error messages.
-
-    Raises:
-        BatchStatistics: the traced function writes to a tensor that it did not create.
     """
     if _writes(graph):
         raw = graph
@@ -318,11 +291,7 @@ def draws_as_inputs(graph: GraphModule) -> list[Draw]:
 
 
 def for_batches(graph: GraphModule, function_name: str) -> None:
-    """Replace operators of a graph, in place, by equivalent operators that vmap can batch, or can batch faster.
-
-    Raises:
-        NotCapturable: `as_strided` reads memory outside its tensor.
-    """
+    """Replace operators of a graph, in place, by equivalent operators that vmap can batch, or can batch faster."""
     for node in list(graph.graph.nodes):
         if node.target is aten.view.default:
             node.target = aten.reshape.default

@@ -108,15 +108,7 @@ class PrivateRecords:
             return any(self._match(tensor, part) for part in images)
 
     def refuse(self, held: Iterable[tuple[str, Tensor]], name: str) -> None:
-        """Refuse tensors that share the memory of the records, or contain a record.
-
-        Args:
-            held: tensors with a description of their place, for the message.
-            name: name of the object that holds them, with which the message begins.
-
-        Raises:
-            NotCapturable: a tensor is refused.
-        """
+        """Refuse tensors that share the memory of the records, or contain a record."""
         for place, tensor in held if self.tensors else ():
             if type(tensor) in (Tensor, nn.Parameter) and self.share(tensor):
                 raise NotCapturable(
@@ -202,10 +194,6 @@ def _reachable(root: object, *, functions: bool = True) -> Iterator[tuple[str, T
     Attributes, items, closures, defaults, bound objects and partial arguments are followed, and the globals that a
     user's function names. Of a user's class, only the methods are followed whose name occurs in a function that was
     followed.
-
-    Args:
-        root: function, module or any other object.
-        functions: whether code is followed; otherwise only data.
     """
     seen: dict[int, Any] = {}
     names = {"forward", "features", "__call__"}

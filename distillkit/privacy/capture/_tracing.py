@@ -53,21 +53,6 @@ def trace(
     """Trace `function(shared, *examples)` on fake tensors, and return its graph of ATen operators.
 
     The graph computes the same results, but none of its operators writes to an existing tensor.
-
-    Args:
-        function: function of the list `shared` and of the tensors of one record.
-        shared: tensors whose values may differ between calls of the graph, such as parameters.
-        examples: tensors with the shapes, dtypes and device of one record; their values are not used.
-        function_name: name of the function in error messages.
-        names: names of the `shared` tensors in error messages.
-        modules: modules that the function uses.
-        records: private data beside those declared by `declare_records`. The function is refused if its code can reach
-            or uses one of these tensors, because it may use a record only as its argument.
-
-    Raises:
-        BatchStatistics: the function normalizes with the statistics of a batch, or writes to a tensor that it did not
-            create.
-        NotCapturable: the function is not a fixed function of one record.
     """
     zeros = [torch.zeros(e.shape, dtype=e.dtype, device=e.device) for e in examples]
     private = active_records().joined(records)
@@ -326,12 +311,7 @@ class Stateless(nn.Module):
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
-    """Yield each attribute of a module and its submodules, such as its parameters and buffers.
-
-    Yields:
-        The full name of the attribute ("layers.0.weight"), the dict that contains the attribute, its key in this dict
-        ("weight"), and its value.
-    """
+    """Yield each attribute of a module and its submodules, such as its parameters and buffers."""
     for prefix, part in module.named_modules():
         for table in (part._parameters, part._buffers, vars(part)):
             for name, value in table.items():

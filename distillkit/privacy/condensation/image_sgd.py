@@ -94,10 +94,6 @@ def _row_gradients(loss: SeparableLoss, like: Tensor) -> Callable[[Tensor, Tenso
 
     Here z is the embedding of a real example, and mu is the mean embedding of the synthetic images of its class. The
     returned function maps the rows z, float [n, F], and mu, float [n, F], of n examples to gradients [n, F].
-
-    Args:
-        loss: the loss l, which is computed for each example.
-        like: tensor [n, F] with the same F, dtype and device as the embeddings; its values are not used.
     """
     if loss is squared_distance:
         return lambda embedding, means: 2 * (means - embedding)

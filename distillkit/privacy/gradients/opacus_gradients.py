@@ -409,11 +409,7 @@ def _shared_copy(network: nn.Module, trained: Mapping[str, nn.Parameter], name: 
 
 
 def _refuse_unsupported(network: nn.Module, name: str) -> None:
-    """Raise Opacus' refusals, with the names of the layers.
-
-    Raises:
-        NotCapturable: Opacus' `ModuleValidator` refuses a layer.
-    """
+    """Raise Opacus' refusals, with the names of the layers."""
     from opacus.validators import ModuleValidator
 
     errors = ModuleValidator.validate(network)

@@ -87,12 +87,6 @@ def require_given_num_classes(real: LabeledImages | StoredImages) -> None:
 
     A number that was derived from labels is the largest label + 1, so it reveals which class is the last one with
     records.
-
-    Args:
-        real: the private set.
-
-    Raises:
-        PrivacyError: the classes were not declared.
     """
     if not real.classes_given:
         raise PrivacyError(

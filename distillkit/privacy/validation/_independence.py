@@ -40,18 +40,7 @@ def refuse_batch_norm(network: object) -> None:
 
 
 def require_mean_objective(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, labels: Tensor) -> None:
-    """Check that a training objective is the mean of the objectives of single examples.
-
-    Args:
-        loss: function of (logits [N, K], labels) that returns a scalar.
-        logits, labels: logits and labels on which the loss is tested. They must be public, because error messages
-            contain values computed from them. At least two rows must have the same class, so that the test also detects
-            contrastive terms.
-
-    Raises:
-        NotSeparable: the objective is not a scalar, or it differs from the mean over the examples, as it does with
-            class weights (`weight` of `F.cross_entropy`), contrastive terms or normalization over the batch.
-    """
+    """Check that a training objective is the mean of the objectives of single examples."""
     together = loss(logits, labels)
     if together.ndim:
         raise NotSeparable(f"the objective must be one number, the mean over examples, got {list(together.shape)}")

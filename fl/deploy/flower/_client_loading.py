@@ -19,28 +19,7 @@ _IMAGE_NAMES, _LABEL_NAMES = ("image", "img"), ("label", "labels")
 
 
 def to_client_data(given: Any, partition: int) -> tuple[Any, tuple[str, ...]]:
-    """Return a client's data in a form that `fl.simulate` accepts, and the class names (empty if unknown).
-
-    Args:
-        given: return value of the user's function `load_client`, in one of these forms. Any other value is returned
-            unchanged.
-
-            - The path of a folder of images, read by `distillkit.data.load_folder` with pixels in [0, 1]. Its test
-              images become the client's own test set.
-            - A `Split` or `StoredSplit`, such as `load_folder(path, size=32)` returns.
-            - An allocation of a study task, `task.assign(task.load(), seed)`; only the client with the index
-              `partition` is used.
-            - A table of Hugging Face's `datasets`, such as `FederatedDataset.load_partition` of flwr-datasets returns,
-              with one image column (an `Image` feature, or named image or img) and one label column (a `ClassLabel`, or
-              named label or labels).
-            - A mapping with the key "train" and optionally "test", whose values have one of these forms. For example,
-              the method `train_test_split` of a Hugging Face table returns a mapping of two tables.
-        partition: index of the node's client.
-
-    Raises:
-        TypeError, ValueError: `given` has one of these forms, but cannot be converted. For example, a table has no
-            label column.
-    """
+    """Return a client's data in a form that `fl.simulate` accepts, and the class names (empty if unknown)."""
     if isinstance(given, str | Path):
         given = load_folder(given, normalization=IDENTITY, progress=False)
     if isinstance(given, Split | StoredSplit):
@@ -94,17 +73,7 @@ def _class_names(table: Any, name: str) -> tuple[str, ...]:
 
 
 def _column(table: Any, kind: str, usual: tuple[str, ...], typed: list[str]) -> str:
-    """Return the name of a table's image or label column.
-
-    Args:
-        table: table of Hugging Face's `datasets`.
-        kind: "images" or "labels".
-        usual: usual names of such a column. They are used only if `typed` is empty.
-        typed: names of the table's columns with the feature `Image` or `ClassLabel`.
-
-    Raises:
-        ValueError: there is no such column, or more than one.
-    """
+    """Return the name of a table's image or label column."""
     found = typed or [name for name in table.column_names if name in usual]
     if len(found) != 1:
         raise ValueError(

@@ -102,8 +102,7 @@ class GridTransport:
     Before each exchange, and while it waits for replies, the server looks for new nodes. A node that was restarted is
     recognized by the `partition-id` in its configuration. If it has not replied to its last request, the request is
     sent once more. Requests of a private method are not repeated, because each attempt uses privacy budget. The nodes
-    are not told whether a round succeeded. Therefore every request states which version of the client's memory (values
-    that it keeps between rounds) is valid.
+    are not told whether a round succeeded, so every request states which version of the client's memory is valid.
 
     Args:
         connection: connection to the nodes.
@@ -241,15 +240,6 @@ class GridTransport:
         """Decode an untrusted reply.
 
         If the reply has new lines of the node's ledger, they are first copied to the run's ledger.
-
-        Args:
-            pending: the request.
-            parts: parts of the reply: tensors and strings by name.
-
-        Returns:
-            The client's result; a `BudgetExhausted` error if the run's privacy budget is exhausted; or None if the node
-            lacks a cached value, so that the request must be sent again. An invalid reply becomes a result with an
-            error.
         """
         job = pending.job
         try:
@@ -283,10 +273,6 @@ class GridTransport:
         """Ask nodes for privacy charges that no reply has reported yet.
 
         These are charges from before the run, and charges of lost replies.
-
-        Args:
-            clients: indices of the clients whose nodes are asked.
-            seconds: time to wait for their reports, in seconds.
         """
         if self._ledger is None or not clients:
             return
@@ -306,16 +292,12 @@ class GridTransport:
     # Between rounds, and at the start and end of the run.
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Do nothing: the nodes need no message at the end of a round.
-
-        Args:
-            versions: not used.
-        """
+        """Do nothing: the nodes need no message at the end of a round."""
 
     def rollback(self) -> None:
         """Stop waiting for replies of the failed round.
 
-        Memories (values kept between rounds) that clients stored in the failed round need not be deleted, because no
+        Memories that clients stored in the failed round need not be deleted, because no
         later request uses them.
         """
         self._connection.clear()
@@ -333,21 +315,13 @@ class GridTransport:
         """Do nothing: the memories are on the nodes, which name a lost one themselves."""
 
     def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Read the run's name from the checkpoint. The nodes keep the files of the run under this name.
-
-        Args:
-            metadata: values from the checkpoint, as the method `metadata` returned them.
-            versions: not used.
-        """
+        """Read the run's name from the checkpoint. The nodes keep the files of the run under this name."""
         self._run = metadata.get("run", self._run)
 
     def __enter__(self) -> Self:
         """Open the transport. If the method is private, read the nodes' privacy ledgers first.
 
         Earlier charges to the nodes' data count towards the run's epsilon.
-
-        Raises:
-            NoUsableReply: a node does not report its ledger.
         """
         self._unreported = set(self._registry.nodes)
         self._read_ledgers(self._unreported, self._options.connect_timeout)

@@ -46,14 +46,7 @@ def identity_of(value: Method | LabelTask | None) -> str:
 
 
 def read_partition(config: Mapping[str, object]) -> tuple[int, int]:
-    """Return the index of a node's partition (its client), and the number of partitions.
-
-    Args:
-        config: Flower's `context.node_config`.
-
-    Raises:
-        ValueError: `partition-id` or `num-partitions` is missing or invalid.
-    """
+    """Return the index of a node's partition (its client), and the number of partitions."""
     found = [config.get(name) for name in ("partition-id", "num-partitions")]
     number, count = (int(v) if isinstance(v, int | str) and str(v).isdecimal() else -1 for v in found)
     if not 0 <= number < count <= MAX_CLIENTS:
@@ -107,15 +100,7 @@ class NodeInfo:
 
     @classmethod
     def read(cls, parts: Parts, node: int) -> NodeInfo:
-        """Decode the description of a node from the node's reply, which is untrusted.
-
-        Args:
-            parts: parts of the reply: tensors and strings by name.
-            node: Flower's id of the node that sent the reply.
-
-        Raises:
-            ValueError: the reply is malformed, or the node refuses to take part; the message gives the node's reason.
-        """
+        """Decode the description of a node from the node's reply, which is untrusted."""
         message, metadata = from_parts(*parts)
         if "refused" in metadata:
             raise ValueError(metadata["refused"][:500])
@@ -139,22 +124,7 @@ def describe_node(
     ledger: str,
     names: Sequence[str] = (),
 ) -> NodeInfo:
-    """Return the description of a node, which is sent to the server before round 1. Call this on the node.
-
-    Args:
-        number: index of the node's partition, which is the index of its client.
-        count: number of partitions.
-        method: method of the node.
-        task: label task of the node.
-        clients: data of the node, as a registry of one client.
-        fingerprint: fingerprint of the node's data, made with the node's secret key.
-        ledger: name of the node's privacy ledger; ignored if the method is not private.
-        names: class names; empty if unknown.
-
-    Raises:
-        PrivacyError: the method is private, but the description would contain values computed from the data; see
-            `require_public`.
-    """
+    """Return the description of a node, which is sent to the server before round 1. Call this on the node."""
     data = clients[0]
     require_public(method, clients.first, task)
     empty = not method.private and not len(data.train)

@@ -40,14 +40,7 @@ class MissingFlower(ImportError):
 
 
 def flower(module: str) -> Any:
-    """Import one of Flower's public modules.
-
-    Args:
-        module: "app", "clientapp" or "serverapp".
-
-    Raises:
-        MissingFlower: Flower cannot be imported.
-    """
+    """Import one of Flower's public modules."""
     try:
         found = importlib.import_module(f"flwr.{module}")
     except ImportError as error:
@@ -63,12 +56,7 @@ def flower(module: str) -> Any:
 
 
 def to_records(parts: Parts) -> Any:
-    """Convert the parts of a message (tensors and strings by name, see `fl._codec.to_parts`) to Flower's `RecordDict`.
-
-    Raises:
-        MissingFlower: Flower is not installed.
-        RuntimeError: this machine is big-endian, which is not supported.
-    """
+    """Convert the parts of a message (see `fl._codec.to_parts`) to Flower's `RecordDict`."""
     if sys.byteorder != "little":
         raise RuntimeError("tensors are sent in little-endian order, and this machine is big-endian")
     app, (tensors, strings) = flower("app"), parts
@@ -83,13 +71,6 @@ def from_records(content: Any, max_bytes: int = MAX_MESSAGE_BYTES) -> Parts:
     """Convert the untrusted content of a Flower message to the parts of a message: tensors and strings by name.
 
     This function only checks Flower's records. `fl._codec.from_parts` then checks the parts, and returns the message.
-
-    Args:
-        content: a `flwr.app.RecordDict`.
-        max_bytes: limit on the total bytes of names, strings and tensors.
-
-    Raises:
-        ValueError: the content is too large, or does not have the form that `to_records` writes.
     """
     if set(content) != {"tensors", "strings"}:
         raise ValueError(f"not a message of distillkit: its records are {sorted(content)[:5]}")
@@ -138,15 +119,7 @@ class GridConnection:
         self._pending: dict[str, tuple[int, float]] = {}
 
     def send(self, kind: str, messages: Mapping[int, tuple[int, Parts]], group: str, seconds: float) -> list[int]:
-        """Send messages, and return the recipients whose messages Flower did not accept.
-
-        Args:
-            kind: Flower's message type, such as "train.job".
-            messages: pair of Flower's node id and the message's parts, by recipient. The key of a recipient is its
-                client index, or its node id before the client index is known.
-            group: Flower's group id for the messages.
-            seconds: time in seconds after which a message without a reply counts as lost.
-        """
+        """Send messages, and return the recipients whose messages Flower did not accept."""
         message = flower("app").Message
         sent = [
             message(to_records(parts), node, kind, ttl=seconds, group_id=group) for node, parts in messages.values()
@@ -161,13 +134,7 @@ class GridConnection:
         return refused
 
     def collect(self) -> list[tuple[int, Any]]:
-        """Return the replies that have arrived since the last call, and the recipients that did not reply in time.
-
-        Returns:
-            Pairs of the recipient (the key given to `send`) and Flower's reply message. The message is None if no reply
-            came in time. If there are no pairs, the method waits for one poll interval before it returns. Unexpected
-            replies, such as duplicates, are ignored.
-        """
+        """Return the replies that have arrived since the last call, and the recipients that did not reply in time."""
         found: list[tuple[int, Any]] = []
         for message in self.grid.pull_messages(list(self._pending)):
             recipient, _ = self._pending.pop(message.metadata.reply_to_message_id, (None, 0.0))
@@ -182,14 +149,7 @@ class GridConnection:
         return found
 
     def read(self, message: Any) -> Parts:
-        """Return the parts of a received reply: tensors and strings by name.
-
-        Args:
-            message: Flower's reply message, which must not be an error message.
-
-        Raises:
-            ValueError: the reply is too large or malformed; see `from_records`.
-        """
+        """Return the parts of a received reply: tensors and strings by name."""
         try:
             return from_records(message.content, self._max_bytes)
         except ValueError:
@@ -211,21 +171,12 @@ class GridConnection:
 
 
 def app_failed(message: Any) -> bool:
-    """Return whether a reply is Flower's error that the node's app could not be loaded or raised an exception.
-
-    Args:
-        message: Flower's reply message; None if no reply came in time.
-    """
+    """Return whether a reply is Flower's error that the node's app could not be loaded or raised an exception."""
     return message is not None and message.has_error() and message.error.code in _APP_ERRORS
 
 
 def loss_reason(message: Any, seconds: float) -> str:
-    """Return a text for the history that says why a client's reply is missing.
-
-    Args:
-        message: Flower's error message; None if no reply came in time.
-        seconds: time in seconds that the server waited for the reply.
-    """
+    """Return a text for the history that says why a client's reply is missing."""
     if message is None:
         return f"lost: no answer in {seconds:g} seconds"
     return f"lost: Flower says {message.error.reason or 'nothing'} (code {message.error.code})"

@@ -91,20 +91,11 @@ class Node:
         """Return the reply to a message of the type "query.hello": the node's description, or lines of its ledger.
 
         The lines are those of the node's privacy ledger that the server has not seen.
-
-        Args:
-            content: content of the Flower message. The reply has the ledger lines if the message has a field "ledger",
-                and the description otherwise.
-            config: Flower's `context.node_config`.
         """
         return self.ledger(content, config) if "ledger" in content.get("strings", ()) else self.handshake(config)
 
     def handshake(self, config: dict[str, Any]) -> Parts:
-        """Return the message parts of the node's description (`NodeInfo`), or of a refusal if there is an error.
-
-        Args:
-            config: Flower's `context.node_config`.
-        """
+        """Return the message parts of the node's description (`NodeInfo`), or of a refusal if there is an error."""
         try:
             number, count = read_partition(config)
             data = self._load(number, None)
@@ -117,10 +108,6 @@ class Node:
         """Return the message parts of a reply with the privacy ledger's lines that the server has not seen.
 
         If there is an error, the reply is a refusal.
-
-        Args:
-            content: content of the Flower message.
-            config: Flower's `context.node_config`.
         """
         try:
             _, metadata = from_parts(*from_records(content, self.max_message_bytes))
@@ -134,11 +121,6 @@ class Node:
         """Decode a job (request), check it against the node owner's policy, run the client, and return the reply.
 
         A failure does not raise an error, but becomes a reply with the reason.
-
-        Args:
-            content: content of the Flower message.
-            config: Flower's `context.node_config`.
-            created: creation time of the message, in seconds since 1970 by the server's clock.
         """
         try:
             message, metadata = from_parts(*from_records(content, self.max_message_bytes))
@@ -177,13 +159,7 @@ class Node:
         return guard.reply_parts(job, _run_with_timeout(seconds, runtime, job), position)
 
     def _load(self, number: int, classes: int | None) -> _LoadedData:
-        """Load the client's data, and compute their fingerprints.
-
-        Args:
-            number: index of the node's partition, which is the index of its client.
-            classes: number of classes. If it is None, the number that was given with the data is used. If none was
-                given, the number is inferred from the labels.
-        """
+        """Load the client's data, and compute their fingerprints."""
         given, names = to_client_data(self.load_client(number), number)
         clients, key = ClientRegistry([given], None, False), node_key(self.folder)
         data = clients[0]
@@ -245,11 +221,7 @@ class _Late(TimeoutError):
 
 
 def _load_with_timeout(seconds: float, work: Callable[[], T]) -> T:
-    """Run `work` in another thread, and return its result.
-
-    Raises:
-        _Late: `work` is not finished after `seconds`. Its thread is not stopped, but the result is ignored.
-    """
+    """Run `work` in another thread, and return its result."""
     found: Future[T] = Future()
 
     def run() -> None:

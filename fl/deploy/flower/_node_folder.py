@@ -55,23 +55,13 @@ class PayloadFolder:
         return self._folder / str(client) / f"{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}.safetensors"
 
     def keep(self, client: int, key: str, digest: str, value: Value) -> Value:
-        """Save a payload (the value of a cached message entry) that a client received, and return it.
-
-        Args:
-            client: index of the client.
-            key: key of the message entry.
-            digest: digest of the payload.
-            value: the payload.
-        """
+        """Save a payload (the value of a cached message entry) that a client received, and return it."""
         write_atomically(self._file(client, key), encode(Message.unchecked({key: value}), {"digest": digest}))
         return value
 
     def load(self, client: int, key: str, digest: str) -> Value:
         """Read and return the saved payload (value) of the message entry `key` that the client with index `client`
         received.
-
-        Raises:
-            PayloadMissing: no payload is stored for this client and entry, or the stored payload has another digest.
         """
         try:
             message, metadata = read_message(self._file(client, key))
@@ -87,15 +77,8 @@ def remove_dead_runs(folder: Path, version: str, round_number: int) -> None:
 
     A run is abandoned if it had no request for a month and has never completed a round. Such a run can only start again
     from round 1, so its files are not needed. A run that has completed a round can be resumed at any time, so its
-    folder is marked and kept. The node sees that a round was completed when a later request uses a client memory
-    (values kept between rounds) that was stored in that round.
-
-    Args:
-        folder: folder of the run that the current request belongs to. Its parent folder contains one folder for each
-            run with the same data.
-        version: name of the version of the client's memory that the request uses; "" if the request uses none. The name
-            starts with the index of the round in which this version was stored.
-        round_number: index of the request's round.
+    folder is marked and kept. The node sees that a round was completed when a later request uses a client memory that
+    was stored in that round.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if version and int(version.split("-")[0]) < round_number:

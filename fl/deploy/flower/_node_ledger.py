@@ -66,9 +66,6 @@ class NodeLedger:
 
         Each charge to the copy is first checked against the policy of the node's owner, and then written to this node's
         own ledger.
-
-        Args:
-            state: state of the run's ledger, as the server sent it.
         """
         return ChildLedger(state, self._charge)
 
@@ -76,9 +73,6 @@ class NodeLedger:
         """Check new ledger lines against the node owner's policy and its budget, and write them to this ledger.
 
         This happens before any noise is drawn.
-
-        Raises:
-            PolicyRefusal: the policy does not allow one of the releases, or its budget is exceeded.
         """
         events = [Event(**line["event"]) for line in lines if "event" in line]
         try:
@@ -101,15 +95,7 @@ class NodeLedger:
                 self.ledger.assume(line["by"], line["assumed"])
 
     def report(self, position: Any) -> dict[str, str]:
-        """Return the ledger lines that the server has not seen, as JSON in a dictionary of strings for a reply.
-
-        Args:
-            position: name of the ledger, and number of its lines that the server has already seen. These values come
-                from the server's request and are untrusted.
-
-        Raises:
-            ValueError: `position` is malformed, or its number is larger than the number of lines in the ledger.
-        """
+        """Return the ledger lines that the server has not seen, as JSON in a dictionary of strings for a reply."""
         if not isinstance(position, Mapping) or type(position.get("seen")) is not int:
             raise ValueError("the method is private, and the server does not say which ledger lines it has seen")
         seen = position["seen"] if position.get("name") == self.name else 0
@@ -129,10 +115,6 @@ def ledger_position(ledger: Ledger | None, info: NodeInfo) -> dict[str, Any] | N
 
     The server copies the lines of all nodes' ledgers to the run's own ledger. The result is None if the method is not
     private.
-
-    Args:
-        ledger: the run's ledger on the server, which has the copied lines; None if the method is not private.
-        info: description of the node.
     """
     return None if ledger is None else {"name": info.ledger, "seen": mirrored_count(ledger, info.ledger)}
 
@@ -141,15 +123,6 @@ def mirror_report(ledger: Ledger, info: NodeInfo, metadata: Mapping[str, str]) -
     """Copy lines of a node's ledger from the node's report into the run's ledger on the server.
 
     Lines that were copied before are skipped. The lines are on disk when the function returns.
-
-    Args:
-        ledger: the run's ledger on the server.
-        info: description of the node.
-        metadata: strings of the node's untrusted reply, with the report under "account".
-
-    Raises:
-        ValueError: the report is missing or malformed, is not about the ledger that `info` names, or lacks some of the
-            lines that the server has not copied yet.
     """
     report = read_fields("ledger report", metadata.get("account", ""))
     name, since, lines = report["name"], report["since"], [(number, line) for number, line in report["lines"]]
@@ -167,14 +140,7 @@ def mirror_report(ledger: Ledger, info: NodeInfo, metadata: Mapping[str, str]) -
 
 
 def read_exhausted(metadata: Mapping[str, str]) -> BudgetExhausted:
-    """Decode the `BudgetExhausted` error in the reply of a client whose release would exceed the run's budget.
-
-    Args:
-        metadata: strings of the client's untrusted reply, with the error under "exhausted".
-
-    Raises:
-        ValueError: the reply is malformed.
-    """
+    """Decode the `BudgetExhausted` error in the reply of a client whose release would exceed the run's budget."""
     try:
         why, fits = json.loads(metadata["exhausted"])
         return BudgetExhausted(str(why)[:500], remaining=min(int(fits), 10**12))

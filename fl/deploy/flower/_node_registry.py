@@ -42,18 +42,7 @@ class NodeRegistry:
         self._unreachable: dict[int, str] = {}
 
     def wait_for_all(self, connection: GridConnection, clients: int | None, seconds: float) -> None:
-        """Wait until every client's node is registered.
-
-        Args:
-            connection: connection to the nodes.
-            clients: number of clients; None: the number in the nodes' configs (`num-partitions`).
-            seconds: time limit in seconds.
-
-        Raises:
-            IncompatibleNode: a node does not match the server or the other nodes, or the nodes' configs contain another
-                number of clients.
-            NoUsableReply: nodes are still missing at the time limit.
-        """
+        """Wait until every client's node is registered."""
         end, pause = time.monotonic() + seconds, connection.poll_interval
         while True:
             errors = self.discover(connection, max(end - time.monotonic(), 1.0))
@@ -79,14 +68,6 @@ class NodeRegistry:
 
         A compatible node has the same method, task and version of distillkit as the server. Its number of partitions
         and its class names are the same as those of the other nodes; see `register`.
-
-        Args:
-            connection: connection to the nodes.
-            seconds: time to wait for replies, in seconds. A node that does not reply is asked again in the next call.
-
-        Returns:
-            An error for each node that is not compatible, or whose app fails. An app fails if it cannot be loaded, or
-            if it is not distillkit's client app.
         """
         new = sorted(set(connection.grid.get_node_ids()) - self._contacted)
         if not new:
@@ -135,14 +116,6 @@ class NodeRegistry:
         """Add a node to the registry, after checking its description.
 
         The description of a node that was restarted replaces its earlier description.
-
-        Args:
-            info: description of the node.
-
-        Raises:
-            IncompatibleNode: the node has another method, task or version of distillkit than the server; its number of
-                partitions or its class names differ from those of another node; or the fingerprint of its data differs
-                from that of the node that had the same partition before.
         """
         name = f"node {info.node} (partition {info.partition})"
         for field, expected in self._expected.items():
@@ -183,15 +156,7 @@ class NodeRegistry:
         return stated[0] if stated else max(space.num_classes for space in spaces)
 
     def common_space(self, task: LabelTask | None) -> LabeledImages:
-        """Check that all nodes have compatible images, and return an empty set with their shape and normalization.
-
-        Args:
-            task: label task of the run; None if the user gave none.
-
-        Raises:
-            IncompatibleNode: the nodes' sets differ in shape, normalization, classes, dtype or form of labels (class
-                indices or rows).
-        """
+        """Check that all nodes have compatible images, and return an empty set with their shape and normalization."""
         classes = task.num_classes if task is not None else self.num_classes
         given = task is not None or any(info.space.classes_given for info in self.nodes.values())
         spaces = {n: extend_classes(self.nodes[n].space, classes, given) for n in sorted(self.nodes)}
@@ -210,13 +175,7 @@ class NodeRegistry:
 
 
 def _warn_of_clock(info: NodeInfo, sent: float, received: float) -> None:
-    """Warn if a node's clock differs from the server's clock.
-
-    Args:
-        info: description of the node, with the time of its clock when it replied.
-        sent: time at which the server sent the request, in seconds since 1970.
-        received: time at which the server received the reply, in seconds since 1970.
-    """
+    """Warn if a node's clock differs from the server's clock."""
     ahead = max(info.clock - received, 0.0) - max(sent - info.clock, 0.0)
     if abs(ahead) > _CLOCK_TOLERANCE:
         warn(

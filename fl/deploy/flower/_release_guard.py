@@ -45,15 +45,7 @@ class ReleaseGuard:
         self._strict = policy is not None and policy.budget is not None
 
     def require_request(self, verb: str, app: str | None) -> None:
-        """Check a request against the node owner's policy, before any part of it is stored or computed.
-
-        Args:
-            verb: name of the method's function that the server requests, such as "local" or "evaluate".
-            app: hash of the app's code; None if unknown.
-
-        Raises:
-            PolicyRefusal: the policy does not allow the request; the message names the setting that forbids it.
-        """
+        """Check a request against the node owner's policy, before any part of it is stored or computed."""
         if self._policy is not None:
             self._policy.require_request(self._method, verb, app)
 
@@ -62,12 +54,6 @@ class ReleaseGuard:
 
         The result is None if the method is not private. The returned ledger starts from an extract of the run's ledger
         that the server sent with the request. Each release is written to the node's own ledger first.
-
-        Args:
-            job: the request.
-
-        Raises:
-            ValueError: the method is private, but the server's request has no ledger.
         """
         if self._ledger is None:
             return None
@@ -76,29 +62,13 @@ class ReleaseGuard:
         return self._ledger.branch(job.ledger)
 
     def ledger_report(self, position: Any) -> dict[str, str]:
-        """Return the ledger lines that the server has not seen, as JSON in a dictionary of strings for a reply.
-
-        Args:
-            position: name of the ledger, and number of the ledger's lines that the server has already seen, as the
-                server states them (`ledger_position`). These values are untrusted.
-
-        Raises:
-            ValueError: the method is not private, the ledger has lost lines, or `position` is malformed.
-        """
+        """Return the ledger lines that the server has not seen, as JSON in a dictionary of strings for a reply."""
         if self._ledger is None:
             raise ValueError("this node runs no private method, and keeps no ledger")
         return self._ledger.report(position)
 
     def reply_parts(self, job: Job, result: ClientResult | BudgetExhausted, position: Any) -> Parts:
-        """Return the message parts of the reply to a request, without information that must not leave the node.
-
-        Args:
-            job: the request.
-            result: the client's result, or the error that the run's privacy budget is exhausted.
-            position: name of the node's ledger, and number of the ledger's lines that the server has already seen, as
-                the server states them in its request. These values are untrusted. If they are malformed and the
-                method is private, the reply is a refusal.
-        """
+        """Return the message parts of the reply to a request, without information that must not leave the node."""
         version, ledger = job.header.version, self._ledger
         if ledger is None:
             return result_parts(version, result) if isinstance(result, ClientResult) else refusal_parts(str(result))
@@ -121,9 +91,6 @@ class ReleaseGuard:
         """Return a copy of the result without the details of the error, the client's notes and the client's CPU time.
 
         The privacy guarantee does not cover these three values.
-
-        Raises:
-            PolicyRefusal: the result has a reply computed from private images, but nothing was charged for it.
         """
         if result.error is not None:
             logging.getLogger(__name__).warning("client %d %s", job.client, result.error)
@@ -135,10 +102,5 @@ class ReleaseGuard:
 
 
 def refusal_parts(reason: str, metadata: Mapping[str, str] | None = None) -> Parts:
-    """Return the message parts of a reply with which a node refuses a request.
-
-    Args:
-        reason: reason for the refusal, as text for the server's history.
-        metadata: additional strings to send with the reply, by name.
-    """
+    """Return the message parts of a reply with which a node refuses a request."""
     return to_parts(Message(), {**(metadata or {}), "refused": reason[:500]})
