@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from distillkit._utils import check
 from distillkit._utils.options import CheckedOptions, PositiveInt
 from distillkit.generate import complement_targets
 from distillkit.losses import binary_distillation, knowledge_distillation
@@ -95,6 +96,19 @@ class LabelTask(Protocol):
         """
 
 
+def _require_logits(logits: Tensor, labels: Tensor, k: int, rows: bool, width: int | None = None) -> None:
+    """Refuse logits that are no floats [N, k or more], and labels of another form: `rows`, or indices int64 [N]."""
+    if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.ndim != 2 or logits.shape[1] < k:
+        raise ValueError(f"logits must be floats [N, {k} or more], got {_form(logits)}")
+    wanted = [len(logits), width or logits.shape[1]] if rows else [len(logits)]
+    if not isinstance(labels, Tensor) or list(labels.shape) != wanted or not (rows or labels.dtype == torch.int64):
+        raise ValueError(f"labels must be {'' if rows else 'int64 '}{wanted} for these logits, got {_form(labels)}")
+
+
+def _form(value: object) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
 def _counts(sums: Tensor) -> tuple[float, float, float, float, float]:
     """Return the numbers of predictions, correct predictions, true positives, false positives and false negatives."""
     counts = torch.cat([sums[:2], sums[3:]])
@@ -131,6 +145,8 @@ class Classification(CheckedOptions):
             logits: float [N, K']. K' is the number of the network's outputs, at least the number of classes, K.
             labels: class indices [N], or class probabilities [N, K'].
         """
+        rows = isinstance(labels, Tensor) and labels.is_floating_point()
+        _require_logits(logits, labels, self.num_classes, rows)
         return F.cross_entropy(logits, labels)
 
     def counts(self, labels: Tensor) -> Tensor:
@@ -221,6 +237,7 @@ class MultiLabel(CheckedOptions):
             logits: float [N, K']. K' is the number of the network's outputs, at least the number of classes, K.
             labels: rows of 0 and 1, [N, K].
         """
+        _require_logits(logits, labels, self.num_classes, True, self.num_classes)
         return F.binary_cross_entropy_with_logits(logits[:, : self.num_classes], labels.to(logits.dtype))
 
     def counts(self, labels: Tensor) -> Tensor:
@@ -317,7 +334,10 @@ def clients_accuracy(accuracies: Sequence[float]) -> dict[str, float]:
         A mapping with four numbers: `mean`; `std`, the population standard deviation; `worst10`, the mean over the
         worst tenth of the clients (at least one client); and `clients`, the number of clients.
     """
-    values = torch.tensor(sorted(accuracies), dtype=torch.float64)
+    given = [check.real_number(one, f"accuracies[{i}]", least=0.0, most=1.0) for i, one in enumerate(accuracies)]
+    if not given:
+        raise ValueError("accuracies must hold at least one client's accuracy, got none")
+    values = torch.tensor(sorted(given), dtype=torch.float64)
     worst = max(1, len(values) // 10)
     return {
         "mean": float(values.mean()),

@@ -16,6 +16,7 @@ from fl.averaging.addon import AddOn
 from fl.engine.history import global_metrics
 from fl.task import clients_accuracy
 from tests.fl.federations import Tiny, federation
+from tests.refused import refused
 
 
 def test_complement_of_a_histogram() -> None:
@@ -83,6 +84,19 @@ def test_accuracies_of_clients_are_summarised(count: int) -> None:
     worst = sorted(values)[: max(1, count // 10)]
     wanted = {"mean": statistics.fmean(values), "std": statistics.pstdev(values), "worst10": statistics.fmean(worst)}
     assert found == {**{name: pytest.approx(value) for name, value in wanted.items()}, "clients": count}
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [(lambda: clients_accuracy([]), "at least one client's accuracy"),
+     (lambda: clients_accuracy([0.5, 80.0]), r"accuracies\[1\] must be in \[0, 1\]"),
+     (lambda: Classification(3).loss(torch.zeros(4).long(), torch.rand(4, 3)), r"logits must be floats \[N, 3 or"),
+     (lambda: Classification(3).loss(torch.rand(4, 3), torch.zeros(5).long()), r"labels must be int64 \[4\]"),
+     (lambda: Classification(3).loss(torch.rand(4, 5), torch.rand(4, 3)), r"labels must be \[4, 5\]"),
+     (lambda: MultiLabel(3).loss(torch.rand(4, 5), torch.zeros(4).long()), r"labels must be \[4, 3\]")],
+)  # fmt: skip
+def test_other_logits_labels_and_accuracies_are_named(call: Any, words: str) -> None:
+    refused(call, ValueError, words)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=12))
