@@ -13,7 +13,7 @@ import pytest
 
 from fl import FedAvg
 from fl.addons import DPSGD, SCAFFOLD
-from fl.deploy.flower import _handshake, _transport, client_app
+from fl.deploy.flower import _grid, _handshake, client_app
 from fl.deploy.flower._handshake import IncompatibleNode
 from tests.fl.federations import Tiny
 from tests.fl.flower import fake_flower
@@ -129,8 +129,8 @@ class Restarting:
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_transport, "_DISCOVERY_INTERVAL", 0.0)
-    monkeypatch.setattr(_transport, "_DELIVERY_GRACE", 1.0)
+    monkeypatch.setattr(_grid, "_DISCOVERY_INTERVAL", 0.0)
+    monkeypatch.setattr(_grid, "_DELIVERY_GRACE", 1.0)
 
 
 def on_restarting_node(method: FedAvg, folder: Path, fault: Restarting, **options: Any) -> Any:
@@ -167,7 +167,7 @@ def test_requests_of_private_runs_are_not_repeated(
     tmp_path: Path, eager: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each attempt would spend the budget."""
-    monkeypatch.setattr(_transport, "_LEDGER_TIMEOUT", 0.1)
+    monkeypatch.setattr(_grid, "_LEDGER_TIMEOUT", 0.1)
     fault = Restarting("gone")
     method = FedAvg(DPSGD(sigma=3.0, rate=0.5, size=12), factory=Tiny, steps=1, lr=0.1, weights="uniform")
     run = on_restarting_node(method, tmp_path, fault, evaluate="none")
