@@ -17,7 +17,7 @@ from scipy import stats
 from _extension import beyond, extended
 from _registration import Design, described, read_design, used_seeds
 from distillkit.data import load, partition
-from distillkit.study import PowerAnalysis, Record, Study, Task, grid, read_choice, write_records
+from distillkit.study import PowerAnalysis, Record, Records, Study, Task, grid, read_choice, write_records
 from tests.distillkit.study.sample_records import record, search_sizes
 from tests.distillkit.study.test_study import Known, Number, known, task
 from tests.refused import refused
@@ -84,10 +84,8 @@ def test_only_the_committed_design_is_accepted(tmp_path: Path) -> None:
 
 
 def test_used_seeds_and_too_few_seeds_are_refused(tmp_path: Path) -> None:
-    kept = write_records([record(0.5, seed=1)], tmp_path / "earlier.jsonl")
-    head, *lines = kept.read_text(encoding="utf-8").splitlines()
-    content = {**json.loads(head), "missing": [["digits", "FedAvg", 3]], "choices": [{"seeds": [2]}]}
-    kept.write_text("\n".join([json.dumps(content), *lines]), encoding="utf-8")
+    earlier = Records([record(0.5, seed=1)], [("digits", "FedAvg", 3)], [{"seeds": [2]}])
+    kept = write_records(earlier, tmp_path / "earlier.jsonl")
     assert used_seeds([kept]) == (1, 2, 3)
     for seeds, used, message in (
         (SEEDS[:-1], (), f"at least {PILOT.seeds} "), ((*SEEDS, 14), (), r"have used \[14\]"),
