@@ -137,12 +137,17 @@ class Journal:
             return []
         if self._refusal:
             raise ValueError(self._refusal)
-        raw, head = self._new_bytes(), self._read_head()
-        *whole, tail = raw.split(b"\n")
-        self._offset += len(raw) - len(tail)
-        lines = [(self.chain.lines, self._checked(text)) for text in whole]
-        lines += [(self.chain.lines, self._checked(text)) for text in self._owed(head, tail)]
-        return [(number + 1, line) for number, line in lines]
+        before = self._offset, list(self.chain._hashes)
+        try:
+            raw, head = self._new_bytes(), self._read_head()
+            *whole, tail = raw.split(b"\n")
+            self._offset += len(raw) - len(tail)
+            lines = [(self.chain.lines, self._checked(text)) for text in whole]
+            lines += [(self.chain.lines, self._checked(text)) for text in self._owed(head, tail)]
+            return [(number + 1, line) for number, line in lines]
+        except BaseException:  # the next call must return the lines that this one has read
+            self._offset, self.chain._hashes = before
+            raise
 
     def append(self, *lines: dict[str, Any]) -> None:
         """Append objects to the file. The objects are on disk when the method returns.
@@ -164,7 +169,8 @@ class Journal:
                 self._write(b"".join(text + b"\n" for text in texts))
             except OSError as error:
                 with suppress(OSError):  # otherwise, the next process completes the append
-                    os.truncate(self._path, self._offset)
+                    if self._path.exists():
+                        os.truncate(self._path, self._offset)
                     self._write_head([])
                 why = error.strerror or error
                 raise LedgerWriteError(f"cannot write the ledger {self._path}: {why}; nothing was released") from error

@@ -147,7 +147,6 @@ def test_missing_or_damaged_head_is_refused(head: bytes | None, tmp_path: Path) 
         refused(lambda: Ledger(path), ValueError, "l.head is (missing|damaged).*restore the file")
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("call", range(14))
 def test_kill_at_any_call_loses_no_charge_that_was_acknowledged(call: int, tmp_path: Path) -> None:
     """The process dies before its n-th call to write, sync or rename; two charges make 13 such calls."""

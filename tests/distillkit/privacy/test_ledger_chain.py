@@ -165,6 +165,37 @@ def test_failed_write_is_not_counted_twice(tmp_path: Path, monkeypatch: pytest.M
     assert [e.sigma for e in Ledger(tmp_path / "l").events] == [5.0, 6.0, 7.0] == [e.sigma for e in ledger.events]
 
 
+def test_lines_that_were_read_before_an_error_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The charges of others were lost to a process that could not complete an interrupted one."""
+    path = tmp_path / "l"
+    reader, writer = charged(path, 1), Ledger(path)
+    for sigma in (2.0, 3.0):
+        writer.spend(replace(ONE, sigma=sigma))
+    path.write_bytes(path.read_bytes()[:-9])
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(reader._journal, "_write", full)
+    for _ in range(2):
+        refused(reader.epsilon, OSError, "No space")
+    monkeypatch.undo()
+    assert [e.sigma for e in reader.events] == [5.0, 2.0, 3.0]
+    assert reader.epsilon() == Ledger(path).epsilon()
+
+
+def test_first_charge_that_cannot_be_written_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(tmp_path / "l")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ledger._journal, "_write", full)
+    refused(lambda: ledger.spend(ONE), OSError, "nothing was released")
+    monkeypatch.undo()
+    assert ledger.events == Ledger(tmp_path / "l").events == ()
+
+
 # Names.
 
 
