@@ -1,4 +1,4 @@
-"""What a report looks at: a recorded run, what its adversaries observe, and the records that the user passed."""
+"""Evidence of a privacy report: the recorded run, what its adversaries observe, and the user's records."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class ObservedData:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Everything that the sections of a report are made from.
+    """Inputs of all sections of a report.
 
     Attributes:
         run: the recorded run.

@@ -431,7 +431,9 @@ def write_json(path: Path, value: Mapping[str, Any] | Sequence[Any], kind: str |
     content: Any = {**head, **value} if isinstance(value, Mapping) else value
     if isinstance(content, dict):
         content["checksum"] = _checksum(content)
-    write_atomically(path, json.dumps(content, indent=1) + "\n")
+    text = json.dumps(content, indent=1) + "\n"
+    if not path.is_file() or path.read_bytes() != text.encode():  # an equal file keeps its time
+        write_atomically(path, text)
 
 
 def write_study(out: Path, fixed: Mapping[str, Any], design: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ from distillkit.serialization import to_config
 from distillkit.study._design import Estimate, estimate_rows, make_design
 from distillkit.study._execution import PreparedRun, RunSpec, WorkerKilled, run_all, set_aside
 from distillkit.study._guarantee import study_guarantee
-from distillkit.study._records import Records, read_json, read_records, write_json, write_study
+from distillkit.study._records import Records, read_records, write_json, write_study
 from distillkit.study._tables import summary_table
 from distillkit.study._tuning import TuningResult, choose, read_choice
 from distillkit.study.candidate import RULES, Candidate, Cost, OutOfTime
@@ -148,10 +148,10 @@ class Study:
                 set_aside(self.out, spec)
             self._execute(final, "runs", **how, on_run=on_run)
         if any(self.out.glob("*/summary.json")):
-            found, path = self.records(), self.out / "summary.json"
-            lines = [dict(record.line) for record in found]
-            if not path.exists() or read_json(path, checked=False) != lines:  # it was interrupted before it was written
-                write_json(path, lines)
+            found = self.records()
+            write_json(
+                self.out / "summary.json", [record.line for record in found]
+            )  # an interruption may have left it out
             return found
         return Records([], [(spec.task, spec.method, spec.seed) for spec in self.design.final_runs({})])
 

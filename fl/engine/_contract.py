@@ -32,7 +32,7 @@ class Unchanged:
     """Context manager that raises an error if a function of a method has changed what it was given.
 
     Changes are found by the identity of a message's values and, on a client up to round 1, by checksums of tensors.
-    Checksums cost up to 40 % of a round of tiny networks, so later and on the server, the version that PyTorch counts
+    Checksums would cost much of a round of a tiny network. So later, and on the server, the version that PyTorch counts
     for a tensor is compared: a write through `.data`, or to a tensor of inference mode, is then not found.
 
     Args:

@@ -6,10 +6,11 @@ import math
 import statistics
 import tempfile
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import torch
 
+from distillkit.sets import LabeledImages
 from fl._codec import decode, encode
 from fl.message import Entry, Message, Value, payload_bytes
 from fl.schema import Schema, l2_norm
@@ -72,7 +73,7 @@ class HeldReplies:
     """Replies that wait until all of an exchange have come. Many large ones wait in a temporary file."""
 
     def __init__(self) -> None:
-        self._held: dict[int, Message | tuple[int, int]] = {}
+        self._held: dict[int, Message | tuple[int, int, dict[str, tuple[str, ...]]]] = {}
         self._bytes = 0
         self._file: IO[bytes] | None = None
 
@@ -85,7 +86,8 @@ class HeldReplies:
             return
         self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115 - closed with the object
         data = encode(reply)
-        self._held[client] = (self._file.seek(0, 2), len(data))
+        names = {key: value.class_names for key, value in reply.items() if isinstance(value, LabeledImages)}
+        self._held[client] = (self._file.seek(0, 2), len(data), names)  # encoded messages have no class names
         self._file.write(data)
 
     def take(self, client: int) -> Message:
@@ -94,5 +96,9 @@ class HeldReplies:
         if isinstance(held, Message):
             return held
         assert self._file is not None
-        self._file.seek(held[0])
-        return decode(self._file.read(held[1]))[0]
+        start, size, names = held
+        self._file.seek(start)
+        values = dict(decode(self._file.read(size))[0].items())
+        for key, own in names.items():
+            values[key] = cast(LabeledImages, values[key]).replace(class_names=own)
+        return Message.unchecked(values)

@@ -168,10 +168,13 @@ def test_claimed_sample_count_that_dominates_is_named(samples: float) -> None:
 def test_replies_that_wait_in_a_file_give_the_same_run(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, _, _, addons, options = CASES[case]
 
-    def played() -> tuple[Any, list[str]]:
-        run = fl.simulate(kind(*addons, **options), federation(), rounds=2, seed=3, progress=False)
+    clients = [data.replace(class_names=("a", "b", "c")) for data in federation()]
+
+    def played() -> tuple[Any, ...]:
+        run = fl.simulate(kind(*addons, **options), clients, rounds=2, seed=3, progress=False)
+        names = [getattr(value, "class_names", None) for _, value in run.server.state.items()]
         bytes_by_client = [row["bytes_by_client"] for row in run.rows]
-        return bytes_by_client, [digest(key, value) for key, value in run.server.state.items()]
+        return bytes_by_client, names, [digest(key, value) for key, value in run.server.state.items()]
 
     usual = played()
     monkeypatch.setattr(_outliers, "_IN_MEMORY", 700)

@@ -163,9 +163,10 @@ def test_each_run_is_reported_once_when_it_ends(tmp_path: Path) -> None:
     lines = told((0,))
     written = json.loads((tmp_path / "made-a-0" / "summary.json").read_text(encoding="utf-8"))
     assert lines == [{name: value for name, value in written.items() if name != "checksum"}]
-    (tmp_path / "summary.json").unlink()  # as after an interruption before it was written
-    assert told((0,)) == []
-    assert json.loads((tmp_path / "summary.json").read_text(encoding="utf-8")) == lines
+    for damage in (Path.unlink, lambda path: path.write_bytes(b"[")):  # as after an interruption before it was written
+        damage(tmp_path / "summary.json")
+        assert told((0,)) == []
+        assert json.loads((tmp_path / "summary.json").read_text(encoding="utf-8")) == lines
     assert [line["run"] for line in told((0, 1))] == ["made-a-1"]
     with pytest.raises(TypeError, match=r"on_run is called as on_run\(line\)"):
         Study(tmp_path, task(), {"A": known()}).run(on_run=3)  # type: ignore[arg-type]
