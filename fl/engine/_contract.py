@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from torch import Tensor, nn
 
@@ -173,9 +173,18 @@ def declared(method: Method) -> dict[str, Entry[Any]]:
 
 
 def require_exchanges(method: Method) -> None:
-    """Refuse a method whose `exchanges` lack "local", name one twice, or name one that has no function."""
-    verbs: Any = method.exchanges
-    name = f"{type(method.inner).__name__}.exchanges"
+    """Refuse a method whose `exchanges` or whose schemas of replies do not fit its functions.
+
+    `exchanges` must hold "local", and names of other functions, each once. A class that overrides `answer` or
+    `evaluate` must override the function that returns the reply's schema, too.
+    """
+    kind, verbs = type(method.inner), cast(Any, method.exchanges)
+    for verb, schema in (("answer", "expect_answer"), ("evaluate", "expect_evaluation")):
+        if getattr(kind, verb) is not getattr(Method, verb) and getattr(kind, schema) is getattr(Method, schema):
+            raise ValueError(
+                f"{kind.__name__}.{verb} returns a reply, but the schema of this reply is missing: write {schema}"
+            )
+    name = f"{kind.__name__}.exchanges"
     if not isinstance(verbs, tuple | list) or not all(isinstance(verb, str) for verb in verbs):
         raise TypeError(f"{name} must be names of functions, as ('local',), got {verbs!r:.80}")
     if "local" not in verbs or len(set(verbs)) < len(verbs):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -12,9 +11,9 @@ from distillkit.sets import LabeledImages, StoredImages
 from fl.engine import history
 from fl.engine._contract import checked_models
 from fl.engine._devices import placed
-from fl.engine._dispatch import Dispatcher
-from fl.engine._replies import validate
-from fl.message import Message, payload_bytes
+from fl.engine._exchange import Exchanger
+from fl.engine._round_stats import RoundStats
+from fl.message import payload_bytes
 from fl.method import evaluation_batch_size
 from fl.participants import Server
 from fl.task import clients_accuracy
@@ -22,9 +21,9 @@ from fl.task import clients_accuracy
 __all__ = ["evaluate_clients", "evaluate_global"]
 
 
-def evaluate_global(dispatcher: Dispatcher, test: LabeledImages | StoredImages | None) -> dict[str, Any]:
+def evaluate_global(exchanger: Exchanger, test: LabeledImages | StoredImages | None) -> dict[str, Any]:
     """Evaluate the global models on the global test set, and return the metrics as columns of the history."""
-    method, server = dispatcher.method, dispatcher.server
+    method, server = exchanger.method, exchanger.server
 
     def work() -> dict[str, Tensor]:
         if test is None:
@@ -33,7 +32,7 @@ def evaluate_global(dispatcher: Dispatcher, test: LabeledImages | StoredImages |
         found = [{name: p.sums(part, server.task) for name, p in models.items()} for part in _parts(test, server)]
         return {name: sum((sums[name] for sums in found[1:]), found[0][name]) for name in models}
 
-    return {"accuracy": None, "loss": None, **history.global_metrics(dispatcher.thread.run(work), server.task)}
+    return {"accuracy": None, "loss": None, **history.global_metrics(exchanger.thread.run(work), server.task)}
 
 
 def _parts(test: LabeledImages | StoredImages, server: Server) -> Iterator[LabeledImages]:
@@ -50,28 +49,23 @@ def _parts(test: LabeledImages | StoredImages, server: Server) -> Iterator[Label
         yield test
 
 
-def evaluate_clients(dispatcher: Dispatcher, evaluate: str | Sequence[int]) -> dict[str, Any]:
+def evaluate_clients(exchanger: Exchanger, evaluate: str | Sequence[int]) -> dict[str, Any]:
     """Evaluate clients on their own test images after a round, and return the results as columns of the history."""
-    server, down, up = dispatcher.server, 0, 0
+    server, down, up = exchanger.server, 0, 0
     panel = {"drawn": server.drawn, "all": range(server.clients), "none": []}
     clients = panel[evaluate] if isinstance(evaluate, str) else evaluate
     accuracies: dict[str, list[float]] = {}
     failed: dict[str, str] = {}
-    for result, request, _ in dispatcher.exchange("evaluate", clients) if clients else ():
-        if result.absent:
+    for one in exchanger.replies("evaluate", clients, RoundStats()) if clients else ():
+        if one.reason is not None:
+            failed[str(one.client)] = one.reason
             continue
-        reason, found = result.error, Message()
-        if reason is None:
-            reason, found, _ = dispatcher.thread.run(partial(validate, dispatcher, server, "evaluate", result))
-        if reason is not None:
-            failed[str(result.client)] = reason
-            continue
-        for _, group in found.items():
+        for _, group in one.message.items():
             for name, sums in group.items() if isinstance(group, dict) else ():
                 accuracies.setdefault(name, []).append(server.task.metrics(sums)["accuracy"])
-        down += sum(dispatcher.request_sizes(request, result.client).values())
-        up += sum(payload_bytes(found).values())
-        dispatcher.cache_index.update(result.client, request)
+        down += sum(exchanger.request_sizes(one).values())
+        up += sum(payload_bytes(one.message).values())
+        exchanger.accept(one)
     row: dict[str, Any] = {
         "accuracy_clients" if name == "global" else f"accuracy_{name}": clients_accuracy(values)
         for name, values in accuracies.items()

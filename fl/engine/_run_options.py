@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
@@ -30,14 +29,9 @@ from fl.method import Method
 from fl.task import Classification, LabelTask
 
 __all__ = [
-    "EXACT_TESTS",
-    "open_ledger",
-    "remark_on",
-    "require_public",
-    "resolve_task",
-    "validate",
-    "warn_of_training_images",
-]
+    "EXACT_TESTS", "remark_on", "require_public", "resolve_task", "validate", "warn_of_training_images",
+    "warn_of_twins",
+]  # fmt: skip
 
 
 Panel = Literal["drawn", "all", "none"] | list[int]
@@ -219,31 +213,6 @@ EXACT_TESTS = (
 )
 
 
-def open_ledger(clients: ClientRegistry, ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
-    """Prepare the privacy ledger of a private method before round 1.
-
-    The function adds remarks about releases that epsilon does not cover (see `remark_on`), and warns if two clients
-    have the same images.
-
-    Args:
-        clients: the clients' data. Images are compared only if all clients were read before round 1.
-        ledger: privacy ledger of the run.
-        fresh: whether the ledger was created for this run, because the user gave none.
-        panel: clients that are evaluated on their own test images: "drawn", "all", "none", or client indices.
-
-    Warns:
-        UserWarning: two clients have the same images, but the ledger assumes disjoint records.
-    """
-    if ledger.disjoint and clients.all_loaded and (twins := _twins(clients)):
-        warnings.warn(
-            f"clients {twins[0]} and {twins[1]} have the same images, but the ledger assumes that clients' records are "
-            "disjoint, and so reports the largest epsilon of any client; if several clients may have a record, use "
-            "Ledger(disjoint=False), which composes the events of all clients",
-            stacklevel=4,
-        )
-    remark_on(ledger, fresh, panel)
-
-
 def remark_on(ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
     """Add remarks to a privacy ledger about releases that its epsilon does not cover."""
     if fresh:
@@ -252,15 +221,15 @@ def remark_on(ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
         ledger.add_remark(EXACT_TESTS)
 
 
-def _twins(clients: ClientRegistry) -> tuple[int, int] | None:
-    """Return the indices of two clients with the same training images, or None if there are none.
-
-    Clients without images are ignored.
-    """
+def warn_of_twins(clients: ClientRegistry) -> None:
+    """Warn if two clients, of clients that were all read before round 1, have the same training images."""
     seen: dict[str, int] = {}
-    for number, data in enumerate(clients):
-        train = data.train
-        images = train.digests if isinstance(train, StoredImages) else train.images
+    for number, data in enumerate(clients if clients.all_loaded else ()):
+        images = data.train.digests if isinstance(data.train, StoredImages) else data.train.images
         if len(images) and (first := seen.setdefault(tensor_fingerprint([images]), number)) != number:
-            return first, number
-    return None
+            warn(
+                f"clients {first} and {number} have the same images, but the ledger assumes that clients' records are "
+                "disjoint, and so reports the largest epsilon of any client; if several clients may have a record, use "
+                "Ledger(disjoint=False), which composes the events of all clients"
+            )
+            return

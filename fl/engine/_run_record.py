@@ -53,9 +53,7 @@ def data_fingerprint(clients: ClientRegistry, key: bytes = b"") -> str:
 
     If clients are read on demand, the fingerprint covers the first client only.
 
-    Args:
-        clients: the clients' data.
-        key: secret key without which the fingerprint reveals nothing about the images; empty for a plain hash.
+    See `Transport.fingerprint` for the key.
     """
     client_data = list(clients) if clients.all_loaded else [clients[0]]
     return tensor_fingerprint([json.dumps([[_facts(h.train, key), _facts(h.test, key)] for h in client_data])], key=key)

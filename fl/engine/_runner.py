@@ -5,79 +5,43 @@ from __future__ import annotations
 import copy
 import json
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from distillkit._utils.progress import bar
 from distillkit._utils.user_warnings import warn
 from distillkit.fingerprint import tensor_fingerprint
-from distillkit.privacy import Ledger
-from distillkit.sets import LabeledImages
 from fl.engine import history
 from fl.engine._config import RunConfig
 from fl.engine._devices import placed
-from fl.engine._dispatch import Dispatcher
+from fl.engine._exchange import Exchanger
 from fl.engine._rounds import RoundRunner
-from fl.engine._run_options import validate
+from fl.engine._run_options import remark_on, validate
 from fl.engine._run_record import FREE, config_of, repetition, require_same, require_whole_ledger, warn_if_not_resumable
-from fl.engine._threads import RunContext, ServerThread
+from fl.engine._threads import ServerThread
 from fl.engine._transport import Transport
 from fl.engine.run import Run
 from fl.engine.store import Store
 from fl.method import Method
 from fl.participants import Interrupted, Scratch, Server
 
-__all__ = ["Deployment", "execute"]
+__all__ = ["execute"]
 
 _NAMED_AFTER = 3
 """Clients that have failed in every round are named in a warning after this round, and after the last one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Deployment:
-    """Information about a run's clients, and functions to reach them.
-
-    The clients may be on this machine or on other machines.
-
-    Attributes:
-        first: set without images, with the image shape, dtype and normalization of the first client's set.
-        clients: number of clients.
-        fingerprint: function that takes a secret key (or b"") and returns a fingerprint of the clients' images. It is
-            called only if the run writes files.
-        open: function that opens and returns the transport to the clients.
-        open_ledger: function that prepares the privacy ledger of a private method before round 1. It adds remarks about
-            releases that epsilon does not cover, such as the clients' evaluation results. Its arguments are the ledger,
-            whether the ledger was created for this run, and the clients that are evaluated.
-    """
-
-    first: LabeledImages
-    clients: int
-    fingerprint: Callable[[bytes], str]
-    open: Callable[[RunContext], Transport]
-    open_ledger: Callable[[Ledger, bool, Any], None]
-
-
-def execute(method: Method, config: RunConfig, deployment: Deployment, *, progress: bool = True) -> Run:
+def execute(method: Method, config: RunConfig, transport: Transport, *, progress: bool = True) -> Run:
     """Check all options, then run all rounds, or the remaining rounds of a resumed run.
 
-    Args:
-        method: method to run.
-        config: the run's options.
-        deployment: information about the clients, and functions to reach them.
-        progress: whether to show a progress bar of the rounds.
-
-    Raises:
-        All errors that `simulate` raises.
+    Raises all errors that `simulate` raises.
     """
     fresh = config.ledger is None
-    config, drawn = validate(config, method, deployment.first, deployment.clients, progress)
-    task, ledger, folder = config.task, config.ledger, config.folder
-    assert task is not None
+    config, drawn = validate(config, method, transport.space, transport.clients, progress)
+    ledger, folder = config.ledger, config.folder
     if ledger is not None:
-        deployment.open_ledger(ledger, fresh, config.evaluate)
+        remark_on(ledger, fresh, config.evaluate)  # type: ignore[arg-type]
     store = Store(Path(folder.path)) if folder is not None else None
     with ExitStack() as stack:
         if store is not None:
@@ -85,23 +49,24 @@ def execute(method: Method, config: RunConfig, deployment: Deployment, *, progre
         if ledger is not None:
             stack.enter_context(ledger.run_lock())
         thread = stack.enter_context(ServerThread(config.server_threads))
-        server = _server(config, deployment)
-        scratch = None
+        server, scratch = _server(config, transport), None
         if store is not None and folder is not None:
             scratch = Scratch(store.unfinished, folder.deadline, None if folder.cache is None else Path(folder.cache))
-        memories = store.memories if store is not None else None
-        context = RunContext(task, server.device, memories, server.stop, ledger, scratch)
-        transport = stack.enter_context(deployment.open(context))
+        transport.open(server, store.memories if store is not None else None, scratch)
+        stack.callback(transport.close)
         stack.callback(server.stop.set)
         method.check_run(server, config.rounds)
         record: dict[str, Any] = {}
         if store is not None:
             key = store.key() if method.private or method.sealed else b""
-            record = config_of(method, config, server, deployment.fingerprint(key), key)
+            record = config_of(method, config, server, transport.fingerprint(key), key)
         run_id = tensor_fingerprint([json.dumps({k: v for k, v in record.items() if k not in FREE})])
-        dispatcher = Dispatcher(method, server, transport, thread, config.secret)
-        transcript = folder is not None and folder.transcript
-        runner = RoundRunner(dispatcher, store, config.test, run_id=run_id, transcript=transcript)  # type: ignore[arg-type]
+        transcript = store if folder is not None and folder.transcript else None
+        exchanger = Exchanger(method, server, transport, thread, config.secret, transcript)
+        runner = RoundRunner(
+            exchanger, store, config.test, run_id=run_id, participation=drawn, min_replies=config.min_replies,  # type: ignore[arg-type]
+            evaluate=config.evaluate,  # type: ignore[arg-type]
+        )  # fmt: skip
         rows = _resume(config, runner, record) if store is not None and store.exists() else None
         if rows is None:
             rows = []
@@ -109,43 +74,51 @@ def execute(method: Method, config: RunConfig, deployment: Deployment, *, progre
             if store is not None:
                 warn_if_not_resumable(record, store.out)
                 store.begin({**record, **repetition(method, server, store.out)})
-            runner.run_setup(range(server.clients), config.min_replies)
+            runner.run_setup()
         remaining = range(server.round + 1, config.rounds + 1)
-        total, named, dominant = server.round + len(remaining), set[str](), set[str]()
-        with bar(total, "simulate", unit="round", progress=progress, done=len(rows)) as shown:
-
-            def on_row(row: dict[str, Any]) -> None:
-                rows.append(row)
-                if row["round"] in (_NAMED_AFTER, config.rounds):
-                    for client, why in history.always_failed(rows).items():
-                        if client not in named:
-                            warn(f"client {client} failed in every round in which it was drawn: {why}")
-                            named.add(client)
-                for client, share in row.get("dominant", {}).items():
-                    if client not in dominant:
-                        warn(f"round {row['round']}: the reply of client {client} makes up {share}")
-                        dominant.add(client)
-                if row["accuracy"] is not None:
-                    shown.set_postfix_str(f"accuracy {100 * row['accuracy']:.1f} %")
-                shown.update()
-                if config.on_round is not None:
-                    config.on_round(copy.deepcopy(row))
-
-            runner.collector.report, runner.on_row = shown.set_postfix_str, on_row
+        with bar(server.round + len(remaining), "simulate", unit="round", progress=progress, done=len(rows)) as shown:
+            exchanger.report, runner.on_row = shown.set_postfix_str, _Reporter(rows, config, shown)
             for number in remaining:
-                runner.run_round(number, drawn, config.min_replies, config.evaluate)
+                runner.run_round(number)
                 if number < config.rounds and scratch is not None and scratch.late:
                     raise Interrupted(f"the run stopped at its deadline, after round {number}")
         models = {name: p.network for name, p in thread.run(lambda: method.predictors(server)).items()}
     return Run(rows, server, models, _short(method.inner))
 
 
-def _server(config: RunConfig, deployment: Deployment) -> Server:
-    first, device = deployment.first, config.device
+class _Reporter:
+    """Function that collects the rows of the history, shows progress, and warns of clients that harm the run."""
+
+    def __init__(self, rows: list[dict[str, Any]], config: RunConfig, shown: Any) -> None:
+        self._rows, self._config, self._shown = rows, config, shown
+        self._named: set[tuple[str, str]] = set()
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        self._rows.append(row)
+        if row["round"] in (_NAMED_AFTER, self._config.rounds):
+            for client, why in history.always_failed(self._rows).items():
+                self._warn_once(client, "failed", f"client {client} failed in every round in which it was drawn: {why}")
+        for client, share in row.get("dominant", {}).items():
+            text = f"round {row['round']}: the reply of client {client} makes up {share}"
+            self._warn_once(client, "dominant", text)
+        if row["accuracy"] is not None:
+            self._shown.set_postfix_str(f"accuracy {100 * row['accuracy']:.1f} %")
+        self._shown.update()
+        if self._config.on_round is not None:
+            self._config.on_round(copy.deepcopy(row))
+
+    def _warn_once(self, client: str, kind: str, text: str) -> None:
+        if (client, kind) not in self._named:
+            warn(text)
+            self._named.add((client, kind))
+
+
+def _server(config: RunConfig, transport: Transport) -> Server:
+    space, device = transport.space, config.device
     return Server(
-        config.task, first.shape, first.normalization, deployment.clients, config.seed,  # type: ignore[arg-type]
+        config.task, space.shape, space.normalization, transport.clients, config.seed,  # type: ignore[arg-type]
         data={name: placed(data, device) for name, data in (config.server_data or {}).items()},  # type: ignore[arg-type,misc]
-        device=device, stop=threading.Event(), ledger=config.ledger, dtype=first.images.dtype,  # type: ignore[arg-type]
+        device=device, stop=threading.Event(), ledger=config.ledger, dtype=space.images.dtype,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -156,8 +129,8 @@ def _resume(config: RunConfig, runner: RoundRunner, record: dict[str, Any]) -> l
     if not config.resume:
         raise ValueError(f"{store.out} holds a run already: pass resume=True to continue it, or give another folder")
     require_same(store.out, record)
-    restored = store.restore(runner.run_id, runner.dispatcher.transport.require_memories)
-    runner.dispatcher.restore(restored)
+    restored = store.restore(runner.run_id, runner.exchanger.transport.require_memories)
+    runner.exchanger.restore(restored)
     if restored is None:
         return None
     server.round, server.state = restored.round, placed(restored.state, server.device)

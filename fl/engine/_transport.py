@@ -10,17 +10,19 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 
 import distillkit
 from distillkit.privacy import Secret
 from distillkit.rng import derive
+from distillkit.sets import LabeledImages
 from fl.message import Message
+from fl.participants import Scratch, Server
 
 __all__ = [
-    "ClientRequest", "ClientResult", "Exchange", "RequestBuilder", "RequestError", "RequestHeader", "Transport",
+    "ClientRequest", "ClientResult", "RequestBuilder", "RequestError", "RequestHeader", "Transport",
     "noise_of", "reason_of",
 ]  # fmt: skip
 
@@ -36,16 +38,13 @@ def noise_of(secret: int | None, round_number: int, owner: int | str) -> Secret:
 class RequestHeader:
     """The part of a request that is the same for all clients of an exchange.
 
-    In an exchange, the server sends one request to each of several clients, and gets their results.
-
     Attributes:
         verb: name of the method's function that the clients call, such as "local" or "evaluate".
         round: index of the round, from 1; 0 before round 1.
         attempt: identifier of the exchange. It is new even if a round is repeated after the process was killed.
         seed: the run's seed, from which a client derives its generators.
         secret: the run's seed for the noise of a private method; None for noise from the operating system.
-        keeps: whether the changes that a client makes to its memory are
-            stored. False for the query before round 1 and for evaluations.
+        keeps: whether the changes that a client makes to its memory are stored, as in the training.
     """
 
     verb: str
@@ -57,11 +56,7 @@ class RequestHeader:
 
     @property
     def version(self) -> str:
-        """Name under which a client stores its memory after this request.
-
-        A client's memory holds the values that it keeps between rounds. The name consists of `round` and `attempt`. It
-        also identifies the clients' replies to requests with this header.
-        """
+        """Name under which a client stores its memory after this request; it also identifies replies to it."""
         return f"{self.round}-{self.attempt}"
 
 
@@ -71,9 +66,8 @@ class ClientRequest:
 
     Attributes:
         message: the complete message of the method, including entries that the client has in its cache.
-        memory: name of the version of the client's memory to load; "" if the client has no
-            memory. This is the committed version, or one that the client stored earlier in this round. Other versions
-            belong to failed rounds, and the client deletes them.
+        memory: name of the version of the client's memory to load; "" if the client has none. It is the committed
+            version, or one that the client stored earlier in this round. The client deletes versions of failed rounds.
         digests: digest of each entry in the message that is declared as cached, by the entry's key.
         cached: keys of the entries that the client has in its cache already. Only their digests are sent.
     """
@@ -117,43 +111,54 @@ class ClientResult:
     resent: int = 0
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """Requests of the same kind to several clients, for example to train or to evaluate.
-
-    Attributes:
-        header: part of the request that is the same for all clients.
-        clients: indices of the clients, in the order in which the server uses their results.
-        build_request: function that takes a client's index and builds the request to this client.
-    """
-
-    header: RequestHeader
-    clients: Sequence[int]
-    build_request: RequestBuilder
-
-
 class Transport(Protocol):
     """Connection of a run to its clients, in threads of this process or on other machines.
 
     If one client fails, its `ClientResult` contains the error. If the iterator that the method `exchange` returns
-    raises an exception, the exchange has failed for all clients. Use a transport as a context manager: at the end of
-    the `with` block, running clients are stopped.
+    raises an exception, the exchange has failed for all clients.
+
+    Attributes:
+        space: set without images, with the image shape, dtype, classes and normalization of the clients' sets.
+        clients: number of clients.
     """
 
-    def __enter__(self) -> Self:
-        """Open the transport, and return it."""
+    @property
+    def space(self) -> LabeledImages: ...
 
-    def __exit__(self, *_: Any) -> None:
-        """Ask running clients to stop, and wait until they have stopped."""
+    @property
+    def clients(self) -> int: ...
 
-    def exchange(self, exchange: Exchange) -> Iterator[ClientResult]:
-        """Send a request to each client of `exchange`, and yield the results in the order of its clients.
-
-        Clients are started only while the caller consumes results. Before a result is yielded, the client's charges are
-        written to the privacy ledger.
+    def fingerprint(self, key: bytes) -> str:
+        """Return a fingerprint of the clients' images. Called only if the run writes files.
 
         Args:
-            exchange: the requests.
+            key: secret key without which the fingerprint reveals nothing about the images; empty for a plain hash.
+        """
+
+    def open(self, server: Server, memories: Path | None, scratch: Scratch | None) -> None:
+        """Prepare for the run's exchanges.
+
+        Args:
+            server: the run's server, whose task, device, stop event and ledger the clients use, too.
+            memories: folder for what clients keep between rounds; None if the run writes no files.
+            scratch: folder for the state of clients' unfinished work; None if the run writes no files.
+        """
+
+    def close(self) -> None:
+        """Ask running clients to stop, and wait until they have stopped."""
+
+    def exchange(
+        self, header: RequestHeader, clients: Sequence[int], build_request: RequestBuilder
+    ) -> Iterator[ClientResult]:
+        """Send a request to each client, and yield the results in the order of `clients`.
+
+        Clients are started only while the caller consumes results. Before a result is yielded, the client's charges are
+        written to the privacy ledger. A client that misses the transport's deadline has a result with an error.
+
+        Args:
+            header: part of the request that is the same for all clients.
+            clients: indices of the clients.
+            build_request: function that builds the request to a client.
 
         Raises:
             BudgetExhausted: a client's releases would exceed the privacy ledger's budget.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,15 +12,11 @@ from distillkit._utils import check
 from distillkit.privacy import Ledger
 from distillkit.privacy.validation._arguments import refuse_derived
 from distillkit.sets import Images, StoredImages
-from fl.engine._client_memory import MemoryStore
-from fl.engine._client_runtime import ClientRuntime
 from fl.engine._clients import ClientData, ClientRegistry
 from fl.engine._config import RunConfig, RunFolder
-from fl.engine._run_options import open_ledger, warn_of_training_images
-from fl.engine._run_record import data_fingerprint
-from fl.engine._runner import Deployment, execute
-from fl.engine._threads import RunContext, ThreadTransport
-from fl.engine._transport import Transport
+from fl.engine._run_options import warn_of_training_images, warn_of_twins
+from fl.engine._runner import execute
+from fl.engine._threads import ThreadTransport
 from fl.engine.run import Run
 from fl.method import Method, require_method
 from fl.task import LabelTask
@@ -120,20 +115,7 @@ def simulate(
             refuse_derived(data.train.info, f"clients[{number}]")
     if not method.private:  # a warning would depend on records
         warn_of_training_images(test, registry)
-    workers = check.positive_int(workers, "workers")
-
-    def open_transport(context: RunContext) -> Transport:
-        runtime = ClientRuntime(
-            method, context.task, registry, MemoryStore(context.memories), context.device, context.stop, context.ledger,
-            context.scratch,
-        )  # fmt: skip
-        return ThreadTransport(runtime, workers)
-
-    deployment = Deployment(
-        first=registry.first,
-        clients=len(registry),
-        fingerprint=partial(data_fingerprint, registry),
-        open=open_transport,
-        open_ledger=partial(open_ledger, registry),
-    )
-    return execute(method, config, deployment, progress=progress)
+    elif getattr(ledger, "disjoint", True):
+        warn_of_twins(registry)
+    transport = ThreadTransport(method, registry, check.positive_int(workers, "workers"))
+    return execute(method, config, transport, progress=progress)

@@ -226,7 +226,7 @@ class Store:
         before = self.manifest() or {}
         if before:
             write_atomically(self.folder / _PREVIOUS, (json.dumps(before) + "\n").encode())
-        place = {"round": round_number, "run": run, "server": server, "cohort": dict(metadata or {})}
+        place = {"round": round_number, "run": run, "server": server, "transport": dict(metadata or {})}
         self._write_manifest({"format": _FORMAT, **place})
         shutil.rmtree(self.unfinished, ignore_errors=True)
         for old in self.folder.glob("server.*.safetensors"):
@@ -319,7 +319,7 @@ class Store:
         history = self.out / "history.jsonl"
         lines = history.read_bytes().splitlines(keepends=True) if history.exists() else []
         write_atomically(history, b"".join(lines[: len(rows)]))
-        metadata, clients = dict(manifest.get("cohort", {})), [line["clients"] for line in changes]
+        metadata, clients = dict(manifest.get("transport", {})), [line["clients"] for line in changes]
         return Restored(number, state, metadata, clients, rows)
 
     def _changes(self, upto: int) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ from fl import FedAvg, simulate
 from fl.aggregation import Aggregator
 from fl.averaging import fedavg
 from fl.averaging.local import Local
-from fl.engine import _replies
+from fl.engine import _reply_checks
 
 ROOT = Path(__file__).parents[2]
 IMAGES, BATCH, RATE = 50, 10, 0.1
@@ -144,7 +144,7 @@ def parts(users: Sequence[LabeledImages], cohort: int) -> dict[str, float]:
             (Local, "__init__"),
             (fedavg, "train"),
             (FedAvg, "local"),
-            (_replies, "check_reply"),
+            (_reply_checks, "check_reply"),
             (Aggregator, "fold"),
         )
         for owner, name in calls:

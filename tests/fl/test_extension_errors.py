@@ -17,7 +17,7 @@ import torch
 
 from distillkit.privacy import BudgetExhausted
 from fl import AddOn, CheckpointError, ClientData, Entry, EntrySpec, FedAvg, NoUsableReply, Predictor, simulate
-from fl.engine._replies import RoundStats
+from fl.engine._round_stats import RoundStats
 from fl.message import Message
 from fl.method import Method
 from fl.methods import FedProto

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import math
-import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from fl import Classification, Client, Entry, FedAvg, Message, Server
+from fl import Classification, Client, Entry, EntrySpec, FedAvg, Message, Schema, Server
 from fl._codec import from_parts
 from fl.deploy._wire import Job, PayloadMissing, job_parts, read_job, read_result, result_parts
 from fl.engine import _transport
-from fl.engine._client_memory import MemoryStore
-from fl.engine._client_runtime import ClientRuntime
 from fl.engine._clients import ClientRegistry
-from fl.engine._dispatch import Dispatcher
+from fl.engine._exchange import Exchanger
+from fl.engine._round_stats import RoundStats
 from fl.engine._threads import ServerThread, ThreadTransport
 from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from fl.message import Value
@@ -31,7 +30,7 @@ from tests.refused import refused
 def test_server_side_never_accesses_a_client() -> None:
     """The modules between validation and transport do not import the client's classes."""
     folder = Path(_transport.__file__).parent
-    for name in ("_rounds", "_dispatch", "_evaluation", "_replies", "_transport"):
+    for name in ("_rounds", "_exchange", "_evaluation", "_reply_checks", "_transport"):
         tree = ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))
         words = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {
             a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names
@@ -48,42 +47,48 @@ def test_server_side_never_accesses_a_client() -> None:
 
 
 class Dealing(FedAvg):
-    """Has an exchange of its own: counts in memory how often it was requested, and replies with the count."""
+    """Counts in memory how often a client was requested, and replies with the count."""
 
     times = Entry[float]("first")
-    exchanges = ("deal", "local")
 
-    def deal(self, client: Client, message: Message) -> Message:
+    def local(self, client: Client, message: Message) -> Message:
         client.memory[self.times] = client.memory.get(self.times, 0.0) + 1.0
         return Message({self.times: client.memory[self.times]})
+
+    def expect(self, server: Server, client: int) -> Schema:
+        return {self.times.key: EntrySpec(1.0)}
+
+    def read_reply(self, server: Server, reply: Message) -> Message:
+        return Message()
 
 
 def test_later_exchange_of_a_round_reads_accepted_memory_of_an_earlier() -> None:
     """Client 1's first reply is rejected; memory of a failed round is never read when the round is repeated."""
     method, clients = Dealing(factory=Net), ClientRegistry(list(federation()))
     server = Server(Classification(3), clients.first.shape, clients.first.normalization, len(clients), seed=3, round=1)
-    runtime = ClientRuntime(method, server.task, clients, MemoryStore(None), torch.device("cpu"), threading.Event())
-    with ServerThread() as thread, ThreadTransport(runtime, 1) as transport:
-        dispatcher = Dispatcher(method, server, transport, thread)
+    transport = ThreadTransport(method, clients, 1)
+    transport.open(server, None, None)
+    with ServerThread() as thread, closing(transport):
+        exchanger = Exchanger(method, server, transport, thread)
         thread.run(lambda: method.start(server))
 
         def ask(*counting: int) -> list[float]:
             found = []
-            for answer, request, memory in dispatcher.exchange("deal", [0, 1, 2], store_memory=True):
-                assert answer.reply is not None, answer.error
-                found.append(answer.reply[Dealing.times])
-                if answer.client in counting:
-                    dispatcher.cache_index.update(answer.client, request, memory)
+            for reply in exchanger.replies("local", [0, 1, 2], RoundStats()):
+                assert reply.reason is None
+                found.append(reply.message[Dealing.times])
+                if reply.client in counting:
+                    exchanger.accept(reply)
             return found
 
         assert ask(0, 2) == [1, 1, 1]
         assert ask(0, 1, 2) == [2, 1, 2]
-        dispatcher.rollback()
+        exchanger.rollback()
         assert ask(0, 1) == [1, 1, 1]
-        dispatcher.commit()
+        exchanger.commit()
         server.round = 2
         assert ask(0, 1, 2) == [2, 2, 1]
-        dispatcher.cache_index.commit()  # the word of it never reaches the clients
+        exchanger.records.commit()  # the word of it never reaches the clients
         server.round = 3
         assert ask() == [3, 3, 2]
 

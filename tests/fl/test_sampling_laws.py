@@ -4,31 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import combinations, permutations
-from types import SimpleNamespace
 
 import pytest
 from scipy.stats import chisquare
 
 from distillkit.rng import derive
 from fl.batches import shuffled_indices
-from fl.engine._rounds import RoundRunner
+from fl.engine._rounds import draw_clients
 
 ROUNDS, LEVEL = 3000, 1e-4
 """A correct draw fails one of these tests with probability `LEVEL`; the seed is fixed, so it fails always or never."""
 
 
 def draws(clients: int, wanted: int) -> list[list[int]]:
-    server = SimpleNamespace(clients=clients, seed=11, round=0)
-    runner = SimpleNamespace(server=server)
-    found = []
-    for server.round in range(1, ROUNDS + 1):
-        found.append(RoundRunner._draw(runner, wanted))  # type: ignore[arg-type]
-    return found
+    return [draw_clients(clients, wanted, 11, number) for number in range(1, ROUNDS + 1)]
 
 
 @pytest.mark.parametrize(("clients", "wanted"), [(2, 1), (5, 1), (5, 2), (6, 5), (10, 3)])
 def test_clients_and_pairs_are_drawn_equally_often(clients: int, wanted: int) -> None:
     found = draws(clients, wanted)
+    assert draw_clients(clients, clients, 11, 1) == list(range(clients))
     assert all(len(set(d)) == wanted and d == sorted(d) and set(d) <= set(range(clients)) for d in found)
     single = Counter(c for d in found for c in d)
     # Draws without replacement vary less than independent ones, by the factor (clients - wanted) / (clients - 1).

@@ -6,7 +6,6 @@ import gc
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,11 +17,9 @@ from fl.aggregation import Aggregator
 from fl.averaging.addon import AddOn
 from fl.engine import _outliers
 from fl.engine._client_memory import MemoryStore
-from fl.engine._dispatch import ClientCacheIndex, ClientRecord
-from fl.engine._replies import RoundStats
-from fl.engine._rounds import RoundRunner
+from fl.engine._client_records import ClientRecord, ClientRecords
+from fl.engine._round_stats import RoundStats
 from fl.engine._run_record import require_same
-from fl.engine._transport import ClientRequest
 from fl.engine.store import CheckpointError, Store
 from fl.message import Entry, Message
 from fl.participants import Client
@@ -149,25 +146,6 @@ def test_clients_that_are_not_drawn_cost_nothing(tmp_path: Path) -> None:
     assert looked[10] == looked[10**9]
 
 
-def draws(count: int, wanted: int, rounds: int) -> list[list[int]]:
-    engine: Any = SimpleNamespace(server=SimpleNamespace(clients=count, seed=3, round=0))
-    found = []
-    for number in range(rounds):
-        engine.server.round = number
-        found.append(RoundRunner._draw(engine, wanted))
-    return found
-
-
-def test_draws_are_distinct_sorted_and_fair() -> None:
-    found = draws(7, 3, 2100)
-    assert all(len(set(d)) == 3 and d == sorted(d) for d in found)
-    shares = torch.bincount(torch.tensor(found).flatten(), minlength=7) / 2100
-    assert torch.allclose(shares, torch.full((7,), 3 / 7), atol=0.05)
-    pairs = {(a, b) for a, b, c in found} | {(b, c) for a, b, c in found} | {(a, c) for a, b, c in found}
-    assert len(pairs) == 21
-    assert draws(5, 5, 1) == [[0, 1, 2, 3, 4]]
-
-
 # MemoryStore: pending until the server says that they count.
 
 
@@ -245,33 +223,29 @@ def test_lost_memory_differs_from_a_client_without_memory(memories: MemoryStore)
 # What the server knows of clients: in the checkpoint, a line a round.
 
 
-def request(**digests: str) -> ClientRequest:
-    return ClientRequest(Message(), digests=digests)
-
-
-def test_client_cache_index_changes_only_with_a_committed_round() -> None:
-    index = ClientCacheIndex()
-    index.update(4, request(poster="x"), "1-a")
-    assert index.record(4) == ClientRecord("1-a", {"poster": "x"})  # in the same round already
+def test_client_records_change_only_with_a_committed_round() -> None:
+    index = ClientRecords()
+    index.update(4, {"poster": "x"}, "1-a")
+    assert index[4] == ClientRecord("1-a", {"poster": "x"})  # in the same round already
     index.rollback()
-    assert index.record(4) == ClientRecord()
-    index.update(4, request(poster="x"), "1-b")
+    assert index[4] == ClientRecord()
+    index.update(4, {"poster": "x"}, "1-b")
     assert index.commit() == {4: "1-b"}
-    index.update(4, request(poster="y"))
+    index.update(4, {"poster": "y"})
     changes = index.changes()
-    assert changes == {"4": {"memory": "1-b", "bodies": {"poster": "y"}}}
+    assert changes == {"4": {"memory": "1-b", "cached": {"poster": "y"}}}
     assert index.commit() == {4: "1-b"}
-    index.update(4, request(poster="y"))
+    index.update(4, {"poster": "y"})
     assert index.changes() == {}
-    again = ClientCacheIndex()
+    again = ClientRecords()
     again.restore(changes)
     assert again.versions() == index.versions() == {4: "1-b"}
-    assert again.record(4) == index.record(4)
+    assert again[4] == index[4]
 
 
 def test_uncommitted_records_are_truncated(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    for number, changes in ((1, {"4": {"memory": "1-a", "bodies": {}}}), (2, None)):
+    for number, changes in ((1, {"4": {"memory": "1-a", "cached": {}}}), (2, None)):
         store.append({"round": number})
         store.commit(number, "run", memory(0.0), {}, {}, changes)
     records = store.folder / "clients.jsonl"
@@ -280,7 +254,7 @@ def test_uncommitted_records_are_truncated(tmp_path: Path) -> None:
         records.write_text(whole + tail, encoding="utf-8")
         found = Store(tmp_path).restore("run")
         assert found is not None
-        assert (found.round, found.metadata, found.changes) == (2, {}, [{"4": {"memory": "1-a", "bodies": {}}}])
+        assert (found.round, found.metadata, found.changes) == (2, {}, [{"4": {"memory": "1-a", "cached": {}}}])
         assert records.read_text(encoding="utf-8") == whole
     records.write_text(whole[:20] + "\n" + whole, encoding="utf-8")
     refused(lambda: Store(tmp_path).restore("run"), CheckpointError, r"clients\.jsonl is damaged: line 1")
@@ -292,7 +266,7 @@ def test_damaged_run_files_are_refused_by_file_name(damage: bytes, tmp_path: Pat
     store = Store(tmp_path)
     store.begin({"seed": 0})
     store.append({"round": 1})
-    store.commit(1, "run", memory(0.0), {}, {}, {"4": {"memory": "1-a", "bodies": {}}})
+    store.commit(1, "run", memory(0.0), {}, {}, {"4": {"memory": "1-a", "cached": {}}})
     records, manifest, config = (
         store.folder / "clients.jsonl", store.folder / "manifest.json", tmp_path / "config.json"
     )  # fmt: skip

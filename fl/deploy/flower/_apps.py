@@ -12,9 +12,7 @@ from fl.deploy.flower._messages import MAX_MESSAGE_BYTES, GridConnection, flower
 from fl.deploy.flower._node import LoadClient, Node
 from fl.deploy.flower._node_registry import NodeRegistry
 from fl.engine._config import RunConfig
-from fl.engine._run_options import remark_on
-from fl.engine._runner import Deployment, execute
-from fl.engine._threads import RunContext
+from fl.engine._runner import execute
 from fl.engine.run import Run
 from fl.method import Method, require_method
 from fl.task import LabelTask
@@ -172,16 +170,8 @@ def _serve(grid: Any, method: Method, config: FlowerConfig) -> Run:
     connection = GridConnection(grid, limits.poll_interval, limits.max_message_bytes)
     registry = NodeRegistry(method, task)
     registry.wait_for_all(connection, config.clients, limits.connect_timeout)
-    first = registry.common_space(task)
-
-    def open_transport(context: RunContext) -> GridTransport:
-        return GridTransport(connection, registry, limits, first.num_classes, context.ledger, context.memories)
-
-    deployment = Deployment(
-        first=first, clients=len(registry.nodes), fingerprint=registry.fingerprint, open=open_transport,
-        open_ledger=remark_on,
-    )  # fmt: skip
-    return execute(method, config, deployment, progress=False)
+    transport = GridTransport(connection, registry, limits, registry.common_space(task))
+    return execute(method, config, transport, progress=False)
 
 
 def server_app(method: Method, **options: Any) -> Any:

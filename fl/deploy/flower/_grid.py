@@ -7,26 +7,26 @@ import json
 import secrets
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
 
 from distillkit._utils import check
 from distillkit._utils.user_warnings import warn
 from distillkit.privacy import BudgetExhausted, Ledger
 from distillkit.privacy._child_ledger import child_state
+from distillkit.sets import LabeledImages
 from fl._codec import Parts, from_parts, to_parts
 from fl.deploy._wire import Job, job_parts, read_result
 from fl.deploy.flower._messages import MAX_MESSAGE_BYTES, GridConnection, app_failed, loss_reason
 from fl.deploy.flower._node_ledger import ledger_position, mirror_report, read_exhausted
 from fl.deploy.flower._node_registry import NodeRegistry
 from fl.engine._contract import ChangedInput
-from fl.engine._transport import ClientResult, Exchange, reason_of
+from fl.engine._transport import ClientResult, RequestBuilder, RequestHeader, reason_of
 from fl.engine.store import write_atomically
 from fl.message import Message, payload_bytes
 from fl.method import NoUsableReply
-from fl.participants import Interrupted
+from fl.participants import Interrupted, Scratch, Server
 
 __all__ = ["ConnectionOptions", "GridTransport", "PendingRequest"]
 
@@ -108,10 +108,7 @@ class GridTransport:
         connection: connection to the nodes.
         registry: registry of the nodes by client.
         options: timeouts and limits of the connection.
-        num_classes: number of classes of the run.
-        ledger: the run's privacy ledger, to which the lines of the nodes' ledgers are copied; None if the method is not
-            private.
-        out: folder in which the run's name is stored; None for a run that cannot be resumed.
+        space: set without images, with the image shape, dtype, classes and normalization of the clients' sets.
     """
 
     def __init__(
@@ -119,30 +116,53 @@ class GridTransport:
         connection: GridConnection,
         registry: NodeRegistry,
         options: ConnectionOptions,
-        num_classes: int,
-        ledger: Ledger | None = None,
-        out: Path | None = None,
+        space: LabeledImages,
     ) -> None:
-        self._connection, self._registry, self._options, self._ledger = connection, registry, options, ledger
-        self._num_classes = num_classes
+        self.space, self.clients = space, len(registry.nodes)
+        self._connection, self._registry, self._options = connection, registry, options
+        self._ledger: Ledger | None = None
+        self._run = ""
         self._unreported: set[int] = set()
-        self._run = _run_name(out)
         self._pending: dict[int, PendingRequest] = {}
         self._results: dict[int, ClientResult | BudgetExhausted] = {}
         self._asked_node: dict[int, int] = {}
         self._repeated: set[int] = set()
         self._next_look = 0.0
 
-    def exchange(self, exchange: Exchange) -> Iterator[ClientResult]:
+    def fingerprint(self, key: bytes) -> str:
+        """Return a fingerprint of the clients' images, from the nodes' descriptions."""
+        return self._registry.fingerprint(key)
+
+    def open(self, server: Server, memories: Path | None, scratch: Scratch | None) -> None:
+        """Read or draw the run's name and, if the method is private, read the nodes' privacy ledgers.
+
+        Earlier charges to the nodes' data count towards the run's epsilon. The name is stored in the folder `memories`.
+        """
+        self._ledger, self._run = server.ledger, _run_name(memories)
+        self._unreported = set(self._registry.nodes)
+        self._read_ledgers(self._unreported, self._options.connect_timeout)
+        if self._ledger is not None and self._unreported:
+            raise NoUsableReply(
+                f"the nodes of partitions {sorted(self._unreported)[:10]} did not report earlier charges to their "
+                "data: see their logs"
+            )
+
+    def close(self) -> None:
+        """Stop waiting for replies."""
+        self.rollback()
+
+    def exchange(
+        self, header: RequestHeader, clients: Sequence[int], build_request: RequestBuilder
+    ) -> Iterator[ClientResult]:
         """Send the requests, and yield the results in the order of the clients. See `Transport.exchange`."""
         self._discover()
         self._repeated.clear()
         waiting: deque[int] = deque()
-        rest = iter(exchange.clients)
+        rest = iter(clients)
         while True:
             while len(waiting) < self._options.max_concurrent and (number := next(rest, None)) is not None:
                 waiting.append(number)
-                self._start(number, exchange)
+                self._start(header, number, build_request)
             if not waiting:
                 break
             while waiting[0] in self._pending:
@@ -176,10 +196,10 @@ class GridTransport:
 
     # One request: build, send, receive, read.
 
-    def _start(self, client: int, exchange: Exchange) -> None:
+    def _start(self, header: RequestHeader, client: int, build_request: RequestBuilder) -> None:
         try:
             known = None if self._ledger is None else child_state(self._ledger, client)
-            job = Job(exchange.header, client, exchange.build_request(client), known)
+            job = Job(header, client, build_request(client), known)
         except (Interrupted, BudgetExhausted, ChangedInput):
             raise
         except Exception as error:  # if a request cannot be built, its client fails, as with threads
@@ -191,7 +211,7 @@ class GridTransport:
         client = pending.job.client
         options, info = self._options, self._registry.nodes[client]
         context = {
-            "run": self._run, "classes": self._num_classes, "deadline": options.reply_timeout,
+            "run": self._run, "classes": self.space.num_classes, "deadline": options.reply_timeout,
             "ledger": ledger_position(self._ledger, info),
         }  # fmt: skip
         self._unreported.add(client)
@@ -317,24 +337,6 @@ class GridTransport:
     def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
         """Read the run's name from the checkpoint. The nodes keep the files of the run under this name."""
         self._run = metadata.get("run", self._run)
-
-    def __enter__(self) -> Self:
-        """Open the transport. If the method is private, read the nodes' privacy ledgers first.
-
-        Earlier charges to the nodes' data count towards the run's epsilon.
-        """
-        self._unreported = set(self._registry.nodes)
-        self._read_ledgers(self._unreported, self._options.connect_timeout)
-        if self._ledger is not None and self._unreported:
-            raise NoUsableReply(
-                f"the nodes of partitions {sorted(self._unreported)[:10]} did not report earlier charges to their "
-                "data: see their logs"
-            )
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        """Close the transport: stop waiting for replies."""
-        self.rollback()
 
 
 def _run_name(out: Path | None) -> str:

@@ -20,6 +20,7 @@ from fl.deploy.flower._grid import ConnectionOptions, GridTransport, PendingRequ
 from fl.deploy.flower._messages import from_records, to_records
 from fl.deploy.flower._node_registry import NodeRegistry
 from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
+from tests.fl.federations import images
 from tests.fl.flower import fake_flower
 from tests.fl.flower.test_runs import FAST, METHODS, grid, run_on_grid
 
@@ -94,13 +95,10 @@ def asked(resent: int | None = None) -> PendingRequest:
 
 
 def cohort(ledger: Ledger | None = None) -> GridTransport:
-    return GridTransport(
-        None,
-        NodeRegistry(FedAvg(**FAST), None),
-        ConnectionOptions(reply_timeout=1.0, connect_timeout=1.0, max_concurrent=1),
-        3,
-        ledger,
-    )  # type: ignore[arg-type]
+    options = ConnectionOptions(reply_timeout=1.0, connect_timeout=1.0, max_concurrent=1)
+    transport = GridTransport(None, NodeRegistry(FedAvg(**FAST), None), options, images(0, 1))  # type: ignore[arg-type]
+    transport._ledger = ledger
+    return transport
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from fl import FedAvg, Run
 from fl.addons import SCAFFOLD, Anchors
 from fl.engine import _evaluation
 from fl.engine import store as stores
-from fl.engine._dispatch import Dispatcher
+from fl.engine._exchange import Exchanger
 from fl.engine._rounds import RoundRunner
 from fl.engine.store import Store
 from tests.fl.flower import fake_flower
@@ -102,7 +102,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable
     after(FedAvg, "receive_answers", lambda *_: "answered")
     after(FedAvg, "receive", lambda *_: "received")
     after(_evaluation, "evaluate_global", lambda *_: "tested")
-    after(Dispatcher, "commit", lambda *_: "settled")
+    after(Exchanger, "commit", lambda *_: "settled")
 
     def run(listener: Callable[[str], None]) -> Run:
         listeners[:], at[0] = [listener], 0
