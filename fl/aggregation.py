@@ -34,6 +34,8 @@ def _forms(entry: Entry[Any], value: Value) -> Iterator[tuple[str, object]]:
     The properties are dtype and shape and, for image sets, normalization and number of classes. The name is that of a
     tensor in a dict of tensors; it is "" for other values.
     """
+    if entry.rule == "first":
+        return
     first = 1 if entry.rule == "union" else 0
     if isinstance(value, Tensor):
         yield "", (value.dtype, value.shape[first:])
@@ -157,8 +159,6 @@ class Aggregator:
     """Running aggregate of a round's replies. Each reply is added to running sums, so replies need not be stored.
 
     The engine checks each reply with `check_reply`, adds it with `fold` in client order, and calls `result` at the end.
-    `fold` first calls `require`, which compares the reply with the earlier replies. Every error is raised before the
-    reply is added, so no reply is added in part.
 
     Args:
         entries: the entries that the method declares, by key.
@@ -176,25 +176,6 @@ class Aggregator:
         self._forms: dict[tuple[str, str], object] = {}
         self.clients: list[int] = []
 
-    def require(self, reply: Message) -> None:
-        """Refuse a reply whose values differ from those of earlier replies in dtype, shape, normalization or number of
-        classes.
-
-        Args:
-            reply: reply that `check_reply` has accepted.
-
-        Raises:
-            BadReply: the reply differs from an earlier one. The message names the entry and shows the difference.
-        """
-        for key, value in reply.items():
-            entry = self._entries[key]
-            for name, form in _forms(entry, value) if entry.rule != "first" else ():
-                known = self._forms.get((key, name), form)
-                if known != form:
-                    raise BadReply(
-                        f"{key}{name} has a different type or shape than in other replies: {form}, want {known}"
-                    )
-
     def fold(self, client: int, reply: Message) -> None:
         """Add one client's reply to the aggregate.
 
@@ -203,15 +184,21 @@ class Aggregator:
             reply: reply of this client, which `check_reply` has accepted.
 
         Raises:
-            BadReply: the reply differs in form from an earlier one (see `require`). No part of it was added.
+            BadReply: a value differs from that of an earlier reply in dtype, shape, normalization or number of classes.
+                No part of the reply was added.
         """
-        self.require(reply)
+        values, forms = dict(reply.items()), dict(self._forms)
+        for key, value in values.items():
+            for name, form in _forms(self._entries[key], value):
+                if (known := forms.setdefault((key, name), form)) != form:
+                    raise BadReply(
+                        f"{key}{name} has a different type or shape than in other replies: {form}, want {known}"
+                    )
+        self._forms = forms
         self.clients.append(client)
-        values = dict(reply.items())
         for key, value in values.items():
             entry = self._entries[key]
             self._first.setdefault(key, value)
-            self._forms.update({(key, name): form for name, form in _forms(entry, value)})
             if entry.rule == "union":
                 self._rows.setdefault(key, []).append((client, value))
             elif entry.rule in ("mean", "sum", "max"):
