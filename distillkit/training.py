@@ -222,7 +222,7 @@ def train(
         scale = temperature**2 if protocol.relabel.scale_loss else 1.0
     if callback is not None:
         check.callable_with(callback, "callback", ["epochs"], "a function of the number of epochs so far")
-    optimizer = OPTIMIZERS[protocol.optimizer](network, protocol)
+    optimizer = OPTIMIZERS[protocol.optimizer](network, protocol.momentum, protocol.weight_decay)
     epochs = protocol.num_epochs
     with (
         seeded_dropout(network, generator),

@@ -1,10 +1,10 @@
 """Dataset condensation: small learned or selected sets on which networks train about as well as on the full set."""
 
+from distillkit.condense._class_embeddings import embedding_means
 from distillkit.condense._inner_training import InnerTraining, loops_for
-from distillkit.condense._mean_matching import distance_to_means, embedding_means
 from distillkit.condense._state import Progress, load_state, save_state
 from distillkit.condense.coresets import herding, k_center, random_subset
-from distillkit.condense.distribution_matching import distribution_matching
+from distillkit.condense.distribution_matching import distance_to_means, distribution_matching
 from distillkit.condense.gradient_matching import gradient_matching
 from distillkit.condense.initialization import class_statistics, images_from_statistics, initial_images
 from distillkit.condense.stitch import stitch

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from distillkit._utils.progress import Bar
 from distillkit._utils.provenance import provenance
 from distillkit._utils.user_warnings import warn
 from distillkit.augment import Augmentation, apply_augmentation
-from distillkit.condense._pixel_descent import PixelDescent
+from distillkit.condense._pixel_descent import Distance, PixelDescent
 from distillkit.condense._state import call_identity
 from distillkit.condense.initialization import initial_images
 from distillkit.networks._base import Network
@@ -64,7 +64,7 @@ class Condensation(PixelDescent):
     Attributes:
         rows: mapping from each condensed class to the indices of its real images.
         start: the initial synthetic set.
-        counts: number of synthetic images of each condensed class.
+        classes, counts: the condensed classes, and the number of synthetic images of each of them.
         images: the tensor that is optimized. Without a parametrization it holds the synthetic images. With one, it
             holds the stored images, from which `synthetic` decodes the synthetic images.
     """
@@ -83,7 +83,8 @@ class Condensation(PixelDescent):
             real, ipc, init=init, classes=list(self.rows), parametrize=parametrize, generator=derive(seed, "init")
         )
         self.tiles, self._far_pixels = parametrize, False
-        self.counts = self.start.counts()[list(self.rows)].tolist()
+        self.classes = list(self.rows)
+        self.counts = self.start.counts()[self.classes].tolist()
         recorded = {
             "method": method,
             "networks": type(networks).__name__,
@@ -98,52 +99,45 @@ class Condensation(PixelDescent):
         super().__init__(images, arguments=recorded, seed=seed, identity=identity, **descent)
 
     def synthetic(self) -> Tensor:
-        """Return the current synthetic images [N, C, H, W], where N is the sum of `counts`.
+        """Return the current synthetic images [N, C, H, W], decoded from `images` if there is a parametrization."""
+        return self._decode(self.images)
 
-        With a parametrization, they are decoded from the stored images.
+    def _decode(self, images: Tensor) -> Tensor:
+        return images if self.tiles is None else self.tiles.decode(images)
+
+    def step(self, distance: Distance) -> float:
+        """Take one step of SGD with momentum on the optimized images, and return the loss as a float.
+
+        If the learning rate is None, it is chosen first.
+
+        Args:
+            distance: function of the synthetic images [N, C, H, W] that returns the loss, a scalar tensor, and its
+                gradient with respect to the images.
+
+        Raises:
+            FloatingPointError: the loss is not finite.
+            ValueError: no learning rate can be chosen, because the gradient is zero or not finite.
         """
-        return self.images if self.tiles is None else self.tiles.decode(self.images)
 
-    def choose_lr(self, compute: Callable[[], tuple[Tensor, Tensor]]) -> None:
-        """Choose the learning rate if it is None, so that a step from noise images has a fixed size.
+        def stored_distance(images: Tensor) -> tuple[Tensor, Tensor]:
+            loss, gradient = distance(self._decode(images))
+            return loss, gradient if self.tiles is None else self.tiles.adjoint(gradient)
+
+        if self.lr is None:
+            self.lr = self._automatic_lr(stored_distance)
+        return super().step(stored_distance)
+
+    def _automatic_lr(self, distance: Distance) -> float:
+        """Return the learning rate with which a step from noise images has a fixed size.
 
         The size of a step is the root mean square of the changes of the pixels. Noise is used instead of the initial
         images, which may be near an optimum. The gradient is small there, so the rate would be too large.
-
-        Args:
-            compute: function that returns the loss and its gradient with respect to the images that `self.synthetic()`
-                returns. During the call, these are noise images.
-
-        Raises:
-            ValueError: the gradient is zero or not finite.
         """
-        if self.lr is not None:
-            return
-        own = self.images
-        self.images = torch.randn(own.shape, generator=derive(self.seed, "lr"), dtype=own.dtype).to(own.device)
-        try:
-            size = float(self._adjoint(compute()[1]).square().mean().sqrt())
-        finally:
-            self.images = own
+        noise = torch.randn(self.images.shape, generator=derive(self.seed, "lr"), dtype=self.images.dtype)
+        size = float(distance(noise.to(self.images.device))[1].square().mean().sqrt())
         if not 0 < size < math.inf:
             raise ValueError(f"lr must be given, because the gradient at noise images has size {size}; try lr=1.0")
-        self.lr = float(f"{_FIRST_CHANGE / statistics.fmean(self.real.normalization.std) / size:.3g}")
-
-    def _adjoint(self, gradient: Tensor) -> Tensor:
-        """Convert a gradient with respect to the synthetic images to the gradient with respect to `self.images`.
-
-        The two gradients are equal, unless the synthetic images are decoded from `self.images` (see `Tiles`).
-        """
-        return gradient if self.tiles is None else self.tiles.adjoint(gradient)
-
-    def step(self, loss: Tensor, gradient: Tensor) -> float:
-        """Take one step of SGD with momentum on the optimized images, and return the loss as a float.
-
-        Args:
-            loss: loss of this step, a scalar tensor.
-            gradient: gradient of the loss with respect to the synthetic images that `self.synthetic()` returns.
-        """
-        return super().step(loss, self._adjoint(gradient))
+        return float(f"{_FIRST_CHANGE / statistics.fmean(self.real.normalization.std) / size:.3g}")
 
     def report(self, loss: float, bar: Bar | None = None) -> None:
         """Count a finished step, and report it to the callback and the progress bar.
@@ -165,15 +159,11 @@ class Condensation(PixelDescent):
                 f"[0, 1]; the result is unlikely to be useful. Lower lr={self.lr:g}"
             )
 
-    def draw_networks(
-        self, images: Tensor, *, smallest: int | None = None, **needs: Any
-    ) -> Iterator[tuple[int, Network]]:
+    def draw_networks(self, *, smallest: int, **needs: Any) -> Iterator[tuple[int, Network]]:
         """Sample a network for each remaining step, and check that the first network accepts the images.
 
         Args:
-            images: images with the shape, dtype and device that the networks must accept.
-            smallest: number of images of the smallest batch that a network normalizes with batch statistics; None if
-                every network has fixed statistics.
+            smallest: number of images of the smallest batch that a network normalizes with batch statistics.
             needs: further keyword arguments of `check_network`, which state what the condenser requires of a network.
 
         Yields:
@@ -183,10 +173,13 @@ class Condensation(PixelDescent):
         for step in self.remaining_steps():
             network = self.networks.draw(derive(self.seed, step, "network"))
             if step == first:
-                check_network(network, images, name="networks", **needs)
-                if smallest is not None:
-                    require_batch_statistics(network, images, smallest, "networks")
+                check_network(network, self.images, name="networks", **needs)
+                require_batch_statistics(network, self.images, smallest, "networks")
             yield step, network
+
+    def batch_sizes(self, limit: int) -> list[int]:
+        """Return the number of real images that `sample` returns for each class."""
+        return [min(len(rows), limit) for rows in self.rows.values()]
 
     def sample(self, c: int, limit: int, *draw: int | str) -> Tensor:
         """Sample at most `limit` real images of class `c` without replacement.

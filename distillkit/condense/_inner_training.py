@@ -11,6 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from distillkit._optimizers import sgd_step
 from distillkit._utils import check
 from distillkit._utils.batches import batch_indices, uses_batch_statistics
 from distillkit._utils.options import NonNegative, PositiveInt, check_options
@@ -133,10 +134,6 @@ class TrainedNetwork:
                 batch = images.index_select(0, index)
                 if augment is not None:
                     batch = apply_augmentation(augment, batch, generator, siamese=False)
-                self._step(batch, labels.index_select(0, index), options.lr)
-
-    def _step(self, images: Tensor, labels: Tensor, lr: float) -> None:
-        gradient = parameter_gradient(self.network, self.parameters, images, labels, chunk=self.chunk)
-        with torch.no_grad():
-            for parameter, g in zip(self.parameters, gradient, strict=True):
-                parameter.sub_(g, alpha=lr)
+                own = labels.index_select(0, index)
+                gradients = parameter_gradient(self.network, self.parameters, batch, own, chunk=self.chunk)
+                sgd_step(self.parameters, gradients, [], lr=options.lr)

@@ -15,7 +15,7 @@ from torch import Tensor
 from distillkit._utils.threads import thread_pool
 from distillkit.networks._base import Network
 
-__all__ = ["ParallelMap", "parallel_map"]
+__all__ = ["ParallelMap", "class_threads"]
 
 T = TypeVar("T")
 Part = TypeVar("Part")
@@ -24,39 +24,33 @@ Part = TypeVar("Part")
 class ParallelMap:
     """Callable that applies a function to each part of a computation, such as a group of classes, in parallel threads.
 
+    Create a new map whenever a `NetworkSampler` has drawn a network. The map copies the network for its threads, and
+    these copies are outdated if a draw overwrites `network` in place.
+
     Args:
-        pool: pool of threads, each of which runs PyTorch operations with one intra-op thread. With None,
-            the parts are processed one after the other, with the same result.
-        workers: number of threads in the pool.
+        network: the network that is passed to the applied function.
+        pool: pool of threads from `class_threads`. With None, the parts are processed one after the other, with the
+            same result.
     """
 
-    def __init__(self, pool: ThreadPoolExecutor | None, workers: int) -> None:
-        self._pool, self._workers = pool, workers
-        self._networks: list[Network] = []
-
-    def set_network(self, network: Network) -> None:
-        """Set the network that later calls of this object pass to the applied function.
-
-        Call this method again whenever a `NetworkSampler` has drawn the network of the next step. This object copies
-        the network for its threads, and these copies are outdated if a draw overwrites `network` in place.
-        """
-        self._networks = [network]
+    def __init__(self, network: Network, pool: ThreadPoolExecutor | None = None) -> None:
+        self.network, self._pool, self._networks = network, pool, [network]
 
     def __call__(self, function: Callable[[Network, Part], T], parts: Sequence[Part]) -> list[T]:
         """Return `function(network, part)` for each part, in order.
 
-        Calls of `function` that run at the same time get separate copies of the network (see `set_network`).
+        Calls of `function` that run at the same time get separate copies of the network.
 
         Args:
             function: function of a network and a part, which is called in the pool's threads.
             parts: second arguments of the function, of any type.
         """
         if self._pool is None or len(parts) == 1:
-            return [function(self._networks[0], part) for part in parts]
+            return [function(self.network, part) for part in parts]
         free: SimpleQueue[Network] = SimpleQueue()
         with contextlib.suppress(RuntimeError, TypeError):  # without a copy, one network serves all threads in turn
-            while len(self._networks) < min(self._workers, len(parts)):
-                self._networks.append(copy.deepcopy(self._networks[0]))
+            while len(self._networks) < min(torch.get_num_threads(), len(parts)):
+                self._networks.append(copy.deepcopy(self.network))
         for network in self._networks:  # a forward pass may write to its network, as in `networks.split`
             free.put(network)
 
@@ -72,19 +66,19 @@ class ParallelMap:
 
 
 @contextlib.contextmanager
-def parallel_map(images: Tensor) -> Iterator[ParallelMap]:
-    """Yield a `ParallelMap` that uses threads if the images are on a CPU and PyTorch has several intra-op threads.
+def class_threads(images: Tensor) -> Iterator[ThreadPoolExecutor | None]:
+    """Provide threads for a `ParallelMap`, if the images are on a CPU and PyTorch has several intra-op threads.
 
     Processing two classes at once, with one thread each, is faster than one class at a time with two threads, because
-    an operation with two threads must wait for both of them. The map is sequential on a GPU, which does not benefit
-    from threads, and under autocast, which new threads do not inherit.
+    an operation with two threads must wait for both of them. No threads are used on a GPU, which does not benefit from
+    them, and under autocast, which new threads do not inherit.
 
     Args:
         images: the images to process. Only their device is used.
     """
     workers = torch.get_num_threads()
     if images.device.type != "cpu" or workers == 1 or torch.is_autocast_enabled("cpu"):
-        yield ParallelMap(None, 1)
+        yield None
         return
     with thread_pool(workers, "class") as pool:
-        yield ParallelMap(pool, workers)
+        yield pool

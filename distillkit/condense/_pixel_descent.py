@@ -10,11 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distillkit._optimizers import sgd_step
 from distillkit._utils import check
 from distillkit._utils.progress import Bar
 from distillkit.condense._state import Progress, Resume, pack_arguments, restore_state
 
-__all__ = ["PixelDescent"]
+__all__ = ["Distance", "PixelDescent"]
+
+Distance = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Function of synthetic images [N, C, H, W] that returns a scalar loss and its gradient with respect to the images."""
 
 
 class PixelDescent:
@@ -70,25 +74,22 @@ class PixelDescent:
         """Iterate over the indices of the steps that are not done yet: from `done` (0 at the start) to `steps` - 1."""
         yield from range(self.done, self.steps)
 
-    def step(self, loss: Tensor, gradient: Tensor) -> float:
-        """Take one step of SGD with velocity v: v = momentum * v + gradient, images = images - lr * v.
+    def step(self, distance: Distance) -> float:
+        """Take one step of SGD with momentum on the optimized images, and return the loss as a float.
 
         Args:
-            loss: loss of this step, a scalar tensor.
-            gradient: gradient of the loss with respect to the images, [N, C, H, W].
-
-        Returns:
-            The loss as a float.
+            distance: function of the images [N, C, H, W] that returns the loss, a scalar tensor, and its gradient with
+                respect to the images.
 
         Raises:
             FloatingPointError: the loss is not finite.
         """
         assert self.lr is not None
+        loss, gradient = distance(self.images)
         value = float(loss)
         if not math.isfinite(value):
             raise FloatingPointError(f"the loss is {value} in step {self.done + 1}: matching diverged; lower lr")
-        self.velocity.mul_(self.momentum).add_(gradient)
-        self.images.add_(self.velocity, alpha=-self.lr)
+        sgd_step([self.images], [gradient], [self.velocity], lr=self.lr, momentum=self.momentum)
         return value
 
     def report(self, loss: float, bar: Bar | None = None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -14,17 +13,18 @@ from distillkit._utils.batches import uses_batch_statistics
 from distillkit._utils.display import stable_repr
 from distillkit._utils.progress import bar
 from distillkit.augment import Augmentation, require_augmentation
-from distillkit.condense._condensation import Condensation
-from distillkit.condense._mean_matching import (
+from distillkit.condense._class_embeddings import (
     MATCHES,
-    Match,
+    Embed,
+    Loss,
+    check_counts,
     class_distance,
-    class_groups,
-    distance_to_means,
-    embed_real,
+    embed_classes,
+    embed_images,
     embedding_means,
 )
-from distillkit.condense._parallel import ParallelMap, parallel_map
+from distillkit.condense._condensation import Condensation
+from distillkit.condense._parallel import ParallelMap, class_threads
 from distillkit.condense._state import Progress, Resume
 from distillkit.networks._base import Network
 from distillkit.networks._validation import require_sampler
@@ -32,7 +32,10 @@ from distillkit.networks.samplers import NetworkSampler
 from distillkit.normalization import Normalization
 from distillkit.sets import Images, LabeledImages, Labels, Tiles, as_set
 
-__all__ = ["distribution_matching"]
+__all__ = ["distance_to_means", "distribution_matching"]
+
+Match = Callable[[Tensor, Tensor], Tensor]
+"""Loss of one class: a function of the embeddings of its real images [n, d] and synthetic images [m, d]."""
 
 
 def distribution_matching(
@@ -137,109 +140,132 @@ def distribution_matching(
     networks = require_sampler(networks)
     ipc = check.positive_int(ipc, "ipc")
     steps = check.positive_int(steps, "steps", least=0)
-    if callable(match):
-        check.callable_with(match, "match", ("real", "synthetic"), "a function of two embeddings, [n, d] and [m, d]")
-    else:
-        check.one_of(match, "match", MATCHES)
+    outputs, loss, embed = _objective(match, chunk)
     require_augmentation(augment, real.normalization)
     batch_real = len(real) if batch_real is None else check.positive_int(batch_real, "batch_real")
-    named = stable_repr(match) if callable(match) else match
-    options = {"match": named, "lr": lr, "momentum": momentum, "batch_real": batch_real}
+    options = {"match": stable_repr(match) if callable(match) else match, "lr": lr, "momentum": momentum}
+    options["batch_real"] = batch_real
     run = Condensation(
-        "distribution matching", real, networks, ipc=ipc, init=init, parametrize=parametrize, classes=classes,
-        augment=augment, lr=lr, momentum=momentum,
-        steps=steps, generator=generator, resume=resume, callback=callback,
+        "distribution matching",
+        real,
+        networks,
+        ipc=ipc,
+        init=init,
+        parametrize=parametrize,
+        classes=classes,
+        augment=augment,
+        lr=lr,
+        momentum=momentum,
+        steps=steps,
+        generator=generator,
+        resume=resume,
+        callback=callback,
         arguments={**options, "cache": getattr(networks, "cache", True)},
-    )  # fmt: skip
+    )
     needs = {"features": True, "classes": real.num_classes if match == "embedding+logits" else None}
-    shared = sum(run.counts), sum(min(len(rows), batch_real) for rows in run.rows.values())
-    loss, fixed_means = None, None
+    smallest = min(sum(run.counts), sum(run.batch_sizes(batch_real)))
+    targets = None
     with (
         bar(steps, "distribution matching", progress=progress, done=run.done) as shown,
-        parallel_map(real.images) as parallel,
+        class_threads(real.images) as threads,
     ):
-        matching = _ClassMatching(run, parallel, "embedding" if callable(match) else match, chunk)
-        for step, network in run.draw_networks(real.images, smallest=min(shared), **needs):
-            parallel.set_network(network)
-            if callable(match):
-                compute = partial(matching.own_distance, network, step, batch_real, match)
-            else:
-                if loss is None and networks.fixed and augment is None and not uses_batch_statistics(network):
-                    fixed_means = matching.real_means(network, step, len(real))
-                means = matching.real_means(network, step, batch_real) if fixed_means is None else fixed_means
-                compute = partial(matching.distance, network, step, means)
-            run.choose_lr(compute)
-            loss = run.step(*compute())
-            run.report(loss, shown)
+        for step, network in run.draw_networks(smallest=smallest, **needs):
+            parallel = ParallelMap(network, threads)
+            # Sample and embed real images of each class. The means of all images with a fixed network never change.
+            fixed = networks.fixed and augment is None and not callable(match) and not uses_batch_statistics(network)
+            if targets is None or not fixed:
+                limit = len(real) if fixed else batch_real
+                batch, sizes = partial(_real_batch, run, limit, step), run.batch_sizes(limit)
+                targets = embed_classes(parallel, batch, sizes, embed, like=run.images, chunk=chunk)
+            # Embed the synthetic images, and take a step against the gradient of their distance to the targets.
+            distance = partial(
+                class_distance,
+                parallel=parallel,
+                counts=run.counts,
+                targets=targets,
+                loss=loss,
+                match=outputs,
+                augment=None if augment is None else partial(_siamese, run, step),
+                chunk=chunk,
+            )
+            run.report(run.step(distance), shown)
     return run.result(run.loss, {**options, "lr": run.lr, "ipc": ipc, "steps": steps})
 
 
-@dataclass(frozen=True)
-class _ClassMatching:
-    """Computation of the distribution-matching loss and its gradient, with groups of classes in parallel."""
+def _real_batch(run: Condensation, limit: int, step: int, position: int) -> Tensor:
+    """Sample at most `limit` real images of the class at `position` in `run.classes`, and augment them."""
+    c = run.classes[position]
+    return _siamese(run, step, run.sample(c, limit, step, c, "real"), position)
 
-    run: Condensation
-    parallel: ParallelMap
-    match: str
-    chunk: int | None
 
-    def own_distance(self, network: Network, step: int, limit: int, loss: Match) -> tuple[Tensor, Tensor]:
-        """Compute the loss with the user's function, and the gradient of the loss with respect to the synthetic images.
+def _siamese(run: Condensation, step: int, images: Tensor, position: int) -> Tensor:
+    """Augment real or synthetic images of a class, both with the same transformation in a step."""
+    return run.transform(images, step, run.classes[position])
 
-        The loss is the sum over classes of the function's value for the embeddings of real and synthetic images.
-        """
-        run, classes, images = self.run, list(self.run.rows), self.run.synthetic().split(self.run.counts)
 
-        def group_distance(network: Network, group: slice) -> tuple[Tensor, Tensor]:
-            batches = [run.transform(run.sample(c, limit, step, c, "real"), step, c) for c in classes[group]]
-            real = embed_real(network, torch.cat(batches), self.chunk).split([len(batch) for batch in batches])
+def _mean_distance(means: Sequence[Tensor], embeddings: Sequence[Tensor]) -> Tensor:
+    """Return the sum over classes of || mean embedding of real images - mean embedding of synthetic images ||^2."""
+    return (torch.stack(list(means)) - torch.stack([own.mean(0) for own in embeddings])).square().sum()
 
-            def augment(images: Tensor, position: int) -> Tensor:
-                return run.transform(images, step, classes[group][position])
 
-            def distance(part: slice, synthetic: Sequence[Tensor]) -> Tensor:
-                return torch.stack([_own_loss(loss, *pair) for pair in zip(real[part], synthetic, strict=True)]).sum()
+def _objective(match: str | Match, chunk: int | None) -> tuple[str, Loss, Embed]:
+    """Check the argument `match`. Return the compared output, the loss, and the function that embeds real images."""
+    if callable(match):
+        check.callable_with(match, "match", ("real", "synthetic"), "a function of two embeddings, [n, d] and [m, d]")
+        return "embedding", partial(_own_distance, match), partial(embed_images, chunk=chunk)
+    check.one_of(match, "match", MATCHES)
+    return match, _mean_distance, partial(embedding_means, match=match, chunk=chunk)
 
-            return class_distance(
-                network, torch.cat(images[group]), run.counts[group], distance,
-                augment=None if run.augment is None else augment, chunk=self.chunk,
-            )  # fmt: skip
 
-        groups = list(class_groups(network, run.images, run.counts, self.chunk))
-        distances, gradients = zip(*self.parallel(group_distance, groups), strict=True)
-        return torch.stack(distances).sum(), torch.cat(gradients)
+def distance_to_means(
+    network: Network,
+    targets: Tensor,
+    images: Tensor,
+    counts: Sequence[int],
+    *,
+    match: str = "embedding",
+    augment: Callable[[Tensor, int], Tensor] | None = None,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the distance between the mean embeddings of synthetic and real images, and its gradient.
 
-    def real_means(self, network: Network, step: int, limit: int) -> Tensor:
-        """Return the mean embeddings [K, d] of at most `limit` real images of each class."""
-        run, classes = self.run, list(self.run.rows)
-        sizes = [min(len(rows), limit) for rows in run.rows.values()]
+    To write your own loop, call `embedding_means` on real images, call this function, and take an optimizer step with
+    the gradient.
 
-        def group_means(network: Network, group: slice) -> Tensor:
-            batches = [run.transform(run.sample(c, limit, step, c, "real"), step, c) for c in classes[group]]
-            return embedding_means(network, torch.cat(batches), sizes[group], match=self.match, chunk=self.chunk)
+    The distance is a sum over classes. The function therefore divides the classes into groups that fit into a chunk,
+    and runs one forward and backward pass for each group. A class that exceeds a chunk is passed in pieces. On a CPU,
+    this is faster than a single pass, and the gradient is the same. If batch norm uses batch statistics, all classes
+    are processed together.
 
-        groups = list(class_groups(network, run.images, sizes, self.chunk))
-        return torch.cat(self.parallel(group_means, groups))
+    Args:
+        network: network with `features` and `classifier`. The function is faster if the parameters do not require
+            gradients.
+        targets: the mean embeddings of real images [K, d], from `embedding_means` with the same `match`.
+        images: the synthetic images [N, C, H, W], sorted by class.
+        counts: number of synthetic images of each of the K classes. All counts are positive, and their sum is N.
+        match: quantity whose means are compared, `"embedding"` or `"embedding+logits"`; see `embedding_means`.
+        augment: function that augments the images of one class, or None. Its arguments are the images and the index of
+            the class in `counts`, 0 to K-1.
+        chunk: number of images per pass. Default: see `chunking.chunk_size`.
 
-    def distance(self, network: Network, step: int, means: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the distance of the mean embeddings of synthetic images from the `means` of real images.
+    Returns:
+        The distance, a scalar, and its gradient with respect to the images, [N, C, H, W]. The distance is the sum over
+        k of ||targets[k] - mean embedding of class k||^2.
+    """
+    counts = check_counts(network, images, counts, match)
+    k = len(counts)
+    if not isinstance(targets, Tensor) or targets.ndim != 2 or (len(targets), targets.dtype) != (k, images.dtype):
+        came = f"{targets.dtype} {list(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
+        raise ValueError(f"targets must be {images.dtype} [{k}, d], a mean for each of the counts, got {came}")
+    check.has_values(targets, "targets")
+    return class_distance(
+        images, ParallelMap(network), counts, [*targets], _mean_distance, match=match, augment=augment, chunk=chunk
+    )
 
-        Also return its gradient with respect to the synthetic images.
-        """
-        run, classes, images = self.run, list(self.run.rows), self.run.synthetic().split(self.run.counts)
 
-        def group_distance(network: Network, group: slice) -> tuple[Tensor, Tensor]:
-            def augment(images: Tensor, position: int) -> Tensor:
-                return run.transform(images, step, classes[group][position])
-
-            return distance_to_means(
-                network, means[group], torch.cat(images[group]), run.counts[group],
-                match=self.match, augment=None if run.augment is None else augment, chunk=self.chunk,
-            )  # fmt: skip
-
-        groups = list(class_groups(network, run.images, run.counts, self.chunk))
-        distances, gradients = zip(*self.parallel(group_distance, groups), strict=True)
-        return torch.stack(distances).sum(), torch.cat(gradients)
+def _own_distance(match: Match, real: Sequence[Tensor], synthetic: Sequence[Tensor]) -> Tensor:
+    """Return the sum over classes of a user's loss of the embeddings of real and synthetic images."""
+    return torch.stack([_own_loss(match, *pair) for pair in zip(real, synthetic, strict=True)]).sum()
 
 
 def _own_loss(match: Match, real: Tensor, synthetic: Tensor) -> Tensor:

@@ -137,65 +137,51 @@ def gradient_matching(
         augment=augment, lr=lr, momentum=_MOMENTUM,
         steps=iterations, generator=generator, resume=resume, callback=callback, arguments=options,
     )  # fmt: skip
-    loss = None
     total, done = iterations * matching_steps, run.done * matching_steps
+    smallest = sum(run.batch_sizes(_STATISTICS_IMAGES))
+    if matching_steps > 1 and epochs:
+        smallest = min(smallest, inner.batch, sum(run.counts))
     with bar(total, "gradient matching", progress=progress, done=done) as shown:
-        smallest = sum(min(len(rows), _STATISTICS_IMAGES) for rows in run.rows.values())
-        if matching_steps > 1 and epochs:
-            smallest = min(smallest, inner.batch, sum(run.counts))
-        for i, drawn in run.draw_networks(run.images, smallest=smallest, classes=real.num_classes):
+        for i, drawn in run.draw_networks(smallest=smallest, classes=real.num_classes):
             trained, losses = TrainedNetwork(drawn, chunk), []
             for j in range(matching_steps):
                 if trained.norms:
-                    mixed = [run.sample(c, _STATISTICS_IMAGES, i, j, "mixed", c) for c in run.rows]
+                    mixed = [run.sample(c, _STATISTICS_IMAGES, i, j, "mixed", c) for c in run.classes]
                     trained.fix_statistics(torch.cat(mixed))
-                compute = partial(_match, run, trained, (i, j), limit, metric)
-                run.choose_lr(compute)
-                losses.append(run.step(*compute()))
+                losses.append(run.step(partial(_distance, run, trained, (i, j), limit, metric)))
                 shown.update()
                 if j < matching_steps - 1:
                     order = derive(run.seed, i, j, "train")
                     trained.train(run.synthetic(), run.start.labels, epochs, inner, augment, order)
-            loss = sum(losses) / matching_steps
-            run.report(loss)
+            run.report(sum(losses) / matching_steps)
     return run.result(run.loss, {**options, "lr": run.lr, "momentum": _MOMENTUM, "ipc": ipc, "iterations": iterations})
 
 
-def _match(
-    run: Condensation, trained: TrainedNetwork, step: tuple[int, int], limit: int, metric: Metric
+def _distance(
+    run: Condensation, trained: TrainedNetwork, step: tuple[int, int], limit: int, metric: Metric, images: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the distance between gradients on real and synthetic images, and the gradient of this distance.
+    """Return the sum over classes of D(gradient on synthetic images, gradient on real images), and its gradient.
 
-    For each class, the distance is computed between the parameter gradients on its real and on its synthetic images.
-    The distances of all classes are added. The gradient of the sum is computed with respect to all synthetic images.
+    D compares the gradients of the cross-entropy with respect to the network's parameters. The gradient of the sum is
+    with respect to the synthetic `images` of all classes.
     """
-    matched = [
-        _match_class(run, trained, step, c, own, limit, metric)
-        for c, own in zip(run.rows, run.synthetic().split(run.counts), strict=True)
-    ]
-    distances, gradients = zip(*matched, strict=True)
+    network, parameters, chunk = trained.network, trained.parameters, trained.chunk
+    distances, gradients = [], []
+    for c, own in zip(run.classes, images.split(run.counts), strict=True):
+        real = run.transform(run.sample(c, limit, *step, "real", c), *step, c)
+        target = parameter_gradient(network, parameters, real, _labels(c, real), chunk=chunk)
+        leaf = own if run.augment is None else own.clone().requires_grad_()
+        synthetic = run.transform(leaf, *step, c)
+        distance, gradient = distance_to_target(
+            network, parameters, synthetic, _labels(c, synthetic), target, metric=metric, chunk=chunk
+        )
+        if run.augment is not None:
+            check.differentiable(synthetic, "augment", "its images")
+            (gradient,) = torch.autograd.grad(synthetic, leaf, gradient)
+        distances.append(distance)
+        gradients.append(gradient)
     return torch.stack(distances).sum(), torch.cat(gradients)
 
 
-def _match_class(
-    run: Condensation, trained: TrainedNetwork, step: tuple[int, int], c: int, images: Tensor, limit: int,
-    metric: Metric,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the distance between two parameter gradients for class `c`, and the gradient of this distance.
-
-    One parameter gradient is computed on real images of the class, and the other one on its synthetic images. The
-    gradient of the distance is with respect to `images`.
-    """
-    real = run.transform(run.sample(c, limit, *step, "real", c), *step, c)
-    leaf = images if run.augment is None else images.clone().requires_grad_()
-    synthetic = run.transform(leaf, *step, c)
-    labels = run.start.labels.new_full((max(len(real), len(synthetic)),), c)
-    network, parameters, chunk = trained.network, trained.parameters, trained.chunk
-    target = parameter_gradient(network, parameters, real, labels[: len(real)], chunk=chunk)
-    distance, gradient = distance_to_target(
-        network, parameters, synthetic, labels[: len(synthetic)], target, metric=metric, chunk=chunk
-    )
-    if run.augment is not None:
-        check.differentiable(synthetic, "augment", "its images")
-        (gradient,) = torch.autograd.grad(synthetic, leaf, gradient)
-    return distance, gradient
+def _labels(c: int, images: Tensor) -> Tensor:
+    return torch.full((len(images),), c, device=images.device)

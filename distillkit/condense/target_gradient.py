@@ -91,12 +91,14 @@ def fit_to_gradient(
         synthetic.images.detach().clone(), lr=lr, momentum=momentum, steps=steps, arguments=arguments, seed=0,
         resume=resume, identity=identity, callback=callback,
     )  # fmt: skip
+
+    def distance(images: Tensor) -> tuple[Tensor, Tensor]:
+        net = cast(Network, twin)
+        return distance_to_target(net, parameters, images, synthetic.labels, targets, metric=metric, chunk=chunk)
+
     with bar(steps, "gradient matching", progress=progress, done=run.done) as shown:
         for _ in run.remaining_steps():
-            distance, gradient = distance_to_target(
-                cast(Network, twin), parameters, run.images, synthetic.labels, targets, metric=metric, chunk=chunk
-            )
-            run.report(run.step(distance, gradient), shown)
+            run.report(run.step(distance), shown)
     info = {**synthetic.info, **arguments, "lr": run.lr, "momentum": run.momentum, "steps": steps, **provenance()}
     info = derived_info(info, [synthetic.info], arguments["method"], "a target gradient of unknown origin")
     return synthetic.replace(images=check.converged(run.images, "lr"), columns={}, info=info)

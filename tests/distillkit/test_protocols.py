@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import fields, replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,8 +103,7 @@ def test_schedules_follow_their_formulas() -> None:
 def test_optimizers_equal_torchs(kind: str) -> None:
     layers = [nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)).double() for _ in range(2)]
     layers[1].load_state_dict(layers[0].state_dict())
-    options = SimpleNamespace(momentum=0.9, weight_decay=0.3)
-    ours = OPTIMIZERS[kind](layers[0], options)
+    ours = OPTIMIZERS[kind](layers[0], momentum=0.9, weight_decay=0.3)
     parameters = list(layers[1].parameters())
     theirs: torch.optim.Optimizer
     if kind == "sgd":

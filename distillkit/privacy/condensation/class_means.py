@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from distillkit._optimizers import sgd_step
 from distillkit._utils import check
 from distillkit._utils.progress import bar
 from distillkit.chunking import chunk_size
@@ -213,7 +214,7 @@ def fit_to_means(
         for step in range(steps):
             k = step % len(embedders)
             gradient = class_means_gradient(images, embedders, k, targets[k], parametrize=parametrize, chunk=chunk)
-            velocity.mul_(momentum).add_(gradient)
-            images.sub_(velocity, alpha=lr * 0.5 * (1 + math.cos(math.pi * step / steps)))
+            rate = lr * 0.5 * (1 + math.cos(math.pi * step / steps))
+            sgd_step([images], [gradient], [velocity], lr=rate, momentum=momentum)
             shown.update()
     return check.converged(images.flatten(0, 1), "lr")

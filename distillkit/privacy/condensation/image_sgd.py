@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from distillkit._optimizers import sgd_step
 from distillkit._utils import check
 from distillkit._utils.progress import bar
 from distillkit._utils.user_warnings import without_warnings
@@ -207,7 +208,7 @@ def image_sgd(
     )
     account.ledger.assume("image_sgd")
     account.spend("image_sgd", sigma, rate=rate, count=steps)
-    velocity, records = torch.zeros_like(start).view_as(synthetic), active_records()
+    velocity, records = torch.zeros_like(synthetic), active_records()
     width = real.images.new_zeros(0, embedders.dim)
     with bar(steps, "private image steps", progress=progress) as shown:
         for step in range(steps):
@@ -222,9 +223,7 @@ def image_sgd(
             if callback is not None:
                 with Untouched(records, "the callback", shape=True):
                     callback(step, gradient.clone())
-            velocity.mul_(momentum).add_(gradient)
-            with torch.no_grad():
-                synthetic.sub_(velocity, alpha=lr)
+            sgd_step([synthetic], [gradient], [velocity], lr=lr, momentum=momentum)
             shown.update()
 
     info = {"method": "image_sgd", "derived": "image_sgd", **account.guarantee().info()}

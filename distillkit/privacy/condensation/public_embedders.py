@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from distillkit._utils import check
 from distillkit.augment import Augmentation, require_normalization
-from distillkit.condense._mean_matching import MATCHES
+from distillkit.condense._class_embeddings import MATCHES, embed
 from distillkit.networks._base import Network
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.privacy._public_noise import public_noise, public_test_images
@@ -109,10 +109,7 @@ class PublicEmbedder:
         Returns:
             Embeddings, float [N, F].
         """
-        embedding = self.network.features(images)
-        if self.match == "embedding":
-            return embedding
-        return torch.cat([embedding, self.network.classifier(embedding)], 1)
+        return embed(self.network, images, self.match)
 
     def prepare(self, like: Tensor, *, gradients: bool = False) -> None:
         """Embed one gray image as a private image, so that an unsuitable network is refused before it gets records.

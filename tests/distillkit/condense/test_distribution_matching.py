@@ -22,7 +22,7 @@ from distillkit.condense import (
     load_state,
     save_state,
 )
-from distillkit.condense._parallel import parallel_map
+from distillkit.condense._parallel import ParallelMap, class_threads
 from distillkit.networks import ConvNet, FixedNetwork, Network, NetworkBall, RandomNetworks, build, split
 from distillkit.rng import derive
 
@@ -493,9 +493,8 @@ def test_groups_run_in_other_threads_only_if_that_helps(
     """Results are in order; parts that run at once have their own networks, and at most `threads` of them exist."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     network = convnet()
-    with torch.autocast("cpu", enabled=autocast), parallel_map(torch.zeros(1)) as parallel:
-        parallel.set_network(network)
-        made = parallel(lambda own, part: (part, own, threading.get_ident()), range(parts))
+    with torch.autocast("cpu", enabled=autocast), class_threads(torch.zeros(1)) as pool:
+        made = ParallelMap(network, pool)(lambda own, part: (part, own, threading.get_ident()), range(parts))
     assert [part for part, *_ in made] == list(range(parts))
     assert {ident != threading.get_ident() for *_, ident in made} == {others}
     assert len({id(own) for _, own, _ in made}) <= min(threads, parts)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from distillkit.augment import DSA
-from distillkit.condense._mean_matching import distance_to_means, embedding_means
+from distillkit.condense import distance_to_means, embedding_means
 from distillkit.networks import build, split
 from distillkit.networks.samplers import FixedNetwork, NetworkBall, RandomNetworks
 from distillkit.privacy import (
