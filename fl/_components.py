@@ -224,7 +224,7 @@ def require_own_entries(parts: Sequence[KeyedObject]) -> None:
             one, other = type(first).__name__, type(part).__name__
             if entry is known:
                 raise ValueError(
-                    f"{one} and {other} share the entry {entry.name}, which one inherits from the other or both from "
+                    f"{one} and {other} share the entry {entry.key}, which one inherits from the other or both from "
                     "their base: each needs one of its own, declared in its own class"
                 )
             raise ValueError(

@@ -53,8 +53,6 @@ class Entry(Generic[V]):
 
     Attributes:
         key: the entry's name in messages, files and histories.
-        name: the entry's name in code, `Class.attribute`. If the declaring class has an attribute `name_prefix`, its
-            value replaces `Class`.
         owner: the declaring class, with its module.
 
     Raises:
@@ -84,13 +82,12 @@ class Entry(Generic[V]):
                 check.real_number(number, name, above=0.0)
         check.boolean(cached, "cached")
         self.rule, self.by, self.over, self.bound, self.cached = rule, by, over, bound, cached
-        self.key = self.name = self.owner = ""
+        self.key = self.owner = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
         if not self.key:
             stated = vars(owner).get("key")
             self.key = f"{stated if isinstance(stated, str) else owner.__name__}.{name}"
-            self.name = f"{vars(owner).get('name_prefix', owner.__name__)}.{name}"
             self.owner = f"{owner.__module__}.{owner.__qualname__}"
             self.__module__, self.__qualname__ = owner.__module__, f"{owner.__qualname__}.{name}"
 

@@ -38,7 +38,6 @@ class Shared(AddOn):
     `index` (indices of the selected images) and `logits`, and passes the image or pool to `_set_source`.
     """
 
-    key = "Shared"
     keep: PositiveInt
     rate: Fraction = 0.2
     warm_rounds: NonNegativeInt = 1

@@ -72,7 +72,6 @@ class Anchors(AddOn):
         reduction: reduction of the contrastive loss, "mean" or "sum" over the images of the batch and G.
     """
 
-    key = "Anchors"
     disabled_at_zero = ("ipc",)
     ipc: NonNegativeInt = 10
     weight: NonNegative = 1.0

@@ -48,7 +48,6 @@ class ClientDrift(AddOn):
         every: number of rounds between two measurements.
     """
 
-    key = "ClientDrift"
     on: str | None = None
     every: PositiveInt = 1
 

@@ -71,7 +71,6 @@ class Condensed(AddOn):
         augment: differentiable Siamese augmentation of real and condensed images, or None.
     """
 
-    key = "Condensed"
     disabled_at_zero = ("ipc",)
     ipc: NonNegativeInt = 50
     steps: NonNegativeInt = 10_000

@@ -41,7 +41,6 @@ class Ditto(AddOn):
         steps: exact number of steps (the paper's s). Set it instead of `epochs`.
     """
 
-    key = "Ditto"
     lam: NonNegative = 0.1
     epochs: int = 1
     steps: int | None = None

@@ -91,7 +91,6 @@ class DPSGD(AddOn):
             device, the network and rate * size.
     """
 
-    key = "DPSGD"
     sigma: NonNegative
     rate: Rate
     size: PositiveInt

@@ -84,7 +84,6 @@ class FedCOG(AddOn):
         regenerate: whether to generate a second time, after half of the local steps.
     """
 
-    key = "FedCOG"
     disabled_at_zero = ("weight",)
     start_round: PositiveInt = 51
     images: PositiveInt = 256

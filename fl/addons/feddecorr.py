@@ -38,7 +38,6 @@ class FedDecorr(AddOn):
             about N times larger for the same effect.
     """
 
-    key = "FedDecorr"
     disabled_at_zero = ("beta",)
     beta: NonNegative = 0.1
     variant: Literal["paper", "released"] = "released"

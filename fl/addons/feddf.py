@@ -70,7 +70,6 @@ class FedDF(AddOn):
         clip: largest norm of the student's logits (`losses.clip_logit_norm`), or None.
     """
 
-    key = "FedDF"
     disabled_at_zero = ("steps",)
     steps: NonNegativeInt = 1000
     batch: PositiveInt = 128

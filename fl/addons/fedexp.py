@@ -49,7 +49,6 @@ class FedExP(AddOn):
             the mean, such as `FedNova`.
     """
 
-    key = "FedExP"
     epsilon: NonNegative = 1e-3
     data_access = "none"
     norm = Entry[float]("mean", by=FedAvg.samples)

@@ -66,7 +66,6 @@ class FedGen(AddOn):
         noise, hidden: lengths of the generator's noise and hidden layer; the code uses 32 and 256 on MNIST.
     """
 
-    key = "FedGen"
     disabled_at_zero = ("alpha", "beta")
     alpha: NonNegative = 10.0
     beta: NonNegative = 10.0

@@ -39,7 +39,6 @@ class FedNova(AddOn):
     the model for different numbers of steps. For Adam, |a_i|_1 is the number of steps.
     """
 
-    key = "Nova"
     data_access = "none"
     tau = Entry[Tensors]("mean", by=FedAvg.samples)
 

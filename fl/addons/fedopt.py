@@ -33,7 +33,6 @@ class FedAvgM(AddOn):
             lr v by 1 + beta from the second round on.
     """
 
-    key = "ServerMomentum"
     momentum: Decay = 0.9
     lr: LearningRate = 1.0
     rule: Literal["heavy-ball", "nesterov", "fedcog"] = "heavy-ball"
@@ -85,7 +84,6 @@ class ServerAdaptive(AddOn, ABC):
             Some libraries use 0.
     """
 
-    key = "ServerAdaptive"
     lr: LearningRate = 0.01
     beta1: Decay = 0.9
     tau: Positive = 1e-3
@@ -127,7 +125,6 @@ class FedAdagrad(ServerAdaptive):
     The default of `beta1` is 0, because FedAdagrad has no momentum in the paper (Reddi et al., ICLR 2021).
     """
 
-    key = "ServerAdagrad"
     beta1: Decay = 0.0
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
@@ -146,7 +143,6 @@ class FedAdam(ServerAdaptive):
         beta2: decay of v, in [0, 1).
     """
 
-    key = "ServerAdam"
     beta2: Decay = 0.99
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
@@ -167,8 +163,6 @@ class FedYogi(FedAdam):
     v moves towards Delta^2 by (1 - beta2) Delta^2. After rounds with a large Delta, a few rounds with a small Delta
     therefore reduce v only slightly.
     """
-
-    key = "ServerYogi"
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         """Return v - (1 - beta2) square sign(v - square): the second moment v, moved towards `square`.

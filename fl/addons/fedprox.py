@@ -27,7 +27,6 @@ class FedProx(AddOn):
         mu: weight of the proximal term, at least 0; 0 disables the add-on. The paper tunes over {0.001, 0.01, 0.1, 1}.
     """
 
-    key = "Proximal"
     disabled_at_zero = ("mu",)
     mu: NonNegative = 0.01
     data_access = "none"

@@ -59,7 +59,6 @@ class FedReg(AddOn):
         iterations: number of gradient steps for each image; the code uses 10.
     """
 
-    key = "FedReg"
     gamma: Fraction = 0.5
     eta: Positive = 0.1
     eta_perturbed: Positive | None = None

@@ -32,7 +32,6 @@ class FedSAM(AddOn):
         rho: radius of the perturbation, at least 0; 0 disables the add-on.
     """
 
-    key = "SAM"
     disabled_at_zero = ("rho",)
     rho: NonNegative = 0.05
     data_access = "none"

@@ -31,7 +31,6 @@ class FineTune(AddOn):
             negates the pattern: "!classifier.*" trains all other parameters.
     """
 
-    key = "FineTune"
     epochs: int = 1
     steps: int | None = None
     train: str = "*"

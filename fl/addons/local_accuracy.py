@@ -35,7 +35,6 @@ class LocalAccuracy(AddOn):
             client on the whole set.
     """
 
-    key = "LocalAccuracy"
     on: str = "test"
     every: PositiveInt = 1
 

@@ -35,7 +35,6 @@ class MOON(AddOn):
         temperature: temperature in Eq. 3, positive; the paper uses 0.5.
     """
 
-    key = "MOON"
     disabled_at_zero = ("mu",)
     mu: NonNegative = 1.0
     temperature: Temperature = 0.5

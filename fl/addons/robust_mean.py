@@ -61,7 +61,6 @@ class RobustMean(AddOn):
         NoUsableReply: a round has fewer replies than the rule needs.
     """
 
-    key = "RobustMean"
     attackers: NonNegativeInt
     rule: Literal["median", "trimmed", "krum"] = "median"
     best: PositiveInt = 1
@@ -107,7 +106,7 @@ class RobustMean(AddOn):
         for addon in (a for a in addons if a is not self and not isinstance(a, ClientDrift | LocalAccuracy)):
             for entry in (e for e in declared_entries(addon) if e.rule != "first"):
                 raise ValueError(
-                    f"RobustMean does not protect {entry.name}, which combines replies by {entry.rule!r}, so that one "
+                    f"RobustMean does not protect {entry.key}, which combines replies by {entry.rule!r}, so that one "
                     f"false reply could change it arbitrarily: leave {addon.name} out"
                 )
 

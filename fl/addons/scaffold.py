@@ -41,7 +41,6 @@ class SCAFFOLD(AddOn):
             architecture.
     """
 
-    key = "Scaffold"
     data_access = "none"
     first_round = 2
     control = Entry[Tensors]("first")

@@ -69,7 +69,6 @@ class SharedImage(Shared):
             the pruning of section 4.1 ("we remove 90 % of the training examples").
     """
 
-    key = "SharedImage"
     image: Tensor = field(repr=False)
     keep: int = field(default=5000, kw_only=True)
     count: PositiveInt = 50_000
@@ -116,7 +115,6 @@ class SharedPool(Shared):
             range.
     """
 
-    key = "SharedPool"
     pool: LabeledImages | Tensor = field(repr=False)
     keep: int = field(default=1000, kw_only=True)
 

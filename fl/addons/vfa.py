@@ -39,7 +39,6 @@ class VFA(AddOn):
             authors' code (see `distillkit.losses.supervised_contrastive`).
     """
 
-    key = "VFA"
     disabled_at_zero = ("weight",)
     weight: NonNegative = 1.0
     std: NonNegative = 0.05

@@ -36,7 +36,6 @@ class VFTL(AddOn):
             more classes than the task.
     """
 
-    key = "VFTL"
     disabled_at_zero = ("epochs",)
     epochs: NonNegativeInt = 10
     lr: LearningRate = 0.01

@@ -75,7 +75,6 @@ class VHL(AddOn):
         options: further options of the function that generates the noise, such as `{"width": 64}`.
     """
 
-    key = "VHL"
     disabled_at_zero = ("cross_entropy", "calibration", "contrast")
     source: str | LabeledImages = "stylegan"
     classes: AtLeastTwo = 10
@@ -177,7 +176,6 @@ class NaiveVHL(VHL):
     The arguments are those of `VHL`, with the weights `calibration` and `contrast` at 0.
     """
 
-    key = "NaiveVHL"
     calibration: NonNegative = 0.0
     contrast: NonNegative = 0.0
     data_access = "none"

@@ -28,11 +28,9 @@ class Entries:
         tested: test results of a client's models, as returned by `LabelTask.sums`, under the names "global" and
             "personal".
         key: prefix of the entries' keys.
-        name_prefix: prefix of the entries' names (`Entry.name`), so that the name of `update` is "FedAvg.update".
     """
 
     key: ClassVar[str] = "FedAvg"
-    name_prefix: ClassVar[str] = "FedAvg"
     model = Entry[Tensors]("first")
     samples = Entry[float]("sum")
     update = Entry[Tensors]("mean", by=samples)

@@ -107,8 +107,6 @@ class FedAvg(Entries, Method):
             twice, or an add-on cannot be combined with the other add-ons or options.
     """
 
-    key = "FedAvg"
-
     def __init__(
         self,
         *addons: AddOn,

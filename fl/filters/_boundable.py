@@ -43,15 +43,15 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
     weights = {e.by.key for e in clips if e.by is not None}
     for entry in clips:
         if entry.key not in entries:
-            raise PrivacyError(f"clip names {entry.name}, which {name} does not have; give clip={{entry: C}}")
+            raise PrivacyError(f"clip names {entry.key}, which {name} does not have; give clip={{entry: C}}")
         if entry.rule not in ("mean", "sum"):
             raise PrivacyError(
-                f"{entry.name} cannot be noised: its rule is {entry.rule!r}, not a sum over clients; clip entries "
+                f"{entry.key} cannot be noised: its rule is {entry.rule!r}, not a sum over clients; clip entries "
                 "that combine by 'mean' or 'sum'"
             )
         if entry.key in weights:
             raise PrivacyError(
-                f"{entry.name} cannot be clipped: it is the weight of another entry, and becomes 1; leave it out"
+                f"{entry.key} cannot be clipped: it is the weight of another entry, and becomes 1; leave it out"
             )
     if method.private:
         raise PrivacyError(
@@ -77,14 +77,14 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
     for entry in entries.values():
         if entry.rule == "union":
             raise PrivacyError(
-                f"{entry.name} keeps each client's rows separate, so there is no sum to noise: leave its owner out"
+                f"{entry.key} keeps each client's rows separate, so there is no sum to noise: leave its owner out"
             )
     for addon in (a for a in addons if not overrides(a, "answer")):
         for entry in declared_entries(addon):
             if entry.rule != "first" and entry not in clips and entry.key not in weights:
                 maximum = "is a maximum, to which no noise can be added:"
                 reason = maximum if entry.rule == "max" else "has no clip: give clip={entry: C} for it too, or"
-                raise PrivacyError(f"{entry.name} {reason} leave its owner out")
+                raise PrivacyError(f"{entry.key} {reason} leave its owner out")
 
 
 def require_shapes(schema: Schema, clips: Mapping[Entry[Any], float]) -> None:
@@ -101,12 +101,12 @@ def require_shapes(schema: Schema, clips: Mapping[Entry[Any], float]) -> None:
     for entry in clips:
         if entry.key not in schema:
             raise PrivacyError(
-                f"`expect` must describe {entry.name}, which is clipped: noise needs its shape even if no "
+                f"`expect` must describe {entry.key}, which is clipped: noise needs its shape even if no "
                 "client replies"
             )
         if not _fixed(schema[entry.key]):
             raise PrivacyError(
-                f"{entry.name} must be float32 or float64, and have a fixed shape, because noise is added to it"
+                f"{entry.key} must be float32 or float64, and have a fixed shape, because noise is added to it"
             )
     for key, like in schema.items():
         if key in weights and isinstance(like.value, Tensor | dict):

@@ -93,7 +93,6 @@ class ClientDP(Filter):
         BudgetExhausted: the next round would exceed the ledger's budget. The error is raised during the run.
     """
 
-    key = "ClientDP"
     sigma: NonNegative
     rate: Rate
     clip: float | Mapping[Entry[Any], float] = field(repr=False)
@@ -113,7 +112,7 @@ class ClientDP(Filter):
             raise TypeError(f"clip must map entries, as FedAvg.update, to their norms, got {wrong[0]!r}")
         if self.adaptive is not None and not isinstance(self.adaptive, Adaptive):
             raise TypeError(f"adaptive must be an Adaptive(...), got {type(self.adaptive).__name__}")
-        clips = {e: check_clip(c, f"the clip of {e.name}") for e, c in given.items()}
+        clips = {e: check_clip(c, f"the clip of {e.key}") for e, c in given.items()}
         if not clips:
             raise ValueError("clip must hold at least one entry, got none")
         object.__setattr__(self, "clips", dict(sorted(clips.items(), key=lambda pair: pair[0].key)))

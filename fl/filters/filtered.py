@@ -36,8 +36,6 @@ class Filtered(Method):
             comes after one that lets the server see only sums of replies (`Filter.sealed`).
     """
 
-    key = "Filtered"
-
     def __init__(self, method: Method, *filters: Filter) -> None:
         if isinstance(method, Filtered):
             filters = (*method.filters, *filters)

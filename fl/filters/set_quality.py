@@ -66,7 +66,6 @@ class SetQuality(Filter):
             range.
     """
 
-    key = "SetQuality"
     entry: Entry[LabeledImages] | None = None
     on: str = "proxy"
     per_class: PositiveInt = 10

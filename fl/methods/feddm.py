@@ -66,7 +66,6 @@ class FedDM(Method):
         TypeError, ValueError: an option has a wrong type or is out of range. The message names the option.
     """
 
-    key = "FedDM"
     model = Entry[Tensors]("first")
     images = Entry[LabeledImages]("union")
     samples = Entry[Tensor]("union")

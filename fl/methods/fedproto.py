@@ -74,7 +74,6 @@ class FedProto(Method):
         TypeError, ValueError: an option has a wrong type or is out of range. The message names the option.
     """
 
-    key = "FedProto"
     prototypes = Entry[Tensor]("first")
     known = Entry[Tensor]("first")
     count = Entry[Tensor]("sum")

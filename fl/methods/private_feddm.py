@@ -87,7 +87,6 @@ class PrivateFedDM(FedDM):
         ValueError, TypeError: an option has a wrong type or is out of range.
     """
 
-    key = "PrivateFedDM"
     counts = Entry[Tensor]("first")
     last = Entry[Tensor]("first")
 

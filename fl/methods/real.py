@@ -21,8 +21,6 @@ class Real(FedDM):
     effect.
     """
 
-    key = "Real"
-
     @without_warnings()  # a client may own fewer images of a class than ipc, as everywhere in FedDM
     def synthesize(self, client: Client, network: nn.Module) -> LabeledImages:
         """Return `ipc` random real images of each of the client's classes, drawn anew in each round."""

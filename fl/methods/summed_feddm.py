@@ -61,7 +61,6 @@ class SummedFedDM(PrivateFedDM):
         PrivacyError, ValueError, TypeError: an option is not valid or would reveal private data, as in `PrivateFedDM`.
     """
 
-    key = "SummedFedDM"
     among = Entry[float]("first")
     around = Entry[Tensor]("first")
     sums = Entry[Tensor]("sum")

@@ -283,11 +283,11 @@ def _entry_layout(entry: Entry[Any], spec: EntrySpec, bound: float | None, is_we
     value, key = spec.value, entry.key
     if key in (FedAvg.buffers.key, FedAvg.counters.key) and entry.rule not in ("mean", "sum"):
         raise PrivacyError(
-            f"{entry.name} counts a network's batches and is combined by the maximum, which is not a sum: use "
+            f"{entry.key} counts a network's batches and is combined by the maximum, which is not a sum: use "
             "buffers='drop', or a network without batch norm (norm='instance')"
         )
     if why := _unsummable_reason(entry, spec):
-        raise PrivacyError(f"{entry.name} {why}: remove the part that declares it")
+        raise PrivacyError(f"{entry.key} {why}: remove the part that declares it")
     if bound is None and entry.bound is not None:
         bound = entry.bound
     if bound is None and math.isfinite(spec.minimum) and math.isfinite(spec.maximum):
@@ -296,8 +296,8 @@ def _entry_layout(entry: Entry[Any], spec: EntrySpec, bound: float | None, is_we
         bound = MAX_WEIGHT
     if bound is None or not 0 < bound < math.inf:
         raise ValueError(
-            f"{entry.name} has no public maximum, which its encoding needs: pass the largest absolute value "
-            f"allowed in it, SecureSums(bounds={{{entry.name}: B}})"
+            f"{entry.key} has no public maximum, which its encoding needs: pass the largest absolute value "
+            f"allowed in it, SecureSums(bounds={{{entry.key}: B}})"
         )
     by = entry.by.key if entry.by is not None else ""
     return EntryLayout(key, _form(value), entry.rule, by, entry.over, float(bound), tuple(_value_parts(value)))

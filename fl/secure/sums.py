@@ -102,7 +102,6 @@ class SecureSums(Filter):
         MissingCryptography: the `cryptography` library is not installed.
     """
 
-    key = "SecureSums"
     before: ClassVar[tuple[str, ...]] = ("announce", "deal")
     after: ClassVar[tuple[str, ...]] = ("assent", "disclose")
 
@@ -136,7 +135,7 @@ class SecureSums(Filter):
         given = {} if self.bounds is None else self.bounds
         if not isinstance(given, Mapping) or not all(isinstance(e, Entry) for e in given):
             raise TypeError(f"bounds must map entries, such as FedAvg.update, to their maxima; got {given!r:.80}")
-        maxima = {e.key: check.real_number(b, f"bound of {e.name}", above=0.0) for e, b in given.items()}
+        maxima = {e.key: check.real_number(b, f"bound of {e.key}", above=0.0) for e, b in given.items()}
         object.__setattr__(self, "maxima", dict(sorted(maxima.items())))
         ReplyLayout((), self.bits, len(self.registry))
 

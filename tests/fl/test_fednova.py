@@ -93,7 +93,7 @@ def test_one_number_per_tensor_is_sent() -> None:
     run = simulate(FedAvg(FedNova(), factory=network), federation(), rounds=2, participation=2, progress=False)
     base = simulate(FedAvg(factory=network), federation(), rounds=2, participation=2, progress=False)
     for row, plain in zip(run.rows, base.rows):
-        assert row["up"] == {**plain["up"], "Nova.tau": 2 * 4 * 6}
+        assert row["up"] == {**plain["up"], "FedNova.tau": 2 * 4 * 6}
         assert row["down"] == plain["down"]
 
 

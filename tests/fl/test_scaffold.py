@@ -114,8 +114,8 @@ def test_variates_travel_for_parameters_and_double_the_traffic() -> None:
     """Parameters: 27 + 3 (convolution), 3 + 3 (batch norm), 144 + 3; no variate for the statistics."""
     run = simulate(FedAvg(SCAFFOLD(), factory=network), federation(), rounds=2, participation=2, progress=False)
     size = 4 * (30 + 6 + 147)
-    assert [row["up"]["Scaffold.drift"] for row in run.rows] == [2 * size] * 2
-    assert [row["down"]["Scaffold.control"] for row in run.rows] == [0, 2 * size]
+    assert [row["up"]["SCAFFOLD.drift"] for row in run.rows] == [2 * size] * 2
+    assert [row["down"]["SCAFFOLD.control"] for row in run.rows] == [0, 2 * size]
     assert run.rows[1]["up"]["FedAvg.update"] == 2 * size
 
 
@@ -158,7 +158,7 @@ def test_reply_with_other_variates_is_refused() -> None:
                 reply[SCAFFOLD.drift] = {"w": torch.zeros(3)}
 
     run = quadratic.run(SCAFFOLD(), Zshape(), rounds=1)
-    assert run.rows[0]["failed"] == {"0": "Scaffold.drift[w] has shape [3], want [2]"}
+    assert run.rows[0]["failed"] == {"0": "SCAFFOLD.drift[w] has shape [3], want [2]"}
 
 
 def test_refusals() -> None:
