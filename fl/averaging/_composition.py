@@ -15,27 +15,21 @@ from distillkit._utils import check
 from distillkit._utils.user_warnings import warn
 from distillkit.sets import LabeledImages
 from fl._components import require_distinct, require_plain_options
-from fl.averaging.addon import SLOTS, AddOn, overrides
+from fl.averaging.addon import SLOTS, AddOn, overrides, slot_owner
 from fl.averaging.settings import Settings, floating_buffers
 from fl.averaging.step import Step
 from fl.batches import Batch
 from fl.message import Tensors
 
-__all__ = [
-    "active_addons", "batches_of", "check_records", "check_result", "check_update", "correct_gradient",
-    "require_answer_schema", "require_composable", "require_full_models", "require_one_architecture",
-    "require_unscaled", "require_whole_models",
-]  # fmt: skip
-
+__all__ = ["require_full_models", "require_one_architecture", "require_unscaled", "require_whole_models"]
 
 T = TypeVar("T")
 
 
-def active_addons(addons: Sequence[object]) -> tuple[AddOn, ...]:
+def composed(addons: Sequence[object]) -> tuple[AddOn, ...]:
     """Check the add-ons of a method, and return the active ones, sorted by key.
 
-    An add-on is active unless its options disable it. The key of an add-on is by default the name of its class. Add-ons
-    act in the order of their keys.
+    An add-on is active unless its options disable it. Add-ons act in the order of their keys.
 
     Args:
         addons: add-ons as the user passed them to `FedAvg`.
@@ -45,7 +39,10 @@ def active_addons(addons: Sequence[object]) -> tuple[AddOn, ...]:
             or an option of an add-on has the name of a hook or another attribute of `AddOn`.
         TypeError, ValueError: an attribute of an add-on, such as `data_access`, has a value that `AddOn` does not
             permit.
+        ValueError: two active add-ons have the same class or key, or override the same slot; or an add-on overrides
+            `answer` but not `expect_answer`.
     """
+    active: list[AddOn] = []
     for addon in addons:
         if isinstance(addon, type) and issubclass(addon, AddOn):
             raise TypeError(
@@ -58,41 +55,20 @@ def active_addons(addons: Sequence[object]) -> tuple[AddOn, ...]:
         _require_attributes(addon)
         _warn_of_constant_damping(addon)
         _check_hooks(addon)
-    found = [a for a in addons if isinstance(a, AddOn) and not a.disabled]
-    return tuple(sorted(found, key=lambda a: a.key))
-
-
-def require_composable(addons: Sequence[AddOn]) -> None:
-    """Refuse add-ons that cannot be combined.
-
-    Args:
-        addons: the active add-ons, sorted by their keys.
-
-    Raises:
-        ValueError: two add-ons have the same class or key, or two add-ons override the same slot (a hook of `AddOn`
-            that only one add-on may override).
-    """
-    require_distinct(addons, "a method can have each add-on only once")
+        if not addon.disabled:
+            active.append(addon)
+    active.sort(key=lambda one: one.key)
+    require_distinct(active, "a method can have each add-on only once")
     for slot in SLOTS:
-        both = [a.name for a in addons if overrides(a, slot)]
+        both = [one.name for one in active if overrides(one, slot)]
         if len(both) > 1:
             raise ValueError(f"{' and '.join(both)} cannot be combined: both fill the slot {slot!r}; leave one out")
-
-
-def require_answer_schema(addons: Sequence[AddOn]) -> None:
-    """Refuse an add-on that overrides `AddOn.answer` but not `AddOn.expect_answer`, which describes the answers.
-
-    Args:
-        addons: the active add-ons, that is, those that their options do not disable.
-
-    Raises:
-        ValueError: an add-on lacks `expect_answer`; the message names the add-on.
-    """
-    for addon in addons:
-        if overrides(addon, "answer") and not overrides(addon, "expect_answer"):
+    for one in active:
+        if overrides(one, "answer") and not overrides(one, "expect_answer"):
             raise ValueError(
-                f"{addon.name}.answer returns a reply, but the schema of this reply is missing: write expect_answer"
+                f"{one.name}.answer returns a reply, but the schema of this reply is missing: write expect_answer"
             )
+    return tuple(active)
 
 
 def require_full_models(asking: AddOn, settings: Settings, addons: Sequence[AddOn]) -> None:
@@ -169,24 +145,29 @@ def require_one_architecture(addon: AddOn, settings: Settings, reason: str) -> N
         raise ValueError(f"{addon.name} needs one architecture, got {list(names)}: {reason}")
 
 
-def check_update(
-    addon: AddOn, slot: str, got: object, like: Mapping[str, Tensor], *, name: str, some: bool = False
-) -> Tensors:
-    """Check that the tensors which an add-on returned have the names and shapes of other tensors, and return them.
+def from_slot(addons: Sequence[AddOn], slot: str, *arguments: object, default: Tensors, name: str) -> Tensors:
+    """Return the tensors that the add-on which fills a slot returns, or the default if no add-on fills it.
 
     Args:
-        addon: add-on that returned the tensors.
-        slot: name of the `AddOn` function that returned them, for the error message.
-        got: value that the add-on returned.
-        like: tensors with the expected names and shapes.
-        name: name of these tensors in the error message, such as that of the function's argument.
-        some: whether names may be missing.
+        addons: the active add-ons.
+        slot: name of the slot, a function of `AddOn`.
+        arguments: arguments of this function.
+        default: tensors with the expected names, shapes and devices.
+        name: name of these tensors in error messages, such as that of the function's argument.
 
     Raises:
-        TypeError, ValueError: `got` is not a dict, has other names, or a tensor has another shape.
+        TypeError, ValueError: the result is not a dict, has other names, or a tensor has another shape.
     """
-    every = "tensors for names" if some else "a tensor for every name"
-    expectation = f"{addon.name}.{slot} must return {every} of `{name}`"
+    owner = slot_owner(addons, slot)
+    return default if owner is None else check_update(owner, slot, getattr(owner, slot)(*arguments), default, name)
+
+
+def check_update(
+    addon: AddOn, hook: str, got: object, like: Mapping[str, Tensor], name: str, some: bool = False
+) -> Tensors:
+    """Check that tensors which a hook returned or changed have the names and shapes of others, and return them."""
+    wanted = "tensors for names" if some else "a tensor for every name"
+    expectation = f"{addon.name}.{hook} must return {wanted} of `{name}`"
     if not isinstance(got, dict):
         raise TypeError(f"{expectation}, got {type(got).__name__}")
     missing, unknown = sorted(set(like) - set(got)), sorted(map(str, set(got) - set(like)))
@@ -231,13 +212,9 @@ def batches_of(addon: AddOn, hook: str, stream: Iterable[Batch], *, endless: boo
 
 def correct_gradient(addon: AddOn, step: Step, grads: Tensors) -> None:
     """Call the hook `correct_gradient`, which must change `grads` in place and keep its names and shapes."""
-    name = f"{addon.name}.correct_gradient"
     result: Any = addon.correct_gradient(step, grads)  # type: ignore[func-returns-value]
     check_result(addon, "correct_gradient", result, type(None), "None, as it changes `grads` in place")
-    for key, param in step.trained.items():
-        if not isinstance(now := grads.get(key), Tensor) or now.shape != param.shape:
-            came = list(now.shape) if isinstance(now, Tensor) else type(now).__name__
-            raise ValueError(f"{name} must keep the shapes of `grads`: {key!r} must be {list(param.shape)}, got {came}")
+    check_update(addon, "correct_gradient", grads, step.trained, "grads")
 
 
 def _require_attributes(addon: AddOn) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from distillkit._utils.batches import batch_indices
 from distillkit.sets import LabeledImages
-from fl.averaging._composition import check_update
+from fl.averaging._composition import check_update, from_slot
 from fl.averaging._entries import Entries
 from fl.averaging.addon import AddOn, slot_owner
 from fl.averaging.local import Local, received_state
@@ -36,15 +36,13 @@ def global_models(server: AveragingServer, addons: Sequence[AddOn]) -> Mapping[s
         addons: the active add-ons. One of them may supply other weights to test (`AddOn.evaluation_model`).
     """
     found: dict[str, Predictor] = {}
-    slot, settings, classes = slot_owner(addons, "evaluation_model"), server.settings, server.task.num_classes
+    settings, classes = server.settings, server.task.num_classes
     for name, template in settings.networks.templates(classes).items():
         local_statistics = settings.buffers != "mean" and bool(floating_buffers(template))
         if settings.personal or (local_statistics and "calibration" not in server.data):
             continue
         tested = server.state[Entries.model]
-        if slot:
-            given = slot.evaluation_model(server)
-            tested = check_update(slot, "evaluation_model", given, tested, name="server.state[FedAvg.model]")
+        tested = from_slot(addons, "evaluation_model", server, default=tested, name="server.state[FedAvg.model]")
         net = server.network(name, server.weights(name, of=tested))
         if local_statistics:
             _estimate_statistics(net, server.data["calibration"].images)
@@ -85,7 +83,7 @@ def evaluate_models(
     states: dict[str, Tensors] = dict.fromkeys(evaluated_models(settings, addons), received)
     if slot:
         own = slot.personal_model(Local(settings, client, message, addons))
-        own = check_update(slot, "personal_model", own, received, name="local.start", some=True)
+        own = check_update(slot, "personal_model", own, received, "local.start", some=True)
         states["personal"] = {**received, **own}
     noised = any(a.private for a in addons) and slot is None
     ledger = client.ledger

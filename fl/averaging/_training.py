@@ -54,7 +54,7 @@ def train(local: Local, addons: Sequence[AddOn], data: LabeledImages) -> None:
             extra = {key: next(stream) for key, stream in streams.items()}
             train_step(Step(local, batch, extra, trained), addons, optimizer)
             local.steps += 1
-        local.record_phase(trained, local.steps - before)
+        local.phases.append((frozenset(trained), local.steps - before))
         if keeps_state:
             state |= saved_state(optimizer, names)
     if state:
@@ -68,9 +68,8 @@ def train_step(step: Step, addons: Sequence[AddOn], optimizer: torch.optim.Optim
     hook `correct_gradient` of each add-on changes the gradient, and the optimizer applies it. Finally, the hook
     `after_step` of each add-on is called.
     """
-    slot = slot_owner(addons, "gradient")
-    if slot:
-        grads = check_update(slot, "gradient", slot.gradient(step, step.gradient), step.trained, name="step.trained")
+    if slot := slot_owner(addons, "gradient"):
+        grads = check_update(slot, "gradient", slot.gradient(step, step.gradient), step.trained, "step.trained")
     else:
         grads = step.gradient()
     for addon in addons:

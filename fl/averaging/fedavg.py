@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Literal
 
 from distillkit._utils.user_warnings import warn
@@ -22,13 +23,7 @@ from distillkit.privacy import PrivacyError
 from fl._codec import digest
 from fl._components import KeyedObject, require_own_entries
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
-from fl.averaging._composition import (
-    active_addons,
-    check_records,
-    check_update,
-    require_answer_schema,
-    require_composable,
-)
+from fl.averaging._composition import check_records, composed, from_slot
 from fl.averaging._entries import Entries
 from fl.averaging._tested_models import evaluate_models, evaluated_models, global_models
 from fl.averaging._training import train
@@ -129,8 +124,7 @@ class FedAvg(Entries, Method):
         personal: str | Sequence[str] = (),
         predict: Literal["real", "all"] = "real",
     ) -> None:
-        self.addons = active_addons(addons)
-        require_composable(self.addons)
+        self.addons = composed(addons)
         first_outputs, extra = dict[str, int](), 0
         for addon in self.addons:
             first_outputs[addon.key] = extra
@@ -146,7 +140,6 @@ class FedAvg(Entries, Method):
         )  # fmt: skip
         for addon in self.addons:
             addon.check(self.settings, self.addons)
-        require_answer_schema(self.addons)
         self._refuse_own_client_code()
         require_own_entries(self.parts)
 
@@ -205,10 +198,7 @@ class FedAvg(Entries, Method):
             local.data = type(local.data).concatenate([local.data, *extra])
         train(local, self.addons, records if private else local.data)
 
-        slot = slot_owner(self.addons, "scale_update")
-        update = local.delta
-        if slot:
-            update = check_update(slot, "scale_update", slot.scale_update(local, update), local.delta, name="update")
+        update = from_slot(self.addons, "scale_update", local, local.delta, default=local.delta, name="update")
         sent, kept = self.settings.sent_buffers(local.net), self.settings.kept_by_client(local.net)
         whole = any(a.needs_previous for a in self.addons)
         state = local.state() if sent or kept or whole else {}
@@ -241,22 +231,15 @@ class FedAvg(Entries, Method):
             if not float(replies.weight(self.update)) > 0:
                 raise NoUsableReply("all weights of the round's replies are zero")
             mean = replies[self.update]
-            slot = slot_owner(self.addons, "aggregate")
-            mean = (
-                check_update(slot, "aggregate", slot.aggregate(view, replies, mean), mean, name="mean")
-                if slot
-                else mean
-            )
-            slot = slot_owner(self.addons, "server_step")
-            step = check_update(slot, "server_step", slot.server_step(view, mean), mean, name="mean") if slot else mean
+            mean = from_slot(self.addons, "aggregate", view, replies, mean, default=mean, name="mean")
+            step = from_slot(self.addons, "server_step", view, mean, default=mean, name="mean")
             new = {**old, **{n: old[n] + step[n] for n in step}}
             for entry in (self.buffers, self.counters):
                 replaced: Tensors = replies.get(entry, {})
                 new.update(replaced)
             server.state[self.model] = new
-        slot = slot_owner(self.addons, "refine")
-        if slot:
-            server.state[self.model] = check_update(slot, "refine", slot.refine(view, replies, old), old, name="old")
+        if slot_owner(self.addons, "refine"):
+            server.state[self.model] = from_slot(self.addons, "refine", view, replies, old, default=old, name="old")
         for addon in self.addons:
             addon.receive(view, replies, old)
 
@@ -425,4 +408,4 @@ class FedAvg(Entries, Method):
         return self.addons, {k: v for k, v in options.items() if v not in ((), [], None)}
 
     def _view(self, server: Server) -> AveragingServer:
-        return AveragingServer.from_server(server, self.settings)
+        return AveragingServer(**{f.name: getattr(server, f.name) for f in fields(Server)}, settings=self.settings)

@@ -72,6 +72,7 @@ class Local:
             in `before_training`.
         lr: this round's learning rate.
         steps: optimizer steps taken so far.
+        phases: finished phases, each with the names of its trained parameters and its number of steps.
         dropout: generator from which the dropout layers of `net` draw.
     """
 
@@ -94,7 +95,7 @@ class Local:
         self.data = client.data
         self._scratch: dict[str, dict[str, Any]] = {}
         self._twins: dict[int, tuple[Mapping[str, Tensor], nn.Module]] = {}
-        self._phases: list[tuple[frozenset[str], int]] = []
+        self.phases: list[tuple[frozenset[str], int]] = []
 
     # Values of one add-on.
 
@@ -104,7 +105,7 @@ class Local:
 
     def first_output(self, addon: Component) -> int:
         """Return the index of the first of the additional network outputs of `addon` (see `AddOn.extra_outputs`)."""
-        return self.settings.first_output(addon, self.task.num_classes)
+        return self.task.num_classes + self.settings.first_outputs[addon.key]
 
     def generator(self, addon: Component, purpose: str = "") -> torch.Generator:
         """Return a new generator for random draws of `addon` in this client's training.
@@ -161,7 +162,11 @@ class Local:
 
     def optimizer(self, params: Sequence[Tensor]) -> torch.optim.Optimizer:
         """Return a new optimizer for the tensors `params`, with the method's options and this round's learning rate."""
-        return self.settings.optimizer_for(params, self.lr)
+        options = self.settings.optimizer
+        given: Any = {"params": list(params), "lr": self.lr, "weight_decay": options.weight_decay, "foreach": False}
+        if options.name == "adam":
+            return torch.optim.Adam(**given)
+        return torch.optim.SGD(**given, momentum=self.settings.momentum)
 
     def prefixed(self, tensors: Tensors) -> Tensors:
         """Return tensors of this client's network under the names that they have in messages, "architecture/name".
@@ -286,10 +291,6 @@ class Local:
 
     # Progress of the training.
 
-    def record_phase(self, trained: Mapping[str, object], steps: int) -> None:
-        """Record that a phase of the training has trained the parameters named in `trained` for `steps` steps."""
-        self._phases.append((frozenset(trained), steps))
-
     @cached_property
     def effective_lrs(self) -> dict[str, float]:
         """Distance by which a constant gradient of 1 would have moved each shared parameter in this training, by name.
@@ -304,30 +305,11 @@ class Local:
         known: dict[tuple[int, ...], float] = {}
         found: dict[str, float] = {}
         for name in self._shared:
-            steps = tuple(count for trained, count in self._phases if name in trained)
+            steps = tuple(count for trained, count in self.phases if name in trained)
             if steps not in known:
                 known[steps] = effective_lr(self.optimizer, steps, self.settings.damping)
             found[name] = known[steps]
         return found
-
-    @property
-    def effective_lr(self) -> float:
-        """The distance by which a constant gradient of 1 would have moved every trained parameter in this training.
-
-        The attribute `effective_lrs` contains this distance for each parameter that is shared with the server. The
-        distance must be the same for all trained parameters. The result is 0 if no shared parameter was trained.
-
-        Raises:
-            ValueError: the distance differs between trained parameters, because different phases of the training
-                (`Phase`) trained them.
-        """
-        found = {distance for distance in self.effective_lrs.values() if distance > 0}
-        if len(found) > 1:
-            raise ValueError(
-                "the phases move the shared parameters by different distances, so there is no single `effective_lr`: "
-                f"train all shared parameters in one phase, got phases={self.settings.phases}"
-            )
-        return max(found, default=0.0)
 
 
 def received_state(settings: Settings, client: Client, message: Message) -> Tensors:

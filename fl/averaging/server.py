@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -27,11 +27,6 @@ class AveragingServer(Server):
     """
 
     settings: Settings = field(kw_only=True)
-
-    @staticmethod
-    def from_server(server: Server, settings: Settings) -> AveragingServer:
-        """Return an `AveragingServer` that shares all values with `server` and has these `settings`."""
-        return AveragingServer(**{f.name: getattr(server, f.name) for f in fields(Server)}, settings=settings)
 
     @property
     def rate(self) -> float:

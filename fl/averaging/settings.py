@@ -6,7 +6,7 @@ import fnmatch
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from distillkit._utils import check
 from distillkit._utils.options import Decay, Positive, PositiveInt, check_options
 from distillkit._utils.user_warnings import warn
 from distillkit.augment._validation import Augment
-from fl._components import Component
 from fl.averaging._entries import Entries
 from fl.averaging.optimizer import ClientOptimizer
 from fl.batches import Phase
@@ -95,13 +94,6 @@ class Settings:
         assert self.lr is not None
         return self.lr * self.optimizer.lr_decay ** (round_number - 1)
 
-    def optimizer_for(self, params: Sequence[Tensor], rate: float) -> torch.optim.Optimizer:
-        """Return a new optimizer for the tensors `params` with learning rate `rate` and an empty state."""
-        given: Any = {"params": list(params), "lr": rate, "weight_decay": self.optimizer.weight_decay, "foreach": False}
-        if self.optimizer.name == "adam":
-            return torch.optim.Adam(**given)
-        return torch.optim.SGD(**given, momentum=self.momentum)
-
     def update_limit(self, weights: Tensors) -> float:
         """Return the largest l2 norm of an update that the server accepts.
 
@@ -142,13 +134,6 @@ class Settings:
         floating = floating_buffers(network) if self.buffers == "mean" else []
         integer = [n for n, b in _state_buffers(network).items() if not b.is_floating_point()]
         return [(e, names) for e, names in ((Entries.buffers, floating), (Entries.counters, integer)) if names]
-
-    def first_output(self, addon: Component, classes: int) -> int:
-        """Return the index of the first of the network's outputs for `addon` (see `AddOn.extra_outputs`).
-
-        The additional outputs of all add-ons come after the outputs for the task's classes, whose number is `classes`.
-        """
-        return classes + self.first_outputs[addon.key]
 
     def tested_outputs(self, classes: int) -> int | None:
         """Return the number of outputs that a test uses for predictions; None for all outputs.

@@ -101,8 +101,7 @@ def require_shapes(schema: Schema, clips: Mapping[Entry[Any], float]) -> None:
     for entry in clips:
         if entry.key not in schema:
             raise PrivacyError(
-                f"`expect` must describe {entry.key}, which is clipped: noise needs its shape even if no "
-                "client replies"
+                f"`expect` must describe {entry.key}, which is clipped: noise needs its shape even if no client replies"
             )
         if not _fixed(schema[entry.key]):
             raise PrivacyError(

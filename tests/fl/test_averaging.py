@@ -135,7 +135,7 @@ def test_effective_lr_is_the_displacement_by_a_unit_gradient(momentum: float, mu
 
     class Peek(AddOn):
         def after_training(self, local: Any, update: Any, reply: Any) -> None:
-            seen.append(local.effective_lr)
+            seen.extend(set(local.effective_lrs.values()))
 
     addons = (Peek(), FedProx(mu))
     simulate(

@@ -25,13 +25,6 @@ class Peek(AddOn):
         self.seen.append(local.effective_lrs)
 
 
-class Ask(AddOn):
-    """Requests the single effective learning rate."""
-
-    def after_training(self, local: Any, update: Any, reply: Any) -> None:
-        reply[FedAvg.samples] = 1.0 + local.effective_lr
-
-
 def effective_lrs(factory: Any = Tiny, **options: Any) -> dict[str, float]:
     seen: list[dict[str, float]] = []
     method = FedAvg(Peek(seen), factory=factory, lr=0.1, batch=4, **options)
@@ -75,10 +68,3 @@ def test_personal_parameters_have_no_rate_and_frozen_ones_rate_zero() -> None:
 
     found = effective_lrs(factory=frozen, steps=4)
     assert (found["body.0.weight"], found["classifier.bias"]) == (0, pytest.approx(0.4))
-
-
-def test_single_rate_is_refused_when_parameters_differ() -> None:
-    phases = [Phase(steps=3, train="classifier.*"), Phase(steps=5, train="body.*")]
-    with pytest.raises(RuntimeError, match="the phases move the shared parameters by different distances"):
-        simulate(FedAvg(Ask(), factory=Tiny, phases=phases), federation()[:1], rounds=1, progress=False)
-    simulate(FedAvg(Ask(), factory=Tiny, phases=phases[:1]), federation()[:1], rounds=1, progress=False)

@@ -80,7 +80,7 @@ CLASSES = {"num_classes": 9}
 @pytest.mark.parametrize(
     ("hook", "function", "words"),
     [("loss", lambda _, step: step.batch.images.sum((1, 2, 3)), r"a loss tensor, or None, got a tensor \[\d+\]"),
-     ("correct_gradient", lambda _, step, grads: grads.update({k: g[:1] for k, g in grads.items()}), "keep the shapes"),
+     ("correct_gradient", lambda _, step, grads: grads.update({k: g[:1] for k, g in grads.items()}), "of its shape: "),
      ("dataset", lambda _, local: local.client.data.replace(**CLASSES), r"Wrong.dataset\(local\) have different class"),
      ("extra_records", lambda _, local: local.client.data.replace(**CLASSES), "Wrong.extra_records.* different class"),
      ("batches", lambda *_: [torch.zeros(1)], r"Wrong.batches must return batches \(fl.Batch\), got Tensor"),
