@@ -82,7 +82,7 @@ class RoundRunner:
             return
         stats, charged = RoundStats(), self._charges()
         answers = self.exchanger.collect("answer", range(self.server.clients), stats)
-        self._require_charges(answers.clients, charged)
+        self._require_charges(self._uncharged(answers, charged), charged)
         self._require_enough(answers, stats, self._min_replies)
         self._update_state(lambda: self.method.receive_answers(self.server, answers.result()))
         counted = ("bytes_up", "bytes_down", "up", "down", "failed")
@@ -99,9 +99,9 @@ class RoundRunner:
         before, charged, hidden = server.state.copy(), self._charges(), self.method.draws_clients
         try:
             server.drawn = self._draw()
-            replies = self._exchange(stats)
+            replies, uncharged = self._exchange(stats)
             stats.server_seconds += self._update_state(partial(self.method.receive, server, replies))
-            self._require_charges(replies.clients, charged)
+            self._require_charges(uncharged, charged)
             del replies
             row = stats.row(server.drawn) | self._keep_usable_state(before)
             row |= _evaluation.evaluate_global(exchanger, self.test)
@@ -129,12 +129,18 @@ class RoundRunner:
             return self.exchanger.thread.run(lambda: checked_draw(self.method, self.server))
         return draw_clients(self.server.clients, self._participation, self.server.seed, self.server.round)
 
-    def _exchange(self, stats: RoundStats) -> AggregatedReplies:
-        """Run all exchanges of the round with the drawn clients, and return the aggregated replies of "local"."""
-        method, server = self.method, self.server
+    def _exchange(self, stats: RoundStats) -> tuple[AggregatedReplies, set[int]]:
+        """Run all exchanges of the round with the drawn clients.
+
+        Return the aggregated replies of "local", and the clients that replied in an exchange without a charge.
+        """
+        method, server, uncharged = self.method, self.server, set[int]()
         server.present, replies = list(server.drawn), None
         for verb in method.exchanges:
+            charged = self._charges()
             aggregator = self.exchanger.collect(verb, list(server.present), stats, after_local=replies is not None)
+            if verb in method.inner.exchanges:  # those of filters, as the keys of secure sums, carry no records
+                uncharged |= self._uncharged(aggregator, charged)
             server.present, aggregated = list(aggregator.clients), aggregator.result()
             if verb == "local":
                 self._require_enough(aggregator, stats, 0 if method.draws_clients else self._min_replies)
@@ -142,7 +148,7 @@ class RoundRunner:
             if len(method.exchanges) > 1:
                 self._receive_in(verb, aggregated, stats, after_local=replies is not None)
         assert replies is not None
-        return replies
+        return replies, uncharged
 
     def _receive_in(self, verb: str, replies: AggregatedReplies, stats: RoundStats, *, after_local: bool) -> None:
         """Pass the aggregated replies of one exchange to the method (`Method.receive_exchange`).
@@ -188,16 +194,22 @@ class RoundRunner:
     def _charges(self) -> int:
         return len(self.server.ledger.events) if self.server.ledger is not None else 0
 
-    def _require_charges(self, clients: Sequence[int], before: int) -> None:
-        """Record that no guarantee holds for clients whose replies a private method used without any charge."""
+    def _uncharged(self, replies: Aggregator, before: int) -> set[int]:
+        """Return the clients of a private method that replied without a charge since the ledger had `before` events."""
         ledger = self.server.ledger
         if not self.method.private or ledger is None:
-            return
+            return set()
         charged = {event.client for event in ledger.events[before:]}
-        for client in clients if ALL_CLIENTS not in charged else ():
-            if str(client) not in charged:
-                name, number = type(self.method.inner).__name__, self.server.round
-                ledger.void(f"the reply of round {number} was not charged ({name} is private)", client=client)
+        return {client for client in replies.clients if str(client) not in charged}
+
+    def _require_charges(self, uncharged: set[int], before: int) -> None:
+        """Record that no guarantee holds for `uncharged` clients, unless the server charged all clients instead."""
+        ledger, name = self.server.ledger, type(self.method.inner).__name__
+        if ledger is None or any(event.client == ALL_CLIENTS for event in ledger.events[before:]):
+            return
+        for client in sorted(uncharged):
+            text = f"the reply of round {self.server.round} was not charged ({name} is private)"
+            ledger.void(text, client=client)
 
     def _keep_usable_state(self, before: Message) -> dict[str, Any]:
         """Return to the state `before` the round if the new one is unusable; return why as the column `discarded`."""

@@ -106,16 +106,32 @@ def charged_rounds(ledger: Ledger) -> dict[Any, list[int]]:
 
 
 @pytest.mark.parametrize("charged", [{}, {0: 9, 1: 9}, {0: 9, 1: 9, 2: 1}, {0: 1, 1: 1, 2: 1}, {0: 9, 1: 9, 2: 9}])
-@pytest.mark.parametrize("verb", ["local", "answer"])
+@pytest.mark.parametrize("verb", ["local", "answer", "first", "last"])
 def test_reply_without_a_charge_ends_the_guarantee(charged: dict[int, int], verb: str) -> None:
-    """Each client charges in its first rounds only; with a query before round 1, in the query if at all."""
+    """Each client charges in its first rounds only; in another exchange than the training, for each of the two."""
 
     class Trusted(NoisySum):
         def local(self, client: Client, message: Message) -> Message:
-            if client.round <= charged.get(client.id, 0) or verb == "answer":
+            if client.round <= charged.get(client.id, 0) or verb != "local":
                 client.spend("pixel_sum", SIGMA)
             client.notes["exact"] = len(client.data)
             return Message({self.total: message[self.total]})
+
+    class Twice(Trusted):
+        exchanges = ("first", "local") if verb == "first" else ("local", "last")
+
+        def send_exchange(self, server: Server, verb: str, client: int) -> Message:
+            return self.send(server, client)
+
+        def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
+            return self.expect(server, client)
+
+        def first(self, client: Client, message: Message) -> Message:
+            if client.round <= charged.get(client.id, 0):
+                client.spend("first", SIGMA)
+            return Message({self.total: message[self.total]})
+
+        last = first
 
     class Asking(Trusted):
         has_query = True
@@ -128,7 +144,8 @@ def test_reply_without_a_charge_ends_the_guarantee(charged: dict[int, int], verb
                 client.spend("question", SIGMA)
             return Message({self.total: message[self.total]})
 
-    last = play(2, Trusted() if verb == "local" else Asking()).rows[-1]
+    method = {"local": Trusted, "answer": Asking}.get(verb, Twice)()
+    last = play(2, method).rows[-1]
     enough = len(charged) == 3 and (verb == "answer" or min(charged.values()) == 9)
     assert (last["epsilon"] is not None) == enough
     assert "noted" not in last
