@@ -6,16 +6,15 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit._utils.batches import batch_indices, require_batch_statistics, uses_batch_statistics
 from distillkit._utils.progress import bar
 from distillkit.networks._factory import NetworkFactory, build
 from distillkit.networks.convnet import ConvNet
 from distillkit.rng import as_generator
 from distillkit.sets import Images, LabeledImages, Labels, as_set
+from distillkit.training import Protocol, accuracy, train
 
 __all__ = ["Separability", "separability"]
 
@@ -83,11 +82,11 @@ def separability(
         members = (data.labels == c).nonzero().flatten()[mixed]
         for half, part in zip(halves, members.split(-(-len(members) // 2)), strict=True):
             half.append(part)
-    train, test = data[torch.cat(halves[0])], data[torch.cat(halves[1])]
+    first, second = data[torch.cat(halves[0])], data[torch.cat(halves[1])]
     return Separability(
-        linear_probe=_linear_probe(train, test),
-        small_net=_small_network(train, test, factory, epochs, lr, batch, generator, progress),
-        chance=float(test.counts().max()) / len(test),
+        linear_probe=_linear_probe(first, second),
+        small_net=_small_network(first, second, factory, epochs, lr, batch, generator, progress),
+        chance=float(second.counts().max()) / len(second),
     )
 
 
@@ -102,7 +101,7 @@ def _linear_probe(train: LabeledImages, test: LabeledImages) -> float:
 
 
 def _small_network(
-    train: LabeledImages,
+    data: LabeledImages,
     test: LabeledImages,
     factory: NetworkFactory | None,
     epochs: int,
@@ -111,21 +110,10 @@ def _small_network(
     generator: torch.Generator,
     progress: bool,
 ) -> float:
-    shape, k = train.shape, train.num_classes
+    shape, k = data.shape, data.num_classes
     depth = max(1, min(3, int(math.log2(min(shape[1:]))) - 1))
-    network = build(factory or (lambda: ConvNet(shape, k, width=32, depth=depth)), generator).to(train.images).train()
-    adam = torch.optim.Adam(network.parameters(), lr=lr)
-    require_batch_statistics(network, train.images, min(batch, len(train)), "factory")
+    network = build(factory or (lambda: ConvNet(shape, k, width=32, depth=depth)), generator).to(data.images)
+    adam = Protocol(epochs=epochs, lr=lr, weight_decay=0.0, batch=batch, optimizer="adamw", schedule="constant")
     with bar(epochs, "separability", unit="epoch", progress=progress) as shown:
-        for _ in range(epochs):
-            order = torch.randperm(len(train), generator=generator)
-            for piece in batch_indices(order, batch, merge_single=uses_batch_statistics(network)):
-                some = train[piece.to(train.labels.device)]
-                adam.zero_grad()
-                F.cross_entropy(network(some.images), some.labels).backward()
-                adam.step()
-            shown.update()
-    network.eval()
-    with torch.no_grad():
-        right = [int((network(x).argmax(1) == y).sum()) for x, y in zip(test.images.split(64), test.labels.split(64))]
-    return sum(right) / len(test)
+        train(network, data, adam, generator=generator, callback=lambda _: shown.update(), progress=False)
+    return accuracy(network, test)
