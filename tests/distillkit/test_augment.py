@@ -205,15 +205,11 @@ def test_gradients_and_gradients_of_a_parameter_gradient(family: str, siamese: b
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"strategy": "color_blur"}, ValueError, "families must be one of"),
         ({"strategy": ""}, ValueError, "families"),
         ({"strategy": "flip_flip"}, ValueError, "each family once"),
-        ({"strategy": ["flip"]}, TypeError, "strategy must be a string"),
-        ({"mode": "X"}, ValueError, "mode must be one of"),
         ({"scale": 0.9}, ValueError, "scale must be"),
         ({"flip": 1.5}, ValueError, "flip must be in"),
         ({"rotate": -1}, ValueError, "rotate must be"),
-        ({"brightness": "much"}, TypeError, "brightness must be a number"),
     ],
 )
 def test_invalid_options_are_refused(arguments: dict, error: type[Exception], message: str) -> None:
@@ -344,9 +340,7 @@ def test_crop_flip_works_as_any_augmentation() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"normalization": (0.5, 0.5)}, TypeError, "normalization must be the images' Normalization"),
         ({"pad": -1}, ValueError, "pad"),
-        ({"pad": 2.0}, TypeError, "pad"),
         ({"flip": 1.5}, ValueError, "flip"),
         ({"cutout": 3}, ValueError, "cutout must be even"),
         ({"cutout": -2}, ValueError, "cutout"),

@@ -223,8 +223,6 @@ def test_invalid_arguments_are_named() -> None:
     for name, test, real in (("test", other, None), ("real", data, other)):
         with pytest.raises(ValueError, match=rf"data and {name} .* with `{name}\.renormalize\(data\.normalization\)`"):
             evaluate(data, test, convnet, real=real)
-    with pytest.raises(ValueError, match="num_networks must be at least 1"):
-        evaluate(data, data, convnet, num_networks=0)
     with pytest.raises(ValueError, match="at least one architecture"):
         evaluate(data, data, {})
     with pytest.raises(ValueError, match="must be probabilities"):
@@ -233,7 +231,7 @@ def test_invalid_arguments_are_named() -> None:
     for function in (train, accuracy):
         with pytest.raises(ValueError, match="at least one image"):
             function(convnet(), empty)
-    for options in ({"epochs": 0}, {"batch": 0}, {"lr": 0.0}, {"lr_drop": 0.0}, {"momentum": -1.0}):
+    for options in ({"lr": 0.0}, {"lr_drop": 0.0}, {"momentum": -1.0}):
         with pytest.raises(ValueError, match=next(iter(options))):
             Protocol(**options)  # type: ignore[arg-type]
 

@@ -359,17 +359,11 @@ def test_user_networks_with_frozen_parameters_are_attacked_and_others_refused() 
 
 def test_wrong_arguments_are_named() -> None:
     data = labeled()
-    with pytest.raises(ValueError, match="kind must be one of"):
-        Corruption("fog", 1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="severity must be at most 5"):
         Corruption("contrast", 6)
-    for options in ({"epsilon": -0.1}, {"epsilon": 0.1, "steps": 0}, {"epsilon": 0.1, "step_size": 0.0}):
-        with pytest.raises(ValueError, match="epsilon|steps|step_size"):
+    for options in ({"epsilon": -0.1}, {"epsilon": 0.1, "step_size": 0.0}):
+        with pytest.raises(ValueError, match="epsilon|step_size"):
             PGD(**options)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"against must be a list of perturbations, such as \[FGSM"):
-        require_perturbations(FGSM(0.1))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="against must be a list of perturbations"):
-        evaluate(data, data, linear, against=["fgsm"])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="different names, got 'FGSM 8/255' twice"):
         require_perturbations([FGSM(8 / 255), FGSM(8 / 255)])
     plain = LabeledImages(data.images, data.labels, num_classes=2)

@@ -55,9 +55,6 @@ def test_scores_lie_in_the_unit_interval_and_rise_with_the_set(
 
 @pytest.mark.parametrize("name", [*ANCHORS, "weight"])
 def test_per_cent_are_refused(name: str) -> None:
-    for value in ("0.4", True, math.nan):
-        with pytest.raises((TypeError, ValueError), match=f"^{name} must be"):
-            label_robust_score(**{**ANCHORS, name: value})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=f"{name} must be a fraction in .0, 1., got 48.9; divide per cent by 100"):
         label_robust_score(**{**ANCHORS, name: 48.9})
 
@@ -237,14 +234,12 @@ def test_soft_labels_count_in_the_own_protocol_only() -> None:
     [
         ({"protocol": replace(PROTOCOL, augment=None)}, "protocol must have an augmentation"),
         ({"search": []}, "search must hold at least one mapping"),
-        ({"search": 3}, "^search must be"),
         ({"search": [{}, 3]}, r"^search\[1\] must map"),
         ({"validation": 1.0}, "validation must be less than 1"),
         ({"weight": 2}, "weight must be a fraction"),
         ({"real": REAL[:1]}, "at least 2 images of each class"),
         ({"real": REAL[:20]}, "all of its images are in data"),
         ({"real": REAL[30:40]}, r"real must be the real training images, at least as many as data has \(20\)"),
-        ({"whole": 0.9}, "protocol must be a Protocol"),
     ],
 )
 def test_wrong_arguments_are_named(options: dict[str, Any], text: str) -> None:

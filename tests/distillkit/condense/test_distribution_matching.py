@@ -504,14 +504,8 @@ def test_groups_run_in_other_threads_only_if_that_helps(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"ipc": 0}, "ipc must be at least 1"),
         ({"steps": -1}, "steps must be at least 0"),
-        ({"match": "logits"}, "match must be one of 'embedding', 'embedding\\+logits'"),
-        ({"init": "zeros"}, "init must be one of"),
-        ({"lr": 0.0}, "lr must be greater than 0"),
         ({"momentum": 1.0}, "momentum must be less than 1"),
-        ({"batch_real": 0}, "batch_real must be at least 1"),
-        ({"chunk": 0}, "chunk must be at least 1"),
         ({"classes": [7]}, r"classes must be distinct and in \[0, 3\)"),
         ({"classes": [1, 1]}, "classes must be distinct"),
         ({"classes": []}, "at least one"),
@@ -529,13 +523,9 @@ def test_invalid_options_are_named(changes: dict[str, Any], message: str) -> Non
 
 def test_invalid_data_are_named() -> None:
     networks = RandomNetworks(convnet)
-    with pytest.raises(ValueError, match="labels must be class indices"):
-        distribution_matching(torch.rand(4, *SHAPE), torch.rand(4, 3), networks=networks)
     empty = LabeledImages(torch.zeros(0, *SHAPE), torch.zeros(0, dtype=torch.int64), num_classes=3)
     with pytest.raises(ValueError, match="at least one image, got an empty set"):
         distribution_matching(empty, networks=networks)
-    with pytest.raises(ValueError, match="hold NaN or Inf"):
-        distribution_matching(torch.full((4, *SHAPE), torch.nan), torch.zeros(4, dtype=torch.int64), networks=networks)
     other = data().replace(normalization=Normalization((0.5,), (0.5,)))
     with pytest.raises(ValueError, match="different normalizations"):
         distribution_matching(data(), networks=networks, init=other)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -49,25 +48,11 @@ class TenLines(nn.Module):
         return self.last(torch.tanh(self.first(images.flatten(1))))
 
 
-def test_default_loops_are_the_published_ones() -> None:
-    published = {1: (1, 1), 10: (10, 50), 20: (20, 25), 30: (30, 20), 40: (40, 15), 50: (50, 10), 100: (100, 2)}
-    assert {ipc: loops_for(ipc) for ipc in published} == published
-
-
 def test_default_loops_are_interpolated_and_rounded_half_up() -> None:
     """Against NumPy's interpolation, whose numbers with a half are exact here."""
     ipc, inner = [1, 10, 20, 30, 40, 50, 100], [1, 50, 25, 20, 15, 10, 2]
     wanted = np.floor(np.interp(np.arange(1, 201), ipc, inner) + 0.5 + 1e-9)
-    assert [loops_for(n)[1] for n in range(1, 201)] == wanted.astype(int).tolist()
-
-
-def test_default_loops_exist_for_every_ipc() -> None:
-    inner = [loops_for(ipc)[1] for ipc in range(1, 1200)]
-    assert all(loops_for(ipc)[0] == ipc for ipc in range(1, 1200))
-    assert all(1 <= i <= 50 for i in inner)
-    assert inner[:10] == sorted(inner[:10])
-    assert inner[9:] == sorted(inner[9:], reverse=True)
-    refused(lambda: loops_for(0), ValueError, "ipc must be at least 1")
+    assert [loops_for(n) for n in range(1, 201)] == list(enumerate(wanted.astype(int).tolist(), 1))
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 5, 16, None])
@@ -384,38 +369,15 @@ def test_networks_with_any_channels_run() -> None:
     assert made.images.dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"loops": (0, 1)}, r"loops\[0\]"),
-        ({"loops": (1, -1)}, r"loops\[1\]"),
-        ({"lr": -1}, "lr must be"),
-        ({"batch": 0}, "batch must be"),
-    ],
-)
-def test_inner_training_names_an_invalid_option(options: dict[str, Any], message: str) -> None:
-    refused(lambda: InnerTraining(**options), ValueError, message)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"ipc": 0}, ValueError, "ipc must be at least 1"),
-        ({"iterations": -1}, ValueError, "iterations must be"),
-        ({"lr": 0}, ValueError, "lr must be greater"),
-        ({"inner": (2, 1)}, TypeError, "inner must be an InnerTraining"),
-        ({"metric": "l1"}, ValueError, "metric must be one of"),
-        ({"init": "zeros"}, ValueError, "init must be one of"),
-        ({"generator": "a"}, TypeError, "generator must be"),
-    ],
-)
-def test_invalid_options_are_refused(options: dict, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        gradient_matching(data([3, 3]), networks=RandomNetworks(convnet()), **{"ipc": 1, "iterations": 1, **options})
+def test_numbers_of_loops_have_bounds() -> None:
+    refused(lambda: InnerTraining(loops=(0, 1)), ValueError, r"loops\[0\]")
+    refused(lambda: InnerTraining(loops=(1, -1)), ValueError, r"loops\[1\]")
 
 
 def test_networks_of_another_dtype_and_divergence_are_refused() -> None:
     real = data([3, 3])
+    with pytest.raises(ValueError, match="iterations must be"):
+        gradient_matching(real, networks=RandomNetworks(convnet()), ipc=1, iterations=-1)
     with pytest.raises(ValueError, match="float32"):
         gradient_matching(real.to(dtype=torch.float32), networks=RandomNetworks(convnet()), ipc=1, iterations=1)
     with pytest.raises(FloatingPointError, match="lower lr"):
@@ -517,10 +479,6 @@ def test_fit_to_gradient_refuses_mismatched_targets() -> None:
     with pytest.raises(ValueError, match="must be finite"):
         fit_to_gradient(network, start, [*target[:-1], torch.full((2,), torch.nan)])
     refused(lambda: fit_to_gradient(network, start, {}), ValueError, "target must hold at least one")
-    with pytest.raises(TypeError, match="network must be"):
-        fit_to_gradient("net", start, target)  # type: ignore[arg-type]
-    for lr in (0.0, -0.1):
-        refused(lambda: fit_to_gradient(network, start, target, lr=lr), ValueError, "lr must be greater than 0")  # noqa: B023
 
 
 MASK = torch.tensor([[True, False, True], [True, True, False], [False, True, True], [True, True, True]])

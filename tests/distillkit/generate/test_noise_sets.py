@@ -256,35 +256,15 @@ def test_the_noise_decoder_has_the_layers_of_the_paper() -> None:
     assert images.abs().max() <= 1
 
 
-@pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize(
-    ("match", "options"),
-    [
-        ("num_classes must be at least 2", {"num_classes": 1}),
-        ("per_class", {"per_class": 0}),
-        ("size", {"size": 0}),
-        ("channels", {"channels": 0}),
-        ("mean_std", {"mean_std": -1.0}),
-        ("sample_std", {"sample_std": 0.0}),
-        ("generator must be", {"generator": "0"}),
-    ],
-)
-def test_invalid_arguments_are_named(name: str, match: str, options: dict[str, Any]) -> None:
-    with pytest.raises((ValueError, TypeError), match=match):
-        MAKERS[name](**{"num_classes": 2, "per_class": 2, "size": 8, **options})
-
-
 @pytest.mark.parametrize(
     ("make", "match"),
     [
+        (lambda: stylegan_noise(1, 2), "num_classes must be at least 2"),
+        (lambda: stylegan_noise(2, 2, sample_std=0.0), "sample_std"),
         (lambda: stylegan_noise(2, 2, 3), "size must be at least 4"),
         (lambda: stylegan_noise(2, 2, width=3), "width"),
-        (lambda: stylegan_noise(2, 2, latent=0), "latent"),
+        (lambda: stylegan_noise(2, 2, mean_std=-1.0), "mean_std"),
         (lambda: stylegan_noise(2, 2, noise_gain=-1.0), "noise_gain"),
-        (lambda: stylegan_noise(2, 2, chunk=0), "chunk"),
-        (lambda: StyleGAN2(depth=0), "depth"),
-        (lambda: upsampled_gaussian(2, 2, base=0), "base"),
-        (lambda: cnn_noise(2, 2, width=0), "width"),
         (lambda: cnn_noise(2, 2, decorrelation_steps=-1), "decorrelation_steps"),
         (lambda: cnn_noise(2, 2, shared=True), "mean_std must be greater than 0 with shared=True"),
     ],

@@ -204,13 +204,10 @@ def test_a_set_records_the_origin_of_its_crops() -> None:
 @pytest.mark.parametrize(
     ("error", "match", "options"),
     [
-        (TypeError, "image must be a float or uint8", {"image": "photo.jpg"}),
         (TypeError, r"image must be .* \[3, 9\]", {"image": torch.rand(3, 9, generator=torch.Generator())}),
         (ValueError, r"pixels in \[0, 1\]", {"image": torch.full((3, 40, 40), 2.0)}),
-        (ValueError, "image must be finite", {"image": torch.full((3, 40, 40), math.nan)}),
         (ValueError, "at least size=32", {"image": picture(31, 50)}),
         (ValueError, "seed", {"seed": -1}),
-        (ValueError, "size", {"size": 0}),
         (ValueError, "area", {"area": (0.5, 0.1)}),
         (ValueError, "area", {"area": (0.5, 1.1)}),
         (ValueError, "aspect", {"aspect": (0.0, 1.1)}),
