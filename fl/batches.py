@@ -5,20 +5,21 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from distillkit._utils import check
 from distillkit._utils.batches import batch_indices
-from distillkit._utils.options import PositiveInt, check_options
+from distillkit._utils.options import CheckedOptions, PositiveInt, check_options
 from distillkit.sets import LabeledImages
 
 __all__ = ["Batch", "Phase", "batch_at", "select_rows", "shuffled_indices"]
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(CheckedOptions):
     """Images for one step of local training: the client's own images, or an add-on's.
 
     Attributes:
@@ -28,11 +29,14 @@ class Batch:
         columns: additional values of each image, by name, one row per image.
         joint: for an add-on's batch, whether it is concatenated with the client's batch in the forward pass, so that
             both share batch-norm statistics. If False, the add-on's batch has a forward pass of its own.
+
+    Raises:
+        TypeError: a value has another type.
     """
 
     images: Tensor
     labels: Tensor
-    columns: dict[str, Tensor] = field(default_factory=dict)
+    columns: Annotated[dict[str, Tensor], check.mapping] = field(default_factory=dict)
     joint: bool = False
 
     def select(self, index: Tensor) -> Batch:

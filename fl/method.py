@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from distillkit._utils.options import CheckedOptions, PositiveInt
 from distillkit.sets import LabeledImages
 from fl._components import Component, KeyedObject, constructor_call, require_plain_options
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
@@ -44,7 +45,7 @@ class NoUsableReply(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Predictor:
+class Predictor(CheckedOptions):
     """Model to test and save. `Method.predictors` returns one for each global model.
 
     Attributes:
@@ -54,7 +55,7 @@ class Predictor:
     """
 
     network: nn.Module
-    outputs: int | None = None
+    outputs: PositiveInt | None = None
 
     @torch.no_grad()
     def sums(self, data: LabeledImages, task: LabelTask, chunk: int | None = None) -> torch.Tensor:

@@ -8,6 +8,8 @@ from dataclasses import fields
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from torch import Tensor, nn
+
 from distillkit._utils import check
 
 __all__ = [
@@ -34,13 +36,16 @@ def _rounds(rounds: Any, name: str) -> tuple[int, ...]:
     return tuple(check.positive_int(n, name) for n in check.sequence(rounds, name, "rounds, from 1"))
 
 
+_CLASSES: dict[Any, str] = {str: "a string", Tensor: "a Tensor", nn.Module: "an nn.Module"}
+
 Options = Annotated[Mapping[str, Any], check.mapping]
 """Options of another object, by name."""
 Rounds = Annotated[tuple[int, ...], _rounds]
 
 
 def check_options(options: Any) -> dict[str, Any]:
-    """Check each field of a dataclass that is annotated with `Literal`, `bool`, `str` or a type defined in this module.
+    """Check each field of a dataclass that is annotated with `Literal`, `bool`, `str`, `Tensor`, `nn.Module` or a type
+    defined in this module.
 
     The types defined in this module include `Positive` and `Fraction`. `None` is accepted if the type allows it. Fields
     of other types are not checked.
@@ -87,6 +92,6 @@ def _checked(value: Any, name: str, hint: Any) -> Any:
         return get_args(hint)[1](value, name)
     if get_origin(hint) is Literal:
         return check.one_of(value, name, get_args(hint))
-    if hint is str and not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, got {type(value).__name__}")
+    if hint in _CLASSES:
+        return check.instance(value, hint, name, _CLASSES[hint])
     return check.boolean(value, name) if hint is bool else value

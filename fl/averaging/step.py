@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
+from distillkit._utils import check
+from distillkit._utils.options import CheckedOptions
 from distillkit.networks._base import Network, SplitNetwork
 from fl._components import Component
 from fl.averaging.local import Local, Term
@@ -21,7 +23,7 @@ __all__ = ["Output", "Step", "outputs", "restored"]
 
 
 @dataclass(frozen=True)
-class Output:
+class Output(CheckedOptions):
     """Outputs of the network for a batch of B images. They are part of the autograd graph.
 
     Attributes:
@@ -34,7 +36,7 @@ class Output:
 
     embedding: Tensor
     logits: Tensor
-    inner: Mapping[str, Tensor] = field(default_factory=dict)
+    inner: Annotated[Mapping[str, Tensor], check.mapping] = field(default_factory=dict)
 
 
 def outputs(network: Network, images: Tensor, layers: Mapping[str, nn.Module] | None = None) -> Output:

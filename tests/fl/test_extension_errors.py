@@ -329,7 +329,7 @@ WRONG: list[tuple[str, Any, str]] = [
     )),
     *(("predictors", value, MODELS + shown) for value, shown in (
         (None, "NoneType"), (Tiny(3), "Tiny"), ([Predictor(Tiny(3))], "list"), ({"": Tiny(3)}, "dict of '': Tiny"),
-        ({3: Predictor(Tiny(3))}, "dict of 3: Tiny"), ({"": Predictor(3)}, "dict of '': int"),  # type: ignore[arg-type]
+        ({3: Predictor(Tiny(3))}, "dict of 3: Tiny"),
     )),
     *(("predictors", {"": Predictor(Tiny(k), outputs)}, rf"give \[N, 3\] logits or more .*, got \[6, {shown}\]")
       for k, outputs, shown in ((2, None, 2), (4, 2, 2), (2, 3, 2))),

@@ -37,9 +37,13 @@ from fl import (
     simulate,
 )
 from fl.addons import RobustMean
-from fl.batches import Phase, shuffled_indices
+from fl.aggregation import Aggregator, finalize
+from fl.averaging import Output
+from fl.batches import Batch, Phase, shuffled_indices
 from fl.filters import SetQuality
 from fl.filters.client_dp import Adaptive
+from fl.message import payload_bytes
+from fl.method import Predictor
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
 from fl.networks import Networks
 from fl.study import load, outcome_hash
@@ -524,6 +528,19 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: history.summary(rows_of_run(), rounds=3), "names must not include rounds"),
     (lambda: outcome_hash(rows_of_run()), "run must be the Run that simulate returns, got list"),
     (lambda: RunFolder("a", notes={"b": torch.zeros(1)}), "notes must be a mapping of JSON values"),
+    (lambda: Batch(torch.zeros(1), 3), "labels must be a Tensor, got int"),  # type: ignore[arg-type]
+    (lambda: Batch(torch.zeros(1), torch.zeros(1), 3), "columns must map names"),  # type: ignore[arg-type]
+    (lambda: Output(None, torch.zeros(1)), "embedding must be a Tensor, got NoneType"),  # type: ignore[arg-type]
+    (lambda: Predictor(3), "network must be an nn.Module, got int"),  # type: ignore[arg-type]
+    (lambda: Predictor(Tiny(3), "3"), "outputs must be an int"),  # type: ignore[arg-type]
+    (lambda: payload_bytes({}), "message must be a Message, got dict"),  # type: ignore[arg-type]
+    (lambda: Aggregator([]), "entries must map names"),  # type: ignore[arg-type]
+    (lambda: Aggregator({}).fold("0", Message()), "client must be an int"),  # type: ignore[arg-type]
+    (lambda: Aggregator({}).fold(0, {}), "reply must be a Message, got dict"),  # type: ignore[arg-type]
+    (lambda: Aggregator({}).fold(0, Message({FedAvg.samples: 1.0})), "not an entry that the method declares"),
+    (lambda: finalize("median", None, torch.zeros(1), 1, 1.0), "rule must be one of"),
+    (lambda: Keyring("keys").save_session("0", {}), "client must be an int"),  # type: ignore[arg-type]
+    (lambda: Keyring("keys").save_session(0, {"a": b""}), "session must map names to JSON values"),
     (lambda: load(None), "folder must be a path"),  # type: ignore[arg-type]
     (lambda: Registry.read(None), "path must be a path"),  # type: ignore[arg-type]
     (lambda: Registry({k: f"{k:064x}" for k in range(2)}).write(Path(__file__).parent), "is a folder; give the path"),
