@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from distillkit._utils import check
 from distillkit._utils.options import CheckedOptions, PositiveInt
 from distillkit.sets import LabeledImages
 from fl._components import Component, KeyedObject, constructor_call, require_plain_options
@@ -86,9 +87,13 @@ def evaluation_batch_size(shape: Sequence[int], device: torch.device) -> int:
     Args:
         shape: (C, H, W) of an image.
         device: device that holds the images.
+
+    Raises:
+        TypeError, ValueError: the shape is not that of an image, or `device` is no `torch.device`.
     """
-    pixels = (1 << 18) if device.type == "cpu" else (1 << 22)
-    fitting: int = max(1, min(256, pixels // (shape[1] * shape[2])))
+    _, height, width = (check.positive_int(n, "shape") for n in check.sequence(shape, "shape", "numbers (C, H, W)", 3))
+    pixels = (1 << 18) if check.instance(device, torch.device, "device", "a torch.device").type == "cpu" else (1 << 22)
+    fitting: int = max(1, min(256, pixels // (height * width)))
     return 1 << (fitting.bit_length() - 1)
 
 
@@ -103,8 +108,7 @@ def evaluation_spec(task: LabelTask, *names: str) -> EntrySpec:
     Raises:
         TypeError: `task` is no label task, or a name is not a string.
     """
-    if isinstance(task, type) or not hasattr(task, "num_classes"):
-        raise TypeError(f"task must be a label task, as server.task, got {task!r:.80}")
+    _require_task(task)
     if wrong := [name for name in names if not isinstance(name, str)]:
         raise TypeError(f"names must be strings, got {wrong[0]!r:.80}")
     sums = {name: torch.zeros(3 + 3 * task.num_classes, dtype=torch.float64) for name in names}
@@ -387,8 +391,14 @@ def require_single_label(name: str, task: LabelTask) -> None:
     Raises:
         ValueError: images of the task may have several classes.
     """
+    _require_task(task)
     if not task.single_label:
         raise ValueError(f"{name} needs exactly one class per image, which {task!r} does not guarantee: leave it out")
+
+
+def _require_task(task: object) -> None:
+    if isinstance(task, type) or not hasattr(task, "num_classes") or not hasattr(task, "single_label"):
+        raise TypeError(f"task must be a label task, as server.task, got {task!r:.80}")
 
 
 def require_method(method: object) -> Method:

@@ -310,13 +310,19 @@ def embedding_size(network: nn.Module, images: Tensor) -> int:
     Args:
         network: network with a feature extractor and a classifier.
         images: [B, C, H, W], with arbitrary values.
+
+    Raises:
+        TypeError, ValueError: the network does not accept the images or returns no embeddings [B, d].
     """
-    return split(network.eval()).features(images).shape[1]
+    check.batch_of_images(images)
+    parts = split(_validation.require_network(network).eval())
+    _validation.check_network(parts, images, features=True)
+    return parts.features(images).shape[1]
 
 
 def copied(network: nn.Module) -> Tensors:
     """Return copies of the parameters and buffers of `network`, by name."""
-    return {n: t.detach().clone() for n, t in network.state_dict().items()}
+    return {n: t.detach().clone() for n, t in _validation.require_network(network).state_dict().items()}
 
 
 def _factories(factory: Factory | Mapping[str, Factory] | None, *, several: bool) -> dict[str, Factory]:

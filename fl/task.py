@@ -105,6 +105,18 @@ def _require_logits(logits: Tensor, labels: Tensor, k: int, rows: bool, width: i
         raise ValueError(f"labels must be {'' if rows else 'int64 '}{wanted} for these logits, got {_form(labels)}")
 
 
+def _require_rows(labels: Tensor, k: int) -> None:
+    """Refuse labels of a multi-label task that are no rows [N, k]."""
+    if not isinstance(labels, Tensor) or labels.ndim != 2 or labels.shape[1] != k:
+        raise ValueError(f"labels must be rows [N, {k}], got {_form(labels)}")
+
+
+def _require_sums(sums: Tensor, k: int) -> None:
+    """Refuse test results that are no floats [3 + 3k]."""
+    if not isinstance(sums, Tensor) or not sums.is_floating_point() or list(sums.shape) != [3 + 3 * k]:
+        raise ValueError(f"sums must be floats [{3 + 3 * k}], as the method sums returns them, got {_form(sums)}")
+
+
 def _form(value: object) -> str:
     return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
@@ -151,7 +163,7 @@ class Classification(CheckedOptions):
 
     def counts(self, labels: Tensor) -> Tensor:
         """Return the number of images of each class, int64 [K], in a set with these `labels` (indices, int64 [N])."""
-        return torch.bincount(labels, minlength=self.num_classes)
+        return torch.bincount(check.class_labels(labels, None, self.num_classes), minlength=self.num_classes)
 
     def complement(self, counts: Tensor, total: int) -> Tensor:
         """Return the classes of at most `total` additional images that would balance the class counts.
@@ -181,7 +193,9 @@ class Classification(CheckedOptions):
             logits: float [N, K']. K' is the number of the network's outputs, at least the number of classes, K.
             labels: class indices, int64 [N].
         """
-        predicted, k = logits.argmax(1), self.num_classes
+        k = self.num_classes
+        _require_logits(logits, labels, k, False)
+        labels, predicted = check.class_labels(labels, len(logits), k), logits.argmax(1)
         right = predicted == labels
         tp = torch.bincount(labels[right], minlength=k)
         fp = torch.bincount(predicted[~right & (predicted < k)], minlength=k)
@@ -197,6 +211,7 @@ class Classification(CheckedOptions):
         negatives as wrong predictions. There must be at most as many false positives as false negatives: a wrong
         prediction is a false positive of the predicted class, unless the prediction is an output after the first K.
         """
+        _require_sums(sums, self.num_classes)
         count, correct, tp, fp, fn = _counts(sums)
         if tp != correct or fn != count - correct or fp > fn:
             raise ValueError(
@@ -209,6 +224,7 @@ class Classification(CheckedOptions):
         Args:
             sums: test results as the method `sums` returns them, float64 [3 + 3K] for K classes.
         """
+        _require_sums(sums, self.num_classes)
         return {"accuracy": float(sums[1] / sums[0]), "loss": float(sums[2] / sums[0])}
 
 
@@ -242,6 +258,7 @@ class MultiLabel(CheckedOptions):
 
     def counts(self, labels: Tensor) -> Tensor:
         """Return the number of images that have each class, int64 [K], in a set with these `labels` [N, K]."""
+        _require_rows(labels, self.num_classes)
         return (labels > 0.5).sum(0)
 
     def complement(self, counts: Tensor, total: int) -> Tensor:
@@ -275,6 +292,7 @@ class MultiLabel(CheckedOptions):
             logits: float [N, K']. K' is the number of the network's outputs, at least the number of classes, K.
             labels: rows of 0 and 1, [N, K].
         """
+        _require_logits(logits, labels, self.num_classes, True, self.num_classes)
         logits, truth = logits[:, : self.num_classes], labels > 0.5
         says = logits > 0
         loss = F.binary_cross_entropy_with_logits(logits.double(), labels.double(), reduction="sum").cpu()
@@ -288,6 +306,7 @@ class MultiLabel(CheckedOptions):
         The total number of false positives and false negatives must equal the number of wrong predictions. The total
         number of true positives must not exceed the number of correct predictions.
         """
+        _require_sums(sums, self.num_classes)
         count, correct, tp, fp, fn = _counts(sums)
         if fp + fn != count - correct or tp > correct:
             raise ValueError(
@@ -304,6 +323,7 @@ class MultiLabel(CheckedOptions):
         Args:
             sums: test results as the method `sums` returns them, float64 [3 + 3K] for K classes.
         """
+        _require_sums(sums, self.num_classes)
         tp, fp, fn = sums[3:].view(3, -1)
 
         def ratio(a: Tensor, b: Tensor) -> Tensor:

@@ -18,10 +18,11 @@ from distillkit.networks import KeepInit
 from distillkit.privacy import Ledger, PrivacyError, PrivateStatistics
 from fl import AddOn, Classification, ClientData, ClientDP, FedAvg, FedDM, Filtered, MultiLabel, Real, simulate
 from fl.addons import DPSGD, MOON, SCAFFOLD, Anchors, Condensed, Ditto, FedCOG, FedProx, FineTune, SharedImage
-from fl.batches import Phase
+from fl.batches import Phase, batch_at
 from fl.engine._run_options import _drawn_count
+from fl.method import evaluation_batch_size, require_single_label
 from fl.methods import FedProto, FedRep, PrivateFedDM, SingleImage
-from fl.networks import _blanks
+from fl.networks import _blanks, copied, embedding_size
 from tests.fl.federations import Tiny, federation, images
 from tests.refused import refused
 
@@ -495,6 +496,45 @@ def test_set_without_num_classes_gets_that_of_the_others() -> None:
     with pytest.raises(ValueError, match=r"clients\[1\] does not fit clients\[0\]: .*class counts: 2 and 3"):
         play(clients=[few.replace(num_classes=2), full])
     assert play(clients=[few], test=few, task=Classification(4)).server.task == Classification(4)
+
+
+SMALL = images(6, 3)
+CLASSES, LABELS = Classification(3), MultiLabel(3)
+INDEX, LOGITS = torch.tensor([0, 1]), torch.zeros(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: embedding_size("net", SMALL.images), "network must be"),
+        (lambda: embedding_size(Tiny(3), [SMALL.images]), "images must be"),
+        (lambda: embedding_size(Tiny(3), SMALL.images.repeat(1, 2, 1, 1)), "network .* does not accept images"),
+        (lambda: copied({}), "network must be"),
+        (lambda: evaluation_batch_size(0, torch.device("cpu")), "shape must be"),
+        (lambda: evaluation_batch_size((3, 8, 0), torch.device("cpu")), "shape must be"),
+        (lambda: evaluation_batch_size((3, 8, 8), 0.5), "device must be"),
+        (lambda: require_single_label("FedX", Classification), "task must be"),
+        (lambda: require_single_label("FedX", 3), "task must be"),
+        (lambda: batch_at(SMALL.images, INDEX), "data must be"),
+        (lambda: batch_at(SMALL, [0]), "index must be"),
+        (lambda: batch_at(SMALL, INDEX > 0), "index must be"),
+        (lambda: batch_at(SMALL, torch.tensor([6])), r"index must be in \[0, 6\)"),
+        (lambda: batch_at(SMALL, torch.tensor([-1])), r"index must be in \[0, 6\)"),
+        (lambda: CLASSES.counts(torch.tensor([3])), "labels must be below"),
+        (lambda: CLASSES.counts([0]), "labels must be"),
+        (lambda: CLASSES.sums(LOGITS[0], INDEX), "logits must be"),
+        (lambda: CLASSES.sums(LOGITS, INDEX[:1]), "labels must be"),
+        (lambda: CLASSES.sums(LOGITS, INDEX + 2), "labels must be below"),
+        (lambda: CLASSES.metrics(torch.zeros(3)), "sums must be"),
+        (lambda: CLASSES.check_sums([1.0]), "sums must be"),
+        (lambda: LABELS.counts(INDEX), "labels must be"),
+        (lambda: LABELS.sums(LOGITS, INDEX), "labels must be"),
+        (lambda: LABELS.metrics(torch.zeros(3)), "sums must be"),
+        (lambda: LABELS.check_sums(torch.zeros(3)), "sums must be"),
+    ],
+)
+def test_direct_calls_name_the_wrong_argument(call: Any, words: str) -> None:
+    refused(call, (TypeError, ValueError, IndexError), f"^{words}")
 
 
 def test_numpy_numbers_are_accepted() -> None:
