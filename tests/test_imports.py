@@ -251,3 +251,29 @@ def test_importing_a_module_of_the_packages_imports_nothing_heavy() -> None:
     )
     assert {"distillkit.networks", "fl.addons", "attacks.membership"} <= set(ours)
     run(code)
+
+
+PYTORCH = "distillkit.privacy.capture._pytorch"
+"""The module in which every private or experimental name of PyTorch is imported."""
+
+
+def names_of_pytorch(by: str) -> list[tuple[str, str]]:
+    """Return what a module imports from private or experimental modules of PyTorch, or by a private name."""
+    nodes = [node for node in ast.walk(ast.parse(modules()[by].read_text("utf-8"))) if isinstance(node, ast.ImportFrom)]
+    names = [(node.module, alias.name) for node in nodes for alias in node.names if node.module]
+    return [(m, n) for m, n in names if m.startswith("torch.") and ("._" in f"{m}.{n}" or "experimental" in m)]
+
+
+def test_no_name_of_pytorch_has_moved() -> None:
+    moved = []
+    for module, name in names_of_pytorch(PYTORCH):
+        try:
+            getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError):
+            moved.append(f"{module}.{name}")
+    assert not moved, f"this PyTorch has moved or removed {', '.join(moved)}, which {PYTORCH} must find elsewhere"
+
+
+def test_private_names_of_pytorch_are_imported_in_one_module() -> None:
+    assert [by for by in modules() if names_of_pytorch(by)] == [PYTORCH]
+    assert len(list(modules()[PYTORCH].parent.glob("_[a-z]*.py"))) == 3

@@ -18,12 +18,11 @@ from distillkit._utils.options import NonNegative, PositiveInt, Rate
 from distillkit._utils.user_warnings import warn
 from distillkit.privacy import ExampleGradients, PrivateGradient, per_example_gradients, require_per_example
 from distillkit.privacy.accounting._ranges import check_clip, check_sigma
-from distillkit.privacy.capture._augmentation import captured_augmentation
-from distillkit.privacy.capture._captured_function import CapturedFunction
-from distillkit.privacy.capture._private_records import apart_from_records, declare_records
+from distillkit.privacy.capture._captured_function import CapturedFunction, captured_augmentation
 from distillkit.privacy.errors import PrivacyError
 from distillkit.privacy.gradients.opacus_gradients import GRADIENTS, OpacusGradients, clipped_gradients, note_opacus
 from distillkit.privacy.validation._arguments import refuse_derived, refuse_half_precision, refuse_large_delta
+from distillkit.privacy.validation._private_records import apart_from_records, declare_records
 from distillkit.sets import LabeledImages
 from fl.addons._per_example import refuse_mixing_objective, unsound
 from fl.averaging import AddOn, AveragingServer, Local, Settings, Step

@@ -16,13 +16,13 @@ from distillkit._utils.user_warnings import warn
 from distillkit.networks import NetworkBall
 from distillkit.privacy import PrivacyError, PublicEmbedders
 from distillkit.privacy.accounting._ranges import check_clip, check_sigma
-from distillkit.privacy.capture._private_records import apart_from_records
 from distillkit.privacy.validation._arguments import (
     as_private_set,
     initial_images,
     refuse_large_delta,
     refuse_measured_normalization,
 )
+from distillkit.privacy.validation._private_records import apart_from_records
 from distillkit.sets import LabeledImages
 from fl.aggregation import AggregatedReplies, Schema
 from fl.message import Entry

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit.privacy import PrivacyError, PublicEmbedders, class_sums
-from distillkit.privacy.capture._private_records import apart_from_records
+from distillkit.privacy.validation._private_records import apart_from_records
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema

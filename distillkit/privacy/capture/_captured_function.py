@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.fx import GraphModule, Node, Proxy, Transformer
 
-from distillkit.privacy.capture._graph import draws_as_inputs, for_batches
-from distillkit.privacy.capture._private_records import active_records
-from distillkit.privacy.capture._tracing import trace
-from distillkit.privacy.errors import NotCapturable, PrivacyError
+from distillkit.privacy.capture._pytorch import DeviceContext, dispatch_modes, function_modes
+from distillkit.privacy.capture._tracing import DRAWS, MARKER, Draw, draws, functional_name, trace
+from distillkit.privacy.errors import BatchStatistics, NotCapturable, PrivacyError
+from distillkit.privacy.validation._independence import is_own_augmentation
+from distillkit.privacy.validation._private_records import active_records, holds_fake
 from distillkit.rng import derive
 
-__all__ = ["CapturedFunction", "capture", "require_plain"]
+__all__ = ["CapturedFunction", "capture", "captured_augmentation", "require_plain"]
+
+aten = torch.ops.aten
 
 _REDUCED = ("tf32", "bf16")
+
+_SMALL_MAP = 16
+"""Largest number of output pixels of a convolution whose weight gradient is computed as a product of matrices."""
 
 
 def capture(
@@ -69,12 +75,12 @@ class CapturedFunction:
             estimate memory.
     """
 
-    def __init__(
-        self, graph: torch.fx.GraphModule, shared: Sequence[Tensor], one: Sequence[Tensor], function_name: str
-    ) -> None:
-        self._draws = draws_as_inputs(graph)
-        for_batches(graph, function_name)
+    def __init__(self, graph: GraphModule, shared: Sequence[Tensor], one: Sequence[Tensor], function_name: str) -> None:
         self._constants = graph.meta["constants"]
+        self._draws = _draws_as_inputs(graph)
+        graph = _ForBatches(graph, function_name).transform()
+        graph.graph.eliminate_dead_code()
+        graph.recompile()
         self._forward, self._shared, self._function_name = graph.forward, len(shared), function_name
         nodes = [n.meta.get("val") for n in graph.graph.nodes if n.op == "call_function"]
         sizes = [v.numel() for v in nodes if isinstance(v, Tensor)]
@@ -197,8 +203,8 @@ def require_plain(tensors: Sequence[Tensor], function_name: str) -> None:
     if any(type(t) not in (Tensor, nn.Parameter) for t in tensors):
         kind = next(type(t).__name__ for t in tensors if type(t) not in (Tensor, nn.Parameter))
         raise NotCapturable(f"{function_name}: a {kind} is not a plain tensor and may run code of its own; convert it")
-    functions = [mode for mode in _get_current_function_mode_stack() if type(mode) is not DeviceContext]
-    if _get_current_dispatch_mode_stack() or functions:
+    functions = [mode for mode in function_modes() if type(mode) is not DeviceContext]
+    if dispatch_modes() or functions:
         raise PrivacyError(
             f"{function_name}: a torch mode of the caller is active, which would see private records; leave its `with` "
             "block"
@@ -221,3 +227,204 @@ def _reduced_precision(tensors: Sequence[Tensor]) -> Iterator[tuple[str, bool]]:
         precision = getattr(backends.mkldnn, kind).fp32_precision
         yield f"torch.backends.mkldnn.{kind}.fp32_precision", precision in _REDUCED
     yield "torch.backends.cuda.matmul.fp32_precision", backends.cuda.matmul.fp32_precision in _REDUCED
+
+
+def captured_augmentation(
+    augment: Callable[..., Tensor], like: Tensor, *, siamese: bool = False
+) -> Callable[[Tensor, torch.Generator], Tensor]:
+    """Return an augmentation that can be applied to private images without running user code on them.
+
+    The augmentations of this package treat every image separately and are used directly. Any other augmentation is
+    captured on one image, and its random draws become inputs of the captured graph.
+
+    Args:
+        augment: function of images [N, C, H, W] and a generator. It is called with `siamese=True` if `siamese` is True.
+        like: image with the shape, dtype and device of a private image; its values are not used.
+        siamese: whether all images share the same random draws.
+
+    Raises:
+        BatchStatistics, NotCapturable: the augmentation is refused; the message gives the remedy.
+    """
+    options = {"siamese": True} if siamese else {}
+    if is_own_augmentation(augment):
+        return lambda images, generator: augment(images, generator, **options)
+    function_name = f"the augmentation {getattr(augment, '__name__', type(augment).__name__)}"
+
+    def one(shared: list[Tensor], image: Tensor) -> list[Tensor]:
+        out = augment(image[None], MARKER, **options)
+        if not isinstance(out, Tensor) or out.shape != (1, *image.shape):
+            came = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            raise BatchStatistics(
+                f"{function_name} turns 1 image into {came}; return one image of the same shape for each"
+            )
+        return [out[0]]
+
+    captured = capture(one, [], [like], function_name=function_name)
+    if kept := holds_fake(augment):
+        raise BatchStatistics(
+            f"{function_name} keeps a tensor of an image ({kept}), which it could use for other images; store nothing"
+        )
+    return lambda images, generator: captured([], images, generator=generator, common=siamese)[0]
+
+
+def _draws_as_inputs(graph: GraphModule) -> list[Draw]:
+    """Replace each random operator of a graph by an additional input, whose random values are drawn outside the graph.
+
+    Return one function per additional input, which draws the values of this input.
+    """
+    last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
+    found: list[Draw] = []
+    for node in draws(graph):
+        draw, given = DRAWS[functional_name(node.target)]  # type: ignore[arg-type]
+        found.append(draw(node, *node.args[given]))
+        with graph.graph.inserting_after(last):
+            new = last = graph.graph.placeholder(f"draw_{len(found)}")
+        last.meta["val"] = node.meta["val"]
+        if node.target is aten.bernoulli.default:
+            with graph.graph.inserting_before(node):
+                below = graph.graph.call_function(aten.lt.Tensor, (last, node.args[0]))
+                new = graph.graph.call_function(aten._to_copy.default, (below,), {"dtype": node.meta["val"].dtype})
+        node.replace_all_uses_with(new)
+        graph.graph.erase_node(node)
+    return found
+
+
+class _ForBatches(Transformer):
+    """Copy of a graph with operators that vmap can batch, or can batch faster, and that read no other record's memory.
+
+    Every rule takes the node of an operator and the arguments in the copy, and returns the result in the copy.
+    """
+
+    def __init__(self, graph: GraphModule, function_name: str) -> None:
+        super().__init__(graph)
+        self._function_name = function_name
+        self._outputs: dict[tuple[Any, ...], Proxy] = {}  # of getitem, by its arguments
+        self._rules: dict[Any, Callable[..., Proxy]] = {
+            aten.view.default: lambda node, source, shape: self._op(aten.reshape.default, source, shape),
+            aten.embedding.default: self._embedding,
+            aten.as_strided.default: self._strided,
+            aten.as_strided_scatter.default: self._strided,
+            aten.grid_sampler_2d.default: self._grid_sample,
+            aten.grid_sampler_3d.default: self._grid_sample,
+            aten.grid_sampler_2d_backward.default: self._grid_sample,
+            aten.grid_sampler_3d_backward.default: self._grid_sample,
+            aten.convolution_backward.default: self._convolution_backward,
+            aten.native_group_norm_backward.default: self._group_norm_backward,
+        }
+
+    def run_node(self, n: Node) -> Any:
+        """Copy a node of the graph, or what replaces it."""
+        if n.target is operator.getitem and n.args in self._outputs:
+            return self._outputs[n.args]
+        rule = self._rules.get(n.target)
+        if rule is None:
+            result = super().run_node(n)
+        else:
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            result = rule(n, *args, **kwargs)
+        if isinstance(result, Proxy):
+            result.node.meta["val"] = n.meta.get("val")
+        return result
+
+    def _op(self, target: Any, *args: Any) -> Proxy:
+        return self.tracer.create_proxy("call_function", target, args, {})
+
+    def _strided(self, node: Node, *args: Any) -> Proxy:
+        """Replace `as_strided` by operators whose result depends on values alone, and not on the memory layout.
+
+        Autograd inserts `as_strided`, too.
+        """
+        scatter = node.target is aten.as_strided_scatter.default
+        strides, offset = (*args[2 + scatter :], None)[:2]
+        out: Tensor = node.meta["val"]
+        given: Tensor = node.args[scatter].meta["val"]  # type: ignore[union-attr]
+        before = _memory_order(given.shape, strides if scatter else given.stride())
+        after = _memory_order(out.shape, out.stride())
+        moved = offset not in (None, given.storage_offset())
+        if before is None or after is None or given.numel() != out.numel() or moved:
+            return self._strided_by_index(node, *args)
+        flat = self._op(aten.permute.default, args[scatter], before)
+        shaped = self._op(aten.reshape.default, flat, [out.shape[i] for i in after])
+        return self._op(aten.permute.default, shaped, sorted(range(len(after)), key=after.__getitem__))
+
+    def _strided_by_index(self, node: Node, source: Proxy, *args: Any) -> Proxy:
+        *values, sizes, strides, offset = args if type(args[-1]) is int or args[-1] is None else (*args, None)
+        given: Tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
+        order = _memory_order(given.shape, given.stride())
+        index = torch.tensor(0 if offset is None else offset - given.storage_offset())
+        for size, stride in zip(sizes, strides):
+            index = index[..., None] + stride * torch.arange(size)
+        inside = bool(((index >= 0) & (index < given.numel())).all())
+        if order is None or not inside or (values and len(index.unique()) < index.numel()):
+            raise NotCapturable(
+                f"{self._function_name} uses as_strided to read memory outside a tensor, or to write twice to a place; "
+                "use slices, unfold or expand"
+            )
+        name = f"_places_{node.name}"
+        self.module.register_buffer(name, index.flatten().to(given.device), persistent=False)
+        places = self.tracer.create_proxy("get_attr", name, (), {})
+        flat = self._op(aten.reshape.default, self._op(aten.permute.default, source, order), [-1])
+        if not values:
+            return self._op(aten.reshape.default, self._op(aten.index_select.default, flat, 0, places), list(sizes))
+        written = self._op(aten.scatter.src, flat, 0, places, self._op(aten.reshape.default, values[0], [-1]))
+        shaped = self._op(aten.reshape.default, written, [given.shape[i] for i in order])
+        return self._op(aten.permute.default, shaped, sorted(range(len(order)), key=order.__getitem__))
+
+    def _embedding(self, node: Node, table: Proxy, indices: Proxy, *args: Any, **kwargs: Any) -> Proxy:
+        """Look rows up by an operator that checks the indices, which could otherwise read the rows of other records."""
+        rows = self._op(aten.index_select.default, table, 0, self._op(aten.reshape.default, indices, [-1]))
+        return self._op(aten.reshape.default, rows, list(node.meta["val"].shape))
+
+    def _grid_sample(self, node: Node, *args: Any, **kwargs: Any) -> Any:
+        """Use place 0 where a grid is not finite, where PyTorch accesses memory outside the image."""
+        place = 2 if "backward" in str(node.target) else 1
+        grid = self._op(aten.nan_to_num.default, args[place], 0.0, 0.0, 0.0)
+        grid.node.meta["val"] = node.args[place].meta["val"]  # type: ignore[union-attr]
+        args = (*args[:place], grid, *args[place + 1 :])
+        return self.tracer.create_proxy("call_function", node.target, args, kwargs)
+
+    def _convolution_backward(self, node: Node, *args: Any) -> Proxy:
+        """Compute the weight gradient as a product of matrices if the feature maps are small, where this is faster."""
+        upstream, images, _, _, stride, padding, dilation, transposed, _, groups, mask = args
+        maps, shape = node.args[0].meta["val"].shape, node.args[2].meta["val"].shape  # type: ignore[union-attr]
+        if len(maps) == 4 and not transposed and groups == 1 and mask[1] and maps[2] * maps[3] <= _SMALL_MAP:
+            columns = self._op(aten.im2col.default, images, list(shape[2:]), dilation, padding, stride)
+            rows = self._op(aten.reshape.default, upstream, [maps[0], maps[1], maps[2] * maps[3]])
+            product = self._op(aten.bmm.default, rows, self._op(aten.transpose.int, columns, 1, 2))
+            whole = product if maps[0] == 1 else self._op(aten.sum.dim_IntList, product, [0])
+            gradient = self._op(aten.reshape.default, whole, list(shape))
+            gradient.node.meta["val"] = node.args[2].meta["val"]  # type: ignore[union-attr]
+            self._outputs[node, 1] = gradient
+            args = (*args[:-1], [mask[0], False, mask[2]])
+        return self._op(node.target, *args)
+
+    def _group_norm_backward(self, node: Node, *args: Any) -> Proxy:
+        """Compute the gradients of scale and shift from sums over the pixels of a channel, as PyTorch's kernel does.
+
+        Let x be the input, and g the gradient of the loss with respect to the output: the sums of g and of g * x.
+        """
+        upstream, maps, mean, rstd, _, n, channels, pixels, groups, mask = args
+        reshape = partial(self._op, aten.reshape.default)
+        up, seen = (reshape(t, [n, channels, pixels]) for t in (upstream, maps))
+        shift = self._op(aten.sum.dim_IntList, up, [2])
+        product = self._op(aten.sum.dim_IntList, self._op(aten.mul.Tensor, up, seen), [2])
+        shape = [n, groups, channels // groups]
+        offset = self._op(aten.mul.Tensor, reshape(shift, shape), reshape(mean, [n, groups, 1]))
+        centred = self._op(aten.sub.Tensor, reshape(product, shape), offset)
+        scaled = self._op(aten.mul.Tensor, centred, reshape(rstd, [n, groups, 1]))
+        scale = self._op(aten.sum.dim_IntList, reshape(scaled, [n, channels]), [0])
+        self._outputs[node, 1], self._outputs[node, 2] = scale, self._op(aten.sum.dim_IntList, shift, [0])
+        return self._op(node.target, *args[:-1], [mask[0], False, False])
+
+
+def _memory_order(sizes: Sequence[int], strides: Sequence[int]) -> list[int] | None:
+    """Return a tensor's dimensions by decreasing stride; None if the tensor does not fill one memory block exactly."""
+    order = sorted(
+        range(len(sizes)), key=lambda i: (strides[i] if sizes[i] > 1 else float("inf"), sizes[i]), reverse=True
+    )
+    expected = 1
+    for i in reversed(order):
+        if sizes[i] > 1 and strides[i] != expected:
+            return None
+        expected *= sizes[i]
+    return order

@@ -17,10 +17,10 @@ from distillkit._utils import check
 from distillkit._utils.progress import bar
 from distillkit.chunking import chunk_size
 from distillkit.privacy.accounting._ranges import check_clip, power_of_two
-from distillkit.privacy.capture._private_records import apart_from_records, declare_records
 from distillkit.privacy.condensation.public_embedders import PublicEmbedders
 from distillkit.privacy.errors import PrivacyError
 from distillkit.privacy.ledger import Account, Ledger
+from distillkit.privacy.validation._private_records import apart_from_records, declare_records
 from distillkit.sets import Tiles
 
 __all__ = ["class_means_gradient", "class_sums", "fit_to_means", "release"]

@@ -13,7 +13,6 @@ from distillkit._utils.user_warnings import warn, without_warnings
 from distillkit.chunking import chunk_size
 from distillkit.networks.samplers import NetworkSampler, RandomNetworks
 from distillkit.privacy.accounting.gaussian import gaussian_sigma
-from distillkit.privacy.capture._private_records import apart_from_records
 from distillkit.privacy.condensation.class_means import class_sums, fit_to_means, release
 from distillkit.privacy.condensation.condensation_options import EmbeddingNetworks, Passes
 from distillkit.privacy.condensation.histogram import private_histogram
@@ -21,6 +20,7 @@ from distillkit.privacy.condensation.public_embedders import PublicEmbedders
 from distillkit.privacy.condensation.trained_networks import TrainedNetworks
 from distillkit.privacy.ledger import Account, Ledger
 from distillkit.privacy.validation._arguments import as_private_set, initial_images, open_account
+from distillkit.privacy.validation._private_records import apart_from_records
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages, TiledImages, Tiles
 

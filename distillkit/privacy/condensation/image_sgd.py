@@ -18,7 +18,6 @@ from distillkit.networks.samplers import NetworkSampler
 from distillkit.privacy._public_noise import public_noise
 from distillkit.privacy.accounting.planning import resolve_sigma
 from distillkit.privacy.capture._captured_function import capture
-from distillkit.privacy.capture._private_records import Untouched, active_records, apart_from_records
 from distillkit.privacy.condensation.condensation_options import EmbeddingNetworks
 from distillkit.privacy.condensation.public_embedders import PublicEmbedder, PublicEmbedders
 from distillkit.privacy.condensation.separable import SeparableLoss, require_separable, squared_distance
@@ -26,6 +25,7 @@ from distillkit.privacy.errors import NotCapturable
 from distillkit.privacy.gradients.private_gradient import PrivateGradient
 from distillkit.privacy.ledger import Account, Ledger
 from distillkit.privacy.validation._arguments import as_private_set, initial_images, open_account
+from distillkit.privacy.validation._private_records import Untouched, active_records, apart_from_records
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages
 
@@ -65,10 +65,22 @@ def image_gradients(
     Yields:
         Gradients [m, K, ipc, C, H, W] of m <= chunk examples, ordered by class and not as in `labels`.
     """
-    batched = images.device.type != "cpu" if batched is None else batched
     embedder = embed if isinstance(embed, PublicEmbedder) else PublicEmbedder(cast(Network, _Function(embed)), None)
     labels = check.class_labels(labels, len(embedding), len(images))
-    pull = _row_gradients(loss, embedding)
+    yield from _image_gradients(images, embedder, embedding, labels, _row_gradients(loss, embedding), chunk, batched)
+
+
+def _image_gradients(
+    images: Tensor,
+    embedder: PublicEmbedder,
+    embedding: Tensor,
+    labels: Tensor,
+    pull: Callable[[Tensor, Tensor], Tensor],
+    chunk: int = 8,
+    batched: bool | None = None,
+) -> Iterator[Tensor]:
+    """Compute `image_gradients` with the gradients `pull` of the loss."""
+    batched = images.device.type != "cpu" if batched is None else batched
     embedder.prepare(images[0], gradients=True)
     embed_public = embedder.embedding if embedder.own else embedder.embed_private
     for c in range(len(images)):  # also classes without examples: which classes occur must not decide what fails
@@ -200,7 +212,9 @@ def image_sgd(
     synthetic = start.unflatten(0, (real.num_classes, ipc)).requires_grad_()
     sampler = embedding_options.sampler_for(real)
     embedders = PublicEmbedders(sampler, steps, like=real, match=match, augment=augment, centers=0, seed=seed)
-    public_clip = _public_clip(synthetic, embedders[0], loss, real, seed)  # refuses unsuitable code before the charge
+    width = real.images.new_zeros(0, embedders.dim)
+    pull = _row_gradients(loss, width)
+    public_clip = _public_clip(synthetic, embedders[0], pull, real, seed)  # refuses unsuitable code before the charge
     clip = public_clip if clip is None else clip
 
     private = PrivateGradient(
@@ -209,7 +223,6 @@ def image_sgd(
     account.ledger.assume("image_sgd")
     account.spend("image_sgd", sigma, rate=rate, count=steps)
     velocity, records = torch.zeros_like(synthetic), active_records()
-    width = real.images.new_zeros(0, embedders.dim)
     with bar(steps, "private image steps", progress=progress) as shown:
         for step in range(steps):
             phi = embedders[step]
@@ -217,7 +230,7 @@ def image_sgd(
             rows = secret.poisson(len(real), rate).to(real.images.device)
             drawn = real.images.index_select(0, rows)
             embedding = torch.cat([width, *(phi.embed_private(x) for x in drawn.split(chunk) if len(x))])
-            for grads in image_gradients(synthetic, phi, embedding, real.labels[rows], loss=loss):
+            for grads in _image_gradients(synthetic, phi, embedding, real.labels[rows], pull):
                 private.add([grads])
             (gradient,) = private.take()
             if callback is not None:
@@ -241,11 +254,13 @@ def image_sgd(
         )
 
 
-def _public_clip(images: Tensor, phi: PublicEmbedder, loss: SeparableLoss, like: LabeledImages, seed: int) -> float:
+def _public_clip(
+    images: Tensor, phi: PublicEmbedder, pull: Callable[[Tensor, Tensor], Tensor], like: LabeledImages, seed: int
+) -> float:
     noise = public_noise(32, like, derive(seed, "clip"))
     phi.embed_private(noise)  # capture the network as for private images
     with torch.no_grad():
         embedding = phi.embedding(noise)
     labels = torch.arange(len(noise), device=noise.device) % images.shape[0]
-    parts = image_gradients(images, phi, embedding, labels, loss=loss)
+    parts = _image_gradients(images, phi, embedding, labels, pull)
     return float(torch.cat([g.flatten(1).double().norm(dim=1) for g in parts]).median())

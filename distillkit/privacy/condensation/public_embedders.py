@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +16,16 @@ from distillkit.networks._base import Network
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.privacy._public_noise import public_noise, public_test_images
 from distillkit.privacy.accounting._ranges import check_clip
-from distillkit.privacy.capture._augmentation import captured_augmentation
-from distillkit.privacy.capture._captured_function import CapturedFunction, capture, require_plain
-from distillkit.privacy.capture._private_records import Untouched, active_records
-from distillkit.privacy.capture._tracing import MARKER, Stateless
-from distillkit.privacy.capture._trusted import is_own_augmentation, is_own_network
+from distillkit.privacy.capture._captured_function import (
+    CapturedFunction,
+    capture,
+    captured_augmentation,
+    require_plain,
+)
+from distillkit.privacy.capture._tracing import MARKER, Stateless, held_beside_state
 from distillkit.privacy.errors import BatchStatistics, NotCapturable
-from distillkit.privacy.validation._independence import refuse_batch_norm
+from distillkit.privacy.validation._independence import is_own_augmentation, is_own_network, refuse_batch_norm
+from distillkit.privacy.validation._private_records import Untouched, active_records
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
@@ -29,6 +33,9 @@ __all__ = ["PublicEmbedder", "PublicEmbedders"]
 
 _MARGIN = 1 - 2.0**-26
 """Factor that keeps rounding errors from lengthening a vector beyond its bound."""
+
+_Captured = dict[str, tuple[list[Any], CapturedFunction]]
+"""Captured functions of a network by name, each with the kinds of its arguments."""
 
 
 class PublicEmbedder:
@@ -71,7 +78,7 @@ class PublicEmbedder:
         self.own = is_own_network(network) and is_own_augmentation(augment)
         function_name = f"the network {type(network).__name__}"
         self._call = Stateless(network if isinstance(network, nn.Module) else nn.Module(), self.plain, function_name)
-        self._captured: dict[str, CapturedFunction] = {}
+        self._captured: _Captured = {}
         self._augment_private: Callable[[Tensor, torch.Generator], Tensor] | None = None
 
     @property
@@ -165,17 +172,21 @@ class PublicEmbedder:
     def _capture(
         self, key: str, function: Callable[..., list[Tensor]], shared: list[Tensor], example: Tensor
     ) -> CapturedFunction:
-        if key not in self._captured:
-            function_name, modules = f"the network {type(self.network).__name__}", [self._call.network]
-            captured = capture(
-                function, shared, [example], function_name=function_name, names=self._call.names(), modules=modules
-            )
-            if captured.draws and is_own_augmentation(self.augment):
-                raise NotCapturable(
-                    f"{function_name} draws random numbers, but must embed all images alike; use eval mode"
-                )
-            self._captured[key] = captured
-        return self._captured[key]
+        kinds = [(t.shape, t.dtype, t.device) for t in (*shared, example[:0])]
+        function_name, modules = f"the network {type(self.network).__name__}", [self._call.network]
+        known, captured = self._captured.get(key, (None, None))
+        if captured is not None and known == kinds:  # perhaps captured before these records were declared
+            captured.refuse_records()
+            for code in (self.network, self.augment):
+                active_records().refuse_reachable(code, function_name)
+            return captured
+        captured = capture(
+            function, shared, [example], function_name=function_name, names=self._call.names(), modules=modules
+        )
+        if captured.draws and is_own_augmentation(self.augment):
+            raise NotCapturable(f"{function_name} draws random numbers, but must embed all images alike; use eval mode")
+        self._captured[key] = kinds, captured
+        return captured
 
     def pull_back(self, images: Tensor, *, batched: bool) -> Callable[[Tensor], Tensor]:
         """Return the vector-Jacobian product of the map from synthetic images to their mean embedding.
@@ -304,6 +315,8 @@ class PublicEmbedders:
         check.one_of(match, "match", MATCHES)
         self._networks, self._match, self._augment, self._seed = networks, match, augment, seed
         self._centers: dict[int, Tensor] = {}
+        self._held: list[Any] = []
+        self._captured: _Captured = {}
         if isinstance(centers, Tensor):
             check.batch_of_images(centers, "centers")
             self._center_images, self._centered = centers.detach().to(like.images), True
@@ -357,6 +370,16 @@ class PublicEmbedders:
         return self._embedder(network, self._centers.get(k), k)
 
     def _embedder(self, network: Network, center: Tensor | None, k: int) -> PublicEmbedder:
-        return PublicEmbedder(
+        """Return an embedder, which keeps the captured functions of the last one that has the same network.
+
+        Its parameters and buffers are arguments of these functions, so their values are always the present ones.
+        Everything else that the network's modules hold is compared; if any of it was replaced, they are captured again.
+        """
+        embedder = PublicEmbedder(
             network, center, clip=self.clip, match=self._match, augment=self._augment, state=(self._seed, k)
         )
+        held = [network, *held_beside_state(network)] if isinstance(network, nn.Module) else [network]
+        if len(held) != len(self._held) or any(one is not other for one, other in zip(held, self._held)):
+            self._held, self._captured = held, {}
+        embedder._captured = self._captured
+        return embedder

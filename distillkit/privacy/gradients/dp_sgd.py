@@ -16,7 +16,6 @@ from distillkit._utils.progress import bar
 from distillkit._utils.user_warnings import without_warnings
 from distillkit.networks._base import require_network
 from distillkit.privacy.accounting.planning import resolve_sigma
-from distillkit.privacy.capture._private_records import Untouched, active_records, apart_from_records, declare_records
 from distillkit.privacy.errors import NotCapturable, PrivacyError
 from distillkit.privacy.gradients.opacus_gradients import OpacusGradients, clipped_gradients, note_opacus
 from distillkit.privacy.gradients.per_example import ExampleGradients, tracks_statistics
@@ -31,6 +30,12 @@ from distillkit.privacy.validation._arguments import (
     refuse_measured_normalization,
 )
 from distillkit.privacy.validation._independence import require_independent_losses
+from distillkit.privacy.validation._private_records import (
+    Untouched,
+    active_records,
+    apart_from_records,
+    declare_records,
+)
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, as_set
 

@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from distillkit._utils import check
 from distillkit._utils.eval_mode import preserve_modes
 from distillkit.privacy.capture._captured_function import require_plain
+from distillkit.privacy.capture._pytorch import TorchDispatchMode, tree_leaves
 from distillkit.privacy.errors import BatchStatistics, NotCapturable, NotSeparable, PrivacyError
 from distillkit.privacy.gradients.per_example import (
     ExampleGradients,

@@ -14,9 +14,9 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit._utils.user_warnings import without_warnings
 from distillkit.normalization import IDENTITY, Normalization
-from distillkit.privacy.capture._private_records import active_records, declare_records
 from distillkit.privacy.errors import NotAccountable, PrivacyError, PrivateInitialization, PrivateStatistics
 from distillkit.privacy.ledger import Account, Ledger
+from distillkit.privacy.validation._private_records import active_records, declare_records
 from distillkit.sets import LabeledImages, StoredImages, TiledImages, Tiles, as_set
 from distillkit.sets._validation import FOUND_CLASSES
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from distillkit._utils.batches import uses_batch_statistics
+from distillkit.augment import DSA, CropFlip
 from distillkit.privacy.errors import BatchStatistics, NotSeparable
 
 __all__ = [
     "ONE_EACH",
+    "is_own_augmentation",
+    "is_own_network",
     "refuse_batch_norm",
     "require_independent_losses",
     "require_mean_objective",
@@ -19,6 +24,12 @@ __all__ = [
 
 ONE_EACH = "; pass reduction='none', as in nn.CrossEntropyLoss(reduction='none')"
 """What to do about a loss that returns a single number."""
+
+_LAYERS = (
+    *(nn.Sequential, nn.Identity, nn.Flatten, nn.Conv2d, nn.Linear, nn.GroupNorm, nn.BatchNorm2d, nn.ReLU),
+    *(nn.LeakyReLU, nn.Sigmoid, nn.SiLU, nn.Tanh, nn.AvgPool2d, nn.MaxPool2d, nn.AdaptiveAvgPool2d),
+)
+"""Layers of PyTorch that treat every image separately, so their code may run on private images."""
 
 
 def refuse_batch_norm(network: object) -> None:
@@ -75,3 +86,35 @@ def require_independent_losses(loss: Callable[[Tensor, Tensor], Tensor], logits:
             "has no contribution that could be clipped. Compute the loss of every row independently, without weights, "
             "contrasts or means over the batch"
         )
+
+
+def is_own_augmentation(augment: object) -> bool:
+    """Return whether an augmentation is None, a `DSA` or a `CropFlip`. Instances of subclasses do not count."""
+    return augment is None or type(augment) in (DSA, CropFlip)
+
+
+def is_own_network(network: object) -> bool:
+    """Return whether a network consists only of unchanged layers of this package and of PyTorch.
+
+    The result is False for a network with a hook, a replaced method or layer, batch statistics or tensor subclasses.
+    """
+    if not isinstance(network, nn.Module) or any(_global_hooks()):
+        return False
+    tensors = [*network.parameters(), *network.buffers()]
+    return all(_is_plain(m) for m in network.modules()) and all(type(t) in (Tensor, nn.Parameter) for t in tensors)
+
+
+def _global_hooks() -> list[Any]:
+    module = nn.modules.module
+    return [getattr(module, name) for name in dir(module) if name.startswith("_global_") and name.endswith("_hooks")]
+
+
+def _is_plain(module: nn.Module) -> bool:
+    kind = type(module)
+    named = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None)
+    known = kind in _LAYERS or (named is kind and kind.__module__.startswith("distillkit.networks."))
+    changed = any(callable(value) and not isinstance(value, nn.Module) for value in vars(module).values())
+    hooked = any(value for name, value in vars(module).items() if name.endswith("_hooks"))
+    mixing = isinstance(module, nn.BatchNorm2d) and (module.training or module.running_mean is None)
+    mixing |= isinstance(module, nn.Flatten) and module.start_dim != 1
+    return known and not changed and not hooked and not mixing

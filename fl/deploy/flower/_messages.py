@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import random
 import sys
 import time
 from collections.abc import Mapping
@@ -42,17 +41,11 @@ class MissingFlower(ImportError):
 def flower(module: str) -> Any:
     """Import one of Flower's public modules."""
     try:
-        found = importlib.import_module(f"flwr.{module}")
+        return importlib.import_module(f"flwr.{module}")
     except ImportError as error:
         raise MissingFlower(
             f'runs on Flower need flwr 1.41 or later ({error}): pip install "distillkit[flower]"'
         ) from error
-    # Flower's heartbeat thread draws from Python's global generator. The check of private networks watches this
-    # generator, and would mistake these draws for draws by the network.
-    heartbeat = sys.modules.get("flwr.supercore.heartbeat")
-    if getattr(heartbeat, "random", None) is random:
-        heartbeat.random = random.Random()  # type: ignore[union-attr]
-    return found
 
 
 def to_records(parts: Parts) -> Any:

@@ -26,8 +26,7 @@ from distillkit.privacy import (
     per_example_gradients,
     train_private,
 )
-from distillkit.privacy.capture._augmentation import captured_augmentation
-from distillkit.privacy.capture._captured_function import capture
+from distillkit.privacy.capture._captured_function import capture, captured_augmentation
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from tests.distillkit.privacy.faulty_network import FaultyNetwork

@@ -31,7 +31,7 @@ from distillkit.privacy import (
     train_private,
     without_batch_norm,
 )
-from distillkit.privacy.capture._augmentation import captured_augmentation
+from distillkit.privacy.capture._captured_function import captured_augmentation
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from tests.distillkit.privacy.options import grouped

@@ -277,3 +277,35 @@ def test_images_changed_far_by_noise_are_valid_input(toy_set: LabeledImages, toy
         warnings.simplefilter("error")
         found = private(toy_set, toy_network, lr=1e6)
     assert float(found.images.abs().max()) > 1e3
+
+
+def test_network_is_traced_once_for_all_steps_and_again_if_an_attribute_changes(toy_set: LabeledImages) -> None:
+    class Scaled(nn.Module):
+        scale, traces = 1.0, 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.classifier = nn.Linear(16, 3).double()
+
+        def features(self, x: Tensor) -> Tensor:
+            Scaled.traces += 1
+            return x.flatten(1) * self.scale + self.classifier.weight.sum()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.classifier(self.features(x))
+
+    def traces(steps: int, networks: object) -> int:
+        Scaled.traces = 0
+        private(toy_set, Scaled, steps=steps, networks=networks)
+        return Scaled.traces
+
+    public = 3  # calls in a step on synthetic images, one per class
+    for networks in (FixedNetwork(build(Scaled, 0)), RandomNetworks(Scaled)):
+        one = traces(1, networks)
+        assert traces(4, networks) - one <= 3 * public
+    sampler = RandomNetworks(Scaled)
+    embedders = PublicEmbedders(sampler, 3, like=toy_set, centers=0)
+    for k, scale in enumerate((1.0, 1.0, 2.0)):
+        sampler.draw(derive(0)).scale = scale  # type: ignore[attr-defined]
+        embedder = embedders[k]
+        torch.testing.assert_close(embedder.embed_private(toy_set.images), embedder.embedding(toy_set.images))

@@ -28,7 +28,7 @@ from distillkit.privacy import (
     require_separable,
     separable,
 )
-from distillkit.privacy.capture._trusted import is_own_network
+from distillkit.privacy.validation._independence import is_own_network
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from tests.refused import refused

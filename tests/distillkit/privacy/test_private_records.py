@@ -26,7 +26,7 @@ from distillkit.privacy import (
     separable,
     train_private,
 )
-from distillkit.privacy.capture._private_records import PrivateRecords
+from distillkit.privacy.validation._private_records import PrivateRecords
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 import random
-import sys
-import types
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from distillkit.privacy import ADD_OR_REMOVE_CLIENT, BudgetExhausted, Event, Ledger, PrivacyError, compose
+from distillkit.privacy import (
+    ADD_OR_REMOVE_CLIENT,
+    BudgetExhausted,
+    Event,
+    Ledger,
+    PrivacyError,
+    compose,
+    train_private,
+)
 from distillkit.privacy._child_ledger import ledger_lines, mirror_lines, mirrored_count
 from fl import FedAvg, Method, NoUsableReply, Run, simulate
 from fl.addons import DPSGD
 from fl.deploy._fields import FIELDS
-from fl.deploy.flower import _messages
 from fl.deploy.flower._handshake import NodeInfo
 from fl.deploy.flower._node_ledger import mirror_report
 from fl.engine._client_runtime import FAILED_PRIVATELY
@@ -101,14 +108,19 @@ def test_slow_node_has_time_to_report_its_ledger(tmp_path: Path, monkeypatch: py
     assert run.rows[-1]["epsilon"] == compose([(SIGMA, 1.0, 2)], 1e-5).epsilon
 
 
-def test_heartbeat_of_flower_has_its_own_generator(monkeypatch: pytest.MonkeyPatch) -> None:
-    heartbeat = types.ModuleType("flwr.supercore.heartbeat")
-    heartbeat.random = random  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, heartbeat.__name__, heartbeat)
-    _messages.flower("app")
-    before = random.getstate()
-    heartbeat.random.uniform(-0.1, 0.1)
-    assert random.getstate() == before
+def test_draws_of_flowers_heartbeat_are_not_taken_for_those_of_a_private_network() -> None:
+    calls = []
+
+    class Network(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not calls:  # the heartbeat's thread draws during the first trace
+                heartbeat = threading.Thread(target=random.uniform, args=(-0.1, 0.1))
+                heartbeat.start()
+                heartbeat.join()
+            calls.append(x)
+            return super().forward(x.flatten(1))
+
+    train_private(Network(16, 3), torch.rand(4, 1, 4, 4), torch.arange(4) % 3, size=4, sigma=1.0, delta=0.1, steps=1)
 
 
 def test_charge_is_on_disk_before_noise_is_drawn(tmp_path: Path) -> None:

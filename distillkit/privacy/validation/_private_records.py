@@ -13,9 +13,9 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from distillkit.privacy.capture._pytorch import FakeTensor, is_functorch_wrapped_tensor
 from distillkit.privacy.errors import NotCapturable
 from distillkit.rng import derive
 
@@ -258,7 +258,7 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _memory(tensor: Tensor) -> tuple[str, int, int] | None:
     """Return the device and the range of addresses of a tensor's storage, or None if it has no memory."""
-    wrapped = isinstance(tensor, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    wrapped = isinstance(tensor, FakeTensor) or is_functorch_wrapped_tensor(tensor)
     if wrapped or tensor.layout != torch.strided or tensor.device.type == "meta":
         return None
     storage = tensor.untyped_storage()
