@@ -1,13 +1,12 @@
-"""Files of the examples: atomic writing, the accuracies of a run, and the current commit."""
+"""Files of the examples: atomic writing, and the current commit."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from pathlib import Path
 
-__all__ = ["current_commit", "read_accuracies", "write_file"]
+__all__ = ["current_commit", "write_file"]
 
 
 def write_file(path: Path, text: str) -> None:
@@ -16,13 +15,6 @@ def write_file(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
-
-
-def read_accuracies(run: Path) -> list[float]:
-    """Return the accuracies in a run's history, round by round; empty for a run without rounds."""
-    path = run / "history.jsonl"
-    rows = [json.loads(row) for row in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    return [row["accuracy"] for row in rows if row.get("accuracy") is not None]
 
 
 def current_commit() -> str | None:

@@ -78,7 +78,7 @@ def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str] | None
     """
     found = parser.parse_args(words)
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a terminal may lack characters such as those of the sparklines
+        sys.stdout.reconfigure(errors="replace")  # a terminal may lack characters of tables
     if isinstance(found.data, list):
         try:
             found.data, found.pictures = root_or_pictures(found.data)

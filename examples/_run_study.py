@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from _data import require_data
-from _files import read_accuracies, write_file
+from _files import write_file
 from _repeat import repeat_run
-from distillkit.study import Record, Records, Study, curves, pictures, sparkline, tuning_table
+from distillkit.study import Record, Records, Study, curves, pictures, tuning_table
 
 __all__ = ["UNFINISHED", "run_study"]
 
@@ -59,13 +59,11 @@ def run_study(
     began = time.perf_counter()
 
     def show(line: Mapping[str, Any]) -> None:
-        accuracies = read_accuracies(study.out / line["run"])
         last = "–" if line["accuracy_last"] is None else f"{100 * line['accuracy_last']:.1f} %"
-        after = f" after round {line['rounds']}" if accuracies else ""
-        said = f"{line['task']}, seed {line['seed']}, {line['method']}".ljust(40)
-        print(f"{said} {sparkline(accuracies) + ' ' if accuracies else ''}{last}{after}", flush=True)
+        after = f" after round {line['rounds']}" if line["rounds"] else ""
+        print(f"{line['task']}, seed {line['seed']}, {line['method']}".ljust(40), f"{last}{after}", flush=True)
 
-    print(f"{study!r}; for each run, as soon as it is done, accuracy by round (a full block is 100 %):", flush=True)
+    print(f"{study!r}; the accuracy of each run, as soon as it is done:", flush=True)
     searched = study.num_configurations > 1
     how: dict[str, Any] = {"processes": arguments.workers, "device": arguments.device, "seconds": arguments.seconds}
     records = study.run(**how, trial=searched and arguments.seconds is None, on_run=show)

@@ -14,7 +14,7 @@ from distillkit._utils import check
 
 __all__ = [
     "AtLeastTwo", "CheckedOptions", "Decay", "Fraction", "LearningRate", "NonNegative", "NonNegativeInt", "Options",
-    "Positive", "PositiveInt", "Rate", "Rounds", "Temperature", "check_options",
+    "Positive", "PositiveInt", "Rate", "Rounds", "Share", "Temperature", "check_options",
 ]  # fmt: skip
 
 Positive = Annotated[float, functools.partial(check.real_number, above=0.0)]
@@ -30,6 +30,8 @@ NonNegativeInt = Annotated[int, functools.partial(check.positive_int, least=0)]
 AtLeastTwo = Annotated[int, functools.partial(check.positive_int, least=2)]
 Rate = Annotated[float, functools.partial(check.real_number, above=0.0, most=1.0)]
 """A number in (0, 1]."""
+Share = Annotated[float, functools.partial(check.real_number, above=0.0, below=1.0)]
+"""A number in (0, 1)."""
 
 
 def _rounds(rounds: Any, name: str) -> tuple[int, ...]:

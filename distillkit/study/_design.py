@@ -13,7 +13,7 @@ from distillkit._utils import check
 from distillkit._utils.tables import markdown_table
 from distillkit.serialization import to_config
 from distillkit.study._execution import RunSpec
-from distillkit.study.candidate import Candidate, Cost
+from distillkit.study.candidate import RULES, Candidate, Cost
 from distillkit.study.task import Task
 
 __all__ = ["Estimate", "EstimateRow", "StudyDesign", "estimate_rows", "make_design"]
@@ -57,12 +57,19 @@ class StudyDesign:
         tasks = self.candidates[method].tasks
         return tasks is None or task in tasks or (self.tune_on is not None and task == self.tune_on.name)
 
-    def require_own_tests(self, rule: str) -> None:
-        """Refuse a rule "own", of the study or of a candidate, if a task on which it chooses has no `own_tests`."""
+    def require_rules(self, study_rule: str) -> None:
+        """Refuse a rule, of the study or of a candidate, whose column a candidate's tuning runs would lack."""
         for name, candidate in self.candidates.items():
-            own = (candidate.rule or rule) == "own" and candidate.needs_own_tests and self.num_configurations > 1
+            rule = candidate.rule or study_rule
+            if candidate.like is not None or self.num_configurations == 1:
+                continue
+            if rule not in candidate.rules:
+                raise ValueError(
+                    f"rule={rule!r} cannot choose for candidates[{name!r}], because a {type(candidate).__name__} has "
+                    f"no {RULES[rule]}: pass rule={candidate.rules[0]!r} to this candidate"
+                )
             lacking = [t.name for t in self.tuned_tasks.values() if self.has(t.name, name) and not t.own_tests]
-            if own and lacking:
+            if rule == "own" and candidate.needs_own_tests and lacking:
                 raise ValueError(
                     f"rule='own' chooses by the clients' own test sets, but the task {lacking[0]!r} has none: set "
                     f"Task(own_tests=0.2), or choose candidates[{name!r}] by another rule"

@@ -1,4 +1,4 @@
-"""Tables of a study: accuracies, paired differences, and two executions of a study; and text for numbers."""
+"""Tables of a study: accuracies and paired differences; and text for numbers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 from distillkit._utils import check
 from distillkit._utils.tables import NONE, Table
-from distillkit.study._records import Group, RecordsLike, differences, group_records, require_columns
+from distillkit.study._records import Group, RecordsLike, differences, group_records
 from distillkit.study.history import best_seed_mean
 
 __all__ = [
-    "Part", "Unit", "compare_studies", "group_table", "interval", "mean_std", "numbers_of", "paired_differences",
-    "sparkline", "summary_table", "unit_of",
+    "Part", "Unit", "group_table", "interval", "mean_std", "numbers_of", "paired_differences", "summary_table",
+    "unit_of",
 ]  # fmt: skip
 
 Part = tuple[dict[str, Any], str | None]
@@ -226,47 +226,6 @@ def paired_differences(
     return replace(made, header=header, notes=(note, caution) if few else (note,))
 
 
-def compare_studies(before: RecordsLike, after: RecordsLike, *, column: str = "accuracy_last") -> Table:
-    """Compare the results of a study that was run twice, for example with different versions of the code.
-
-    Args:
-        before, after: records of the finished runs of each study, or the study's folder.
-        column: name of the column to compare, see `Record.last`.
-
-    Returns:
-        A table with one row per task and candidate in either study. Its columns are the mean ± standard deviation over
-        seeds, before and after; the difference of the means; and a verdict. The verdict is "the same" if both studies
-        have the same seeds and bit-identical values. It is "changed" if the means differ by more than the larger
-        standard deviation, or by any amount if each study has only one seed. It is "only before" or "only after" if one
-        study lacks the row.
-
-    Raises:
-        ValueError: there are no records, or no run has the column.
-    """
-    sides = [{(g.task, g.method): g for g in group_records(*one)} for one in ((before, "before"), (after, "after"))]
-    require_columns([r for side in sides for g in side.values() for r in g.records], (column,))
-    unit = unit_of(column, [v for side in sides for g in side.values() for v in g.by_seed(column).values()])
-    printed, rows = [], []
-    for task, method in dict.fromkeys((*sides[1], *sides[0])):
-        old, new = (side[task, method].by_seed(column) if (task, method) in side else {} for side in sides)
-        values = [[*old.values()], [*new.values()]]
-        means = [statistics.mean(v) if v else None for v in values]
-        spread = max((statistics.stdev(v) for v in values if len(v) > 1), default=0.0)
-        difference = None if means[0] is None or means[1] is None else means[1] - means[0]
-        if difference is None:
-            verdict = "only after" if new else "only before" if old else "nothing to compare"
-        else:
-            verdict = "the same" if old == new else "changed" if abs(difference) > spread else ""
-        numbers = {"task": task, "method": method, "before": means[0], "after": means[1], "difference": difference}
-        rows.append({**numbers, "seeds_before": len(old), "seeds_after": len(new), "verdict": verdict})
-        cells = [f"{mean_std(v, unit.scale, unit.digits)} ({len(v)})" if v else NONE for v in values]
-        printed.append((task, method, *cells, unit.signed(difference), verdict))
-    named = f" {unit.name}" if unit.name else ""
-    header = ("task", "method", f"before{named} (seeds)", f"after{named} (seeds)", "after - before", "")
-    note = f"{column.replace('_', ' ')}; changed: by more than the larger standard deviation over seeds."
-    return Table(header, tuple(printed), rows, (note,))
-
-
 def interval(differences: Sequence[float], confidence: float) -> tuple[float, float] | tuple[None, None]:
     """Return the ends of Student's confidence interval of the mean difference between two candidates' results.
 
@@ -296,23 +255,12 @@ def mean_std(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> st
     """
     check.real_number(scale, "scale")
     check.positive_int(digits, "digits", least=0)
-    scaled = [scale * v for v in _numbers(values, "values")]
+    known = check.sequence(values, "values", "numbers")
+    scaled = [scale * check.real_number(value, f"values[{i}]") for i, value in enumerate(known)]
     if not scaled:
         raise ValueError("values must hold at least one number, got none")
     spread = f" ± {statistics.stdev(scaled):.{digits}f}" if len(scaled) > 1 else ""
     return f"{statistics.mean(scaled):.{digits}f}{spread}"
-
-
-def sparkline(accuracies: Sequence[float]) -> str:
-    """Return a curve of `accuracies` in [0, 1] as one line of block characters, for a terminal."""
-    known = _numbers(accuracies, "accuracies", least=0.0, most=1.0)
-    return "".join("▁▂▃▄▅▆▇█"[min(7, max(0, int(8 * a)))] for a in known)
-
-
-def _numbers(values: Sequence[float], name: str, **bounds: float) -> list[float]:
-    return [
-        check.real_number(v, f"{name}[{i}]", **bounds) for i, v in enumerate(check.sequence(values, name, "numbers"))
-    ]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit._utils.options import Options, check_options
 from distillkit.data import Split
 from distillkit.study.task import Task
 
@@ -141,22 +142,25 @@ class Candidate(ABC):
     Attributes:
         failures: exceptions that unsuitable settings may raise. A configuration whose run raises one of them is never
             chosen.
+        rules: rules whose column the candidate's summary has.
         needs_own_tests: whether the rule "own" needs the option `own_tests` of the task. False for a candidate that
             finds the column `accuracy_own` in another way.
     """
 
     make: Callable[..., Any] | None
     search: Sequence[Mapping[str, Any]] = ({},)
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Options = field(default_factory=dict)
     like: str | None = None
     rule: Literal["last", "late", "own"] | None = None
     tasks: Sequence[str] | None = field(default=None, kw_only=True)
     seeds: Sequence[int] | None = field(default=None, kw_only=True)
 
     failures: ClassVar[tuple[type[Exception], ...]] = (FloatingPointError,)
+    rules: ClassVar[tuple[str, ...]] = tuple(RULES)
     needs_own_tests: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        check_options(self)
         if self.make is not None and not callable(self.make):
             raise TypeError(
                 "make must be a function of factory and the settings, such as `lambda factory, lr: "
@@ -169,13 +173,12 @@ class Candidate(ABC):
                 raise TypeError(
                     f"make must state its arguments, which {self.make!r} does not; wrap it: `lambda factory: ...`"
                 ) from None
-        check.mapping(self.settings, "settings")
         for number, settings in enumerate(check.sequence(self.search, "search", "mappings of settings, as from grid")):
             check.mapping(settings, f"search[{number}]")
         if not self.search:
             raise ValueError("search must hold at least one mapping of settings; pass search=[{}] for the defaults")
         if self.rule is not None:
-            check.one_of(self.rule, "rule", tuple(RULES))
+            check.one_of(self.rule, "rule", self.rules)
         for part, what in (("tasks", "names of tasks"), ("seeds", "seeds")):
             if getattr(self, part) is not None and not check.sequence(getattr(self, part), part, what):
                 raise ValueError(f"{part} must hold at least one of the study's {part}, or be None for all; got none")

@@ -11,12 +11,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from distillkit._utils import check
+from distillkit._utils.options import PositiveInt, Share
 from distillkit.condense import Progress, save_state
 from distillkit.data import Split
 from distillkit.evaluate import evaluate
@@ -105,21 +106,18 @@ class Condense(Candidate):
             returns does not include the time that this function takes.
     """
 
-    num_networks: int = 3
+    num_networks: PositiveInt = 3
     protocol: Protocol = CLASSIC
     tested: Callable[[int], nn.Module] | None = None
-    delta: float = 1e-5
-    threads: int = 1
+    delta: Share = 1e-5
+    threads: PositiveInt = 1
     measure: Callable[[LabeledImages, Job], Mapping[str, Any]] | None = None
+
+    rules: ClassVar[tuple[str, ...]] = ("last",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rule == "own":
-            raise ValueError("rule must be 'last' or 'late': 'own' needs clients with own test sets, got 'own'")
-        check.positive_int(self.num_networks, "num_networks")
         require_protocol(self.protocol)
-        check.real_number(self.delta, "delta", above=0.0, below=1.0)
-        check.positive_int(self.threads, "threads")
         if self.tested is not None:
             check.callable_with(self.tested, "tested", ["outputs"], "partial(ConvNet, (3, 32, 32))", classes=True)
         if self.measure is not None:

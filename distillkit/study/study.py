@@ -96,7 +96,7 @@ class Study:
         self.design = make_design(tasks, candidates, seeds, tune_seeds, tune_on)
         check.one_of(rule, "rule", tuple(RULES))
         self.rule: Literal["last", "late", "own"] = rule
-        self.design.require_own_tests(self.rule)
+        self.design.require_rules(self.rule)
         self.late_rounds = None if late_rounds is None else check.positive_int(late_rounds, "late_rounds")
         self._splits: dict[str, Split] = {}
 

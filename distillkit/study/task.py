@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from distillkit._evaluation_checks import check_test_images
 from distillkit._utils import check
+from distillkit._utils.options import Decay, Options, PositiveInt, Share, check_options
 from distillkit.data import Split, StoredSplit, clients
 from distillkit.data._allocation import as_index_tensors
 from distillkit.data._hold_out import (
-    HOLD_OUTS,
     HoldOut,
     hold_out,
     hold_out_content,
@@ -98,17 +98,18 @@ class Task:
     data: Callable[[], Split | StoredSplit] | Split | StoredSplit
     partition: Callable[..., Sequence[Tensor]] | None = None
     factory: Callable[[int], nn.Module] | str = "convnet"
-    factory_options: Mapping[str, Any] = field(default_factory=dict)
-    rounds: int = 10
+    factory_options: Options = field(default_factory=dict)
+    rounds: PositiveInt = 10
     participation: float | int = 1.0
     evaluate: Literal["drawn", "all", "none"] | None = None
-    own_tests: float = 0.0
-    server_share: float = 0.0
-    validation: float = 0.2
+    own_tests: Decay = 0.0
+    server_share: Decay = 0.0
+    validation: Share = 0.2
     hold_out: HoldOut = "random"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name or not set(self.name) <= _LETTERS:
+        check_options(self)
+        if not self.name or not set(self.name) <= _LETTERS:
             raise ValueError(
                 f"name must consist of letters, digits, '-', '_' and '.', because it names folders; got {self.name!r}"
             )
@@ -124,23 +125,16 @@ class Task:
         if self.partition is not None and not callable(self.partition):
             wanted = "a function such as partial(partition.dirichlet, clients=10, alpha=0.1)"
             raise TypeError(f"partition must be {wanted}, got {type(self.partition).__name__}")
-        options = check.mapping(self.factory_options, "factory_options")
         if isinstance(self.factory, str):
             check.one_of(self.factory, "factory", NETWORK_NAMES)
         else:
             check.callable_with(self.factory, "factory", ["outputs"], "partial(ConvNet, (3, 32, 32))", classes=True)
-            if options:
+            if self.factory_options:
                 raise ValueError("factory_options are for a named network; pass options of a function by partial(...)")
-        check.positive_int(self.rounds, "rounds")
         if isinstance(self.participation, Integral) and not isinstance(self.participation, bool):
             check.positive_int(int(self.participation), "participation")
         else:
             check.real_number(self.participation, "participation", above=0.0, most=1.0)
-        check.one_of(self.evaluate, "evaluate", ("drawn", "all", "none", None))
-        for name in ("own_tests", "server_share"):
-            check.real_number(getattr(self, name), name, least=0.0, below=1.0)
-        check.real_number(self.validation, "validation", above=0.0, below=1.0)
-        check.one_of(self.hold_out, "hold_out", HOLD_OUTS)
 
     def load(self) -> Split:
         """Read the images: training and test set, and validation set if there is one.

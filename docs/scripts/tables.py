@@ -429,7 +429,7 @@ def keep(name: str, folders: Iterable[str], docs: Path) -> None:
     else:
         new = sum(map(taken, folders), Records([]))
         if path.exists():
-            print(study.compare_studies(path, new))
+            print(study.summary_table(path), study.summary_table(new), sep="\n\n")
         study.write_records(new, path)
 
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distillkit._utils import check
+from distillkit._utils.options import Share
 from distillkit.privacy import Ledger
 from distillkit.study._execution import privacy_columns
 from distillkit.study.candidate import Candidate, Cost, Job, OutOfTime
@@ -44,12 +44,7 @@ class Federated(Candidate):
     """
 
     transcript: bool = False
-    delta: float = 1e-5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.boolean(self.transcript, "transcript")
-        check.real_number(self.delta, "delta", above=0.0, below=1.0)
+    delta: Share = 1e-5
 
     needs_own_tests: ClassVar[bool] = True
     failures: ClassVar[tuple[type[Exception], ...]] = (FloatingPointError, NoUsableReply)

@@ -44,7 +44,7 @@ def test_every_run_on_the_images_counts_also_tuning_and_failed_runs(tmp_path: Pa
     """Three configurations with two tuning seeds, one of which always fails, and two final runs: eight charges."""
     search = [{"sigma": SIGMA}, {"sigma": SIGMA, "fails": True}, {"sigma": 2 * SIGMA}]
     plain = Condense(lambda factory: random_first, num_networks=1, protocol=Protocol(epochs=1), search=[{}, {}, {}])
-    refused(lambda: replace(plain, rule="own"), ValueError, "rule must be 'last' or 'late'")
+    refused(lambda: replace(plain, rule="own"), ValueError, "rule must be one of 'last', got 'own'")
     study = Study(tmp_path, task(), {"A": private(search=search), "B": plain}, seeds=(0, 1), tune_seeds=(100, 101))
     study.run(trial=False, progress=False)
     charges = sorted(e.sigma for p in tmp_path.rglob("ledger.jsonl") for e in Ledger(p).events)

@@ -9,7 +9,6 @@ from typing import Any
 
 from distillkit.study import (
     Record,
-    compare_studies,
     curves,
     markdown_table,
     mean_std,
@@ -19,7 +18,6 @@ from distillkit.study import (
     read_choice,
     read_records,
     seeds_needed,
-    sparkline,
     summary_table,
     tuning_table,
 )
@@ -50,12 +48,10 @@ def C(function: Any, **arguments: Any) -> Call:
 CALLS = {
     "Record": C(Record, line=dict(record(0.5).line)),
     "mean_std": C(mean_std, values=[0.1, 0.2]),
-    "sparkline": C(sparkline, accuracies=[0.1, 0.2]),
     "markdown_table": C(markdown_table, header=["a"], rows=[["1"]]),
     "read_records": C(read_records, folder="nowhere"),
     "pictures": C(pictures, records=runs, task="digits"),
     "summary_table": C(summary_table, records=runs, columns=["bytes_up"]),
-    "compare_studies": C(compare_studies, before=runs, after=runs),
     "paired_differences": C(paired_differences, records=runs),
     "power_analysis": C(power_analysis, records=pilot, method="FedProx", effect=0.05),
     "seeds_needed": C(seeds_needed, effect=0.05, std=0.1),
@@ -71,12 +67,10 @@ ACCEPTED: Listed = {
     ("Record", "rows", "empty"): "a candidate without rounds has none",
     ("markdown_table", "rows", "empty"): "a table without rows",
     ("markdown_table", "left", "zero"): "all columns stand right",
-    ("sparkline", "accuracies", "empty"): "no rounds, no curve",
     ("mean_std", "digits", "zero"): "whole numbers",
     ("mean_std", "scale", "negative"): "losses become gains",
 }
-FILE = "the path, which leads nowhere"
-OTHERWISE: Listed = {("*", "records", "string"): FILE, ("compare_studies", "*", "string"): FILE}
+OTHERWISE: Listed = {("*", "records", "string"): "the path, which leads nowhere"}
 
 
 test_odd_calls_are_refused_or_accepted, test_lists_have_no_unused_line = table_tests(

@@ -16,11 +16,9 @@ from scipy.stats import binom
 from distillkit.study import (
     Records,
     Table,
-    compare_studies,
     markdown_table,
     mean_std,
     paired_differences,
-    sparkline,
     summary_table,
 )  # fmt: skip
 from distillkit.study._tables import CHOSEN_ON_TEST, Unit, interval, unit_of
@@ -233,43 +231,6 @@ def test_other_columns_keep_their_units() -> None:
     assert table.cells[0][3] == "+2.0"
 
 
-# Reruns.
-
-
-def test_rerun_lists_changes_beyond_the_spread() -> None:
-    before = [
-        *(record(a, "same", s) for s, a in enumerate((0.5, 0.6))),
-        *(record(a, "within", s) for s, a in enumerate((0.5, 0.6))),
-        *(record(a, "moved", s) for s, a in enumerate((0.5, 0.6))),
-        record(0.5, "one seed"), record(0.5, "gone"), record(None, "untested"),
-    ]  # fmt: skip
-    after = [
-        *(record(a, "same", s) for s, a in enumerate((0.5, 0.6))),
-        *(record(a, "within", s) for s, a in enumerate((0.56, 0.66))),
-        *(record(a, "moved", s) for s, a in enumerate((0.7, 0.71, 0.72))),
-        record(0.50001, "one seed"), record(0.5, "new"), record(None, "untested"),
-    ]  # fmt: skip
-    table = compare_studies(before, after)
-    assert {row["method"]: row["verdict"] for row in table.rows} == {
-        "same": "the same", "within": "", "moved": "changed", "one seed": "changed", "new": "only after",
-        "untested": "nothing to compare", "gone": "only before",
-    }  # fmt: skip
-    assert table.cells[2] == ("digits", "moved", "55.0 ± 7.1 (2)", "71.0 ± 1.0 (3)", "+16.0", "changed")
-    assert table.rows[0]["difference"] == 0
-
-
-@given(st.lists(accuracy, min_size=2, max_size=4), st.lists(accuracy, min_size=2, max_size=4))
-def test_swapping_base_and_candidate_flips_the_sign(a: list[float], b: list[float]) -> None:
-    one, other = ([record(value, "A", s) for s, value in enumerate(values)] for values in (a, b))
-    [there], [back] = compare_studies(one, other).rows, compare_studies(other, one).rows
-    assert there["difference"] == -back["difference"]
-    assert (there["before"], there["verdict"]) == (back["after"], back["verdict"])
-    if a != b:
-        wide = abs(there["difference"]) > max(statistics.stdev(a), statistics.stdev(b))
-        assert there["verdict"] == ("changed" if wide else "")
-    assert compare_studies(one, one).rows[0]["verdict"] == "the same"
-
-
 @pytest.mark.parametrize(("seeds", "named"), [(1, []), (2, ["B on digits has 2"]), (3, [])])
 def test_intervals_from_two_seeds_have_a_caution(seeds: int, named: list[str]) -> None:
     runs = [record(0.5 + 0.01 * seed, name, seed) for name in ("A", "B") for seed in range(seeds)]
@@ -304,11 +265,6 @@ def test_mean_and_standard_deviation_are_those_of_the_sample(values: list[float]
 
 def test_one_value_has_no_deviation() -> None:
     assert (mean_std([0.912], 100), mean_std([1.25, 1.75], digits=2)) == ("91.2", "1.50 ± 0.35")
-
-
-def test_curve_is_one_line() -> None:
-    assert sparkline([0.0, 0.124, 0.125, 0.5, 0.99, 1.0]) == "▁▁▂▅██"
-    refused(lambda: sparkline([0.5, 50.0]), ValueError, r"accuracies\[1\] must be in \[0, 1\], got 50")
 
 
 def test_columns_are_aligned_and_cells_kept_whole() -> None:
