@@ -6,17 +6,16 @@ run's ledger copies ("mirrors") each line of that ledger once.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from distillkit.privacy._journal import Journal
 from distillkit.privacy.assumptions import PUBLIC_INPUTS
-from distillkit.privacy.events import ALL_CLIENTS, Event, client_id
+from distillkit.privacy.events import Event, client_id
 from distillkit.privacy.ledger import Ledger
 
-__all__ = ["ChildLedger", "child_state", "ledger_lines", "mirror_lines", "mirrored_count"]
+__all__ = ["ChildLedger", "child_state", "ledger_lines", "mirror_lines"]
 
 Line = dict[str, Any]
 
@@ -33,18 +32,7 @@ def child_state(ledger: Ledger, client: int | str) -> dict[str, Any]:
     The extract contains the events charged to this client and the events charged to every client. If clients may share
     records, it contains all events. Events that differ only in their round and count are merged into one event.
     """
-    owners, counts = dict.fromkeys((client_id(client), ALL_CLIENTS)), Counter[Event]()
-    with ledger._synced():
-        own = [event for owner in owners for event in ledger._events_of.get(owner, ())]
-        touching = own if ledger.disjoint else list(ledger._events)
-    for event in touching:
-        counts[replace(event, count=1, round=0)] += event.count
-    lines: list[Line] = [{"void": reason, "client": owner} for owner, reason in ledger._reasons.items()]
-    lines += [{"remark": remark} for remark in ledger._remarks]
-    lines += [{"assumed": list(facts), "by": entry} for entry, facts in ledger._assumed.items()]
-    lines += [{"clients": [client_id(client)]}]
-    lines += [{"event": asdict(replace(event, count=count))} for event, count in counts.items()]
-    return {name: getattr(ledger, name) for name in _OPTIONS} | {"lines": lines}
+    return {name: getattr(ledger, name) for name in _OPTIONS} | {"lines": ledger.extract(client)}
 
 
 class _MemoryJournal(Journal):
@@ -95,15 +83,10 @@ def ledger_lines(ledger: Ledger, since: int = 0) -> list[tuple[int, Line]]:
 
     The lines that contain the ledger's options, or the client ids recorded by `Ledger.register`, are left out.
     """
-    with ledger._synced():
-        lines = Journal(ledger.path).unread()
+    journal = Journal(ledger.path)
+    with journal.transaction():
+        lines = journal.unread()
     return [(number, line) for number, line in lines if number > since and not {"ledger", "clients"} & line.keys()]
-
-
-def mirrored_count(ledger: Ledger, source: str) -> int:
-    """Return the number of lines that `mirror_lines` has copied to `ledger` from the ledger named `source`."""
-    with ledger._synced():
-        return ledger._mirrored.get(source, 0)
 
 
 def mirror_lines(ledger: Ledger, source: str, client: int | str, lines: Sequence[tuple[int, Line]]) -> None:
@@ -114,12 +97,7 @@ def mirror_lines(ledger: Ledger, source: str, client: int | str, lines: Sequence
     holds for the client. The lines are on disk when the function returns.
     """
     owner = client_id(client)
-    with ledger._synced():
-        seen = ledger._mirrored.get(source, 0)
-        new = [{**_for_client(line, owner), "from": [source, number]} for number, line in lines if number > seen]
-        ledger._write(*new)
-        for number, line in enumerate(new, start=1):
-            ledger._read_line(number, line)
+    ledger.mirror(source, [(number, _for_client(line, owner)) for number, line in lines])
 
 
 def _for_client(line: Line, owner: str) -> Line:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from distillkit._utils import check
@@ -38,6 +38,24 @@ _OPACUS_REMARK = (
     "Poisson sampling (poisson_sampling=True), that no layer mixes records, that all its steps are in the history, and "
     "that nobody predicts PyTorch's generator (secure_mode=True); float32 rounding of sums and noise is not covered"
 )
+
+
+@dataclass
+class _Charges:
+    """Charges to one client, merged by kind (all but round and count), and the reason why no guarantee holds, or ""."""
+
+    kinds: dict[tuple[Any, ...], tuple[Event, int]] = field(default_factory=dict)
+    reason: str = ""
+
+    def add(self, event: Event) -> None:
+        """Add an event."""
+        kind = event.mechanism, event.sigma, event.rate, event.sampling, event.relation, event.seeded
+        first, count = self.kinds.get(kind, (event, 0))
+        self.kinds[kind] = first, count + event.count
+        if event.sigma == 0:
+            self.reason = self.reason or f"{event.mechanism} was released without noise"
+        elif event.seeded:
+            self.reason = self.reason or f"the noise of {event.mechanism} was seeded, so it is known"
 
 
 class Ledger(Sealed):
@@ -101,8 +119,8 @@ class Ledger(Sealed):
     """
 
     __slots__ = (
-        "__weakref__", "_assumed", "_empty", "_events", "_events_of", "_given", "_journal", "_lock", "_mirrored",
-        "_options", "_pending", "_reasons", "_register_count", "_registered", "_relations", "_remarks", "_totals",
+        "__weakref__", "_assumed", "_charges", "_empty", "_events", "_given", "_journal", "_lock", "_mirrored",
+        "_options", "_pending", "_register_count", "_registered", "_remarks",
         "budget", "data", "delta", "disjoint", "path", "relation", "renyi_order",
     )  # fmt: skip
 
@@ -139,10 +157,7 @@ class Ledger(Sealed):
         self._journal = Journal(self.path)
         self._lock = threading.Lock()
         self._events: list[Event] = []
-        self._events_of: dict[int | str, list[Event]] = {}
-        self._totals: dict[int | str, dict[tuple[float, float], int]] = {}
-        self._relations: dict[int | str, set[str]] = {}
-        self._reasons: dict[int | str, str] = {}
+        self._charges: dict[str, _Charges] = {}
         self._remarks: dict[str, None] = {}
         self._assumed: dict[str, tuple[str, ...]] = {}
         self._mirrored: dict[str, int] = {}
@@ -217,9 +232,7 @@ class Ledger(Sealed):
         """
         with self._synced():
             self._check_budget(events)
-            self._write(*({"event": asdict(event)} for event in events))
-            for event in events:
-                self._add_event(event)
+            self._charge(events)
 
     def charge_history(self, accountant: Any, *, client: int | str = ALL_CLIENTS) -> None:
         """Charge all releases that an Opacus accountant recorded, after a training loop of your own with Opacus.
@@ -248,9 +261,7 @@ class Ledger(Sealed):
         self.assume("charge_history", ASSUMPTIONS["train_private"])
         self.add_remark(_OPACUS_REMARK)
         with self._synced():
-            self._write(*({"event": asdict(event)} for event in events))
-            for event in events:
-                self._add_event(event)
+            self._charge(events)
 
     def register(self, clients: int | Iterable[int | str]) -> None:
         """Record the ids of clients in advance. The epsilon of a client without charges is then 0 instead of an error.
@@ -265,8 +276,7 @@ class Ledger(Sealed):
             else:
                 new = [name for name in named if not self._is_named(name)]
             if new:
-                self._write({"clients": new})
-                self._add_clients(new)
+                self._record({"clients": new})
 
     def remaining(self, event: Event) -> int:
         """Return how many of the event's `count` releases the budget still allows. Nothing is charged.
@@ -297,9 +307,9 @@ class Ledger(Sealed):
             distillkit.locking.InUse: another process is in a `run_lock` block for this ledger.
         """
         with self._synced():
-            if client_id(client) not in self._reasons:
-                self._write({"void": reason, "client": client_id(client)})
-                self._reasons[client_id(client)] = reason
+            charges = self._charges.get(client_id(client))
+            if charges is None or not charges.reason:
+                self._record({"void": reason, "client": client_id(client)})
 
     def add_remark(self, text: str) -> None:
         """Record a limitation of the guarantee, such as options that were tuned on the private data.
@@ -311,8 +321,7 @@ class Ledger(Sealed):
         """
         with self._synced():
             if text not in self._remarks:
-                self._write({"remark": text})
-                self._remarks[text] = None
+                self._record({"remark": text})
 
     def assume(self, entry: str, facts: Sequence[str] | None = None) -> None:
         """Record the inputs that a function assumes to be public; see `Guarantee.assumptions`.
@@ -326,8 +335,7 @@ class Ledger(Sealed):
         found = tuple(ASSUMPTIONS[entry] if facts is None else facts)
         with self._synced():
             if self._assumed.get(entry) != found:
-                self._write({"assumed": list(found), "by": entry})
-                self._assumed[entry] = found
+                self._record({"assumed": list(found), "by": entry})
 
     def spends(self, client: int | str | None = None) -> list[Spend]:
         """List all releases charged to a client's records, as (sigma, rate, count) tuples for `compose`.
@@ -380,6 +388,36 @@ class Ledger(Sealed):
                 budget=self._budget_if_kept(spends, delta),
             )
 
+    def extract(self, client: int | str) -> list[dict[str, Any]]:
+        """Return lines that state what concerns a client's records, for a `ChildLedger` on the client's machine.
+
+        Charges that differ only in round and count are merged into one.
+        """
+        owner = client_id(client)
+        with self._synced():
+            lines: list[dict[str, Any]] = [
+                {"void": charges.reason, "client": name} for name, charges in self._charges.items() if charges.reason
+            ]
+            lines += [{"remark": remark} for remark in self._remarks]
+            lines += [{"assumed": list(facts), "by": entry} for entry, facts in self._assumed.items()]
+            lines += [{"clients": [owner]}]
+            kinds = [kind for name in self._touching(owner) for kind in self._charges[name].kinds.values()]
+            return lines + [{"event": asdict(replace(event, count=count, round=0))} for event, count in kinds]
+
+    def mirrored(self, source: str) -> int:
+        """Return the number of lines that `mirror` has copied from the ledger named `source`."""
+        with self._synced():
+            return self._mirrored.get(source, 0)
+
+    def mirror(self, source: str, lines: Iterable[tuple[int, dict[str, Any]]]) -> None:
+        """Copy numbered lines of the ledger named `source`, except those that were copied before.
+
+        The budget does not matter, because the privacy is spent. The lines are on disk when the method returns.
+        """
+        with self._synced():
+            seen = self._mirrored.get(source, 0)
+            self._record(*({**line, "from": [source, number]} for number, line in lines if number > seen))
+
     def epsilon(self, client: int | str | None = None, *, delta: float | None = None) -> float | None:
         """Return `guarantee(client, delta=delta).epsilon`, which is None if no guarantee holds.
 
@@ -388,26 +426,24 @@ class Ledger(Sealed):
         """
         return self.guarantee(client, delta=delta).epsilon
 
+    def _charge(self, events: Sequence[Event]) -> None:
+        self._write(*({"event": asdict(event)} for event in events))
+        for event in events:
+            self._add_event(event)
+
     def _add_event(self, event: Event, mirrored: bool = False) -> None:
         self._events.append(event)
         if not mirrored:
             self.relation = self.relation or event.relation
-        self._events_of.setdefault(event.client, []).append(event)
-        self._relations.setdefault(event.client, set()).add(event.relation)
-        totals = self._totals.setdefault(event.client, {})
-        totals[event.sigma, event.rate] = totals.get((event.sigma, event.rate), 0) + event.count
-        if event.sigma == 0:
-            self._reasons.setdefault(event.client, f"{event.mechanism} was released without noise")
-        elif event.seeded:
-            self._reasons.setdefault(event.client, f"the noise of {event.mechanism} was seeded, so it is known")
+        self._charges.setdefault(client_id(event.client), _Charges()).add(event)
 
-    def _reason(self, owners: Sequence[int | str]) -> str:
+    def _reason(self, owners: Sequence[str]) -> str:
         """Return the reason why no guarantee holds for events charged to the clients `owners`, or "" if one holds."""
-        given = next((self._reasons[owner] for owner in owners if owner in self._reasons), "")
-        if given:
+        if given := next((self._charges[owner].reason for owner in owners if self._charges[owner].reason), ""):
             return given
         for owner in owners:
-            relations = {self.relation or self._events[0].relation, *self._relations.get(owner, ())}
+            own = {event.relation for event, _ in self._charges[owner].kinds.values()}
+            relations = {self.relation or self._events[0].relation, *own}
             if len(relations) > 1:
                 names = " and under ".join(sorted(relations))
                 return f"releases are charged under {names} (client {owner}), which one epsilon cannot cover"
@@ -419,12 +455,11 @@ class Ledger(Sealed):
         `ALL_CLIENTS` is left out. The clients 0 to n - 1 that a call `register(n)` registers are left out, too, unless
         they were charged or passed to `void`.
         """
-        owners = dict.fromkeys(map(str, (*self._totals, *self._reasons, *sorted(self._registered))))
-        return [name for name in owners if name != ALL_CLIENTS]
+        return [name for name in dict.fromkeys([*self._charges, *sorted(self._registered)]) if name != ALL_CLIENTS]
 
     def _is_named(self, client: str) -> bool:
         numbered = client.isdecimal() and str(int(client)) == client and int(client) < self._register_count
-        return numbered or client in self._registered or client in self._totals or client in self._reasons
+        return numbered or client in self._registered or client in self._charges
 
     def _is_known(self, client: str) -> bool:
         """Return whether a client was charged or registered.
@@ -432,7 +467,7 @@ class Ledger(Sealed):
         If all charges were made to every client (`ALL_CLIENTS`) and no client was registered, the result is True for
         every id.
         """
-        anyone = ALL_CLIENTS in {*self._totals, *self._reasons} and not self._register_count and not self._client_ids()
+        anyone = ALL_CLIENTS in self._charges and not self._register_count and not self._client_ids()
         return anyone or self._is_named(client)
 
     def _add_clients(self, clients: Any) -> None:
@@ -453,17 +488,16 @@ class Ledger(Sealed):
         """
         found = {by: tuple(f for f in facts if f != "disjoint" or self.disjoint) for by, facts in self._assumed.items()}
         own = ["disjoint"] if self.disjoint and len(self._client_ids()) + self._register_count > 1 else []
-        kinds = {kind for totals in self._totals.values() for kind in totals}
+        kinds = {(sigma, rate) for sigma, rate, _ in self._spends(None)}
         if self.renyi_order is None and len(kinds) > 1 and any(rate < 1 for _, rate in kinds):
             own.append("schedule")
         own += RECORDS if self._events and not found else ()  # events of the caller's own mechanism
         return found | ({"Ledger": tuple(own)} if own else {})
 
-    def _clients(self) -> list[int | str]:
-        owners = dict.fromkeys([*self._totals, *self._reasons])
-        return [c for c in owners if c != ALL_CLIENTS] or [ALL_CLIENTS]
+    def _clients(self) -> list[str]:
+        return [client for client in self._charges if client != ALL_CLIENTS] or [ALL_CLIENTS]
 
-    def _touching(self, client: int | str | None) -> list[int | str]:
+    def _touching(self, client: str | None) -> list[str]:
         """Return the ids of the clients whose charges may concern records of `client` (None: records of any client).
 
         If no record belongs to two clients (`disjoint`), only charges to `client` and charges to every client
@@ -471,22 +505,25 @@ class Ledger(Sealed):
         may have the same record.
         """
         if self.disjoint and client is not None:
-            return [o for o in dict.fromkeys((client, ALL_CLIENTS)) if o in self._totals or o in self._reasons]
-        return list(dict.fromkeys([*self._totals, *self._reasons]))
+            return [owner for owner in dict.fromkeys((client, ALL_CLIENTS)) if owner in self._charges]
+        return list(self._charges)
 
-    def _spends(self, client: int | str | None) -> list[Spend]:
-        owners = self._touching(client)
-        return [(s, q, n) for o in owners for (s, q), n in self._totals.get(o, {}).items()]
+    def _spends(self, client: str | None) -> list[Spend]:
+        totals = Counter[tuple[float, float]]()
+        for owner in self._touching(client):
+            for event, count in self._charges[owner].kinds.values():
+                totals[event.sigma, event.rate] += count
+        return [(sigma, rate, count) for (sigma, rate), count in totals.items()]
 
     def _epsilon_after(self, events: Sequence[Event]) -> float:
         """Return the largest epsilon that any client charged by `events` would have after these charges.
 
         Epsilon is computed from the noise scale, even if the noise is drawn from a known seed.
         """
-        owners = [e.client for e in events]
+        owners = [client_id(e.client) for e in events]
         clients = self._clients() + [c for c in owners if c != ALL_CLIENTS] if ALL_CLIENTS in owners else owners
 
-        def all_of(client: int | str) -> list[Spend]:
+        def all_of(client: str) -> list[Spend]:
             own = [e for e in events if not self.disjoint or e.client in (client, ALL_CLIENTS)]
             return [*self._spends(client), *((e.sigma, e.rate, e.count) for e in own)]
 
@@ -556,6 +593,12 @@ class Ledger(Sealed):
                 self._pending.popleft()
             yield
 
+    def _record(self, *lines: dict[str, Any]) -> None:
+        """Append lines that are no charges of this process, and read them."""
+        self._write(*lines)
+        for line in lines:
+            self._apply(line)
+
     def _write(self, *lines: dict[str, Any]) -> None:
         """Append lines to the ledger's file. In an empty file, a line with the ledger's options is written first."""
         if self._empty and self.path is not None and lines:
@@ -595,13 +638,14 @@ class Ledger(Sealed):
 
     def _apply(self, line: dict[str, Any]) -> None:
         known = {f.name for f in fields(Event)}
-        if "from" in line:  # see `distillkit.privacy._child_ledger.mirror_lines`
+        if "from" in line:  # see `mirror`
             source, place = line["from"]
             self._mirrored[source] = max(place, self._mirrored.get(source, 0))
         if isinstance(line.get("event"), dict) and set(line["event"]) <= known:
             self._add_event(Event(**line["event"]), mirrored="from" in line)
         elif "void" in line:
-            self._reasons.setdefault(client_id(line.get("client", ALL_CLIENTS)), line["void"])
+            charges = self._charges.setdefault(client_id(line.get("client", ALL_CLIENTS)), _Charges())
+            charges.reason = charges.reason or line["void"]
         elif "remark" in line:
             self._remarks[line["remark"]] = None
         elif "assumed" in line:

@@ -114,7 +114,7 @@ class Secret(Sealed):
         sums, use this method, so that no low bits of the sums remain; see the class for the mechanism and its limit.
 
         Args:
-            values: private values, of any shape and floating-point type.
+            values: private values of any shape: floats, or counts, which are exact below 2^53.
             std: standard deviation, >= 0; 0 draws nothing and returns the values unrounded.
 
         Returns:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -37,9 +38,19 @@ class ClippedCrossEntropy(CheckedOptions):
 
         Args:
             logits: float [N, K].
-            labels: class indices, int64 [N].
+            labels: class indices, int64 [N]; or rows of probabilities, float [N, K].
+
+        Raises:
+            TypeError, ValueError: logits or labels are not of this form.
         """
-        return F.cross_entropy(clip_logit_norm(logits, self.max_norm), labels)
+        clipped = clip_logit_norm(logits, self.max_norm)
+        rows = check.instance(labels, Tensor, "labels", "class indices, int64 [N]").is_floating_point()
+        if labels.shape != (logits.shape if rows else logits.shape[:1]) or not (rows or labels.dtype == torch.int64):
+            raise ValueError(
+                f"labels must be class indices, int64 {list(logits.shape[:1])}, or rows of probabilities, float "
+                f"{list(logits.shape)}, got {labels.dtype} {list(labels.shape)}"
+            )
+        return F.cross_entropy(clipped, labels)
 
 
 class SingleImage(FedAvg):

@@ -387,6 +387,10 @@ def test_incompatible_parts_are_refused_when_built() -> None:
         FedAvg(shared, FedDF(), factory=Tiny)
     refused(lambda: FedAvg(shared, factory=Tiny, personal="classifier.*"), ValueError, "leave personal out")
     refused(lambda: ClippedCrossEntropy(0.0), ValueError, "max_norm must be greater than 0")
+    for labels in (torch.zeros(4), torch.zeros(3, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)):
+        refused(
+            lambda odd=labels: ClippedCrossEntropy()(torch.ones(4, 3), odd), ValueError, "labels must be class indices"
+        )
 
 
 def test_images_of_another_space_are_refused() -> None:

@@ -46,6 +46,9 @@ BatchLosses = Callable[..., Tensor]
 _RECORDS = 3
 """Number of noise records on which Opacus' gradients are compared with those of autograd."""
 
+_PIXELS = (2, 3)
+"""Places in `_trials` of the batches of pixels in [0, 1], on which every gradient must be finite."""
+
 _TURN = threading.RLock()
 """Lock of the global random state, from which layers such as dropout draw."""
 
@@ -55,8 +58,9 @@ class OpacusGradients:
 
     The hooks are on a copy of the network that shares its parameters, so the network itself is not changed. Before use,
     Opacus' gradients are compared with those of autograd, one record after another, on batches of three records of
-    noise: normal, uniform in [0, 1], and of both kinds, also with labels of two classes. This shows most layers that
-    mix records, but not all: that no layer does is an assumption of the guarantee. The code of network and loss sees
+    noise: uniform in [0, 1], normal, and of both kinds, also with labels of two classes. Normal noise is left out if
+    the gradients of its single records are not finite. This shows most layers that mix records, but not all: that no
+    layer does is an assumption of the guarantee. The code of network and loss sees
     private batches. If it fails for a batch, its records are evaluated one by one; a record for which it fails counts
     as zero.
 
@@ -254,7 +258,7 @@ class OpacusGradients:
                 with torch.no_grad():
                     shapes = [t.shape for t in tree_leaves(network(trials[0][0][:1])) if isinstance(t, Tensor)]
                 classes = any(len(s) == 2 and s[1] > 1 for s in shapes)
-                for noise in trials if classes else trials[:-1]:
+                for number, noise in enumerate(trials if classes else trials[:-2]):
                     state = self._rng_state()
                     rows = wanted(noise)
                     if not self._draws and not torch.equal(state, self._rng_state()):
@@ -263,6 +267,14 @@ class OpacusGradients:
                             if not any(p.requires_grad for p in module.parameters(recurse=False)):
                                 module.training = False
                         rows = wanted(noise)
+                    if not all(bool(torch.isfinite(row).all()) for row in rows):
+                        if number in _PIXELS:
+                            raise NotCapturable(
+                                f"{self._name}: the gradient of a single record is not finite for noise images in "
+                                "[0, 1], so Opacus' gradients cannot be compared with it. Mend the network or its "
+                                "loss, or use gradients='captured', where such a record counts as zero"
+                            )
+                        continue  # the network expects pixels in [0, 1]
                     with _Watch(self._name) as watch:
                         self._forward(noise)
                     self._activations = max(self._activations, watch.values // _RECORDS)
@@ -317,7 +329,7 @@ class OpacusGradients:
 
 
 def _trials(like: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return batches of noise: normal, uniform in [0, 1], of both kinds, and of both kinds with labels 0 and 1."""
+    """Return batches of noise: normal, of both kinds, uniform in [0, 1]; and the last two with labels 0 and 1."""
     generator = derive(0, "capture")
     normal = [torch.randn(_RECORDS, *e.shape[1:], generator=generator) for e in like]
     uniform = [torch.rand(_RECORDS, *e.shape[1:], generator=generator) for e in like]
@@ -328,7 +340,7 @@ def _trials(like: Sequence[Tensor]) -> list[list[Tensor]]:
     def typed(drawn: Sequence[Tensor], factor: int) -> list[Tensor]:
         return [(d if e.is_floating_point() else y * factor).to(e) for d, y, e in zip(drawn, labels, like)]
 
-    return [typed(normal, 0), typed(uniform, 0), typed(both, 0), typed(both, 1)]
+    return [typed(normal, 0), typed(both, 0), typed(uniform, 0), typed(uniform, 1), typed(both, 1)]
 
 
 class _Watch(TorchDispatchMode):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from distillkit.privacy import BudgetExhausted, Event, Ledger
-from distillkit.privacy._child_ledger import ChildLedger, ledger_lines, mirror_lines, mirrored_count
+from distillkit.privacy._child_ledger import ChildLedger, ledger_lines, mirror_lines
 from distillkit.privacy._journal import Journal
 from fl.deploy._fields import read_fields
 from fl.deploy.flower._handshake import NodeInfo
@@ -55,9 +55,7 @@ class NodeLedger:
                 history.append({"data": name})
         for other in names:
             if other != name:
-                lines = ledger_lines(
-                    Ledger(folder / f"{other}.jsonl", disjoint=False), mirrored_count(self.ledger, other)
-                )
+                lines = ledger_lines(Ledger(folder / f"{other}.jsonl", disjoint=False), self.ledger.mirrored(other))
                 own = [(number, line) for number, line in lines if "from" not in line]
                 mirror_lines(self.ledger, other, partition, own)
 
@@ -116,7 +114,7 @@ def ledger_position(ledger: Ledger | None, info: NodeInfo) -> dict[str, Any] | N
     The server copies the lines of all nodes' ledgers to the run's own ledger. The result is None if the method is not
     private.
     """
-    return None if ledger is None else {"name": info.ledger, "seen": mirrored_count(ledger, info.ledger)}
+    return None if ledger is None else {"name": info.ledger, "seen": ledger.mirrored(info.ledger)}
 
 
 def mirror_report(ledger: Ledger, info: NodeInfo, metadata: Mapping[str, str]) -> None:
@@ -132,7 +130,7 @@ def mirror_report(ledger: Ledger, info: NodeInfo, metadata: Mapping[str, str]) -
     ordered = all(type(n) is int and 0 < n < 2**53 for n in numbers) and numbers == sorted(set(numbers))
     if not ordered:
         raise ValueError("the lines of its ledger report are not in order")
-    if since > mirrored_count(ledger, name):
+    if since > ledger.mirrored(name):
         raise ValueError("lines are missing in its ledger report")
     if not all(isinstance(line, dict) for _, line in lines):
         raise ValueError("the lines of its ledger report must be objects")

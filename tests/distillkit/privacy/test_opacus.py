@@ -307,6 +307,33 @@ def test_networks_that_opacus_cannot_train_are_refused_before_the_charge(kind: s
     assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
 
 
+class Rooted(nn.Module):
+    """Network whose first layer takes the square root of pixels, and that may mix the records of a batch."""
+
+    def __init__(self, below: float, mixes: bool) -> None:
+        super().__init__()
+        self.below, self.mixes, self.linear = below, mixes, nn.Linear(20, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        roots = (x.flatten(1) - self.below).sqrt()
+        return self.linear(roots + roots.mean(0) if self.mixes else roots)
+
+
+@pytest.mark.parametrize("kind", OPACUS)
+def test_network_for_pixels_is_compared_on_pixels(kind: str) -> None:
+    """NaN for negative pixels is no mixing of records, and NaN for pixels in [0, 1] is named."""
+
+    def losses(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(network(x), y, reduction="none")
+
+    like = torch.rand(2, 1, 4, 5), torch.tensor([0, 1])
+    clipped_gradients(kind, Rooted(0.0, False), losses, like)
+    with pytest.raises(BatchStatistics, match="mixes the records"):
+        clipped_gradients(kind, Rooted(0.0, True), losses, like)
+    with pytest.raises(NotCapturable, match=r"not finite for noise images in \[0, 1\]"):
+        clipped_gradients(kind, Rooted(0.5, False), losses, like)
+
+
 def test_an_unknown_way_is_refused() -> None:
     with pytest.raises(ValueError, match=r"gradients must be one of .*opacus-ghost"):
         train_private(flat(), torch.zeros(4, 1, 5, 4), torch.zeros(4).long(), size=4, sigma=1.0, gradients="ghost")

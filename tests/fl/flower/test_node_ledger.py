@@ -22,7 +22,7 @@ from distillkit.privacy import (
     compose,
     train_private,
 )
-from distillkit.privacy._child_ledger import ledger_lines, mirror_lines, mirrored_count
+from distillkit.privacy._child_ledger import ledger_lines, mirror_lines
 from fl import FedAvg, Method, NoUsableReply, Run, simulate
 from fl.addons import DPSGD
 from fl.deploy._fields import FIELDS
@@ -234,7 +234,7 @@ def test_mirror_adds_every_line_once_across_restarts(tmp_path: Path) -> None:
     for _ in range(2):
         mirror_lines(Ledger(tmp_path / "run.jsonl"), "a", 3, lines)
     assert [number for number, _ in lines] == [2, 3, 4, 5, 6]  # line 1 has the options
-    assert mirrored_count(run, "a") == 6
+    assert run.mirrored("a") == 6
     assert [(e.client, e.count) for e in run.events] == [("3", 2), ("3", 1)]
     mirror_lines(run, "b", 4, lines)
     assert run.guarantee(4).reason == run.guarantee(3).reason == "raw images took part"
