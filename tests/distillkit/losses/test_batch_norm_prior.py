@@ -34,15 +34,6 @@ def images() -> torch.Tensor:
     return torch.randn(3, 5, 6, 6, generator=torch.Generator().manual_seed(0))
 
 
-def test_hooks_exist_only_inside_the_block(images):
-    model = networks.build(Residual, 0).eval()
-    with BatchNormPrior(model) as prior:
-        assert hooks(model) == 2  # the layer without statistics has no part
-        model(images)
-        prior.value()
-    assert hooks(model) == 0
-
-
 def test_hooks_are_removed_after_an_exception(images):
     model = networks.build(Residual, 0).eval()
     with pytest.raises(RuntimeError, match="expected input"), BatchNormPrior(model):
@@ -107,34 +98,6 @@ def prior_of(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
     with BatchNormPrior(layer) as prior:
         layer(x)
         return prior.value()
-
-
-def test_descent_on_the_prior_brings_the_statistics_closer(images):
-    model, x = networks.build(Residual, 0).eval(), images.requires_grad_()
-    with BatchNormPrior(model, first_multiplier=10) as prior:
-        model(x)
-        before = prior.value()
-        (gradient,) = torch.autograd.grad(before, x)
-        model(x - 1e-3 * gradient)
-        assert float(prior.value().detach()) < float(before.detach())
-
-
-@pytest.mark.parametrize("multiplier", [0.0, 1.0, 10.0])
-def test_only_the_first_layer_is_multiplied(multiplier, images):
-    """The distance of a layer: l2 norms of the differences of means and of population variances."""
-    model = nn.Sequential(nn.BatchNorm2d(5), nn.Conv2d(5, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4)).eval()
-    expected, x = 0.0, images
-    with torch.no_grad():
-        for layer in model:
-            if isinstance(layer, nn.BatchNorm2d):
-                layer.running_mean.uniform_(-1, 1, generator=torch.Generator().manual_seed(2))
-                mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
-                distance = float((mean - layer.running_mean).norm() + (var - layer.running_var).norm())
-                expected += distance * (multiplier if layer is model[0] else 1)
-            x = layer(x)
-    with BatchNormPrior(model, first_multiplier=multiplier) as prior:
-        model(images)
-        assert float(prior.value().detach()) == pytest.approx(expected, rel=1e-5)
 
 
 def test_network_without_batch_norm_is_refused_by_name():

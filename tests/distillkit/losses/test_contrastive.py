@@ -71,24 +71,6 @@ def test_other_side_provides_anchors_and_detach_stops_only_its_gradient(first, s
     assert not detach or float(given_[1].abs().sum()) == 0
 
 
-@given(batches(2), seeds, temperatures)
-def test_supcon_ignores_scale_order_rotation_and_class_names(batch, seed, temperature):
-    embeddings, labels = batch
-    loss = supervised_contrastive(embeddings, labels, temperature=temperature)
-    n, d = embeddings.shape
-    scales = normal(seed, n, 1).exp()
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    rotation = torch.linalg.qr(normal(seed, d, d)).Q
-    changed = [
-        (embeddings * scales, labels),
-        (embeddings[order], labels[order]),
-        (embeddings @ rotation, labels),
-        (embeddings, 3 - labels),
-    ]
-    for e, y in changed:
-        torch.testing.assert_close(supervised_contrastive(e, y, temperature=temperature), loss, atol=1e-9, rtol=1e-9)
-
-
 @given(st.integers(1, 6), seeds, st.sampled_from(["drop", "zero"]), st.sampled_from(["mean", "sum"]))
 def test_batch_without_positives_gives_zero_with_a_graph(n, seed, empty, reduction):
     embeddings = normal(seed, n, 3).requires_grad_()
@@ -136,22 +118,6 @@ def test_model_contrastive_equals_the_loop(seed, n, d, temperature):
     assert model_contrastive(z, near, far, **options, reduction="none").tolist() == pytest.approx(slow)
     assert float(model_contrastive(z, near, far, **options)) == pytest.approx(sum(slow) / n)
     assert float(model_contrastive(z, near, far, **options, reduction="sum")) == pytest.approx(sum(slow))
-
-
-@given(seeds, st.integers(1, 6), temperatures)
-def test_model_contrastive_is_invariant_and_bounded(seed, n, temperature):
-    z, near, far, scales = normal(seed, 4, n, 3)
-    loss = model_contrastive(z, near, far, temperature=temperature, reduction="none")
-    swapped = model_contrastive(z, far, near, temperature=temperature, reduction="none")
-    toward, away = torch.cosine_similarity(z, near), torch.cosine_similarity(z, far)
-    torch.testing.assert_close(loss - swapped, (away - toward) / temperature)
-    torch.testing.assert_close(
-        model_contrastive(z * scales[:, :1].exp(), near, far, temperature=temperature, reduction="none"), loss
-    )
-    singles = [model_contrastive(z[[i]], near[[i]], far[[i]], temperature=temperature) for i in range(n)]
-    torch.testing.assert_close(torch.stack(singles), loss)
-    same = model_contrastive(z, near, near, temperature=temperature)
-    assert float(same) == pytest.approx(math.log(2))
 
 
 @given(seeds)

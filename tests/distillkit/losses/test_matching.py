@@ -56,55 +56,6 @@ def test_mean_embedding_distance_equals_the_loop(sides):
     assert float(mean_embedding_distance(*sides)) == pytest.approx(sum(slow), abs=1e-12)
 
 
-@given(two_sides(), seeds)
-def test_dm_loss_and_gradient_are_zero_at_equality_in_any_order(sides, seed):
-    real, _, labels, _ = sides
-    order = torch.randperm(len(real), generator=torch.Generator().manual_seed(seed))
-    synthetic = real[order].clone().requires_grad_()
-    loss = mean_embedding_distance(real, synthetic, labels, labels[order])
-    (gradient,) = torch.autograd.grad(loss, synthetic)
-    assert float(loss.detach()) == pytest.approx(0, abs=1e-24)
-    assert float(gradient.abs().max()) == pytest.approx(0, abs=1e-12)
-
-
-@given(two_sides(), seeds, st.floats(0.1, 10))
-def test_dm_loss_invariances(sides, seed, scale):
-    real, synthetic, real_labels, labels = sides
-    loss = mean_embedding_distance(*sides)
-    shift = normal(seed, real.shape[1])
-    close = {"atol": 1e-10, "rtol": 1e-10}
-    torch.testing.assert_close(mean_embedding_distance(synthetic, real, labels, real_labels), loss, **close)
-    torch.testing.assert_close(
-        mean_embedding_distance(real + shift, synthetic + shift, real_labels, labels), loss, **close
-    )
-    torch.testing.assert_close(
-        mean_embedding_distance(scale * real, scale * synthetic, real_labels, labels), scale**2 * loss, **close
-    )
-    order = torch.randperm(len(real), generator=torch.Generator().manual_seed(seed))
-    torch.testing.assert_close(
-        mean_embedding_distance(real[order], synthetic, real_labels[order], labels), loss, **close
-    )
-    shared = len(set(real_labels.tolist()))
-    moved = mean_embedding_distance(real, real + shift, real_labels, real_labels)
-    torch.testing.assert_close(moved, shared * shift.square().sum(), **close)
-
-
-@given(two_sides())
-def test_dm_loss_class_by_class_has_the_same_value_and_gradient(sides):
-    real, synthetic, real_labels, labels = sides
-    synthetic = synthetic.requires_grad_()
-    whole = mean_embedding_distance(real, synthetic, real_labels, labels)
-    (wanted,) = torch.autograd.grad(whole, synthetic)
-    pieces = torch.zeros_like(synthetic)
-    total = 0.0
-    for k in sorted(set(real_labels.tolist()) & set(labels.tolist())):
-        piece = mean_embedding_distance(real[real_labels == k], synthetic[labels == k])
-        pieces += torch.autograd.grad(piece, synthetic)[0]
-        total += float(piece.detach())
-    torch.testing.assert_close(pieces, wanted, atol=1e-12, rtol=1e-12)
-    assert total == pytest.approx(float(whole.detach()), abs=1e-12)
-
-
 @given(two_sides())
 def test_dm_loss_gradcheck(sides):
     real, synthetic, real_labels, labels = sides
@@ -141,26 +92,6 @@ def test_rbf_mmd_equals_the_loop(sides, kernels, multiplier, bandwidth):
         within_y = sum(k(y[i], y[j]) for i in range(m) for j in range(m) if i != j) / (m * (m - 1))
         unbiased = float(rbf_mmd(x, y, **options, unbiased=True))
         assert unbiased == pytest.approx(within_x + within_y - 2 * cross, abs=1e-9)
-
-
-@given(two_sides(), seeds, st.floats(0.1, 10))
-def test_rbf_mmd_invariances(sides, seed, scale):
-    x, y = sides[:2]
-    value = rbf_mmd(x, y)
-    assert -1e-9 <= float(value) <= 10 + 1e-9
-    generator = torch.Generator().manual_seed(seed)
-    rotation = torch.linalg.qr(normal(seed, x.shape[1], x.shape[1])).Q
-    shift = normal(seed, x.shape[1])
-    changed = [
-        (y, x),
-        (x[torch.randperm(len(x), generator=generator)], y[torch.randperm(len(y), generator=generator)]),
-        (x + shift, y + shift),
-        (x @ rotation, y @ rotation),
-        (scale * x, scale * y),  # the default bandwidth scales with the data
-    ]
-    for pair in changed:
-        torch.testing.assert_close(rbf_mmd(*pair), value, atol=1e-8, rtol=1e-8)
-    assert float(rbf_mmd(x, x.flip(0))) == pytest.approx(0, abs=1e-9)
 
 
 @given(two_sides())

@@ -54,24 +54,6 @@ def test_feature_decorrelation_equals_the_loop(seed, n, d):
     assert released == pytest.approx(apart * (n - 1) ** 2 / n, rel=1e-6)
 
 
-@given(seeds, st.integers(2, 8), st.integers(2, 6))
-def test_feature_decorrelation_invariances(seed, n, d):
-    x = normal(seed, n, d).requires_grad_()
-    value = feature_decorrelation(x, eps=1e-14)
-    close = {"atol": 1e-6, "rtol": 1e-6}
-    assert 1 / d - 1e-6 <= float(value.detach()) <= 1 + 1e-6
-    generator = torch.Generator().manual_seed(seed)
-    scales, shift = normal(seed + 1, d).exp(), normal(seed + 2, d)
-    torch.testing.assert_close(feature_decorrelation(x * scales + shift, eps=1e-14), value, **close)
-    rows, columns = torch.randperm(n, generator=generator), torch.randperm(d, generator=generator)
-    torch.testing.assert_close(feature_decorrelation(x[rows][:, columns], eps=1e-14), value, **close)
-    (paper,) = torch.autograd.grad(value, x)
-    (released,) = torch.autograd.grad(feature_decorrelation(x, variant="released", eps=1e-14), x)
-    torch.testing.assert_close(released, paper * (n - 1) ** 2 * d / (n * (d - 1)), atol=1e-5, rtol=1e-5)
-    same = x.detach()[:, :1].expand(n, d)
-    assert float(feature_decorrelation(same, eps=1e-14)) == pytest.approx(1, rel=1e-6)
-
-
 @given(seeds, sizes, st.sampled_from(["paper", "released"]))
 def test_feature_decorrelation_of_one_image_or_constant_dimensions(seed, d, variant):
     one = normal(seed, 1, d).requires_grad_()
@@ -108,16 +90,12 @@ def test_prototype_distance_equals_the_loop(case):
     assert float(prototype_distance(prototypes[labels], *case[1:])) == 0
 
 
-@given(prototype_cases(), st.floats(0.1, 10))
-def test_prototype_distance_ignores_absent_prototypes_order_and_shifts(case, scale):
+@given(prototype_cases())
+def test_prototype_distance_ignores_absent_prototypes(case):
     embeddings, labels, prototypes, present = case
     value = prototype_distance(*case)
     broken = torch.where(present.unsqueeze(1), prototypes, torch.nan)
     assert torch.equal(prototype_distance(embeddings, labels, broken, present), value)
-    torch.testing.assert_close(prototype_distance(embeddings.flip(0), labels.flip(0), prototypes, present), value)
-    torch.testing.assert_close(prototype_distance(embeddings + 3, labels, prototypes + 3, present), value)
-    scaled = prototype_distance(scale * embeddings, labels, scale * prototypes, present)
-    torch.testing.assert_close(scaled, scale**2 * value)
 
 
 @given(seeds, sizes, st.integers(2, 5), st.sampled_from([0.01, 0.1, 1.0, 10.0]))

@@ -24,7 +24,6 @@ from distillkit.networks import (
     build,
     initialize,
     named_network,
-    norm_layer,
     split,
 )
 
@@ -208,16 +207,3 @@ def test_unknown_names_are_refused() -> None:
         named_network("resnet18", (3, 32, 32), 10, depth=34)
     with pytest.raises(TypeError, match="dilation"):
         named_network("convnet", (3, 32, 32), 10, dilation=2)
-
-
-@pytest.mark.parametrize("norm", ["instance", "group", "layer"])
-def test_norm_layer_normalizes_each_group_of_channels(norm: str) -> None:
-    maps = images().reshape(3, 10, 11, 23) * 4 + 2
-    out = norm_layer(norm, 10, groups=5)(maps).reshape(3, {"instance": 10, "group": 5, "layer": 1}[norm], -1)
-    torch.testing.assert_close(out.mean(2), torch.zeros(out.shape[:2]), atol=1e-5, rtol=0)
-    torch.testing.assert_close(out.var(2, unbiased=False), torch.ones(out.shape[:2]), atol=1e-4, rtol=0)
-
-
-def test_instance_norm_equals_torchs() -> None:
-    maps = images()
-    torch.testing.assert_close(norm_layer("instance", 5)(maps), nn.InstanceNorm2d(5)(maps))
