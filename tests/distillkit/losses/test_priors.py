@@ -91,7 +91,9 @@ def test_priors_gradcheck(seed, order):
 
 
 def small_network(seed: int) -> nn.Sequential:
-    model = nn.Sequential(nn.BatchNorm2d(2), nn.ReLU(), nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3)).double()
+    model = nn.Sequential(
+        nn.BatchNorm2d(2), nn.ReLU(), nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+    ).double()
     for i, tensor in enumerate(model.state_dict().values()):
         if tensor.is_floating_point():
             tensor.copy_(normal(seed + i, *tensor.shape).abs())
@@ -102,7 +104,7 @@ def small_network(seed: int) -> nn.Sequential:
 def test_batch_norm_prior_equals_the_loop(seed, n, multiplier):
     model, x = small_network(seed), normal(seed, n, 2, 3, 3)
     slow = 0.0
-    for layer, weight in ((0, multiplier), (3, 1.0)):
+    for layer, weight in ((0, multiplier), (3, 1.0), (4, 1.0)):
         entering = model[:layer](x)
         mean_gap, var_gap = 0.0, 0.0
         for c in range(entering.shape[1]):
