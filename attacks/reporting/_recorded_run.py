@@ -65,7 +65,7 @@ class RecordedRun:
         None if the method is not FedAvg, or has add-ons or filters; if the labels are not classes; and if the run did
         not record its options.
         """
-        method, task = (v if isinstance(v, dict) else {} for v in map(self.config.get, ("options", "labels")))
+        method, task = (v if isinstance(v, dict) else {} for v in map(self.config.get, ("method", "labels")))
         if method.get("object") != "fl:FedAvg" or method.get("args") or task.get("object") != "fl:Classification":
             return None
         options = {"optimizer": "sgd", "phases": [], **method["with"]}
@@ -78,13 +78,13 @@ class RecordedRun:
 
     def options(self, prefix: str) -> list[float]:
         """Return all numbers among the options of the method and its parts whose names start with `prefix`."""
-        named = [item for _, options in _described(self.config.get("options")) for item in options.items()]
+        named = [item for _, options in _described(self.config.get("method")) for item in options.items()]
         return [float(v) for name, v in named if name.startswith(prefix) and type(v) in (int, float)]
 
     @property
     def starts_from_real(self) -> bool:
         """True if sent or published images were initialized from real images, by the config or the published set."""
-        described = _described(self.config.get("options"))
+        described = _described(self.config.get("method"))
         info = self.published_set.info if self.published_set is not None else {}
         return info.get("init") == "real" or any(kind == "fl:Real" or o.get("init") == "real" for kind, o in described)
 

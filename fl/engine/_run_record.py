@@ -31,7 +31,7 @@ __all__ = [
     "warn_if_not_resumable",
 ]  # fmt: skip
 
-FREE = ("rounds", "versions", "notes", "transcript", "options")
+FREE = ("rounds", "versions", "notes", "transcript")
 """Keys of config.json whose values may differ when a run is resumed."""
 
 
@@ -40,9 +40,9 @@ def warn_if_not_resumable(config: dict[str, Any], out: Path) -> None:
 
     Such a run cannot be resumed, because the address is different in each process.
     """
-    if " at 0x" in config["method"]:
+    if " at 0x" in (described := json.dumps(config["method"])):
         warn(
-            f"the run in {out} cannot be resumed, because its method does not state its options: {config['method']}. "
+            f"the run in {out} cannot be resumed, because its method does not state its options: {described}. "
             "Make the class a frozen dataclass, or return the options from `arguments()`; use field(repr=False) for "
             "functions and networks"
         )
@@ -171,8 +171,7 @@ def config_of(method: Method, config: RunConfig, server: Server, data: str, key:
     """
     architectures = method.inner.architectures(server.task.num_classes)
     record: dict[str, Any] = {
-        "method": identity(method),
-        "options": options_by_name(method),
+        "method": options_by_name(method),
         "task": repr(server.task),
         "seed": server.seed,
         "clients": server.clients,

@@ -20,7 +20,7 @@ from distillkit.study._records import RecordError, read_json
 from distillkit.study.candidate import Candidate
 from distillkit.study.task import Allocation, Task
 from fl._codec import digest
-from fl._components import identity
+from fl._components import options_by_name
 from fl.engine._run_record import read_config
 from fl.engine.run import Run
 from fl.engine.store import CheckpointError, Store
@@ -198,11 +198,10 @@ def load(
     if "clients" not in config:  # a candidate that makes a set
         sets = {p.stem: LabeledImages.load(p) for p in [folder / "set.safetensors"] if p.exists()}
         return SavedRun(folder, config, [], line, built, Message(), {}, sets, build)
-    if identity(built) != config["method"] and " at 0x" not in config["method"]:
+    found, recorded = options_by_name(built), config["method"]
+    if found != recorded and " at 0x" not in json.dumps(recorded):
         origin = "got" if method is not None else "but this version builds from its recipe"
-        raise NotRepeatable(
-            f"method must be that of the run in {folder}, {config['method']}, {origin} {identity(built)}"
-        )
+        raise NotRepeatable(f"method must be that of the run in {folder}, {recorded}, {origin} {found}")
     rows, state = store.rows(), store.state() if store.manifest() else Message()
     sets = {key: value for key, value in state.items() if isinstance(value, LabeledImages)}
     models: dict[str, nn.Module] = {}
@@ -257,8 +256,6 @@ def hash_of(rows: Sequence[Mapping[str, Any]], state: Message) -> str:
 
 def _compared(row: Mapping[str, Any]) -> dict[str, Any]:
     kept = {k: v for k, v in row.items() if "seconds" not in k and k != "bytes_resent"}
-    if isinstance(kept.get("privacy"), Mapping):  # which remarks whether the run created its ledger
-        kept["privacy"] = {
-            k: v for k, v in kept["privacy"].items() if k != "remarks"
-        }  # whether the run created its ledger
+    if isinstance(kept.get("privacy"), Mapping):  # its remarks say whether the run created its ledger
+        kept["privacy"] = {k: v for k, v in kept["privacy"].items() if k != "remarks"}
     return kept

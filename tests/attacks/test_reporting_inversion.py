@@ -51,7 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def altered(run: Path, to: Path, **settings: Any) -> Path:
     copy = Path(shutil.copytree(run, to))
     config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
-    config["options"]["with"] |= settings
+    config["method"]["with"] |= settings
     (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return copy
 

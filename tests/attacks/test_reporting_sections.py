@@ -116,7 +116,7 @@ def test_audit_is_shown_without_a_claim() -> None:
 
 OPTIONS = {"lr": 0.1, "optimizer": "sgd", "phases": [{"object": "fl:Phase", "with": {"epochs": 1, "train": "*"}}]}
 LABELS = {"object": "fl:Classification", "with": {"num_classes": 2}}
-PLAIN = {"options": {"object": "fl:FedAvg", "args": [], "with": OPTIONS}, "labels": LABELS}
+PLAIN = {"method": {"object": "fl:FedAvg", "args": [], "with": OPTIONS}, "labels": LABELS}
 RISE = torch.tensor([-0.5, 0.5])
 
 
@@ -157,7 +157,7 @@ def test_classes_follow_from_the_updates(updates: Any, shown: list[tuple[str, ..
 )
 def test_bias_after_other_training_than_plain_sgd_is_not_read(options: dict[str, Any]) -> None:
     method = {"object": "fl:FedAvg", "args": [], "with": {**OPTIONS, **options}}
-    run = folder(config={**PLAIN, "options": method}, transcript=True)
+    run = folder(config={**PLAIN, "method": method}, transcript=True)
     assert not rows(class_section(seen(run, updates=[(0, torch.zeros(2), 4)])))
 
 

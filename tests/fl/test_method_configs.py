@@ -130,7 +130,7 @@ def test_config_contains_everything_a_repetition_needs(tmp_path: Path) -> None:
     said = config(tmp_path / "private")
     assert said["privacy"] == {"delta": 1e-5, "secret": 3, "disjoint": said["privacy"]["disjoint"]}
     assert said["budget"] is None
-    averaging, noise = said["options"]["args"]  # by name, defaults too
+    averaging, noise = said["method"]["args"]  # by name, defaults too
     assert (averaging["object"], averaging["with"]["lr"], averaging["with"]["weights"]) == ("fl:FedAvg", 0.1, "uniform")
     assert (noise["object"], noise["with"]["sigma"], noise["with"]["rate"]) == ("fl:ClientDP", 1.0, 0.5)
     assert (said["threads"]["server"], said["rounds"], said["evaluate"]) == (2, 1, "none")
