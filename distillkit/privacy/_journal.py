@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import reduce
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ from distillkit._utils import check
 from distillkit._utils.files import atomic_replace
 from distillkit.locking import locked
 
-__all__ = ["Chain", "Journal", "LedgerWriteError"]
+__all__ = ["Journal", "LedgerWriteError", "chained"]
 
 _AFTER = "after"
 
@@ -27,54 +28,21 @@ class LedgerWriteError(OSError):
     """Error for a charge that could not be written, for example because the disk is full. Nothing was released."""
 
 
-class Chain:
-    """Hash chain over the lines of a file.
+def chained(lines: Sequence[dict[str, Any]], before: str = "") -> list[bytes]:
+    """Convert JSON objects to lines of a file, without line breaks.
 
-    The field "after" of every line contains the hash of all lines before it. If a line is edited, moved, inserted or
-    removed, the hash in the next line therefore no longer matches.
+    The field "after" of every line contains the hash of all lines before it, which begins with `before`. If a line is
+    edited, moved, inserted or removed, the hash in the next line therefore no longer matches.
     """
+    texts: list[bytes] = []
+    for line in lines:
+        texts.append(json.dumps({**line, _AFTER: before}, allow_nan=False).encode())
+        before = _hash(before, texts[-1])
+    return texts
 
-    def __init__(self) -> None:
-        self._hashes = [""]
 
-    @property
-    def lines(self) -> int:
-        """Number of lines that were added to the hash chain so far."""
-        return len(self._hashes) - 1
-
-    @property
-    def head(self) -> dict[str, Any]:
-        """Number of lines in the chain so far and their hash, to pass to the method `continues` later."""
-        return {"lines": self.lines, "hash": self._hashes[-1]}
-
-    def continues(self, head: Any) -> bool:
-        """Return whether this chain starts with all lines of the chain from which `head` was read."""
-        count = head.get("lines") if isinstance(head, dict) else None
-        return type(count) is int and 0 <= count <= self.lines and self._hashes[count] == head.get("hash")
-
-    def add(self, raw: bytes) -> None:
-        """Add a line of the file to the chain of hashes, in which each hash covers a line and the hash before it."""
-        self._hashes.append(hashlib.sha256(self._hashes[-1].encode() + raw).hexdigest())
-
-    def read(self, raw: bytes, line: dict[str, Any]) -> bool:
-        """Add a line that was read from the file to the hash chain, unless its field "after" is wrong or missing."""
-        if line.pop(_AFTER, None) != self._hashes[-1]:
-            return False
-        self.add(raw)
-        return True
-
-    def texts(self, lines: Sequence[dict[str, Any]]) -> list[bytes]:
-        """Convert lines to bytes without line breaks. The caller will append them to the file.
-
-        The field "after", which contains the hash of all lines before, is added to each line. The lines are not added
-        to the chain, because they have not been written yet.
-        """
-        ahead, texts = Chain(), []
-        ahead._hashes = self._hashes[-1:]
-        for line in lines:
-            texts.append(json.dumps({**line, _AFTER: ahead._hashes[-1]}, allow_nan=False).encode())
-            ahead.add(texts[-1])
-        return texts
+def _hash(before: str, text: bytes) -> str:
+    return hashlib.sha256(before.encode() + text).hexdigest()
 
 
 class Journal:
@@ -87,16 +55,23 @@ class Journal:
 
     Args:
         path: path of the file, which is created when the first line is written. If it is None, nothing is written.
-
-    Attributes:
-        chain: hash chain of the lines that were read or written so far.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._offset = 0
         self._refusal = ""
-        self.chain = Chain()
+        self._hashes = [""]
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """Number of lines that were read or written so far and their hash, to pass to `continues` later."""
+        return {"lines": len(self._hashes) - 1, "hash": self._hashes[-1]}
+
+    def continues(self, head: Any) -> bool:
+        """Return whether the file starts with all lines that it had when `head` was read."""
+        count = head.get("lines") if isinstance(head, dict) else None
+        return type(count) is int and 0 <= count < len(self._hashes) and self._hashes[count] == head.get("hash")
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -137,16 +112,16 @@ class Journal:
             return []
         if self._refusal:
             raise ValueError(self._refusal)
-        before = self._offset, list(self.chain._hashes)
+        offset, count = self._offset, len(self._hashes)
         try:
             raw, head = self._new_bytes(), self._read_head()
             *whole, tail = raw.split(b"\n")
             self._offset += len(raw) - len(tail)
-            lines = [(self.chain.lines, self._checked(text)) for text in whole]
-            lines += [(self.chain.lines, self._checked(text)) for text in self._owed(head, tail)]
-            return [(number + 1, line) for number, line in lines]
+            lines = [self._checked(text) for text in whole]
+            lines += [self._checked(text) for text in self._owed(head, tail)]
+            return list(enumerate(lines, start=count))
         except BaseException:  # the next call must return the lines that this one has read
-            self._offset, self.chain._hashes = before
+            self._offset, self._hashes = offset, self._hashes[:count]
             raise
 
     def append(self, *lines: dict[str, Any]) -> None:
@@ -162,7 +137,7 @@ class Journal:
         """
         if self._path is None or not lines:
             return
-        texts = self.chain.texts(lines)
+        texts = chained(lines, self._hashes[-1])
         with self.run_lock(wait=0.0):
             try:
                 self._write_head([text.decode() for text in texts])
@@ -176,7 +151,7 @@ class Journal:
                 raise LedgerWriteError(f"cannot write the ledger {self._path}: {why}; nothing was released") from error
         for text in texts:
             self._offset += len(text) + 1
-            self.chain.add(text)
+            self._hashes.append(_hash(self._hashes[-1], text))
 
     def _new_bytes(self) -> bytes:
         """Return the bytes of the file that have not been read yet."""
@@ -194,31 +169,27 @@ class Journal:
 
     def _checked(self, text: bytes) -> dict[str, Any]:
         """Add a line to the chain and return its object."""
-        number, line = self.chain.lines + 1, _parsed(text)
+        number, line = len(self._hashes), _parsed(text)
         if line is None:
             self._refuse(f"line {number} of {self._path} is damaged, so its charge is unknown")
-        elif not self.chain.read(text, line):
+        if line.pop(_AFTER, None) != self._hashes[-1]:
             self._refuse(
                 f"line {number} of {self._path} does not follow the lines before it: it was edited, or is no ledger"
             )
-        assert line is not None
+        self._hashes.append(_hash(self._hashes[-1], text))
         return line
 
     def _owed(self, head: dict[str, Any] | None, tail: bytes) -> list[bytes]:
         """Check the file against its head, write what an interrupted append left out, and return these lines."""
         if head is None:
-            if self.chain.lines or tail:
+            if len(self._hashes) > 1 or tail:
                 self._refuse(f"{self._head_path()} is missing, so {self._path} may have lost lines")
             return []
-        texts, done = [text.encode() for text in head["next"]], self.chain.lines - head["lines"]
-        if not (self.chain.continues(head) and done <= len(texts)):
+        texts, done = [text.encode() for text in head["next"]], self.head["lines"] - head["lines"]
+        if not (self.continues(head) and done <= len(texts)):
             self._refuse(f"{self._path} lost or changed some of its first {head['lines']} lines")
         missing = b"".join(text + b"\n" for text in texts[done:])
-        expected = Chain()
-        expected._hashes = [head["hash"]]
-        for text in texts[:done]:
-            expected.add(text)
-        if expected.head["hash"] != self.chain.head["hash"] or not missing.startswith(tail):
+        if reduce(_hash, texts[:done], head["hash"]) != self._hashes[-1] or not missing.startswith(tail):
             self._refuse(f"the last lines of {self._path} are not those of its head")
         if missing[len(tail) :]:
             self._write(missing[len(tail) :])
@@ -248,7 +219,7 @@ class Journal:
     def _write_head(self, texts: list[str]) -> None:
         path = self._head_path()
         with atomic_replace(path) as temporary:
-            _write_durably(temporary, json.dumps({**self.chain.head, "next": texts}).encode())
+            _write_durably(temporary, json.dumps({**self.head, "next": texts}).encode())
         _sync_folder(path.parent)
 
     def _write(self, text: bytes) -> None:

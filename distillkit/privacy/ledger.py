@@ -18,7 +18,7 @@ from distillkit._utils import check
 from distillkit.privacy._journal import Journal
 from distillkit.privacy._sealed import Sealed
 from distillkit.privacy.accounting._ranges import check_delta
-from distillkit.privacy.accounting.composition import Bound, Spend, compose, largest
+from distillkit.privacy.accounting.composition import Spend, compose, largest
 from distillkit.privacy.assumptions import ASSUMPTIONS, RECORDS
 from distillkit.privacy.errors import BudgetExhausted, NotAccountable, PrivacyError
 from distillkit.privacy.events import ALL_CLIENTS, Event, Guarantee, check_relation, client_id
@@ -182,7 +182,7 @@ class Ledger(Sealed):
     def head(self) -> dict[str, Any]:
         """Number of lines of the file and their hash, to pass to `require_head` later."""
         with self._synced():
-            return self._journal.chain.head
+            return self._journal.head
 
     def require_head(self, head: Mapping[str, Any]) -> None:
         """Check that the file still begins with the lines that it had when the property `head` was read.
@@ -194,7 +194,7 @@ class Ledger(Sealed):
             ValueError: lines were changed or removed, or the file belongs to another ledger.
         """
         with self._synced():
-            if not self._journal.chain.continues(head):
+            if not self._journal.continues(head):
                 raise ValueError(
                     f"the ledger {self.path} is not the one that had {head.get('lines')} lines with the hash "
                     f"{str(head.get('hash'))[:8]}...: it was cut, edited or replaced. Restore the file"
@@ -383,7 +383,7 @@ class Ledger(Sealed):
                 nominal=worst.epsilon,
                 accountant=worst.accountant,
                 reason=reason,
-                remarks=self._all_remarks(worst if not reason else None),
+                remarks=(*self._remarks, *([_RDP_REMARK] if worst.accountant == "rdp" and not reason else [])),
                 assumptions=self._assumptions(),
                 budget=self._budget_if_kept(spends, delta),
             )
@@ -475,10 +475,6 @@ class Ledger(Sealed):
             self._register_count = max(self._register_count, check.positive_int(clients, "clients"))
         else:
             self._registered.update(map(client_id, clients))
-
-    def _all_remarks(self, bound: Bound | None) -> tuple[str, ...]:
-        rdp = bound is not None and bound.accountant == "rdp"
-        return (*self._remarks, _RDP_REMARK) if rdp else tuple(self._remarks)
 
     def _assumptions(self) -> dict[str, tuple[str, ...]]:
         """Return the names of the inputs that are assumed to be public (keys of `PUBLIC_INPUTS`), by source.
@@ -680,12 +676,7 @@ class Account(Sealed):
     __slots__ = ("_ledger", "_secret", "client", "round")
 
     def __init__(
-        self,
-        ledger: Ledger,
-        *,
-        client: int | str = ALL_CLIENTS,
-        round: int = 0,
-        secret: Secret | int | None = None,
+        self, ledger: Ledger, *, client: int | str = ALL_CLIENTS, round: int = 0, secret: Secret | int | None = None
     ) -> None:
         if not isinstance(ledger, Ledger):
             raise TypeError(f"ledger must be a Ledger, got {type(ledger).__name__}")

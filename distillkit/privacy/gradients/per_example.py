@@ -151,11 +151,7 @@ def chunk_for(values: int, largest: int, device: torch.device, expected: float, 
 
 
 def per_example_gradients(
-    network: nn.Module,
-    losses: Losses,
-    like: Sequence[Tensor],
-    *,
-    trained: Mapping[str, nn.Parameter] | None = None,
+    network: nn.Module, losses: Losses, like: Sequence[Tensor], *, trained: Mapping[str, nn.Parameter] | None = None
 ) -> ExampleGradients:
     """Trace the gradient of one example's loss, and return a function that computes the gradients of many examples.
 

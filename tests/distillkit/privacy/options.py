@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from distillkit.privacy import Account, EmbeddingNetworks, Ledger, Passes
-from distillkit.privacy._journal import Chain
+from distillkit.privacy._journal import chained
 
 _ACCOUNT = ("client", "round", "secret")
 _EMBEDDING = ("match", "augment", "chunk")
@@ -32,7 +32,7 @@ def grouped(**options: Any) -> dict[str, Any]:
 
 def write_chain(path: Path, *lines: dict[str, Any]) -> None:
     """Write a ledger's files with lines that `Ledger` itself may never write, in a valid hash chain."""
-    texts = Chain().texts(lines)
+    texts = chained(lines)
     path.write_bytes(b"".join(text + b"\n" for text in texts))
-    head = {**Chain().head, "next": [text.decode() for text in texts]}
+    head = {"lines": 0, "hash": "", "next": [text.decode() for text in texts]}
     path.with_name(f"{path.name}.head").write_text(json.dumps(head), encoding="utf-8")

@@ -49,7 +49,7 @@ def clips(factory: Callable[[], nn.Module], steps: int = 1, **options: Any) -> f
     kept = torch.arange(len(DATA)) != CANARY
     moved = []
     for data in (DATA, DATA[kept]):
-        model, TICKS[0] = build(factory, 0).double(), 0
+        model = build(factory, 0).double()
         data = data.replace(images=data.images.double())
         train(model, data, sigma=0.0, clip=1e-3, rate=1.0, size=1, lr=1.0, steps=steps, **options)
         moved.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
@@ -57,8 +57,6 @@ def clips(factory: Callable[[], nn.Module], steps: int = 1, **options: Any) -> f
 
 
 OWN = torch.Generator()
-TICKS = [0]
-"""A clock that starts over in each of two neighbouring worlds, which would otherwise differ by chance."""
 
 
 class Alone(nn.Module):
@@ -82,21 +80,6 @@ def shuffled(module: Any, x: Tensor) -> Tensor:
     x = 2 * x
     order = torch.randperm(4)
     return x[..., order] + 1
-
-
-def counting(module: Any, x: Tensor) -> Tensor:
-    module.count += 1
-    return x - x.mean(0) if module.count > 12 else x
-
-
-def clocked(module: Any, x: Tensor) -> Tensor:
-    TICKS[0] += 1
-    return x - x.mean(0) if TICKS[0] > 12 else x
-
-
-def gated(module: Any, x: Tensor) -> Tensor:
-    gate = (module.classifier.bias.detach().abs().max() > 0.5).to(x)
-    return x - gate * x.mean(0)
 
 
 def numbered(module: Any, x: Tensor) -> Tensor:
@@ -192,14 +175,6 @@ def test_what_is_no_function_of_one_record_is_refused_by_name(name: str, global_
 
 
 ONE_CLIP: dict[str, Callable[[Any, Tensor], Tensor]] = {
-    "global norm": lambda m, x: x / x.norm(),
-    "mean of the batch": lambda m, x: x - 0.5 * x.mean(0),
-    "neighbour": lambda m, x: x + x.roll(1, 0),
-    "at some sizes": lambda m, x: x - x.mean(0) if len(x) % 3 == 0 else x,
-    "position": lambda m, x: x * torch.arange(1, len(x) + 1).view(-1, 1, 1, 1),
-    "call counter": counting,
-    "clock": clocked,
-    "gate": gated,
     "autograd function": lambda m, x: Custom.apply(x),
     "dropout": lambda m, x: F.dropout(x, 0.5),
     "grid that is not finite": lambda m, x: F.grid_sample(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from filelock import FileLock, Timeout
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distillkit import LabeledImages, Normalization
@@ -62,6 +62,7 @@ def test_spends_of_a_client_compose() -> None:
     assert ledger.epsilon(delta=1e-3) == pytest.approx(gaussian_epsilon(2.0 / math.sqrt(6), 1e-3), rel=1e-9)
 
 
+@settings(max_examples=15)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([1.0, 2.0, 5.0]), st.integers(1, 4)), min_size=1))
 def test_epsilon_is_the_maximum_over_disjoint_clients(events: list[tuple[int, float, int]]) -> None:
     disjoint, overlapping = Ledger(), Ledger(disjoint=False)

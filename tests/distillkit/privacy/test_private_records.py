@@ -16,6 +16,7 @@ from distillkit.privacy import (
     Account,
     Ledger,
     NotCapturable,
+    Passes,
     PrivacyError,
     PrivateInitialization,
     PublicEmbedders,
@@ -123,7 +124,8 @@ def train(network: nn.Module, ledger: Ledger, **options: Any) -> None:
 
 
 def condense(networks: NetworkSampler, ledger: Ledger, **options: Any) -> None:
-    condense_private(DATA, epsilon=1.0, networks=networks, num_networks=1, steps=1, ipc=1, ledger=ledger, **options)
+    options |= {"num_networks": 1, "steps": 1, "ipc": 1, "passes": Passes(first_num_networks=1, first_steps=1)}
+    condense_private(DATA, epsilon=1.0, networks=networks, ledger=ledger, **options)
 
 
 def steps(networks: NetworkSampler, ledger: Ledger) -> None:
@@ -253,7 +255,7 @@ def test_user_code_runs_as_often_whatever_records_are_drawn() -> None:
     for kept in (DATA.labels >= 0, DATA.labels == 1, DATA.labels > 5):
         Counting.count = 0
         networks = FixedNetwork(Counting())
-        image_sgd(DATA[kept], size=10, sigma=1.0, networks=networks, steps=3, ipc=1, loss=cubed, rate=0.7)
+        image_sgd(DATA[kept], size=10, sigma=1.0, networks=networks, steps=2, ipc=1, loss=cubed, rate=0.7)
         class_sums(*DATA[kept], PublicEmbedders(networks, 2, like=DATA), num_classes=3)
         counts.add(Counting.count)
     assert len(counts) == 1

@@ -14,6 +14,7 @@ from distillkit.networks.samplers import RandomNetworks
 from distillkit.privacy import (
     Account,
     Ledger,
+    Passes,
     PrivateInitialization,
     PublicEmbedders,
     Secret,
@@ -41,6 +42,7 @@ def embedders_of(toy_set: LabeledImages, toy_network: Factory) -> PublicEmbedder
 def condensed(toy_set: LabeledImages, toy_network: Factory, **options: Any) -> LabeledImages:
     account = Account(Ledger(delta=1e-3), secret=Secret(seed=4))
     given = {"epsilon": 1.0, "delta": 1e-3, "ipc": 2, "num_networks": 2, "steps": 3, "lr": 5.0, "ledger": account}
+    given["passes"] = Passes(first_num_networks=1, first_steps=2)
     return condense_private(toy_set, networks=RandomNetworks(toy_network), progress=False, **given | options)
 
 
