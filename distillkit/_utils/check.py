@@ -41,11 +41,15 @@ __all__ = [
 ]
 
 
-def batch_of_images(images: Tensor, name: str = "images") -> Tensor:
-    """Check that `images` is a non-empty, finite floating-point batch [N, C, H, W] and return it."""
+def batch_of_images(images: Tensor, name: str = "images", *, values: bool = True) -> Tensor:
+    """Check that `images` is a non-empty, finite floating-point batch [N, C, H, W] and return it.
+
+    With `values=False`, the values are not read: the batch may be empty, and NaN is not noticed.
+    """
     if not isinstance(images, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor [N, C, H, W], got {type(images).__name__}")
-    has_values(images, name)
+    if values:
+        has_values(images, name)
     if not images.is_floating_point():
         raise TypeError(
             f"{name} must be floating point, got {images.dtype}; uint8 pixels become floats with "
@@ -53,6 +57,8 @@ def batch_of_images(images: Tensor, name: str = "images") -> Tensor:
         )
     if images.ndim != 4:
         raise ValueError(f"{name} must have 4 dimensions [N, C, H, W], got shape {list(images.shape)}")
+    if not values:
+        return images
     if 0 in images.shape:
         raise ValueError(f"{name} must not be empty, got shape {list(images.shape)}")
     if not bool(torch.isfinite(torch.stack(images.detach().aminmax())).all()):  # extremes propagate NaN
@@ -268,7 +274,8 @@ def instance(value: T, kind: Any, name: str, wanted: str) -> T:
         TypeError: the value is not an instance of `kind`.
     """
     if not isinstance(value, kind):
-        raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}")
+        came = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+        raise TypeError(f"{name} must be {wanted}, got {came}")
     return value
 
 

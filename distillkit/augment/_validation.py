@@ -95,8 +95,7 @@ def apply_augmentation(augment: Any, images: Tensor, generator: torch.Generator,
     Raises:
         TypeError, ValueError: the images, the augmentation or its result are invalid.
     """
-    if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
-        check.batch_of_images(images)
+    check.batch_of_images(images, values=False)
     check.has_values(images, "images")
     check.boolean(siamese, "siamese")
     if not callable(augment) or isinstance(augment, type):

@@ -74,8 +74,7 @@ class CropFlip:
         Returns:
             The augmented images, float [N, C, H, W], with the same dtype and device.
         """
-        if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
-            check.batch_of_images(images)
+        check.batch_of_images(images, values=False)
         h, w = images.shape[2:]
         if self.pad >= min(h, w) or self.cutout > min(h, w):
             raise ValueError(

@@ -107,8 +107,7 @@ class DSA:
         Returns:
             The augmented images, float [N, C, H, W], with the same dtype and device.
         """
-        if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
-            check.batch_of_images(images)
+        check.batch_of_images(images, values=False)
         generator, families = as_generator(generator), self.families
         if self.mode == "S":
             families = (families[int(torch.randint(len(families), (), generator=generator))],)

@@ -55,8 +55,7 @@ class ResizedCrop(CheckedOptions):
         Returns:
             The augmented images, float [N, C, H, W], with the same dtype and device.
         """
-        if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
-            check.batch_of_images(images)
+        check.batch_of_images(images, values=False)
         generator = as_generator(generator)
         count, (h, w) = 1 if siamese else len(images), images.shape[2:]
         mirrored = Draws(images, generator, count).uniform(0, 1) < self.flip

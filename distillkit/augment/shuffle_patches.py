@@ -53,8 +53,7 @@ class ShufflePatches:
         Returns:
             The augmented images, float [N, C, H, W], with the same dtype and device.
         """
-        if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
-            check.batch_of_images(images)
+        check.batch_of_images(images, values=False)
         if self.factor > min(images.shape[2:]):
             h, w = images.shape[2:]
             raise ValueError(f"factor={self.factor} must be at most the shorter side of the images, {h}x{w} pixels")

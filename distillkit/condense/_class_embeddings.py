@@ -182,8 +182,7 @@ def check_counts(network: Network, images: Tensor, counts: Sequence[int], match:
     check.one_of(match, "match", MATCHES)
     if not callable(getattr(network, "features", None)) or isinstance(network, type):
         raise TypeError(f"network must have features and classifier (networks.split), got {type(network).__name__}")
-    if not isinstance(images, Tensor) or not images.is_floating_point() or images.ndim != 4:
-        check.batch_of_images(images)
+    check.batch_of_images(images, values=False)
     check.has_values(images, "images")
     found = [check.positive_int(n, "counts") for n in check.sequence(counts, "counts", "image counts, one per class")]
     if not found or sum(found) != len(images):

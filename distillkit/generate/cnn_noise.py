@@ -84,8 +84,7 @@ def decorrelation(images: Tensor) -> Tensor:
     Paper: VHL (ICML 2022), appendix C.3; implemented like `cov_non_diag_norm` in the authors' code (wizard1203/VHL,
     loss_fn/cov_loss.py).
     """
-    if not isinstance(images, Tensor) or not images.is_floating_point() or images.ndim != 4:
-        check.batch_of_images(images)
+    check.batch_of_images(images, values=False)
     check.has_values(images, "images")
     small = F.interpolate(images, size=(8, 8), mode="bilinear").flatten(2)
     rows = F.normalize(small, dim=2).transpose(0, 1)

@@ -115,8 +115,7 @@ def _draw(images: Tensor, generator: torch.Generator, alpha: float, probability:
 
     The share is 1 with probability 1 - `probability`; the batch is then not mixed.
     """
-    if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
-        check.batch_of_images(images)
+    check.batch_of_images(images, values=False)
     a, b = torch._standard_gamma(torch.full((2,), alpha, dtype=torch.float64), generator=generator).tolist()
     partner = torch.randperm(len(images), generator=generator)
     mixed = float(torch.rand((), generator=generator, dtype=torch.float64)) < probability

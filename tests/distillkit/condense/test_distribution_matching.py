@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from distillkit import LabeledImages, Normalization
@@ -96,17 +94,6 @@ def test_batch_statistics_are_those_of_mixed_classes() -> None:
     alone = [embedding_means(network, images, [5])[0] for images in (own, 3 * own)]
     assert torch.allclose(alone[0], alone[1], atol=1e-3)
     assert (mixed[0] - mixed[1]).norm() > 0.3 * mixed[0].norm()
-
-
-@given(seed=st.integers(0, 50), counts=st.lists(st.integers(1, 5), min_size=1, max_size=4))
-def test_real_images_match_themselves_in_any_order(seed: int, counts: list[int]) -> None:
-    network = frozen_net(torch.float64)
-    real = torch.randn(sum(counts), *SHAPE, generator=derive(seed), dtype=torch.float64)
-    targets = embedding_means(network, real, counts)
-    shuffled = torch.cat([own[torch.randperm(len(own), generator=derive(seed))] for own in real.split(counts)])
-    loss, gradient = distance_to_means(network, targets, shuffled, counts)
-    assert float(loss) < 1e-20
-    assert gradient.abs().max() < 1e-10
 
 
 def test_steps_are_sgd_with_momentum_on_the_pixels() -> None:
@@ -459,29 +446,6 @@ def test_networks_with_any_channels_and_sizes_run(match: str) -> None:
         network.features(images) if match == "embedding" else torch.cat([network.features(images), network(images)], 1)
     )
     assert torch.allclose(means[0], direct.mean(0), atol=1e-6)
-
-
-def test_torchvision_resnet_runs_at_64_pixels() -> None:
-    from torchvision.models import resnet18
-
-    images = torch.randn(4, 3, 64, 64, generator=derive(0))
-    labels = torch.tensor([0, 1, 0, 1])
-    model = build(lambda: resnet18(num_classes=2), 0)
-    networks = NetworkBall(model, 5.0), RandomNetworks(lambda: resnet18(num_classes=2))
-    for sampler in networks:
-        made = distribution_matching(
-            images, labels, networks=sampler, ipc=1, steps=1, match="embedding+logits", init="noise", lr=0.1
-        )
-        assert made.info["loss"] > 0
-        assert bool(torch.isfinite(made.images).all())
-
-
-def test_errors_of_a_network_are_raised_before_the_first_step() -> None:
-    wrong = torch.randn(4, 2, 8, 8, generator=derive(0))
-    with pytest.raises(
-        ValueError, match=r"networks \(TenLines\) does not accept images of the data's shape \(2, 8, 8\): .*input"
-    ):
-        distribution_matching(wrong, torch.tensor([0, 0, 1, 1]), networks=RandomNetworks(TenLines), ipc=1, steps=1)
 
 
 @pytest.mark.parametrize(("threads", "parts", "autocast", "others"), [

@@ -167,32 +167,6 @@ def test_result_equals_the_algorithm_box(augment: DSA | None, norm: str, global_
     assert [(p.step, p.loss) for p in states] == [(1, pytest.approx(loss))]
 
 
-def test_matching_reduces_the_gradient_distance() -> None:
-    real, losses = data([12, 12, 12]), []
-    networks = FixedNetwork(build(convnet(classes=3), 5))
-    gradient_matching(
-        real, networks=networks, ipc=2, iterations=12, inner=InnerTraining((1, 0)), batch_real=None, lr=1.0,
-        callback=lambda p: losses.append(p.loss),
-    )  # fmt: skip
-    assert losses[-1] < 0.6 * losses[0]
-
-
-def test_set_equal_to_the_data_is_a_fixed_point() -> None:
-    real = data([3, 3])
-    order = real.labels.argsort(stable=True)
-    start = real[order]
-    made = gradient_matching(
-        real,
-        networks=RandomNetworks(convnet()),
-        ipc=3,
-        iterations=2,
-        inner=InnerTraining((1, 0)),
-        init=start,
-        batch_real=None,
-    )
-    torch.testing.assert_close(made.images, start.images, rtol=0, atol=1e-4)
-
-
 def test_resumes_bitwise_equal_and_names_differences(tmp_path: Path) -> None:
     real = data([6, 6])
     options = {

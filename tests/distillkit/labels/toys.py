@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+
 import torch
 from torch import nn
 
@@ -28,6 +31,11 @@ def stripes(count: int = 60, seed: int = 0, noise: float = 0.5) -> LabeledImages
 
 
 def trained_teacher(norm: str = "batch") -> nn.Module:
+    return copy.deepcopy(_trained(norm))
+
+
+@functools.cache
+def _trained(norm: str) -> nn.Module:
     protocol = Protocol(epochs=10, lr=0.1, batch=20)
     return train(build(lambda: convnet(norm), 5), stripes(120, seed=9), protocol, generator=3, progress=False)
 
