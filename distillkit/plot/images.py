@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from distillkit._utils import check
 from distillkit.normalization import IDENTITY
@@ -191,7 +192,7 @@ def _drawable(pixels: Tensor) -> Tensor:
     pixels = pixels.detach().clamp(0, 1).cpu().float()
     if pixels.shape[1] not in (1, 3):
         pixels = pixels.mean(1, keepdim=True)
-    return pixels.expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
+    return pixels.expand(-1, 3, -1, -1)
 
 
 def _by_class(data: LabeledImages, per_class: int) -> list[Tensor]:
@@ -217,20 +218,18 @@ def _rows_of_classes(
 
 
 def _draw(ax: Any, blocks: list[tuple[str, list[Tensor]]], columns: int) -> None:
-    """Draw blocks of images side by side."""
-    _, height, width, _ = blocks[0][1][0].shape
-    gap = 2
-    block = columns * (width + gap)
-    between = max(4, width // 2)
-    sheet = torch.ones(len(blocks[0][1]) * (height + gap), len(blocks) * (block + between) - between, 3)
-    for b, (_, rows) in enumerate(blocks):
-        for r, row in enumerate(rows):
-            for c, image in enumerate(row):
-                top, left = r * (height + gap) + 1, b * (block + between) + c * (width + gap) + 1
-                sheet[top - 1 : top + height + 1, left - 1 : left + width + 1] = _FRAME
-                sheet[top : top + height, left : left + width] = image
+    """Draw blocks of images side by side, each image in a gray frame of one pixel."""
+    from torchvision.utils import make_grid
+
+    gap = max(4, blocks[0][1][0].shape[3] // 2)
+    sheets = []
+    for _, rows in blocks:
+        framed = [pad(row, (1, 1, 1, 1), value=_FRAME) for row in rows]
+        full = [pad(row, (0, 0, 0, 0, 0, 0, 0, columns - len(row)), value=1.0) for row in framed]
+        sheets += [make_grid(torch.cat(full), columns, padding=0), torch.ones(3, full[0].shape[2] * len(full), gap)]
+    sheet, width = torch.cat(sheets[:-1], 2).permute(1, 2, 0), sheets[0].shape[2]
     ax.imshow(sheet.numpy(), interpolation="nearest", extent=(0, sheet.shape[1], sheet.shape[0], 0))
-    centres = [b * (block + between) + block / 2 for b in range(len(blocks))]
+    centres = [b * (width + gap) + width / 2 for b in range(len(blocks))]
     if any(title for title, _ in blocks):
         ax.set_xticks(centres, [title for title, _ in blocks])
         ax.xaxis.tick_top()

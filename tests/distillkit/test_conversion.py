@@ -243,30 +243,6 @@ def test_other_objects_are_refused(source: Any, options: dict[str, Any], error: 
     refused(lambda: as_set(source, name="data", **options), error, words)
 
 
-@pytest.mark.parametrize("watched", [True, False])
-def test_one_bar_is_shown_at_a_time_and_only_on_a_terminal(watched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from distillkit._utils import progress
-
-    class Screen(io.StringIO):
-        def isatty(self) -> bool:
-            return watched
-
-    screen = Screen()
-    monkeypatch.setattr("sys.stderr", screen)
-    monkeypatch.setattr(progress, "DELAY", 0.0)
-    with progress.bar(3, "outer") as outer, progress.bar(3, "inner") as inner:
-        inner.update()
-        outer.update()
-    with progress.bar(3, "quiet", progress=False) as quiet:
-        quiet.update()
-    with progress.bar(2, "second", done=1) as second:
-        second.update()
-    seen = screen.getvalue()
-    assert ("outer" in seen) is ("second" in seen) is watched
-    assert "inner" not in seen
-    assert "quiet" not in seen
-
-
 def test_quick_call_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     screen.isatty = lambda: True  # type: ignore[method-assign]
