@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from distillkit.privacy import Account, EmbeddingNetworks, Ledger, Passes
+from torch import nn
+
+from distillkit.networks.samplers import RandomNetworks
+from distillkit.privacy import Account, EmbeddingNetworks, Ledger, Passes, condense_private
 from distillkit.privacy._journal import chained
+from distillkit.sets import LabeledImages
 
 _ACCOUNT = ("client", "round", "secret")
 _EMBEDDING = ("match", "augment", "chunk")
@@ -28,6 +33,13 @@ def grouped(**options: Any) -> dict[str, Any]:
     if passes := taken(_PASSES):
         options["passes"] = Passes(**passes)
     return options
+
+
+def condensed(data: LabeledImages, factory: Callable[[], nn.Module], **options: Any) -> LabeledImages:
+    """Condense a set privately, in few steps; `options` are flat."""
+    small = {"epsilon": 8.0, "num_networks": 3, "ipc": 2, "steps": 6, "lr": 2.0, "networks": RandomNetworks(factory)}
+    small |= {"first_num_networks": 2, "first_steps": 2}
+    return condense_private(data, **grouped(**small | options))
 
 
 def write_chain(path: Path, *lines: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from distillkit.privacy import (
     Ledger,
     NotCapturable,
     NotSeparable,
+    Passes,
     PrivacyError,
     PublicEmbedder,
     PublicEmbedders,
@@ -105,8 +106,9 @@ BAD_MAPS: dict[str, tuple[Callable[[Any, Tensor], Tensor], type[Exception], str]
 
 def calls(data: LabeledImages, ledger: Ledger, networks: Any) -> list[Callable[[], Any]]:
     options: dict[str, Any] = {"networks": networks, "ipc": 1, "steps": 1, "ledger": ledger}
+    quick = Passes(first_num_networks=1, first_steps=1)
     return [
-        lambda: condense_private(data, epsilon=1.0, num_networks=1, **options),
+        lambda: condense_private(data, epsilon=1.0, num_networks=1, passes=quick, **options),
         lambda: image_sgd(data, size=12, sigma=1.0, **options),
     ]
 
@@ -210,9 +212,6 @@ def test_augmentation_that_is_no_function_of_one_image_is_refused(
     for call in calls(toy_set, ledger, EmbeddingNetworks(RandomNetworks(toy_network), augment=augment)):
         refused(call, error, why)
     assert ledger.events == ()
-    for call in calls(toy_set, ledger, EmbeddingNetworks(RandomNetworks(toy_network), augment=DSA())):
-        call()
-    assert ledger.events
 
 
 def test_matching_loss_meets_captured_rows_only(toy_set: LabeledImages) -> None:

@@ -12,28 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from distillkit.networks.samplers import RandomNetworks
-from distillkit.privacy import Event, Ledger, PublicEmbedders, Secret, condense_private, image_sgd
+from distillkit.privacy import Event, Ledger, PublicEmbedders, Secret, image_sgd
 from distillkit.privacy.condensation import class_means
 from distillkit.privacy.condensation import condense_private as condense_module
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
-from tests.distillkit.privacy.options import grouped
+from tests.distillkit.privacy.options import condensed, grouped
 
 Factory = Callable[[], nn.Module]
 Patch = pytest.MonkeyPatch
-
-
-def condensed(toy_set: LabeledImages, toy_network: Factory, **options: Any) -> LabeledImages:
-    fixed = {
-        "epsilon": 4.0,
-        "networks": RandomNetworks(toy_network),
-        "num_networks": 2,
-        "ipc": 1,
-        "steps": 6,
-        "lr": 1.0,
-    }
-    fixed |= {"first_num_networks": 1, "first_steps": 2}
-    return condense_private(toy_set, **grouped(**fixed | options))
 
 
 def stepped(toy_set: LabeledImages, toy_network: Factory, **options: Any) -> LabeledImages:
@@ -69,7 +56,7 @@ def test_support_does_not_depend_on_the_data(toy_set: LabeledImages, toy_network
         released = class_means.release(sums, sigma=1.0, sensitivity=1.0, ledger=Ledger())
         assert released.shape == (2, 3, 16)
         assert float((released != 0).double().mean()) > 0.9  # one in 2^20 lies on the grid's 0
-        assert condensed(data, toy_network).labels.tolist() == [0, 1, 2]
+        assert condensed(data, toy_network).labels.tolist() == [0, 0, 1, 1, 2, 2]
         seen: list[Tensor] = []
         stepped(data, toy_network, callback=lambda step, g, seen=seen: seen.append(g.clone()))
         assert float((torch.stack(seen) != 0).double().mean()) > 0.9
@@ -78,7 +65,7 @@ def test_support_does_not_depend_on_the_data(toy_set: LabeledImages, toy_network
 def test_data_enter_only_through_the_released_sums(toy_set: LabeledImages, toy_network: Factory) -> None:
     """With fixed sums and public sizes, two datasets give bitwise equal images."""
     with pytest.MonkeyPatch.context() as patch:
-        fixed = torch.randn(2, 3, 16, generator=derive(5), dtype=torch.float64)
+        fixed = torch.randn(3, 3, 16, generator=derive(5), dtype=torch.float64)
         patch.setattr(condense_module, "class_sums", lambda x, y, embedders, **_: fixed[: len(embedders)].clone())
         sizes = torch.full((3,), 4.0)
         first, *others = (

@@ -16,7 +16,6 @@ from distillkit.privacy import (
     PublicEmbedders,
     TrainedNetworks,
     class_sums,
-    condense_private,
     fit_to_means,
     gaussian_sigma,
 )
@@ -24,7 +23,7 @@ from distillkit.privacy.condensation import condense_private as condense
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol, train
-from tests.distillkit.privacy.options import grouped
+from tests.distillkit.privacy.options import condensed
 
 Factory = Callable[[], nn.Module]
 SHORT = Protocol(epochs=2, batch=6, lr=0.1)
@@ -64,23 +63,9 @@ def test_record_adds_one_to_the_sum_of_trained_embeddings(toy_set: LabeledImages
     assert torch.equal(moved[:, 1:], torch.zeros(2, 2, dtype=torch.float64))
 
 
-def condensed(toy_set: LabeledImages, toy_network: Factory, **options: Any) -> LabeledImages:
-    small = {
-        "epsilon": 8.0,
-        "networks": RandomNetworks(toy_network),
-        "num_networks": 3,
-        "ipc": 2,
-        "steps": 6,
-        "lr": 2.0,
-    }
-    return condense_private(
-        toy_set, **grouped(**{**small, "first_num_networks": 2, "first_steps": 2, "train": SHORT, **options})
-    )
-
-
 def test_every_pass_is_charged_and_all_together_cost_epsilon(toy_set: LabeledImages, toy_network: Factory) -> None:
     ledger = Ledger(budget=8.0)
-    private = condensed(toy_set, toy_network, count=3, ledger=ledger)
+    private = condensed(toy_set, toy_network, train=SHORT, count=3, ledger=ledger)
     _, first, *later = ledger.events
     assert [e.count for e in (first, *later)] == [2, 3, 3]
     spent = sum(e.count / e.sigma**2 for e in ledger.events)
@@ -100,7 +85,7 @@ def test_no_training_shows_a_bar_without_progress(
         return bar(total, what, progress=progress, **options)
 
     monkeypatch.setattr("distillkit.training.bar", noted)
-    condensed(toy_set, toy_network, progress=False)
+    condensed(toy_set, toy_network, train=SHORT, progress=False)
     assert asked
     assert not any(asked)
 
@@ -115,7 +100,7 @@ def test_networks_of_a_pass_are_trained_on_the_previous_passs_set(
         return passes[-1][1]
 
     monkeypatch.setattr(condense, "fit_to_means", told)
-    condensed(toy_set, toy_network, count=3, networks=RandomNetworks(toy_network, doubled))
+    condensed(toy_set, toy_network, train=SHORT, count=3, networks=RandomNetworks(toy_network, doubled))
     assert len(passes) == 3
     for (_, before), (embedders, _) in pairwise(passes):
         shown = toy_set.replace(images=before, labels=torch.tensor([0, 0, 1, 1, 2, 2]))
@@ -136,16 +121,16 @@ def test_pass_without_noise_matches_the_clean_means(
         torch.testing.assert_close(targets, means)
         return fit_to_means(start, embedders, means, **options)
 
-    plain = condensed(toy_set, toy_network, count=3, epsilon=math.inf)
+    plain = condensed(toy_set, toy_network, train=SHORT, count=3, epsilon=math.inf)
     monkeypatch.setattr(condense, "fit_to_means", exact)
-    assert torch.equal(condensed(toy_set, toy_network, count=3, epsilon=math.inf).images, plain.images)
+    assert torch.equal(condensed(toy_set, toy_network, train=SHORT, count=3, epsilon=math.inf).images, plain.images)
 
 
 def test_untrainable_networks_are_refused(toy_set: LabeledImages, toy_network: Factory) -> None:
     ledger = Ledger()
     networks = TrainedNetworks(toy_network, toy_set, SHORT)
     with pytest.raises(ValueError, match=r"networks must be RandomNetworks\(factory\) if .* got TrainedNetworks"):
-        condensed(toy_set, toy_network, networks=networks, ledger=ledger)
+        condensed(toy_set, toy_network, train=SHORT, networks=networks, ledger=ledger)
     with pytest.raises(ValueError, match="count"):
-        condensed(toy_set, toy_network, count=1, ledger=ledger)
+        condensed(toy_set, toy_network, train=SHORT, count=1, ledger=ledger)
     assert not ledger.events
