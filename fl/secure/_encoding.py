@@ -38,22 +38,20 @@ class BoundExceeded(ValueError):
 
 @dataclass(frozen=True)
 class EntryLayout:
-    """Description of one entry of a reply, which clients need to encode the entry, and the server to decode it.
+    """Layout of one entry of a reply.
 
     Attributes:
         key: key of the entry.
-        form: "number", "tensor", or "group" (a dictionary of tensors).
         rule: aggregation rule of the entry: "sum" or "mean".
         by: key of the entry that contains the weights of the mean; "" if there are no weights.
         over: public number by which the sum over clients is divided if the rule is "mean". None: the sum is divided by
             the sum of the clients' weights, which are 1 if `by` is empty.
         most: the largest absolute value that the entry may contain.
-        parts: name, shape and dtype of each tensor in the entry. The name is "" unless the form is "group", and the
-            dtype is "" if the form is "number".
+        parts: name, shape and dtype of each tensor in the entry; ("", (), "") for a number, and ("", shape, dtype) for
+            a single tensor.
     """
 
     key: str
-    form: str
     rule: str
     by: str
     over: float | None
@@ -104,8 +102,7 @@ class ReplyLayout:
             entries: the method's declared entries, by key.
             bounds: largest allowed absolute value of an entry, by key. These values replace the maxima in the
                 declarations and in the schema.
-            bits: precision: the largest allowed value of an entry is encoded as 2^bits.
-            clients: N, the largest number of clients in a sum.
+            bits, clients: attributes of the layout.
 
         Raises:
             PrivacyError: an entry is not aggregated by a sum or mean, has no fixed shape, or would be rounded to a
@@ -155,39 +152,20 @@ class ReplyLayout:
         return cls(tuple(entries), found["bits"], found["clients"])
 
     def unit(self, entry: EntryLayout) -> float:
-        """Return the value that is encoded as the integer 1: W B / 2^bits, or 1 for an entry of integers.
-
-        Here B is the largest allowed value of the entry. W is the largest allowed weight of a client in the weighted
-        mean of the entry, or 1 if the entry has no weights. `bits` is the precision of the layout.
-
-        Args:
-            entry: layout of the entry, an item of `entries`.
-        """
+        """Return the value that is encoded as the integer 1: W B / 2^bits, or 1 for an entry of integers."""
         if entry.is_integer:
             return 1.0
         weight = next((other.most for other in self.entries if other.key == entry.by), 1.0)
         return weight * entry.most / 2.0**self.bits
 
     def select(self, keys: Collection[str]) -> ReplyLayout:
-        """Return the layout of replies that contain only some of the entries.
-
-        Args:
-            keys: keys of the entries in the replies.
-        """
+        """Return the layout of replies that contain only the entries with these keys."""
         return replace(self, entries=tuple(entry for entry in self.entries if entry.key in keys))
 
     def matches(self, schema: Schema) -> bool:
-        """Return whether this layout describes replies with a given schema.
-
-        Every entry of the schema must be in the layout, with tensors of the same names, shapes and dtypes. The layout
-        may have more entries.
-
-        Args:
-            schema: specification of each entry in a reply, by key.
-        """
-        forms = {entry.key: (entry.form, entry.parts) for entry in self.entries}
-        wanted = {key: (_form(like.value), tuple(_value_parts(like.value))) for key, like in schema.items()}
-        return all(forms.get(key) == form for key, form in wanted.items())
+        """Return whether every entry of the schema is in this layout, with the same names, shapes and dtypes."""
+        parts = {entry.key: entry.parts for entry in self.entries}
+        return all(parts.get(key) == _value_parts(like.value) for key, like in schema.items())
 
     # On a client.
 
@@ -212,8 +190,7 @@ class ReplyLayout:
     def _encode_entry(self, entry: EntryLayout, values: Mapping[str, Value]) -> Iterator[Tensor]:
         weight = _named_tensors(values[entry.by])[""].double() if entry.by else None
         tensors = _named_tensors(values[entry.key])
-        form = [(name, tuple(t.shape), _dtype(t, values[entry.key])) for name, t in tensors.items()]
-        if sorted(form) != sorted(entry.parts):
+        if sorted(_value_parts(values[entry.key])) != sorted(entry.parts):
             raise ValueError(f"{entry.key} has another shape, dtype or type than the server expects")
         for name, _, _ in entry.parts:
             value = tensors[name]
@@ -257,7 +234,7 @@ class ReplyLayout:
                 n: finalize(entry.rule, entry.over, t, weight, like[n] if isinstance(like, dict) else like)
                 for n, t in group.items()
             }
-            grouped = entry.form == "group"
+            grouped = isinstance(like, dict)
             values[entry.key] = parts if grouped else parts[""]
             weights[entry.key] = dict.fromkeys(group, weight) if grouped else weight
             totals[entry.key] = group if grouped else group[""]
@@ -270,17 +247,13 @@ def _named_tensors(value: Any) -> dict[str, Tensor]:
     return {"": value.detach().cpu() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)}
 
 
-def _dtype(tensor: Tensor, value: Any) -> str:
-    return "" if not isinstance(value, dict | Tensor) else str(tensor.dtype).removeprefix("torch.")
-
-
 def _broadcast_weight(weight: Tensor, value: Tensor) -> Tensor:
     return weight.view(-1, *[1] * (value.ndim - 1)) if weight.ndim else weight
 
 
 def _entry_layout(entry: Entry[Any], spec: EntrySpec, bound: float | None, is_weight: bool) -> EntryLayout:
-    """Check that one entry of a reply can be summed, and return its `EntryLayout`, a description for the encoding."""
-    value, key = spec.value, entry.key
+    """Check that one entry of a reply can be summed, and return its layout."""
+    key = entry.key
     if key in (FedAvg.buffers.key, FedAvg.counters.key) and entry.rule not in ("mean", "sum"):
         raise PrivacyError(
             f"{entry.key} counts a network's batches and is combined by the maximum, which is not a sum: use "
@@ -300,7 +273,7 @@ def _entry_layout(entry: Entry[Any], spec: EntrySpec, bound: float | None, is_we
             f"allowed in it, SecureSums(bounds={{{entry.key}: B}})"
         )
     by = entry.by.key if entry.by is not None else ""
-    return EntryLayout(key, _form(value), entry.rule, by, entry.over, float(bound), tuple(_value_parts(value)))
+    return EntryLayout(key, entry.rule, by, entry.over, float(bound), _value_parts(spec.value))
 
 
 def _unsummable_reason(entry: Entry[Any], spec: EntrySpec) -> str | None:
@@ -315,10 +288,9 @@ def _unsummable_reason(entry: Entry[Any], spec: EntrySpec) -> str | None:
     return None if spec.max_rows is None else "has a number of rows that each client chooses, which a sum would reveal"
 
 
-def _form(value: Value) -> str:
-    return "group" if isinstance(value, dict) else "tensor" if isinstance(value, Tensor) else "number"
-
-
-def _value_parts(value: Any) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    for name, tensor in _named_tensors(value).items():
-        yield name, tuple(tensor.shape), _dtype(tensor, value)
+def _value_parts(value: Any) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+    """Return name, shape and dtype of each tensor of a value; see `EntryLayout.parts`."""
+    if not isinstance(value, dict | Tensor):
+        return (("", (), ""),)
+    found = value if isinstance(value, dict) else {"": value}
+    return tuple((name, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in found.items())

@@ -9,11 +9,11 @@ every secret.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from distillkit._utils import check
 
-__all__ = ["PRIME", "lagrange_coefficients", "recover", "split"]
+__all__ = ["PRIME", "lagrange_coefficients", "split"]
 
 PRIME = 2**256 + 297
 """Smallest prime number above 2^256, so that every 256-bit key is a number of the field."""
@@ -49,14 +49,6 @@ def split(
         raise ValueError("secret must be a number of the field, from 0 to prime - 1")
     polynomial = [secret, *(draw(prime) for _ in range(threshold - 1))]
     return [_evaluate(polynomial, x, prime) for x in points]
-
-
-def recover(shares: Mapping[int, int], *, prime: int = PRIME) -> int:
-    """Return the secret: the value at 0 of the polynomial through the shares."""
-    if not shares:
-        raise ValueError("shares must hold at least one share; got none")
-    points = list(shares)
-    return sum(shares[x] * c for x, c in zip(points, lagrange_coefficients(points, prime=prime))) % prime
 
 
 def lagrange_coefficients(points: Sequence[int], *, prime: int = PRIME) -> list[int]:

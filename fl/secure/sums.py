@@ -58,7 +58,7 @@ from fl.secure import _crypto
 from fl.secure._encoding import ReplyLayout
 from fl.secure._session import BOX_BYTES, SHARE_BYTES, ClientSession
 from fl.secure._signed_messages import BUNDLE_BYTES, KeyBundle, RoundContext
-from fl.secure._unmasking import Unmasking
+from fl.secure._unmasking import unmask
 from fl.secure.keys import Keyring, Registry
 
 __all__ = ["SecureSums"]
@@ -141,7 +141,7 @@ class SecureSums(Filter):
 
     @property
     def sealed(self) -> bool:
-        """True if the server learns only sums of the clients' replies, and no single reply; always True."""
+        """True: the server learns only sums of the clients' replies."""
         return True
 
     # Setup, shared by both sides.
@@ -151,14 +151,7 @@ class SecureSums(Filter):
         require_sums(method)
 
     def start(self, server: Server, expected: Schema, entries: Mapping[str, Entry[Any]]) -> None:
-        """Compute the layout of the encoded replies at the start of a run, and store it in the server's state.
-
-        The clients receive the layout with their training requests.
-
-        Args:
-            server: the server.
-            expected: schema of one client's reply.
-            entries: the method's declared entries, by key.
+        """Compute the layout of the encoded replies, which clients receive with their training requests.
 
         Raises:
             PrivacyError: an entry of the replies is not aggregated by a sum or mean.
@@ -178,12 +171,7 @@ class SecureSums(Filter):
         return RoundContext(side.seed, side.round, self.threshold)
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
-        """Replace the entries of a reply's schema by a single integer vector: the masked encoding of the reply.
-
-        Args:
-            server: the server.
-            client: index of the client that will reply.
-            schema: schema of the method's reply, which is changed in place.
+        """Replace the entries of a reply's schema by one integer vector, the masked encoding of the reply.
 
         Raises:
             ValueError: the schema does not match the layout of replies that was set at the start of the run.
@@ -215,50 +203,27 @@ class SecureSums(Filter):
     def deal(self, client: Client, message: Message) -> Message:
         """Step 2 of a secure sum, on a client: return encrypted shares of its secrets.
 
-        Each share is encrypted for the client that receives it.
-
-        Args:
-            client: the client.
-            message: announced public keys of all participants, which are checked first.
+        All participants' announced keys, which the `message` contains, are checked first.
         """
         boxes = self._client_session(client).share_secrets(_bundles(message[self.clients], message[self.bundles]))
         return Message({self.boxes: _bytes([box.ljust(BOX_BYTES, b"\0") for box in boxes])[None]})
 
     def out(self, client: Client, message: Message, reply: Message) -> Message:
-        """Step 3 of a secure sum, on a client: encode and mask the reply that the client gives after its training.
-
-        Args:
-            client: the client.
-            message: layout of the encoded reply, and the encrypted shares from the other clients.
-            reply: the method's reply.
-
-        Returns:
-            The masked vector.
-        """
+        """Step 3 of a secure sum, on a client: encode the method's reply, and return the masked vector."""
         session = self._client_session(client)
         vector = ReplyLayout.from_json(message[self.layout]).encode(reply)
         boxes = dict(zip(message[self.partners].tolist(), _rows(message[self.boxes])))
         return Message({self.masked: session.mask_vector(vector, boxes)})
 
     def assent(self, client: Client, message: Message) -> Message:
-        """Step 4 of a secure sum, on a client: return a signature of the set of clients in the sum.
-
-        Args:
-            client: the client.
-            message: indices of the clients in the sum.
-        """
+        """Step 4 of a secure sum, on a client: sign the set of clients in the sum, which the `message` names."""
         signature = self._client_session(client).sign_survivors(message[self.survivors].tolist())
         return Message({self.signatures: _bytes([signature])})
 
     def disclose(self, client: Client, message: Message) -> Message:
-        """Step 5 of a secure sum, on a client: return shares of the clients' secrets.
+        """Step 5 of a secure sum, on a client: return shares of secrets, with which the server removes the masks.
 
-        With these secrets, the server removes the masks from the sum.
-
-        Args:
-            client: the client.
-            message: signatures of the other clients, which confirm the list of clients in the sum. The signatures are
-                checked first.
+        The other clients' signatures, which the `message` contains, are checked first.
         """
         signatures = dict(zip(message[self.signers].tolist(), _rows(message[self.signatures])))
         return Message({self.shares: _bytes(self._client_session(client).disclose_shares(signatures))[None]})
@@ -299,15 +264,7 @@ class SecureSums(Filter):
         return Message({entry: server.state[entry] for entry in entries})
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        """Return the schema of a client's reply in a step of a secure sum other than the training.
-
-        The reply consists of bytes of a fixed length.
-
-        Args:
-            server: the server.
-            verb: name of the step: "announce", "deal", "assent" or "disclose".
-            client: index of the client.
-        """
+        """Return the schema of a client's reply in a step other than the training: bytes of a fixed length."""
         count = {"deal": self.clients, "disclose": self.partners}.get(verb)
         length = len(server.state[count]) if count is not None else 0
         entry, shape = {
@@ -321,15 +278,8 @@ class SecureSums(Filter):
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
         """Store the clients' replies to one step in the server's state, for the next step.
 
-        Clients with invalid keys or an invalid signature are left out of the rest of the round.
-
-        Args:
-            server: the server.
-            verb: name of the step: "announce", "deal", "local", "assent" or "disclose".
-            replies: the clients' replies to the step.
-
         Returns:
-            The reasons why clients are left out, by client index.
+            The reasons why clients with invalid keys or an invalid signature are left out, by client index.
 
         Raises:
             NoUsableReply: fewer clients remain than the threshold.
@@ -385,28 +335,22 @@ class SecureSums(Filter):
     def back(self, server: Server, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
         """Remove the masks from the sum, and decode the sum as the method's aggregated replies.
 
-        Args:
-            server: the server. Its state contains the shares of secrets that clients disclosed in this round.
-            replies: aggregated replies with the sum of the masked vectors.
-            expected: schema of one client's reply, as the method expects it.
-
         Raises:
-            NoUsableReply: a secret recovered from these shares does not match the key or digest that its client
-                announced.
+            NoUsableReply: a secret recovered from the disclosed shares does not match the key or digest that its
+                client announced.
         """
         state = server.state
         shares: Tensor = state[self.shares]
         disclosed = zip(state[self.openers].tolist()[: self.threshold], shares)
         survivors: list[int] = state[self.survivors].tolist()
-        unmasking = Unmasking(
-            bundles=_bundles(state[self.clients], state[self.bundles]), transcript=self._transcript(server),
-            partners=state[self.partners].tolist(), survivors=survivors,
-            shares={client: _rows(rows) for client, rows in disclosed},
-        )  # fmt: skip
+        partners: list[int] = state[self.partners].tolist()
         total = replies[self.masked].clone().cpu()
-        unmasking.unmask(total)
+        unmask(
+            total, _bundles(state[self.clients], state[self.bundles]), self._transcript(server), partners, survivors,
+            {client: _rows(rows) for client, rows in disclosed},
+        )  # fmt: skip
         layout = ReplyLayout.from_json(state[self.layout])
-        server.notes["secure_sum"] = {"clients": len(survivors), "recovered": len(unmasking.partners) - len(survivors)}
+        server.notes["secure_sum"] = {"clients": len(survivors), "recovered": len(partners) - len(survivors)}
         for entry in (
             self.clients, self.bundles, self.partners, self.boxes, self.survivors, self.signers, self.signatures,
             self.openers, self.shares,
@@ -416,16 +360,9 @@ class SecureSums(Filter):
 
 
 def require_sums(method: Method) -> None:
-    """Refuse a method that needs the replies of single clients, and not only sums of replies.
+    """Raise PrivacyError for a method that needs the replies of single clients; the message names the part.
 
-    The aggregation rules of the method's entries are checked later, at the start of a run; see
-    `ReplyLayout.from_schema`.
-
-    Args:
-        method: the method that `Filtered` combines with `SecureSums`.
-
-    Raises:
-        PrivacyError: a part of the method needs single replies; the message names the part.
+    `ReplyLayout.from_schema` checks the aggregation rules at the start of a run.
     """
     name = type(method).__name__
     if method.draws_clients:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fl.secure import Keyring, Registry
+from fl.secure import Keyring, Registry, _crypto, _shamir
 from fl.secure._session import ClientSession
 from fl.secure._signed_messages import KeyBundle, RoundContext
-from fl.secure._unmasking import Unmasking
+from fl.secure._unmasking import unmask
 
 
 class InMemoryKeyring(Keyring):
@@ -23,8 +23,6 @@ class InMemoryKeyring(Keyring):
         self.sessions: dict[int, Any] = {}
 
     def enroll(self, client: int) -> str:
-        from fl.secure import _crypto
-
         return _crypto.signing_public_key(self.identities.setdefault(client, _crypto.new_signing_key())).hex()
 
     def signing_key(self, client: int) -> bytes:
@@ -87,16 +85,16 @@ class ProtocolRun:
         for k in who:
             self.shares[k] = self.sessions[k].disclose_shares(self.signatures)
 
-    def unmasking(self) -> Unmasking:
-        shares = {k: self.shares[k] for k in sorted(self.shares)[: self.context.threshold]}
-        return Unmasking(
-            self.bundles, self.context.transcript(self.bundles), sorted(self.boxes), sorted(self.masked), shares
-        )
-
     def sum(self) -> Tensor:
         total = torch.stack([self.masked[k] for k in sorted(self.masked)]).sum(0)
-        self.unmasking().unmask(total)
+        shares = {k: self.shares[k] for k in sorted(self.shares)[: self.context.threshold]}
+        transcript = self.context.transcript(self.bundles)
+        unmask(total, self.bundles, transcript, sorted(self.boxes), sorted(self.masked), shares)
         return total
+
+    def secret(self, index: int) -> bytes:
+        """Return the secret of a partner that the shares of clients 0 to 2 give."""
+        return recover({k + 1: int.from_bytes(self.shares[k][index]) for k in range(3)}).to_bytes(32)
 
     def run_until(self, step: str, vectors: dict[int, Tensor] | None = None) -> ProtocolRun:
         """Run all steps up to and including one, without dropouts."""
@@ -113,6 +111,17 @@ class ProtocolRun:
             if name == step:
                 break
         return self
+
+
+def recover(shares: Mapping[int, int]) -> int:
+    """Return the secret of Shamir's shares, by their points."""
+    weights = _shamir.lagrange_coefficients(list(shares))
+    return sum(share * weight for share, weight in zip(shares.values(), weights)) % _shamir.PRIME
+
+
+def correlation(one: Tensor, other: Tensor) -> float:
+    """Return the correlation of the numbers of two vectors."""
+    return float(torch.corrcoef(torch.stack([one.double(), other.double()]))[0, 1])
 
 
 def plain(clients: Collection[int], length: int = 500) -> dict[int, Tensor]:

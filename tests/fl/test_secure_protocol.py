@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fl import Keyring, NoUsableReply, Registry
 from fl.secure import AuthenticationError, MissingCryptography, ProtocolError, SecureSums, _crypto, _shamir
 from fl.secure._signed_messages import KeyBundle, sign_bundle
-from tests.fl.secure_protocol import ProtocolRun, plain
+from tests.fl.secure_protocol import ProtocolRun, correlation, plain, recover
 from tests.refused import refused
 
 FEW = settings(max_examples=20, deadline=None)
@@ -33,8 +33,7 @@ def test_any_t_shares_recover_the_secret(data: st.DataObject, secret: int, count
     points = data.draw(st.lists(st.integers(1, 2**40), min_size=count, max_size=count, unique=True))
     shares = dict(zip(points, _shamir.split(secret, points, threshold)))
     some = data.draw(st.permutations(points))[:threshold]
-    assert _shamir.recover({x: shares[x] for x in some}) == secret
-    refused(lambda: _shamir.recover({}), ValueError, "shares must hold at least one share; got none")
+    assert recover({x: shares[x] for x in some}) == secret
 
 
 @pytest.mark.parametrize(("prime", "count", "threshold"), [(5, 4, 3), (7, 4, 2), (5, 3, 3)])
@@ -137,11 +136,8 @@ def test_vectors_pairs_and_triples_are_independent_of_the_values() -> None:
     vectors = plain(range(4))
     run = ProtocolRun(range(4), 3).run_until("disclose", vectors)
     opened = {k: run.masked[k].clone() for k in range(4)}
-    counts = _shamir.lagrange_coefficients([k + 1 for k in range(3)])
-    for place, k in enumerate(range(4)):  # everybody's own mask, which the server does recover
-        share = [int.from_bytes(run.shares[j][place]) for j in range(3)]
-        seed = (sum(s * c for s, c in zip(share, counts)) % _shamir.PRIME).to_bytes(32)
-        _crypto.add_mask(opened[k], seed, -1)
+    for k in range(4):  # everybody's own mask, which the server does recover
+        _crypto.add_mask(opened[k], run.secret(k), -1)
     for seen in (run.masked, opened):
         for size in (1, 2, 3):
             for some in itertools.combinations(range(4), size):
@@ -153,10 +149,6 @@ def test_vectors_pairs_and_triples_are_independent_of_the_values() -> None:
     assert torch.equal(sum(opened[k] for k in range(4)), sum(vectors[k] for k in range(4)))
 
 
-def correlation(one: torch.Tensor, other: torch.Tensor) -> float:
-    return float(torch.corrcoef(torch.stack([one.double(), other.double()]))[0, 1])
-
-
 def test_late_vector_stays_masked_after_its_mask_key_was_recovered() -> None:
     """The reason for two masks: its vector arrives after the others have disclosed its mask key."""
     vectors = plain(range(4))
@@ -166,8 +158,7 @@ def test_late_vector_stays_masked_after_its_mask_key_was_recovered() -> None:
     run.assent()
     run.disclose(range(3))
     assert torch.equal(run.sum(), vectors[0] + vectors[1] + vectors[2])
-    share = [int.from_bytes(run.shares[j][3]) for j in range(3)]
-    key = (sum(s * c for s, c in zip(share, _shamir.lagrange_coefficients([1, 2, 3]))) % _shamir.PRIME).to_bytes(32)
+    key = run.secret(3)
     assert _crypto.agreement_public_key(key) == run.bundles[3].mask
     for other in range(3):
         mask = _crypto.derive_mask_key(key, run.bundles[other].mask, run.context.transcript(run.bundles))
@@ -269,10 +260,8 @@ def test_one_kind_of_share_is_disclosed_of_each_client() -> None:
     run.mask(vectors, range(3))
     run.assent()
     run.disclose(range(3))
-    counts = _shamir.lagrange_coefficients([1, 2, 3])
     for k in range(5):
-        share = [int.from_bytes(run.shares[j][k]) for j in range(3)]
-        found = (sum(s * c for s, c in zip(share, counts)) % _shamir.PRIME).to_bytes(32).hex()
+        found = run.secret(k).hex()
         assert found == held[k]["seed" if k < 3 else "mask"]
         assert found != held[k]["mask" if k < 3 else "seed"]
 
