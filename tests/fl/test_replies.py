@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -145,7 +147,7 @@ def test_three_thousand_mutants_of_valid_replies_are_refused() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_malformed_replies_equal_lost_ones(name: str) -> None:
     """Every round, evaluation and setup of client 1 returns another mutant."""
-    rounds, turn = 8, itertools.count()
+    rounds, turn = 4, itertools.count()
 
     def wrong(verb: str, honest: Message, due: Any, method: Method) -> Any:
         found = list(mutants(honest, due, {e.key: e for e in method.entries()}))
@@ -218,14 +220,17 @@ FOUND: list[tuple[str, str, Callable[[Message], Any], str]] = [
 ]  # fmt: skip
 
 
+@cache
+def without_client_1(name: str) -> Run:
+    return play(Hostile(METHODS[name](), one(lost)), 1)
+
+
 @pytest.mark.parametrize(("name", "change", "why"), [f[1:] for f in FOUND], ids=[f[0] for f in FOUND])
 def test_known_malformed_replies_are_refused(name: str, change: Any, why: str) -> None:
-    hostile, absent = play(Hostile(METHODS[name](), one(change)), 2), play(Hostile(METHODS[name](), one(lost)), 2)
-    assert_same(hostile, absent)
-    for row in hostile.rows:
-        assert list(row["failed"]) == ["1"]
-        with pytest.raises(BadReply, match=why):
-            raise BadReply(row["failed"]["1"])
+    hostile = play(Hostile(METHODS[name](), one(change)), 1)
+    assert_same(hostile, without_client_1(name))
+    assert list(hostile.rows[0]["failed"]) == ["1"]
+    assert re.search(why, hostile.rows[0]["failed"]["1"])
 
 
 @pytest.mark.parametrize("other", [torch.tensor(1.0), torch.ones(3), 2.0, "two"], ids=["scalar", "3", "number", "text"])
