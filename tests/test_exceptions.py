@@ -14,12 +14,10 @@ import distillkit
 import fl
 from distillkit.locking import InUse
 from distillkit.privacy import BudgetExhausted
-from fl.deploy._wire import PayloadMissing
 
 OWN: dict[type[BaseException], Callable[[], BaseException]] = {
     InUse: lambda: InUse("runs/a is another's", 7),
     BudgetExhausted: lambda: BudgetExhausted("too much", remaining=3),
-    PayloadMissing: lambda: PayloadMissing(5),
 }
 """One of each class that is not made of a message alone."""
 

@@ -11,13 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["FIELDS", "MAX_CLIENTS", "MAX_LEDGER_LINES", "Field", "read_fields"]
+__all__ = ["FIELDS", "MAX_CLIENTS", "Field", "read_fields"]
 
 MAX_CLIENTS = 1_000_000
 """Largest number of clients of a run on nodes."""
-
-MAX_LEDGER_LINES = 100_000
-"""Largest number of ledger lines in one message."""
 
 _LONGEST_NAME = 1000
 
@@ -88,37 +85,36 @@ _KEY = _text(1000, least=1)
 
 FIELDS: dict[str, dict[str, Field]] = {
     "job": {
-        "head": Field("a mapping", 0, 10), "client": _CLIENT, "ledger": Field("a mapping", 0, 10, optional=True),
+        "header": Field("a mapping", 0, 10), "client": _CLIENT, "ledger": Field("a mapping", 0, 10, optional=True),
         "memory": _text(75, _VERSION), "entries": Field("a list", 0, 10_000, item=_KEY),
         "digests": Field("a mapping", 0, 10_000, item=_text(128, _HEX, 1)),
-        "held": Field("a list", 0, 10_000, item=_KEY),
     },
-    "head": {
+    "header": {
         "verb": _text(64, "[A-Za-z_]+", 1), "round": _ROUND, "attempt": _text(64, "[0-9A-Za-z_-]+", 1), "seed": _SEED,
         "secret": Field("an integer", 0, 2**64, optional=True), "keeps": _FLAG,
     },
-    "place": {
+    "context": {
         "run": _text(16, "[0-9a-f]{16}", 16), "classes": Field("an integer", 1, 10**6, optional=True),
         "deadline": Field("a number", 0, 10**8), "ledger": _ANY,
     },
-    "answer": {
-        "version": _text(75, _VERSION), "client": _CLIENT, "error": _text(500, optional=True), "absent": _FLAG,
-        "seconds": Field("a number", 0, 10**9), "notes": Field("a mapping", 0, 1000), "remembers": _FLAG,
-        "silent": _FLAG,
-        "charged": Field("a list", 0, MAX_LEDGER_LINES, item=Field("a mapping", 0, 20)),
+    "result": {
+        "error": _text(500, optional=True), "absent": _FLAG, "seconds": Field("a number", 0, 10**9),
+        "notes": Field("a mapping", 0, 1000), "remembers": _FLAG,
     },
+    "exhausted": {"reason": _text(500), "remaining": Field("an integer", 0, 10**12)},
     "ledger report": {
         "name": _text(64, _HEX), "since": Field("an integer", 0, 2**53),
-        "lines": Field("a list", 0, MAX_LEDGER_LINES, item=Field("a list", 2, 2)),
+        "lines": Field("a list", 0, 100_000, item=Field("a list", 2, 2)),
     },
-    "hello": {
+    "node": {
         "partition": _CLIENT, "partitions": Field("an integer", 1, MAX_CLIENTS), "method": _text(10**6),
         "task": _text(10**5),
         "fingerprint": _text(128, _HEX), "ledger": _text(128, _HEX), "classes": _text(10**6), "empty": _FLAG,
         "untested": _FLAG, "version": _text(100), "clock": Field("a number", 0, 10**12),
     },
 }  # fmt: skip
-"""Fields of each part of a message: a job, its header and its place, an answer, a ledger report, and a hello."""
+"""Fields of each part of a message: a job, its header and context; a result, or the error that the run's budget is
+exhausted; a ledger report; and the description of a node."""
 
 
 def read_fields(part: str, value: str | Mapping[str, Any]) -> dict[str, Any]:

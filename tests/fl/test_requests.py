@@ -93,17 +93,16 @@ def test_later_exchange_of_a_round_reads_accepted_memory_of_an_earlier() -> None
         assert ask() == [3, 3, 2]
 
 
-class Payloads(dict[tuple[int, str], tuple[str, Value]]):
-    """Store of the latest payload of each client and entry, as clients keep it."""
+class Payloads(dict[str, tuple[str, Value]]):
+    """Store of the latest payload of each entry, as clients keep it."""
 
-    def keep(self, client: int, key: str, digest: str, value: Value) -> Value:
-        self[client, key] = digest, value
-        return value
+    def keep(self, key: str, digest: str, value: Value) -> None:
+        self[key] = digest, value
 
-    def load(self, client: int, key: str, digest: str) -> Value:
-        if self.get((client, key), ("", None))[0] != digest:
-            raise PayloadMissing(client)
-        return self[client, key][1]
+    def load(self, key: str, digest: str) -> Value:
+        if self.get(key, ("", None))[0] != digest:
+            raise PayloadMissing(key)
+        return self[key][1]
 
 
 def wide() -> Message:
@@ -130,41 +129,35 @@ def test_request_round_trips_and_cached_payloads_travel_as_digests() -> None:
     assert read_job(*from_parts(*again), store).request.message[Data.kept] is job.request.message[Data.kept]
     with pytest.raises(PayloadMissing):
         read_job(*from_parts(*again), Payloads())
-    with pytest.raises(PayloadMissing):
-        read_job(*from_parts(*job_parts(Job(header, 5, cached))), store)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"seconds": "soon"}, "seconds must be a number in .*, got 'soon'"),
-        ({"client": True}, "client must be an integer in .*, got True"),
         ({"absent": None}, "absent must be true or false, got None"),
-        ({"charged": [{}, 3]}, "charged must be a list .*, each a mapping"),
         *(
             ({"seconds": odd}, r"seconds must be a number in \[0, 1e\+09\]")
             for odd in (math.nan, math.inf, -1e-9, -(10**400))
         ),
     ],
-    ids=["seconds", "client", "absent", "charged", "NaN", "infinite", "negative", "huge"],
+    ids=["seconds", "absent", "NaN", "infinite", "negative", "huge"],
 )  # fmt: skip
 def test_malformed_replies_are_refused_by_field(change: dict[str, Any], said: str) -> None:
-    reply, facts = from_parts(*result_parts("3-a", ClientResult(4, Message.unchecked({"x": 1.0}), seconds=1.0)))
-    assert read_result(reply, facts)[1].client == 4
-    other = json.dumps({**json.loads(facts["answer"]), **change})
-    refused(lambda: read_result(reply, {**facts, "answer": other}), ValueError, f"not a result: its answer's {said}")
+    reply, facts = from_parts(*result_parts(ClientResult(4, Message.unchecked({"x": 1.0}), seconds=1.0)))
+    assert read_result(4, reply, facts).reply is not None
+    other = json.dumps({**json.loads(facts["result"]), **change})
+    refused(lambda: read_result(4, reply, {**facts, "result": other}), ValueError, f"its result's {said}")
 
 
 def test_error_texts_of_clients_are_cut_to_a_line_of_the_history() -> None:
-    reply, facts = from_parts(*result_parts("3-a", ClientResult(4, error="x" * 2_000_000)))
-    error = read_result(reply, facts)[1].error
+    error = read_result(4, *from_parts(*result_parts(ClientResult(4, error="x" * 2_000_000)))).error
     assert error is not None
     assert len(error) == 500
 
 
 @pytest.mark.parametrize("reply", [[1], Message.unchecked({"x": float("nan")}), Message.unchecked({"x": None})])
 def test_reply_that_cannot_be_sent_is_an_error_of_its_client(reply: Any) -> None:
-    parts = result_parts("3-a", ClientResult(4, reply, remembers=True), [{"void": "x"}])
-    version, answer, charged = read_result(*from_parts(*parts))
-    assert (version, answer.client, answer.reply, answer.remembers, charged) == ("3-a", 4, None, False, [{"void": "x"}])
+    answer = read_result(4, *from_parts(*result_parts(ClientResult(4, reply, remembers=True))))
+    assert (answer.client, answer.reply, answer.remembers) == (4, None, False)
     assert str(answer.error).startswith("its reply cannot be sent")

@@ -14,7 +14,7 @@ from flower_app.methods import method_of
 app = ClientApp()
 
 
-@app.query("hello")
+@app.query("node")
 @app.query("job")
 @app.train("job")
 def answer(message: Any, context: Any) -> Any:

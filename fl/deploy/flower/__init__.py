@@ -6,19 +6,17 @@ are in the module `_apps`. This package can be imported without Flower; the apps
 
 A message passes through these modules:
 
-1. `_transport` (server): `GridTransport.exchange` builds a client's request. `_requests` packs it into a message,
-   sometimes together with an evaluation request to the same client. The message states how many lines of the node's
+1. `_grid` (server): `GridTransport.exchange` builds a client's request, which states how many lines of the node's
    privacy ledger the server has seen.
 2. `_messages`: the message is converted to Flower's records, and Flower's grid sends it to the node of the client.
 3. `_node`: `Node.handle_job` loads the client's data (`_client_loading`) and reads the request, with cached values
    from the node's folder (`_node_folder`).
-4. `_release_guard`: before anything is computed, `ReleaseGuard.require_request` checks the request against the policy
-   of the node's owner (`_policy`).
+4. `_policy`: before anything is computed, `Policy.require_request` checks the request.
 5. The engine runs the client. Each private release is checked against the policy and the node's budget, and is written
    to the node's ledger (`NodeLedger` in `_node_ledger`), before its noise is drawn.
-6. `_release_guard`: `ReleaseGuard.reply_parts` adds the new ledger lines. If the policy limits epsilon, it withholds
-   results for which nothing was charged to the ledger.
-7. `_transport` (server): the reply is read as untrusted data. The new ledger lines are copied to the run's ledger
+6. `_replies`: `reply_parts` adds the new ledger lines. If the policy limits epsilon, it withholds results for which
+   nothing was charged to the ledger.
+7. `_grid` (server): the reply is read as untrusted data. The new ledger lines are copied to the run's ledger
    (`mirror_report` in `_node_ledger`) before the engine gets the result.
 
 Before the first round, every node sends a description of itself (`_handshake`), and the server checks that all nodes

@@ -86,7 +86,7 @@ def client_app(
     def answer(message: Any, context: Any) -> Any:
         return _reply(node, message, context)
 
-    app.query("hello")(answer)
+    app.query("node")(answer)
     app.query("job")(answer)
     app.train("job")(answer)
     for register in (app.train, app.evaluate, app.query):
@@ -100,7 +100,7 @@ def reply_to(message: Any, context: Any, method: Method, load_client: LoadClient
     The ready-made alternative is `client_app`.
 
     Use this function if the method or the location of the data comes from Flower's `context.run_config` and
-    `context.node_config`. Register the function that calls `reply_to` for the message types "query.hello", "query.job"
+    `context.node_config`. Register the function that calls `reply_to` for the message types "query.node", "query.job"
     and "train.job".
 
     Args:
@@ -131,7 +131,7 @@ def _refuse_other_server(message: Any, context: Any) -> Any:
 
 def _reply(node: Node, message: Any, context: Any) -> Any:
     config, reply = dict(context.node_config), flower("app").Message
-    if message.metadata.message_type == "query.hello":
+    if message.metadata.message_type == "query.node":
         parts = node.handle_query(message.content, config)
     else:
         parts = node.handle_job(message.content, config, message.metadata.created_at)

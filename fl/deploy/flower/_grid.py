@@ -17,9 +17,10 @@ from distillkit.privacy import BudgetExhausted, Ledger
 from distillkit.privacy._child_ledger import child_state
 from distillkit.sets import LabeledImages
 from fl._codec import Parts, from_parts, to_parts
+from fl.deploy._fields import read_fields
 from fl.deploy._wire import Job, job_parts, read_result
 from fl.deploy.flower._messages import MAX_MESSAGE_BYTES, GridConnection, app_failed, loss_reason
-from fl.deploy.flower._node_ledger import ledger_position, mirror_report, read_exhausted
+from fl.deploy.flower._node_ledger import ledger_position, mirror_report
 from fl.deploy.flower._node_registry import NodeRegistry
 from fl.engine._contract import ChangedInput
 from fl.engine._transport import ClientResult, RequestBuilder, RequestHeader, reason_of
@@ -78,19 +79,19 @@ class PendingRequest:
 
     Attributes:
         job: content of the request.
-        resent: None for a first request. For a repeated request, number of bytes of the values that the first request
-            omitted. The server had assumed that the client has these values in its cache.
+        node: Flower's id of the node to which it was sent.
+        resent: for a request that was sent again with all payloads, number of bytes of those that the first request
+            omitted; None for a first request.
+        repeated: whether it was sent again because the node was restarted.
     """
 
     job: Job
+    node: int = 0
     resent: int | None = None
+    repeated: bool = False
 
     def retry(self) -> PendingRequest:
-        """Return a copy of this request, to send it again with all values, because the client's cache lacks some.
-
-        The first time, values that the client should have in its cache were omitted. The attribute `resent` of the copy
-        is the number of bytes of these values.
-        """
+        """Return a copy of this request, to send it again with all payloads."""
         request = self.job.request
         missing = [size for key, size in payload_bytes(request.message).items() if key.split(":")[0] in request.cached]
         return replace(self, resent=sum(missing))
@@ -125,8 +126,6 @@ class GridTransport:
         self._unreported: set[int] = set()
         self._pending: dict[int, PendingRequest] = {}
         self._results: dict[int, ClientResult | BudgetExhausted] = {}
-        self._asked_node: dict[int, int] = {}
-        self._repeated: set[int] = set()
         self._next_look = 0.0
 
     def fingerprint(self, key: bytes) -> str:
@@ -156,7 +155,6 @@ class GridTransport:
     ) -> Iterator[ClientResult]:
         """Send the requests, and yield the results in the order of the clients. See `Transport.exchange`."""
         self._discover()
-        self._repeated.clear()
         waiting: deque[int] = deque()
         rest = iter(clients)
         while True:
@@ -188,11 +186,10 @@ class GridTransport:
     def _repeat_after_restart(self) -> None:
         """Look for restarted nodes, and send each of them its pending requests again, at most once per exchange."""
         self._discover()
-        for client in list(self._pending):
-            if self._registry.nodes[client].node != self._asked_node[client] and client not in self._repeated:
-                self._repeated.add(client)
+        for client, pending in list(self._pending.items()):
+            if self._registry.nodes[client].node != pending.node and not pending.repeated:
                 self._connection.forget(client)
-                self._send(self._pending[client].retry(), include_cached=True)
+                self._send(replace(pending.retry(), repeated=True), include_cached=True)
 
     # One request: build, send, receive, read.
 
@@ -215,9 +212,8 @@ class GridTransport:
             "ledger": ledger_position(self._ledger, info),
         }  # fmt: skip
         self._unreported.add(client)
-        self._asked_node[client] = info.node
-        self._pending[client] = pending
-        parts = job_parts(pending.job, {"place": json.dumps(context)}, include_cached=include_cached)
+        self._pending[client] = replace(pending, node=info.node)
+        parts = job_parts(pending.job, {"context": json.dumps(context)}, include_cached=include_cached)
         header = pending.job.header
         kind = "train.job" if header.keeps else "query.job"
         if self._connection.send(kind, {client: (info.node, parts)}, str(header.round), self._timeout):
@@ -261,29 +257,26 @@ class GridTransport:
 
         If the reply has new lines of the node's ledger, they are first copied to the run's ledger.
         """
-        job = pending.job
+        client = pending.job.client
         try:
             reply, metadata = from_parts(*parts)
-            if self._ledger is not None and "account" in metadata:
-                mirror_report(self._ledger, self._registry.nodes[job.client], metadata)
-                self._unreported.discard(job.client)
+            if self._ledger is not None and "ledger" in metadata:
+                mirror_report(self._ledger, self._registry.nodes[client], metadata)
+                self._unreported.discard(client)
             if "refused" in metadata:
-                return ClientResult(job.client, error=f"refused: {metadata['refused']}"[:500])
+                return ClientResult(client, error=f"refused: {metadata['refused']}"[:500])
             if "exhausted" in metadata and self._ledger is not None and self._ledger.budget is not None:
-                return read_exhausted(metadata)
-            if "lacking" in metadata:
+                exhausted = read_fields("exhausted", metadata["exhausted"])
+                return BudgetExhausted(exhausted["reason"], remaining=exhausted["remaining"])
+            if "missing" in metadata:
                 if pending.resent is not None:
                     raise ValueError("it lacks a payload that was sent")
                 return None
-            if self._ledger is not None and "account" not in metadata:
+            if self._ledger is not None and "ledger" not in metadata:
                 raise ValueError("it has no ledger report")
-            version, result, _ = read_result(reply, metadata)
-            if (version, result.client) != (job.header.version, job.client):
-                wanted = f"{job.header.version} of client {job.client}"
-                raise ValueError(f"it is for request {version} of client {result.client}, not for {wanted}")
+            return read_result(client, reply, metadata)
         except ValueError as error:
-            return ClientResult(job.client, error=f"sent an unreadable reply: {error}"[:500])
-        return result
+            return ClientResult(client, error=f"sent an unreadable reply: {error}"[:500])
 
     def _fail(self, client: int, why: str) -> None:
         del self._pending[client]
@@ -299,7 +292,7 @@ class GridTransport:
         nodes = {client: self._registry.nodes[client] for client in sorted(clients)}
         positions = {client: json.dumps(ledger_position(self._ledger, info)) for client, info in nodes.items()}
         messages = {k: (info.node, to_parts(Message(), {"ledger": positions[k]})) for k, info in nodes.items()}
-        waiting = set(messages) - set(self._connection.send("query.hello", messages, "ledger", seconds))
+        waiting = set(messages) - set(self._connection.send("query.node", messages, "ledger", seconds))
         while waiting:
             for client, message in self._connection.collect():
                 waiting.discard(client)

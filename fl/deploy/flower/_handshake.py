@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-import distillkit
 from distillkit.sets import LabeledImages
 from fl._codec import Parts, from_parts, to_parts
 from fl._components import identity
 from fl.deploy._fields import MAX_CLIENTS, read_fields
-from fl.engine._clients import ClientRegistry
-from fl.engine._run_options import require_public
 from fl.message import Entry, Message
 from fl.method import Method
 from fl.task import LabelTask
 
-__all__ = ["IncompatibleNode", "NodeInfo", "describe_node", "identity_of", "read_partition"]
+__all__ = ["IncompatibleNode", "NodeInfo", "identity_of", "read_partition"]
 
 
 class IncompatibleNode(ValueError):
@@ -94,42 +90,21 @@ class NodeInfo:
     node: int = 0
 
     def parts(self) -> Parts:
-        """Encode this node's description as the parts of a message (tensors and strings; see `fl._codec.to_parts`)."""
+        """Encode the description as the parts of a message."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("space", "node")}
-        return to_parts(Message({_Space.images: self.space}), {"hello": json.dumps(values)})
+        return to_parts(Message({_Space.images: self.space}), {"node": json.dumps(values)})
 
     @classmethod
     def read(cls, parts: Parts, node: int) -> NodeInfo:
-        """Decode the description of a node from the node's reply, which is untrusted."""
+        """Decode a node's untrusted description."""
         message, metadata = from_parts(*parts)
         if "refused" in metadata:
             raise ValueError(metadata["refused"][:500])
         try:
-            found = cls(**read_fields("hello", metadata.get("hello", "")), space=message[_Space.images], node=node)
+            found = cls(**read_fields("node", metadata.get("node", "")), space=message[_Space.images], node=node)
         except (KeyError, ValueError) as error:
             raise ValueError(f"invalid reply to the handshake: {error}") from error
         if not isinstance(found.space, LabeledImages) or len(found.space):
             raise ValueError("invalid reply to the handshake: its space must be a set without images")
         read_partition({"partition-id": found.partition, "num-partitions": found.partitions})
         return found
-
-
-def describe_node(
-    number: int,
-    count: int,
-    method: Method,
-    task: LabelTask | None,
-    clients: ClientRegistry,
-    fingerprint: str,
-    ledger: str,
-    names: Sequence[str] = (),
-) -> NodeInfo:
-    """Return the description of a node, which is sent to the server before round 1. Call this on the node."""
-    data = clients[0]
-    require_public(method, clients.first, task)
-    empty = not method.private and not len(data.train)
-    return NodeInfo(
-        number, count, identity_of(method), identity_of(task), fingerprint, ledger if method.private else "",
-        json.dumps(list(names)) if names else "", empty, data.test is None, distillkit.__version__, time.time(),
-        clients.first,
-    )  # fmt: skip

@@ -3,31 +3,30 @@
 In a deployment of Flower, every message starts a new process on the node, so all state is in the node's folder:
 
     key                                        secret key for the fingerprints below; it never leaves the node
-    <data>/<run>/memory/<client>/<version>     values that the client keeps between rounds (`fl.engine._client_memory`)
-    <data>/<run>/bodies/<client>/<entry>       latest value of a cached message entry
+    <data>/<run>/memory/<client>/<version>     client memory (`fl.engine._client_memory`)
+    <data>/<run>/payloads/<entry>              latest value of a cached entry
     <data>/<run>/committed                     marker file of a run that has completed at least one round
     ledgers/<name>.jsonl                       privacy ledger of one training set, for all runs (`_node_ledger`)
 
 <data> is a keyed fingerprint of the client's data. <run> is the run's name, which stays the same when a run is resumed.
-<version> is the name of one stored version of the values. <name> is a keyed fingerprint of the training set.
+<name> is a keyed fingerprint of the training set.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+import distillkit
 from distillkit._utils import check
 from distillkit.fingerprint import set_fingerprint, tensor_fingerprint
 from distillkit.privacy import BudgetExhausted, PrivacyError
@@ -36,21 +35,20 @@ from fl._codec import Parts, from_parts, to_parts
 from fl.deploy._fields import read_fields
 from fl.deploy._wire import Job, PayloadMissing, read_job
 from fl.deploy.flower._client_loading import to_client_data
-from fl.deploy.flower._handshake import describe_node, read_partition
+from fl.deploy.flower._handshake import NodeInfo, identity_of, read_partition
 from fl.deploy.flower._messages import MAX_MESSAGE_BYTES, from_records
 from fl.deploy.flower._node_folder import PayloadFolder, node_key, remove_dead_runs
 from fl.deploy.flower._node_ledger import NodeLedger
-from fl.deploy.flower._policy import ANY, PolicyRefusal, app_hash, read_policy
-from fl.deploy.flower._release_guard import WITHHELD, ReleaseGuard, refusal_parts
+from fl.deploy.flower._policy import ANY, Policy, PolicyRefusal, app_hash, read_policy
+from fl.deploy.flower._replies import WITHHELD, refusal_parts, reply_parts
 from fl.engine._client_memory import MemoryStore
 from fl.engine._client_runtime import ClientRuntime, respond
 from fl.engine._clients import ClientRegistry
 from fl.engine._contract import ChangedInput
-from fl.engine._run_options import resolve_task
+from fl.engine._run_options import require_public, resolve_task
 from fl.engine._transport import ClientResult, RequestHeader, reason_of
 from fl.message import Message
 from fl.method import Method, require_method
-from fl.participants import Interrupted
 from fl.task import LabelTask
 
 __all__ = ["LoadClient", "Node"]
@@ -88,33 +86,21 @@ class Node:
             raise ValueError(f"the policy {self.policy} pins the app's code: pass code=Path(__file__).parent")
 
     def handle_query(self, content: Any, config: dict[str, Any]) -> Parts:
-        """Return the reply to a message of the type "query.hello": the node's description, or lines of its ledger.
+        """Return the reply to a message of the type "query.node": the node's description, or lines of its ledger.
 
-        The lines are those of the node's privacy ledger that the server has not seen.
+        The lines are those that the server has not seen. If there is an error, the reply is a refusal.
         """
-        return self.ledger(content, config) if "ledger" in content.get("strings", ()) else self.handshake(config)
-
-    def handshake(self, config: dict[str, Any]) -> Parts:
-        """Return the message parts of the node's description (`NodeInfo`), or of a refusal if there is an error."""
         try:
             number, count = read_partition(config)
             data = self._load(number, None)
-            details = (data.clients, data.fingerprint, data.ledger, data.class_names)
-            return describe_node(number, count, self.method, self.task, *details).parts()
-        except Exception as error:  # load_client is the user's code
-            return self._error_parts(error)
-
-    def ledger(self, content: Any, config: dict[str, Any]) -> Parts:
-        """Return the message parts of a reply with the privacy ledger's lines that the server has not seen.
-
-        If there is an error, the reply is a refusal.
-        """
-        try:
+            if "ledger" not in content.get("strings", ()):
+                return self._describe(number, count, data).parts()
             _, metadata = from_parts(*from_records(content, self.max_message_bytes))
-            number, _ = read_partition(config)
-            guard = self._guard(number, self._load(number, None))
-            return to_parts(Message(), guard.ledger_report(json.loads(metadata["ledger"])))
-        except Exception as error:  # the content is untrusted
+            ledger = self._ledger(number, data, self._policy())
+            if ledger is None:
+                raise ValueError("this node runs no private method, and keeps no ledger")
+            return to_parts(Message(), ledger.report(json.loads(metadata["ledger"])))
+        except Exception as error:  # load_client is the user's code, and the content is untrusted
             return self._error_parts(error)
 
     def handle_job(self, content: Any, config: dict[str, Any], created: float) -> Parts:
@@ -124,7 +110,7 @@ class Node:
         """
         try:
             message, metadata = from_parts(*from_records(content, self.max_message_bytes))
-            context = read_fields("place", metadata.get("place", ""))
+            context = read_fields("context", metadata.get("context", ""))
             number, _ = read_partition(config)
             waited = time.time() - created
             seconds = context["deadline"] - max(0.0, waited)
@@ -136,27 +122,32 @@ class Node:
                 )
             began = time.monotonic()
             data = _load_with_timeout(seconds, lambda: self._load(number, context["classes"]))
-            folder, guard = self.folder / data.fingerprint / context["run"], self._guard(number, data)
+            folder, policy = self.folder / data.fingerprint / context["run"], self._policy()
+            ledger = self._ledger(number, data, policy)
 
             def accept(header: RequestHeader, client: int) -> None:
                 if client != number:
                     raise ValueError(f"this node is partition {number}, and received a request for {client}")
-                guard.require_request(header.verb, self.app)
+                if policy is not None:
+                    policy.require_request(self.method, header.verb, self.app)
 
-            job = read_job(message, metadata, PayloadFolder(folder), accept)
+            job = read_job(message, metadata, PayloadFolder(folder / "payloads"), accept)
             remove_dead_runs(folder, job.request.memory, job.header.round)
+            if ledger is not None and job.ledger is None:
+                raise ValueError("the method is private, and the server's request has no ledger")
             runtime = ClientRuntime(
                 self.method, resolve_task(self.task, data.clients.first), {number: data.clients[0]},
-                MemoryStore(folder / "memory"), self.device, ledger=guard.branch(job),
+                MemoryStore(folder / "memory"), self.device,
+                ledger=None if ledger is None or job.ledger is None else ledger.branch(job.ledger),
             )  # fmt: skip
-            seconds, position = seconds - (time.monotonic() - began), context["ledger"]
-        except PayloadMissing:
-            return to_parts(Message(), {"lacking": "a body"})
+            seconds -= time.monotonic() - began
+        except PayloadMissing as error:
+            return to_parts(Message(), {"missing": str(error)})
         except (PolicyRefusal, _Late) as error:
             return refusal_parts(str(error))
         except Exception as error:  # the content is untrusted
             return self._error_parts(error)
-        return guard.reply_parts(job, _run_with_timeout(seconds, runtime, job), position)
+        return reply_parts(job, _run_with_timeout(seconds, runtime, job), ledger, policy, context["ledger"])
 
     def _load(self, number: int, classes: int | None) -> _LoadedData:
         """Load the client's data, and compute their fingerprints."""
@@ -171,22 +162,27 @@ class Node:
             names,
         )
 
-    def _guard(self, number: int, data: _LoadedData) -> ReleaseGuard:
-        """Return an object that checks one request and its reply against the current policy of the node's owner.
+    def _describe(self, number: int, count: int, data: _LoadedData) -> NodeInfo:
+        """Return the description of this node, which is sent to the server before round 1."""
+        client, private = data.clients[0], self.method.private
+        require_public(self.method, data.clients.first, self.task)
+        return NodeInfo(
+            number, count, identity_of(self.method), identity_of(self.task), data.fingerprint,
+            data.ledger if private else "", json.dumps(data.class_names) if data.class_names else "",
+            not private and not len(client.train), client.test is None, distillkit.__version__, time.time(),
+            data.clients.first,
+        )  # fmt: skip
 
-        For a private method, the object also checks and charges the privacy ledger of the node's training set.
-        """
-        policy = None if self.policy is None else read_policy(self.policy)
+    def _policy(self) -> Policy | None:
+        return None if self.policy is None else read_policy(self.policy)
+
+    def _ledger(self, number: int, data: _LoadedData, policy: Policy | None) -> NodeLedger | None:
+        """Return the privacy ledger of the node's training set; None if the method is not private."""
         private = self.method.private
-        ledger = NodeLedger(self.folder / "ledgers", number, data.ledger, policy) if private else None
-        return ReleaseGuard(self.method, policy, ledger)
+        return NodeLedger(self.folder / "ledgers", number, data.ledger, policy) if private else None
 
     def _error_parts(self, error: Exception) -> Parts:
-        """Return the parts of a reply that refuses a request because of an error.
-
-        If the node's owner has set a policy (`_policy`), the reply contains only the type of the error, because the
-        error's message may reveal data.
-        """
+        """Refuse a request because of an error. If there is a policy, only the error's type is sent."""
         if self.policy is None or isinstance(error, PrivacyError):
             return refusal_parts(reason_of(error))
         logging.getLogger(__name__).warning("%s", reason_of(error))
@@ -195,14 +191,7 @@ class Node:
 
 @dataclass(frozen=True)
 class _LoadedData:
-    """Data of a node, which has a single client: the client's images, keyed fingerprints, and the class names.
-
-    Attributes:
-        clients: `ClientRegistry`, a sequence whose only item is the client's data.
-        fingerprint: fingerprint of the training and test images.
-        ledger: fingerprint of the training images, which is the name of their privacy ledger.
-        class_names: class names; empty if unknown.
-    """
+    """Data of the node's single client, with keyed fingerprints of all its images and of its training images."""
 
     clients: ClientRegistry
     fingerprint: str
@@ -214,14 +203,10 @@ T = TypeVar("T")
 
 
 class _Late(TimeoutError):
-    """Error: a request cannot be answered in time.
-
-    The error's message does not depend on the node's data, so it may be sent to the server.
-    """
+    """Error: a request cannot be answered in time. The message does not depend on the node's data."""
 
 
-def _load_with_timeout(seconds: float, work: Callable[[], T]) -> T:
-    """Run `work` in another thread, and return its result."""
+def _in_thread(work: Callable[[], T]) -> Future[T]:
     found: Future[T] = Future()
 
     def run() -> None:
@@ -230,45 +215,45 @@ def _load_with_timeout(seconds: float, work: Callable[[], T]) -> T:
         except BaseException as error:  # it is raised in the caller's thread
             found.set_exception(error)
 
-    threading.Thread(target=run, name="load", daemon=True).start()
-    try:
-        return found.result(timeout=seconds)
-    except FutureTimeout as error:
-        if found.done():
-            raise
-        raise _Late(f"did not load its data within {seconds:.3g} seconds") from error
+    threading.Thread(target=run, daemon=True).start()
+    return found
+
+
+def _load_with_timeout(seconds: float, work: Callable[[], T]) -> T:
+    found = _in_thread(work)
+    if not wait([found], seconds).done:
+        raise _Late(f"did not load its data within {seconds:.3g} seconds")
+    return found.result()
 
 
 def _run_with_timeout(seconds: float, runtime: ClientRuntime, job: Job) -> ClientResult | BudgetExhausted:
-    """Run a client for one request (`job`) in another thread, and return its result.
+    """Run a client for one request (`job`) in another thread, and return its result, or the error `BudgetExhausted`.
 
-    If the client is not finished after `seconds`, it is asked to stop, and a result with an error is returned.
-    `BudgetExhausted` is returned, not raised.
+    A client that is not finished after `seconds` is asked to stop, and its result is an error.
     """
     late = ClientResult(job.client, error="did not answer before its deadline, and was stopped")
-    found: list[ClientResult | BudgetExhausted] = []
-
-    def work() -> None:
-        torch.set_num_threads(1)
-        with contextlib.suppress(Interrupted):
-            try:
-                found.append(respond(runtime, job.header, job.client, lambda: job.request))
-            except BudgetExhausted as error:  # the run's budget
-                found.append(error)
-            except ChangedInput as error:
-                found.append(ClientResult(job.client, error=str(error)))
-            except LedgerWriteError:
-                found.append(ClientResult(job.client, error="could not write its ledger; see the node's log"))
-                logging.getLogger(__name__).exception("the ledger could not be written")
-
     if seconds <= 0:
         return late
+
+    def work() -> ClientResult:
+        torch.set_num_threads(1)
+        return respond(runtime, job.header, job.client, lambda: job.request)
+
     torch.set_num_threads(torch.get_num_threads())  # see `distillkit._utils.threads`
-    thread = threading.Thread(target=work, name="client", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
+    found = _in_thread(work)
+    if not wait([found], seconds).done:
         runtime.stop.set()
-        thread.join(_STOP_GRACE)
+        wait([found], _STOP_GRACE)
         return late
-    return found[0] if found else ClientResult(job.client, error="ended with an internal error; see the node's log")
+    try:
+        return found.result()
+    except BudgetExhausted as error:  # the run's budget
+        return error
+    except ChangedInput as error:
+        return ClientResult(job.client, error=str(error))
+    except LedgerWriteError:
+        reason = "could not write its ledger"
+    except BaseException:  # a defect of this library, or of code that raises exceptions such as SystemExit
+        reason = "ended with an internal error"
+    logging.getLogger(__name__).exception("client %d %s", job.client, reason)
+    return ClientResult(job.client, error=f"{reason}; see the node's log")

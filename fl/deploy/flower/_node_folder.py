@@ -42,43 +42,35 @@ def node_key(folder: Path) -> bytes:
 
 
 class PayloadFolder:
-    """Store of payloads (values of cached message entries) on disk, with one file per client and entry.
-
-    Args:
-        folder: the run's folder on the node.
-    """
+    """Store of payloads in a folder, with one file per entry; see `PayloadStore`."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder / "bodies"
+        self._folder = folder
 
-    def _file(self, client: int, key: str) -> Path:
-        return self._folder / str(client) / f"{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}.safetensors"
+    def _file(self, key: str) -> Path:
+        return self._folder / f"{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}.safetensors"
 
-    def keep(self, client: int, key: str, digest: str, value: Value) -> Value:
-        """Save a payload (the value of a cached message entry) that a client received, and return it."""
-        write_atomically(self._file(client, key), encode(Message.unchecked({key: value}), {"digest": digest}))
-        return value
+    def keep(self, key: str, digest: str, value: Value) -> None:
+        """Save a payload."""
+        write_atomically(self._file(key), encode(Message.unchecked({key: value}), {"digest": digest}))
 
-    def load(self, client: int, key: str, digest: str) -> Value:
-        """Read and return the saved payload (value) of the message entry `key` that the client with index `client`
-        received.
-        """
+    def load(self, key: str, digest: str) -> Value:
+        """Return a saved payload."""
         try:
-            message, metadata = read_message(self._file(client, key))
+            message, metadata = read_message(self._file(key))
         except CheckpointError as error:  # the server sends the payload again
-            raise PayloadMissing(client) from error
+            raise PayloadMissing(key) from error
         if metadata.get("digest") != digest:
-            raise PayloadMissing(client)
+            raise PayloadMissing(key)
         return dict(message.items())[key]
 
 
 def remove_dead_runs(folder: Path, version: str, round_number: int) -> None:
     """Remove the folders of abandoned runs, and record that the run with the folder `folder` is active.
 
-    A run is abandoned if it had no request for a month and has never completed a round. Such a run can only start again
-    from round 1, so its files are not needed. A run that has completed a round can be resumed at any time, so its
-    folder is marked and kept. The node sees that a round was completed when a later request uses a client memory that
-    was stored in that round.
+    A run is abandoned if it had no request for a month and has never completed a round, so it can only start again. A
+    run that has completed a round can be resumed at any time, so its folder is marked and kept. A round was completed
+    if a request of a later round uses a client memory that was stored in it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if version and int(version.split("-")[0]) < round_number:

@@ -19,7 +19,7 @@ from fl.deploy._fields import read_fields
 from fl.deploy.flower._handshake import NodeInfo
 from fl.deploy.flower._policy import Policy, PolicyRefusal
 
-__all__ = ["NodeLedger", "ledger_position", "mirror_report", "read_exhausted"]
+__all__ = ["NodeLedger", "ledger_position", "mirror_report"]
 
 
 class NodeLedger:
@@ -105,7 +105,7 @@ class NodeLedger:
                 "epsilon"
             )
         new = [[number, line] for number, line in lines if number > seen]
-        return {"account": json.dumps({"name": self.name, "since": seen, "lines": new})}
+        return {"ledger": json.dumps({"name": self.name, "since": seen, "lines": new})}
 
 
 def ledger_position(ledger: Ledger | None, info: NodeInfo) -> dict[str, Any] | None:
@@ -122,25 +122,15 @@ def mirror_report(ledger: Ledger, info: NodeInfo, metadata: Mapping[str, str]) -
 
     Lines that were copied before are skipped. The lines are on disk when the function returns.
     """
-    report = read_fields("ledger report", metadata.get("account", ""))
+    report = read_fields("ledger report", metadata.get("ledger", ""))
     name, since, lines = report["name"], report["since"], [(number, line) for number, line in report["lines"]]
     if name != info.ledger:
         raise ValueError("its ledger report names another ledger than its handshake")
     numbers = [number for number, _ in lines]
-    ordered = all(type(n) is int and 0 < n < 2**53 for n in numbers) and numbers == sorted(set(numbers))
-    if not ordered:
+    if not all(type(n) is int and 0 < n < 2**53 for n in numbers) or numbers != sorted(set(numbers)):
         raise ValueError("the lines of its ledger report are not in order")
     if since > ledger.mirrored(name):
         raise ValueError("lines are missing in its ledger report")
     if not all(isinstance(line, dict) for _, line in lines):
         raise ValueError("the lines of its ledger report must be objects")
     mirror_lines(ledger, name, info.partition, lines)
-
-
-def read_exhausted(metadata: Mapping[str, str]) -> BudgetExhausted:
-    """Decode the `BudgetExhausted` error in the reply of a client whose release would exceed the run's budget."""
-    try:
-        why, fits = json.loads(metadata["exhausted"])
-        return BudgetExhausted(str(why)[:500], remaining=min(int(fits), 10**12))
-    except (OverflowError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"its report of an exhausted budget is malformed: {error}") from error

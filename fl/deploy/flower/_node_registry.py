@@ -72,9 +72,9 @@ class NodeRegistry:
         new = sorted(set(connection.grid.get_node_ids()) - self._contacted)
         if not new:
             return []
-        messages = {node: (node, to_parts(Message(), {"hello": "who are you"})) for node in new}
+        messages = {node: (node, to_parts(Message(), {})) for node in new}
         sent = time.time()
-        waiting = set(new) - set(connection.send("query.hello", messages, "hello", seconds))
+        waiting = set(new) - set(connection.send("query.node", messages, "handshake", seconds))
         found: list[NodeInfo] = []
         errors: list[IncompatibleNode] = []
         while waiting:

@@ -273,7 +273,7 @@ class Grid:
             self._answers[name] = [app.Message(app.Error(2, f"{type(error)}:<'{error}'>"), reply_to=message)]
             return
         if fate == "garbage":
-            for key in [key for key in answer.content["strings"] if key.endswith("answer")]:
+            for key in [key for key in answer.content["strings"] if key.endswith("result")]:
                 answer.content["strings"][key] = "{"
         if fate == "late":
             self._late.append((3, name, answer))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,13 +162,6 @@ def iid_of_three(labels: torch.Tensor, generator: torch.Generator) -> Any:
     return iid(labels, 3, generator=generator)
 
 
-@pytest.fixture
-def flower() -> Iterator[None]:
-    with fake_flower.installed():
-        yield
-
-
-@pytest.mark.usefixtures("flower")
 def test_nodes_with_other_class_names_are_refused(tmp_path: Path) -> None:
     for k, names in enumerate((NAMES, ["ape", "bat", "dog"])):
         pictures(tmp_path / str(k), names)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,6 @@ from tests.fl.flower.test_client_loading import pictures
 from tests.fl.flower.test_runs import client_data
 
 PAGE = Path(__file__).parents[3] / "docs" / "flower.md"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def flower() -> Iterator[None]:
-    with fake_flower.installed():
-        yield
 
 
 @pytest.fixture

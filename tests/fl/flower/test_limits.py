@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,6 @@ class Things:
     floats = Entry[torch.Tensor]("first")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def flower() -> Iterator[None]:
-    with fake_flower.installed():
-        yield
-
-
 def test_oversized_message_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     content = to_records(to_parts(Message({Things.floats: torch.zeros(1000)}), {"job": "x" * 100}))
     tensors, strings = from_records(content)
@@ -47,7 +40,7 @@ def test_oversized_messages_are_reported_on_both_sides(tmp_path: Path) -> None:
 
     def swollen(message: Any, context: Any) -> Any:
         answer = app(message, context)
-        if message.metadata.message_type != "query.hello":
+        if message.metadata.message_type != "query.node":
             answer.content["strings"]["more"] = " " * 300_000
         return answer
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,13 +19,6 @@ from fl.deploy.flower._messages import from_records, to_records
 from fl.message import DTYPES, Tensors
 from tests.fl.flower import fake_flower
 from tests.refused import refused
-
-
-@pytest.fixture(autouse=True, scope="module")
-def flower() -> Iterator[None]:
-    with fake_flower.installed():
-        yield
-
 
 shapes = st.lists(st.integers(0, 3), max_size=4).map(tuple)
 names = st.text(max_size=5)

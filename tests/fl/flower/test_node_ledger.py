@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,6 @@ METHODS: dict[str, Callable[[], Method]] = {
     ),
     "DPSGD": lambda: FedAvg(DPSGD(sigma=2.0, rate=0.5, size=12), **FAST, weights="uniform"),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def flower() -> Iterator[None]:
-    with fake_flower.installed():
-        yield
 
 
 @pytest.mark.parametrize("name", ["PrivateFedDM", "DPSGD"])
@@ -104,7 +98,7 @@ def test_a_second_run_on_the_same_nodes_composes(tmp_path: Path) -> None:
 
 def test_slow_node_has_time_to_report_its_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fl.deploy.flower._grid._LEDGER_TIMEOUT", 0.0)
-    run = summed(tmp_path, fault=lambda _, kind, group: "late" if (kind, group) == ("query.hello", "ledger") else None)
+    run = summed(tmp_path, fault=lambda _, kind, group: "late" if (kind, group) == ("query.node", "ledger") else None)
     assert run.rows[-1]["epsilon"] == compose([(SIGMA, 1.0, 2)], 1e-5).epsilon
 
 
@@ -285,7 +279,7 @@ def test_malformed_ledger_reports_are_refused(said: Any, why: str, monkeypatch: 
     monkeypatch.setitem(FIELDS["ledger report"], "lines", replace(FIELDS["ledger report"]["lines"], most=10))
     book = Ledger(None)
     with pytest.raises(ValueError, match=why):
-        mirror_report(book, INFO, {"account": said if isinstance(said, str) else json.dumps(said)})
+        mirror_report(book, INFO, {"ledger": said if isinstance(said, str) else json.dumps(said)})
     assert not book.events
-    mirror_report(book, INFO, {"account": json.dumps({"name": "a", "since": 0, "lines": [[4, line(client="9")]]})})
+    mirror_report(book, INFO, {"ledger": json.dumps({"name": "a", "since": 0, "lines": [[4, line(client="9")]]})})
     assert [event.client for event in book.events] == ["3"]

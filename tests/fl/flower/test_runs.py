@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,12 +33,6 @@ METHODS: dict[str, Callable[[], Method]] = {
     "FedDM": lambda: FedDM(**DM),
     "Real": lambda: Real(**DM),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def flower() -> Iterator[None]:
-    with fake_flower.installed():
-        yield
 
 
 def client_data(number: int) -> ClientData:
@@ -96,7 +90,7 @@ def test_custom_app_reads_its_method_from_the_run_config(tmp_path: Path) -> None
 
     app = ClientApp()
 
-    @app.query("hello")
+    @app.query("node")
     @app.query("job")
     @app.train("job")
     def answer(message: Any, context: Any) -> Any:
@@ -116,10 +110,15 @@ def test_custom_app_reads_its_method_from_the_run_config(tmp_path: Path) -> None
 
 def test_late_and_repeated_replies_change_nothing(tmp_path: Path) -> None:
     def fault(node: int, kind: str, group: str) -> str | None:
-        return {101: "late", 102: "twice"}.get(node) if kind != "query.hello" else None
+        return {101: "late", 102: "twice"}.get(node) if kind != "query.node" else None
 
     method = METHODS["SCAFFOLD"]()
     assert_equal(run_on_grid(grid(method, tmp_path, fault, seed=4), method), run_in_threads(METHODS["SCAFFOLD"]()))
+
+
+def faulty(folder: Path, fate: str, at: int, kind: str) -> fake_flower.Grid:
+    """Return a grid of FedAvg with a fault of one node's messages of one kind."""
+    return grid(METHODS["FedAvg"](), folder, lambda node, sent, _: fate if (node, sent) == (at, kind) else None)
 
 
 @pytest.mark.parametrize(
@@ -130,21 +129,12 @@ def test_faulty_replies_are_errors_in_the_history(
     fate: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fl.deploy.flower._grid._DELIVERY_GRACE", 0.1)
-    there = grid(
-        METHODS["FedAvg"](), tmp_path, lambda node, kind, _: fate if (node, kind) == (101, "train.job") else None
-    )
-    run = run_on_grid(
-        there, METHODS["FedAvg"](), rounds=1, participation=1.0, reply_timeout=1.0 if fate == "lost" else 60.0
-    )
-    (row,) = run.rows
+    there = faulty(tmp_path, fate, 101, "train.job")
+    limit = 1.0 if fate == "lost" else 60.0
+    (row,) = run_on_grid(there, METHODS["FedAvg"](), rounds=1, participation=1.0, reply_timeout=limit).rows
     assert list(row["failed"]) == ["1"]
     assert said in row["failed"]["1"]
     assert row["drawn"] == [0, 1, 2, 3, 4]
-
-
-def test_every_client_failing_ends_the_run(tmp_path: Path) -> None:
-    there = grid(METHODS["FedAvg"](), tmp_path, lambda _, kind, __: "error" if kind == "train.job" else None)
-    refused(lambda: run_on_grid(there, METHODS["FedAvg"]()), NoUsableReply, "the app crashed")
 
 
 class Hanging(FedAvg):
@@ -206,7 +196,7 @@ def test_lost_memory_is_an_error(tmp_path: Path) -> None:
 
 def test_lost_payload_is_resent(tmp_path: Path) -> None:
     def lose(row: dict[str, Any]) -> None:
-        for path in tmp_path.rglob("bodies/*/*"):
+        for path in tmp_path.rglob("payloads/*"):
             path.unlink()
 
     method = with_kept()
@@ -299,28 +289,23 @@ def test_incompatible_node_is_refused_by_name(change: str, said: str, tmp_path: 
     refused(lambda: run_on_grid(strange(tmp_path, change), METHODS["FedAvg"]()), IncompatibleNode, said)
 
 
-def test_missing_nodes_are_named(tmp_path: Path) -> None:
-    there = grid(METHODS["FedAvg"](), tmp_path)
-    del there.nodes[103]
-    refused(lambda: run_on_grid(there, METHODS["FedAvg"](), connect_timeout=0.3), NoUsableReply, r"partitions \[3\]")
+@pytest.mark.parametrize(
+    ("fate", "limit", "error", "said"),
+    [
+        ("error", 60.0, IncompatibleNode, "node 104 cannot take part: .* Flower says the app crashed"),
+        ("gone", 0.1, NoUsableReply, r"partitions \[4\].*node 104: lost: Flower says the node is unavailable"),
+    ],
+)
+def test_missing_node_is_named_with_flowers_reason(
+    fate: str, limit: float, error: type[Exception], said: str, tmp_path: Path
+) -> None:
+    there = faulty(tmp_path, fate, 104, "query.node")
+    refused(lambda: run_on_grid(there, METHODS["FedAvg"](), connect_timeout=limit), error, said)
 
 
-def test_node_with_a_failing_app_is_named_with_flowers_reason(tmp_path: Path) -> None:
-    there = grid(METHODS["FedAvg"](), tmp_path, lambda node, kind, _: "error" if node == 104 else None)
-    with pytest.raises(IncompatibleNode, match=r"node 104 cannot take part: .* Flower says the app crashed"):
-        run_on_grid(there, METHODS["FedAvg"](), connect_timeout=60.0)
-
-
-def test_node_that_is_unavailable_is_named_with_flowers_reason(tmp_path: Path) -> None:
-    there = grid(METHODS["FedAvg"](), tmp_path, lambda node, kind, _: "gone" if node == 104 else None)
-    with pytest.raises(NoUsableReply, match=r"partitions \[4\].*node 104: lost: Flower says the node is unavailable"):
-        run_on_grid(there, METHODS["FedAvg"](), connect_timeout=0.3)
-
-
-@pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD", "VHL", "SharedImage", "FedDM"])
-def test_node_can_be_pickled(name: str, tmp_path: Path) -> None:
-    made = {**METHODS, "VHL": with_kept, "SharedImage": lambda: FedAvg(SharedImage(PICTURE, **SHARED), **FAST)}
-    node = Node(made[name](), client_data, folder=tmp_path)
+def test_node_can_be_pickled(tmp_path: Path) -> None:
+    method = FedAvg(SharedImage(PICTURE, **SHARED), **FAST)
+    node = Node(method, client_data, folder=tmp_path)
     again = pickle.loads(pickle.dumps(node))
     assert identity_of(again.method) == identity_of(node.method)
     assert hello(again) == hello(node)
@@ -337,4 +322,4 @@ CONFIG = {"partition-id": 1, "num-partitions": 5}
 
 def hello(node: Node) -> dict[str, Any]:
     """Return a node's description of itself, without the time of its clock."""
-    return {k: v for k, v in json.loads(node.handshake(CONFIG)[1]["hello"]).items() if k != "clock"}
+    return {k: v for k, v in json.loads(node.handle_query({}, CONFIG)[1]["node"]).items() if k != "clock"}

@@ -10,9 +10,7 @@ import pytest
 from fl import FedAvg, Filtered, Keyring, Method, NoUsableReply, SecureSums
 from fl.addons import SCAFFOLD
 from fl.deploy.flower import IncompatibleNode
-from tests.fl.flower.test_runs import FAST, assert_equal, flower, grid, run_in_threads, run_on_grid
-
-__all__ = ["flower"]  # the stand-in for Flower
+from tests.fl.flower.test_runs import FAST, assert_equal, grid, run_in_threads, run_on_grid
 
 BOUNDS: dict[Any, float] = {FedAvg.update: 8.0, SCAFFOLD.drift: 100.0}
 

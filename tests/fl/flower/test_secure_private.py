@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from fl import FedAvg, Filtered, Keyring, Registry, SecureSums
 from fl.deploy.flower import client_app
@@ -14,12 +11,6 @@ from tests.fl.flower import fake_flower
 from tests.fl.flower.test_node_ledger import METHODS as PRIVATE
 from tests.fl.flower.test_policy import written
 from tests.fl.flower.test_runs import client_data, run_in_threads, run_on_grid
-
-
-@pytest.fixture(autouse=True, scope="module")
-def flower() -> Iterator[None]:
-    with fake_flower.installed():
-        yield
 
 
 def secure(inner: FedAvg, registry: Registry, ring: Keyring | None) -> Filtered:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,9 @@ from fl.engine.store import Store
 from tests.fl.flower import fake_flower
 from tests.fl.flower.test_runs import FAST, assert_equal, grid, run_in_threads, run_on_grid
 
-
-@pytest.fixture(autouse=True, scope="module")
-def flower() -> Iterator[None]:
-    with fake_flower.installed():
-        yield
-
-
 OPTIONS: dict[str, Any] = {"participation": 2, "evaluate": "all", "rounds": 3}
 SETUP = (
-    "0 told query.hello", "0 heard query.hello", "0 wrote config.json", "0 wrote history.jsonl",
+    "0 told query.node", "0 heard query.node", "0 wrote config.json", "0 wrote history.jsonl",
     "0 told query.job", "0 heard query.job", "0 answered",
 )  # fmt: skip
 ROUND = (

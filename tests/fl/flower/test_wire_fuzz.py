@@ -12,7 +12,6 @@ import random
 import re
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from fl.deploy.flower._node import Node
 from fl.deploy.flower._policy import read_policy
 from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from fl.message import Entry, Message
-from tests.fl.flower import fake_flower
 from tests.fl.flower.test_incompatible import asked, cohort
 from tests.fl.flower.test_policy import written
 from tests.fl.flower.test_runs import FAST, client_data
@@ -42,12 +40,6 @@ ODD: list[Any] = [
     None, True, -1, 10**400, -(10**400), 2**63, math.nan, math.inf, 1e308, "", "x", "../../evil", "/evil", "a\0b",
     "\ud800", "9" * 400, "x" * 20_000, [], [[]] * 20, {}, {"a": 1}, {"x" * 2000: 1}, json.loads("[" * 200 + "]" * 200),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True, scope="module")
-def flower() -> Iterator[None]:
-    with fake_flower.installed():
-        yield
 
 
 class Cached(FedAvg):
@@ -84,7 +76,7 @@ def mutated(parts: Parts, name: str, draws: random.Random) -> Parts:
 
 def with_place(parts: Parts, **place: Any) -> Parts:
     message, facts = from_parts(*parts)
-    return to_parts(message, {**facts, "place": json.dumps({**json.loads(facts["place"]), **place})})
+    return to_parts(message, {**facts, "context": json.dumps({**json.loads(facts["context"]), **place})})
 
 
 def valid_job() -> Parts:
@@ -93,7 +85,7 @@ def valid_job() -> Parts:
     message = Message.unchecked({"FedAvg.model": model, "Cached.kept": torch.ones(4)})
     request = ClientRequest(message, "", {"Cached.kept": "ab" * 16})
     place = {"run": "0123456789abcdef", "classes": 3, "deadline": 60.0, "ledger": None}
-    return job_parts(Job(header, 1, request), {"place": json.dumps(place)})
+    return job_parts(Job(header, 1, request), {"context": json.dumps(place)})
 
 
 def files(folder: Path) -> dict[Path, int]:
@@ -103,14 +95,14 @@ def files(folder: Path) -> dict[Path, int]:
 def check_node(count: int, tmp_path: Path) -> None:
     inside, draws = tmp_path / "world" / "node", random.Random(0)
     node = Node(Cached(**FAST), client_data, folder=inside)
-    node.handshake(CONFIG)  # writes the node's key
-    assert "answer" in node.handle_job(to_records(valid_job()), CONFIG, time.time())[1]
+    node.handle_query({}, CONFIG)  # writes the node's key
+    assert "result" in node.handle_job(to_records(valid_job()), CONFIG, time.time())[1]
     kinds = set()
     for number in range(count):
-        name = draws.choice(["job", "job", "job", "place"])
+        name = draws.choice(["job", "job", "job", "context"])
         before = files(tmp_path)
         reply = node.handle_job(to_records(mutated(valid_job(), name, draws)), CONFIG, time.time())
-        kinds.update(reply[1].keys() & {"refused", "answer", "lacking"})
+        kinds.update(reply[1].keys() & {"refused", "result", "missing"})
         assert len(reply[1].get("refused", "")) <= 500
         new = files(tmp_path).keys() - before.keys()
         assert all(path.is_relative_to(inside) for path in new), (number, new)
@@ -130,14 +122,13 @@ def test_many_changed_requests_are_refused_before_anything_is_written(tmp_path: 
 
 def check_server(count: int) -> None:
     draws, ledger = random.Random(1), Ledger(delta=1e-5)
-    header = asked().job.header
     good = ClientResult(1, Message.unchecked({"x": torch.ones(3)}), seconds=1.0, notes={"images": 3})
     line = [2, {"event": {**vars(Event("sum", SIGMA)), "client": "1"}}]
     report = {"name": "a", "since": 0, "lines": [line]}
-    whole = result_parts(header.version, good, metadata={"account": json.dumps(report)})
+    whole = result_parts(good, {"ledger": json.dumps(report)})
     found: dict[bool, int] = {True: 0, False: 0}
     for _ in range(count):
-        name, private = draws.choice([("answer", False), ("answer", False), ("account", True)])
+        name, private = draws.choice([("result", False), ("result", False), ("ledger", True)])
         transport = cohort(ledger if private else None)
         transport._registry.nodes[1] = node_info()
         result = transport._read(asked(), mutated(whole, name, draws))
@@ -190,7 +181,7 @@ def test_refused_requests_leave_no_files(tmp_path: Path) -> None:
     assert read_policy(policy).methods == ("Another",)
     for options, config in (({"policy": policy}, CONFIG), ({}, {"partition-id": 2, "num-partitions": 5})):
         node = Node(Cached(**FAST), client_data, folder=tmp_path / "node", **options)  # type: ignore[arg-type]
-        node.handshake(config)
+        node.handle_query({}, config)
         before = files(tmp_path)
         for run in range(50):
             parts = with_place(valid_job(), run=f"{run:016x}")

@@ -15,7 +15,7 @@ from fl.deploy.flower import reply_to
 app = ClientApp()
 
 
-@app.query("hello")
+@app.query("node")
 @app.query("job")
 @app.train("job")
 def answer(message: Any, context: Any) -> Any:
