@@ -65,7 +65,7 @@ def verdict(make: Callable[[], Method]) -> tuple[list[str], str]:
         ReplyLayout.from_schema(schema, entries, dict.fromkeys(schema, 1.0), 40, 4)
     except PrivacyError as error:
         return [], str(error)
-    return sorted(entries[key].name for key in schema), ""
+    return sorted(schema), ""
 
 
 def replies(method: Method) -> Schema:
