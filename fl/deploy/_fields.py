@@ -21,7 +21,7 @@ _LONGEST_NAME = 1000
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "a string": (str,), "an integer": (int,), "a number": (int, float), "true or false": (bool,), "a list": (list,),
-    "a mapping": (dict,), "any value": (),
+    "a mapping": (dict,),
 }  # fmt: skip
 
 
@@ -48,7 +48,7 @@ class Field:
 
     def accepts(self, value: Any) -> bool:
         """Return whether a value fits this specification, that is, has the right type, range and length."""
-        if self.kind == "any value" or (value is None and self.optional):
+        if value is None and self.optional:
             return True
         if type(value) not in _TYPES[self.kind]:
             return False
@@ -65,7 +65,7 @@ class Field:
         return self.item is None or all(self.item.accepts(one) for one in items)
 
     def __str__(self) -> str:
-        if self.kind in ("any value", "true or false"):
+        if self.kind == "true or false":
             return self.kind
         size = "in" if self.kind in ("an integer", "a number") else "of a length in"
         shape = f" that matches {self.pattern}" if self.pattern else ""
@@ -77,8 +77,7 @@ def _text(most: int, pattern: str = "", least: int = 0, optional: bool = False) 
     return Field("a string", least, most, pattern, optional)
 
 
-_ANY, _FLAG, _CLIENT = Field("any value"), Field("true or false"), Field("an integer", 0, MAX_CLIENTS - 1)
-_ROUND, _SEED = Field("an integer", 0, 10**9), Field("an integer", 0, 2**64)
+_FLAG, _CLIENT = Field("true or false"), Field("an integer", 0, MAX_CLIENTS - 1)
 _VERSION = r"(\d{1,9}(-[0-9A-Za-z_-]{1,64})?)?"
 _HEX = "[0-9a-f]*"
 _KEY = _text(1000, least=1)
@@ -90,13 +89,15 @@ FIELDS: dict[str, dict[str, Field]] = {
         "digests": Field("a mapping", 0, 10_000, item=_text(128, _HEX, 1)),
     },
     "header": {
-        "verb": _text(64, "[A-Za-z_]+", 1), "round": _ROUND, "attempt": _text(64, "[0-9A-Za-z_-]+", 1), "seed": _SEED,
+        "verb": _text(64, "[A-Za-z_]+", 1), "round": Field("an integer", 0, 10**9),
+        "attempt": _text(64, "[0-9A-Za-z_-]+", 1), "seed": Field("an integer", 0, 2**64),
         "secret": Field("an integer", 0, 2**64, optional=True), "keeps": _FLAG,
     },
     "context": {
         "run": _text(16, "[0-9a-f]{16}", 16), "classes": Field("an integer", 1, 10**6, optional=True),
-        "deadline": Field("a number", 0, 10**8), "ledger": _ANY,
+        "deadline": Field("a number", 0, 10**8), "ledger": Field("a mapping", 0, 10, optional=True),
     },
+    "ledger position": {"name": _text(64, _HEX), "seen": Field("an integer", 0, 2**53)},
     "result": {
         "error": _text(500, optional=True), "absent": _FLAG, "seconds": Field("a number", 0, 10**9),
         "notes": Field("a mapping", 0, 1000), "remembers": _FLAG,
@@ -114,10 +115,10 @@ FIELDS: dict[str, dict[str, Field]] = {
     },
 }  # fmt: skip
 """Fields of each part of a message: a job, its header and context; a result, or the error that the run's budget is
-exhausted; a ledger report; and the description of a node."""
+exhausted; the server's position in a ledger, and the ledger's report; and the description of a node."""
 
 
-def read_fields(part: str, value: str | Mapping[str, Any]) -> dict[str, Any]:
+def read_fields(part: str, value: str | Mapping[str, Any] | None) -> dict[str, Any]:
     """Parse one part of a received message, and return its fields after checking all of them."""
     try:
         found = json.loads(value) if isinstance(value, str) else value

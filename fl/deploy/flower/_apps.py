@@ -158,11 +158,7 @@ def serve(grid: Any, method: Method, **options: Any) -> Run:
         TypeError, ValueError: an argument is not valid.
         Exception: any other error that `fl.simulate` raises.
     """
-    return _serve(grid, method, FlowerConfig(**options))
-
-
-def _serve(grid: Any, method: Method, config: FlowerConfig) -> Run:
-    method = require_method(method)
+    method, config = require_method(method), FlowerConfig(**options)
     if config.clients is not None:
         check.positive_int(config.clients, "clients")
     limits, task = config.connection, config.task
@@ -194,11 +190,11 @@ def server_app(method: Method, **options: Any) -> Any:
         TypeError: `method` is not a `Method`. Options are only checked when the app runs.
     """
     require_method(method)
-    config = FlowerConfig(**options)
+    FlowerConfig(**options)  # names unknown options before the app runs
     app = flower("serverapp").ServerApp()
 
     def main(grid: Any, context: Any) -> None:
-        _serve(grid, method, config)
+        serve(grid, method, **options)
 
     app.main()(main)
     return app

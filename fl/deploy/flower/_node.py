@@ -99,7 +99,7 @@ class Node:
             ledger = self._ledger(number, data, self._policy())
             if ledger is None:
                 raise ValueError("this node runs no private method, and keeps no ledger")
-            return to_parts(Message(), ledger.report(json.loads(metadata["ledger"])))
+            return to_parts(Message(), ledger.report(metadata["ledger"]))
         except Exception as error:  # load_client is the user's code, and the content is untrusted
             return self._error_parts(error)
 

@@ -92,11 +92,10 @@ class NodeLedger:
             elif "assumed" in line:
                 self.ledger.assume(line["by"], line["assumed"])
 
-    def report(self, position: Any) -> dict[str, str]:
-        """Return the ledger lines that the server has not seen, as JSON in a dictionary of strings for a reply."""
-        if not isinstance(position, Mapping) or type(position.get("seen")) is not int:
-            raise ValueError("the method is private, and the server does not say which ledger lines it has seen")
-        seen = position["seen"] if position.get("name") == self.name else 0
+    def report(self, position: str | Mapping[str, Any] | None) -> dict[str, str]:
+        """Return the ledger lines after the server's untrusted `ledger_position`, as strings for a reply."""
+        asked = read_fields("ledger position", position)
+        seen = asked["seen"] if asked["name"] == self.name else 0
         lines = ledger_lines(self.ledger)
         last = lines[-1][0] if lines else 0
         if last < seen:

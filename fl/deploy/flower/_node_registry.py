@@ -144,22 +144,17 @@ class NodeRegistry:
             )
         self.nodes[info.partition] = info
 
-    @property
-    def num_classes(self) -> int:
-        """Number of classes of the run.
-
-        This is the number that a node's user gave. If no user gave one, it is the largest number that a node inferred
-        from its labels.
-        """
-        spaces = [self.nodes[n].space for n in sorted(self.nodes)]
-        stated = [space.num_classes for space in spaces if space.classes_given]
-        return stated[0] if stated else max(space.num_classes for space in spaces)
-
     def common_space(self, task: LabelTask | None) -> LabeledImages:
-        """Check that all nodes have compatible images, and return an empty set with their shape and normalization."""
-        classes = task.num_classes if task is not None else self.num_classes
-        given = task is not None or any(info.space.classes_given for info in self.nodes.values())
-        spaces = {n: extend_classes(self.nodes[n].space, classes, given) for n in sorted(self.nodes)}
+        """Check that all nodes have compatible images, and return an empty set with their shape and normalization.
+
+        The number of classes is that of the task, or the one that a node's user gave, or else the largest number that a
+        node inferred from its labels.
+        """
+        own = {n: self.nodes[n].space for n in sorted(self.nodes)}
+        stated = [space.num_classes for space in own.values() if space.classes_given]
+        stated = stated if task is None else [task.num_classes]
+        classes = stated[0] if stated else max(space.num_classes for space in own.values())
+        spaces = {n: extend_classes(space, classes, bool(stated)) for n, space in own.items()}
         first = spaces[min(spaces)]
         for number, space in spaces.items():
             try:

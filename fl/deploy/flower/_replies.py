@@ -25,7 +25,11 @@ _RELEASING_VERBS = ("local", "answer")
 
 
 def reply_parts(
-    job: Job, result: ClientResult | BudgetExhausted, ledger: NodeLedger | None, policy: Policy | None, position: Any
+    job: Job,
+    result: ClientResult | BudgetExhausted,
+    ledger: NodeLedger | None,
+    policy: Policy | None,
+    position: Mapping[str, Any] | None,
 ) -> Parts:
     """Return the message parts of a client's reply to a request.
 

@@ -212,14 +212,15 @@ def test_malformed_ledger_position_gets_only_a_refusal(asked: Any, tmp_path: Pat
     for found in (*told, BudgetExhausted("6 images", remaining=0)):
         reply, facts = from_parts(*reply_parts(job, found, ledger, policy, asked))
         assert not len(reply)
-        assert facts == {"refused": "the method is private, and the server does not say which ledger lines it has seen"}
+        assert facts.keys() == {"refused"}
+        assert "ledger position" in facts["refused"]
 
 
 def test_ledger_position_beyond_the_end_is_an_error(tmp_path: Path) -> None:
     ledger = NodeLedger(tmp_path, 1, "a", None)
     with pytest.raises(ValueError, match="its ledger has 0 lines, and had 2: restore the file"):
         ledger.report({"name": "a", "seen": 2})
-    assert json.loads(ledger.report({"name": "another", "seen": 2})["ledger"])["since"] == 0
+    assert json.loads(ledger.report({"name": "b", "seen": 2})["ledger"])["since"] == 0
 
 
 def test_report_holds_exactly_the_lines_after_the_position(tmp_path: Path) -> None:
