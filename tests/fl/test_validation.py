@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import copy
 import warnings
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from distillkit import LabeledImages, Normalization
 from distillkit.networks import KeepInit
-from distillkit.privacy import Ledger, PrivacyError, PrivateStatistics
+from distillkit.privacy import Ledger
 from fl import AddOn, Classification, ClientData, ClientDP, FedAvg, FedDM, Filtered, MultiLabel, Real, simulate
 from fl.addons import DPSGD, MOON, SCAFFOLD, Anchors, Condensed, Ditto, FedCOG, FedProx, FineTune, SharedImage
 from fl.batches import Phase, batch_at
@@ -451,7 +453,7 @@ def test_add_ons_that_act_from_round_1_do_not_warn() -> None:
         play(FedAvg(FedCOG(start_round=1, images=2, steps=1), factory=Tiny))
 
 
-# Other holders of images, NumPy's numbers, and what a private run may not know.
+# Other holders of images, and NumPy's numbers.
 
 
 class Lazily(torch.utils.data.Dataset[Any]):
@@ -537,37 +539,10 @@ def test_direct_calls_name_the_wrong_argument(call: Any, words: str) -> None:
     refused(call, (TypeError, ValueError, IndexError), f"^{words}")
 
 
-def test_numpy_numbers_are_accepted() -> None:
-    import numpy as np
-
+def test_numpy_numbers_continue_the_same_run(tmp_path: Path) -> None:
     plain = play(rounds=2, participation=2, seed=3, evaluate=[1, 2])
-    run = play(rounds=np.int64(2), participation=np.int32(2), seed=np.int64(3), evaluate=np.array([1, 2]))
+    play(participation=2, seed=3, evaluate=[1, 2], out=tmp_path)
+    numbers = {"rounds": np.int64(2), "participation": np.int32(2), "seed": np.int64(3), "evaluate": np.array([1, 2])}
+    run = play(**numbers, out=tmp_path, resume=True)
     assert [r["drawn"] for r in run.rows] == [r["drawn"] for r in plain.rows]
     assert len(play(participation=np.float32(0.4)).rows[0]["drawn"]) == 2
-
-
-def test_numpy_numbers_give_the_same_run(tmp_path: Any) -> None:
-    import numpy as np
-
-    play(participation=2, out=tmp_path)
-    play(participation=np.int64(2), rounds=np.int64(2), out=tmp_path, resume=True)
-
-
-@pytest.mark.parametrize("private", ["records", "clients"])
-def test_private_run_refuses_values_measured_on_the_clients(private: str) -> None:
-    if private == "records":
-        method: Any = FedAvg(DPSGD(sigma=1.0, rate=0.5, size=20), factory=Tiny, weights="uniform")
-    else:
-        method = Filtered(FedAvg(factory=Tiny, weights="uniform"), ClientDP(1.0, 1.0, 1.0))
-    pixels = images(30, 3).images.sigmoid()
-    labels = images(30, 3).labels
-    of = Normalization.of(pixels)
-    clients = [LabeledImages.from_pixels(pixels[k::3], labels[k::3], num_classes=3, normalization=of) for k in range(3)]
-    with pytest.raises(PrivateStatistics, match="mean and std were measured"):
-        play(method, clients=clients)
-    public = Normalization(of.mean, of.std)
-    assert play(method, clients=[c.renormalize(public) for c in clients]).rows[0]["failed"] == {}
-    derived = [LabeledImages(c.images, c.labels) for c in federation()]
-    with pytest.raises(PrivacyError, match="num_classes must be given"):
-        play(method, clients=derived)
-    assert play(method, clients=derived, task=Classification(3)).rows[0]["failed"] == {}
