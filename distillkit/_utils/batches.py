@@ -15,12 +15,7 @@ __all__ = ["batch_indices", "require_batch_statistics", "uses_batch_statistics"]
 
 
 def uses_batch_statistics(network: object) -> bool:
-    """Return whether a layer of the network normalizes with batch statistics. If so, a batch must not be split.
-
-    Args:
-        network: network to check. Batch norm uses batch statistics if it is in training mode or has no running
-            statistics. The result is False if `network` is not an `nn.Module`.
-    """
+    """Return whether a layer of the network normalizes with batch statistics. If so, a batch must not be split."""
     return any(True for _ in _batch_norms(network))
 
 
@@ -34,12 +29,6 @@ def batch_indices(order: Tensor, size: int, *, merge_single: bool) -> list[Tenso
     """Divide the order of the images of one epoch into batches. Every training loop of the library uses this function.
 
     The last batch may be smaller. With `size=1`, all batches have a single image.
-
-    Args:
-        order: image indices, int64 [N].
-        size: number of images per batch.
-        merge_single: whether a last batch of one image is merged into the batch before it. Set it if the trained
-            network normalizes with batch statistics, see `uses_batch_statistics`.
     """
     batches = list(order.split(size))
     if len(batches) > 1 and len(batches[-1]) == 1 < size and merge_single:
@@ -49,17 +38,7 @@ def batch_indices(order: Tensor, size: int, *, merge_single: bool) -> list[Tenso
 
 @torch.no_grad()
 def require_batch_statistics(network: object, images: Tensor, count: int, name: str = "network") -> None:
-    """Refuse a batch of one image if batch norm would normalize a single value per channel.
-
-    Args:
-        network: network, in the mode in which it processes the batch.
-        images: images [N, C, H, W] with the shape, dtype and device of those of the batch. Only one is used.
-        count: number of images of the smallest batch.
-        name: name of the argument `network` in the message.
-
-    Raises:
-        ValueError: the batch has one image, and a layer that uses batch statistics has one value per channel.
-    """
+    """Refuse a batch of one image if batch norm would normalize a single value per channel."""
     norms = list(_batch_norms(network)) if count == 1 else []
     if not norms:
         return

@@ -70,18 +70,7 @@ def batch_of_images(images: Tensor, name: str = "images", *, values: bool = True
 
 
 def class_labels(labels: Tensor, count: int | None, num_classes: int | None, name: str = "labels") -> Tensor:
-    """Check that `labels` are class indices and return them as int64 [N].
-
-    Args:
-        labels: the value to check.
-        count: expected number of labels; None for any number.
-        num_classes: number of classes, K. The indices must be in [0, K). None for no upper bound.
-        name: name of the argument, used in error messages.
-
-    Raises:
-        TypeError: the value is not an integer tensor.
-        ValueError: the shape or the length is wrong, or an index is out of range.
-    """
+    """Check that `labels` are class indices and return them as int64 [N]."""
     if not isinstance(labels, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor [N] of class indices, got {type(labels).__name__}")
     if labels.is_floating_point() or labels.dtype == torch.bool or labels.is_complex():
@@ -152,17 +141,7 @@ def _came(values: object) -> str:
 
 
 def positive_int(value: int, name: str, least: int = 1, most: int | None = None) -> int:
-    """Check that `value` is an integer in [`least`, `most`], by default a positive one, and return it as an int.
-
-    Args:
-        value: the value to check. NumPy integers are accepted, bools are not.
-        name: name of the argument, used in error messages.
-        least, most: inclusive bounds; `most=None` means the largest int64.
-
-    Raises:
-        TypeError: the value is not an integer.
-        ValueError: the value is out of bounds.
-    """
+    """Check that `value` is an integer (no bool) in [`least`, `most`], by default a positive one, and return it."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
     value = int(value)
@@ -207,16 +186,7 @@ def real_number(
 
 
 def learning_rate(value: float, name: str = "lr") -> float:
-    """Check that `value` is a learning rate, above 0 and at most 1e37, and return it as a float.
-
-    Args:
-        value: the value to check. The first step of Adam multiplies it by 10, which float32 must hold.
-        name: name of the argument, used in error messages.
-
-    Raises:
-        TypeError: the value is not a number.
-        ValueError: the value is NaN or out of bounds.
-    """
+    """Check that `value` is a learning rate and return it as a float. Adam's first step is 10 times as large."""
     value = real_number(value, name, above=0.0)
     if value > 1e37:
         raise ValueError(f"{name} must be at most 1e37, whose steps float32 can hold, got {value:g}")
@@ -224,30 +194,12 @@ def learning_rate(value: float, name: str = "lr") -> float:
 
 
 def temperature(value: float, name: str = "temperature") -> float:
-    """Check that `value` is the temperature of a softmax, at least 1e-6, and return it as a float.
-
-    Args:
-        value: the value to check. Logits divided by a smaller number may be infinite, so that probabilities are NaN.
-        name: name of the argument, used in error messages.
-
-    Raises:
-        TypeError: the value is not a number.
-        ValueError: the value is NaN, infinite or too small.
-    """
+    """Check that `value` is a softmax temperature, of at least 1e-6 so that logits stay finite, and return it."""
     return real_number(value, name, least=1e-6)
 
 
 def one_of(value: T, name: str, allowed: Collection[T]) -> T:
-    """Check that `value` is one of the allowed values and return it.
-
-    Args:
-        value: the value to check.
-        name: name of the argument, used in error messages.
-        allowed: the allowed values.
-
-    Raises:
-        ValueError: the value is not allowed. The message lists the allowed values.
-    """
+    """Check that `value` is one of the allowed values and return it."""
     same_kind = [a for a in allowed if isinstance(a, bool) == isinstance(value, bool)]  # True is not 1
     if not isinstance(value, Hashable) or value not in same_kind:
         raise ValueError(f"{name} must be one of {', '.join(repr(a) for a in allowed)}, got {value!r}")
@@ -262,17 +214,7 @@ def boolean(value: bool, name: str) -> bool:
 
 
 def instance(value: T, kind: Any, name: str, wanted: str) -> T:
-    """Check that `value` is an instance of `kind` and return it.
-
-    Args:
-        value: the value to check.
-        kind: a class, or a tuple of classes, as for `isinstance`.
-        name: name of the argument, used in error messages.
-        wanted: description of the kind for the error message, for example "an nn.Module".
-
-    Raises:
-        TypeError: the value is not an instance of `kind`.
-    """
+    """Check that `value` is an instance of `kind` and return it."""
     if not isinstance(value, kind):
         came = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
         raise TypeError(f"{name} must be {wanted}, got {came}")
@@ -280,16 +222,7 @@ def instance(value: T, kind: Any, name: str, wanted: str) -> T:
 
 
 def path(value: str | os.PathLike[str], name: str) -> Path:
-    """Check that `value` is a path, and return it with `~` replaced by the home folder.
-
-    Args:
-        value: the value to check.
-        name: name of the argument, used in error messages.
-
-    Raises:
-        TypeError: the value is neither a string nor a path.
-        ValueError: the path is empty, contains a null character, or begins with `~` and an unknown user.
-    """
+    """Check that `value` is a path, and return it with `~` replaced by the home folder."""
     if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
         raise TypeError(f"{name} must be a path, as a string or a pathlib.Path, got {type(value).__name__}")
     text = os.fspath(value)
@@ -302,16 +235,7 @@ def path(value: str | os.PathLike[str], name: str) -> Path:
 
 
 def folder(value: str | os.PathLike[str], name: str) -> Path:
-    """Check that `value` is the path of a folder, which need not exist, and return it (see `path`).
-
-    Args:
-        value: the value to check.
-        name: name of the argument, used in error messages.
-
-    Raises:
-        TypeError, ValueError: the value is not a path.
-        NotADirectoryError: the path, or a folder of it, is a file.
-    """
+    """Check that `value` is the path of a folder, which need not exist, and return it (see `path`)."""
     found = path(value, name)
     if (file := next((one for one in (found, *found.parents) if one.is_file()), None)) is not None:
         raise NotADirectoryError(f"{name} must be a folder, but {file} is a file; give another path")
@@ -385,16 +309,7 @@ def with_values(network: nn.Module, words: str = "network must be one") -> nn.Mo
 
 
 def device(value: torch.device | str, name: str = "device") -> torch.device:
-    """Check that a device exists on this machine and return it.
-
-    Args:
-        value: a device, or a name such as "cpu" or "cuda:0".
-        name: name of the argument, used in error messages.
-
-    Raises:
-        TypeError: the value is neither a name nor a device.
-        ValueError: the device does not exist, or its tensors have no values, as on the device "meta".
-    """
+    """Check that a device exists on this machine and return it."""
     if not isinstance(value, str | torch.device):
         raise TypeError(f"{name} must be a torch.device or a name such as 'cpu' or 'cuda', got {type(value).__name__}")
     try:

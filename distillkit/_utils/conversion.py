@@ -76,14 +76,6 @@ def as_tensor(values: Any, name: str, *, lists: bool = False) -> Any:
     """Convert a NumPy array to a tensor. Other values are returned unchanged.
 
     Floating-point arrays are converted to float32, because NumPy's default of float64 is rarely intended.
-
-    Args:
-        values: a NumPy array or number, a tensor, or any other value.
-        name: name of the argument, used in error messages.
-        lists: whether lists and tuples of numbers are converted, too.
-
-    Raises:
-        TypeError: an array or a list is not numeric.
     """
     if lists and isinstance(values, list | tuple | range) and not any(isinstance(v, Tensor) for v in values):
         try:
@@ -159,11 +151,7 @@ def _is_picture(value: object) -> bool:
 
 
 def class_names(source: object) -> tuple[tuple[str, ...], bool]:
-    """Return the class names in a dataset's attribute `classes` (empty if it has none), and whether it lists folders.
-
-    Args:
-        source: a `Dataset`, a `DataLoader`, or a pair (images, labels).
-    """
+    """Return the class names in a dataset's attribute `classes`, or (), and whether the dataset lists folders."""
     while (inner := getattr(source, "dataset", None)) is not None:
         source = inner
     names = getattr(source, "classes", None)

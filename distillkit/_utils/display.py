@@ -22,9 +22,6 @@ def stable_repr(value: object) -> str:
 
     The description is the value's repr. If the repr contains a memory address, the description is instead the qualified
     name of the value (for example of a function) or of its class.
-
-    Args:
-        value: any value, for example an augmentation.
     """
     text = repr(value)
     if " at 0x" not in text:
@@ -37,9 +34,6 @@ def short_repr(result: Any) -> str:
     """Return a one-line `repr` of a dataclass, in which a tensor is shown by its dtype and shape.
 
     Tensors with up to 10 numbers are shown in full.
-
-    Args:
-        result: an instance of a dataclass.
     """
     told = [f"{f.name}={_said(getattr(result, f.name))}" for f in fields(result) if f.repr]
     return f"{type(result).__qualname__}({', '.join(told)})"
@@ -91,13 +85,7 @@ def as_png(rows: list[Tensor]) -> bytes:
 
 
 def embedded_picture(png: bytes, alt: str, **attributes: str) -> str:
-    """Return an HTML tag that contains a whole PNG file.
-
-    Args:
-        png: bytes of the file.
-        alt: alternative text.
-        attributes: further attributes of the tag.
-    """
+    """Return an HTML tag that contains a whole PNG file."""
     given = {"alt": alt, **attributes, "src": f"data:image/png;base64,{base64.b64encode(png).decode()}"}
     written = [f'{name}="{html.escape(value)}"' for name, value in given.items()]
     return f"<img {' '.join(written)}>"

@@ -48,15 +48,7 @@ def atomic_replace(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes | str) -> None:
-    """Write a small file atomically. Its folder is created if it does not exist.
-
-    Args:
-        path: the file.
-        data: content of the file, as bytes or as text, which is encoded as UTF-8.
-
-    Raises:
-        OSError: the file cannot be written; see `atomic_replace`.
-    """
+    """Write a small file atomically. Its folder is created if it does not exist."""
     check.folder(Path(path).parent, f"the folder of {path}").mkdir(parents=True, exist_ok=True)
     with atomic_replace(path) as temporary:
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
@@ -79,16 +71,7 @@ def checksum(tensors: Mapping[str, Tensor], strings: Mapping[str, str]) -> str:
 
 
 def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> Path:
-    """Write named tensors, metadata and their checksum to a `.safetensors` file atomically, and return its path.
-
-    Args:
-        path: path of the file. Its folder must exist.
-        tensors: tensors by name, on any device.
-        facts: metadata as text by name. The entry `format` states the kind of file, which `read_tensors` checks.
-
-    Raises:
-        OSError: the file cannot be written; see `atomic_replace`.
-    """
+    """Write named tensors, metadata and their checksum to a `.safetensors` file atomically, and return its path."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -102,17 +85,7 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], f
 
 
 def read_tensors(path: str | os.PathLike[str], *, kind: str, content: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a file that `write_tensors` wrote, and return its tensors, on the CPU, and its metadata.
-
-    Args:
-        path: the file.
-        kind: the expected value of `format` in the metadata.
-        content: description of the expected content for error messages, for example "a saved LabeledImages".
-
-    Raises:
-        FileNotFoundError, IsADirectoryError: the file does not exist, or is a folder.
-        ValueError: the file is damaged, its content differs from its checksum, or it has another `format`.
-    """
+    """Read a file that `write_tensors` wrote, and return its tensors, on the CPU, and its metadata."""
     from safetensors import SafetensorError, safe_open
 
     if Path(path).is_dir():

@@ -13,14 +13,7 @@ __all__ = ["lazy_submodules"]
 def lazy_submodules(
     package: str, submodules: Collection[str], names: Collection[str], sources: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the functions `__getattr__` and `__dir__` for a package whose submodules are imported on access (PEP 562).
-
-    Args:
-        package: name of the package.
-        submodules: names of the package's public submodules.
-        names: public names of the package that are not submodules. `__dir__` lists them, too.
-        sources: those of `names` that are imported on access, with the modules that they are imported from.
-    """
+    """Return `__getattr__` and `__dir__` of a package whose submodules are imported on access (PEP 562)."""
 
     def load(name: str) -> Any:
         if name in (sources or {}):

@@ -51,15 +51,6 @@ def check_options(options: Any) -> dict[str, Any]:
 
     The types defined in this module include `Positive` and `Fraction`. `None` is accepted if the type allows it. Fields
     of other types are not checked.
-
-    Args:
-        options: an instance of a dataclass.
-
-    Returns:
-        The checked values by field name. Integers in float fields are converted to floats.
-
-    Raises:
-        TypeError, ValueError: a value has another type or is out of range. The message contains the name of the field.
     """
     kind: type = type(options)
     hints = _hints(kind)

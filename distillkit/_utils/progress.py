@@ -28,12 +28,7 @@ class Bar(Protocol):
         ...
 
     def set_postfix_str(self, s: str, refresh: bool = True) -> object:
-        """Show a text after the bar, such as the loss.
-
-        Args:
-            s: the text.
-            refresh: whether to show the text immediately. Otherwise, it is shown with the next `update`.
-        """
+        """Show a text after the bar, such as the loss."""
         ...
 
     def clear(self) -> object:
@@ -59,13 +54,6 @@ def bar(total: int, description: str, *, unit: str = "step", progress: bool = Tr
     The bar appears after two seconds, on a terminal or in a notebook, and disappears at the end. If calls are nested,
     only the outermost bar is shown. No bar is shown outside the main thread, in worker processes, and if the output
     goes to a file.
-
-    Args:
-        total: number of units.
-        description: text before the bar.
-        unit: name of one unit.
-        progress: whether to show the bar.
-        done: number of units that an interrupted run has already completed.
     """
     if not check.boolean(progress, "progress") or not _watched() or not _turn.acquire(blocking=False):
         yield _Silent()

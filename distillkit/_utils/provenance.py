@@ -19,12 +19,7 @@ RUN_FORMAT = "distillkit.run/2"
 
 
 def provenance(generator: int | torch.Generator | None = None, **facts: Any) -> dict[str, Any]:
-    """Return the provenance to store in the `info` of a new set: the seed, software versions and further facts.
-
-    Args:
-        generator: seed or generator that the user passed. It is included if it is an integer.
-        facts: further JSON values.
-    """
+    """Return the provenance to store in the `info` of a new set: the seed, software versions and further facts."""
     given = {} if generator is None or isinstance(generator, torch.Generator) else {"generator": int(generator)}
     return {**given, **facts, "distillkit": VERSION, "torch": str(torch.__version__)}
 

@@ -16,11 +16,7 @@ _given: ContextVar[set[str] | None] = ContextVar("given", default=None)
 
 
 def warn(message: str) -> None:
-    """Issue a `UserWarning` that points to the first stack frame outside this project's packages.
-
-    Args:
-        message: description of the problem, and what to do about it.
-    """
+    """Issue a `UserWarning` that points to the first stack frame outside this project's packages."""
     given = _given.get()
     if _silent.get() or (given is not None and message in given):
         return

@@ -263,14 +263,7 @@ class Estimate:
 def estimate_rows(
     design: StudyDesign, out: Path, trial: Callable[[RunSpec], tuple[Cost, int | None]]
 ) -> tuple[EstimateRow, ...]:
-    """Estimate the cost of the runs that are unfinished in a study's folder, with one row per task and candidate.
-
-    Args:
-        design: the study's design.
-        out: the study's folder.
-        trial: function that executes a short part of a run, and returns the estimated cost of the whole run and the
-            peak memory in bytes.
-    """
+    """Estimate the cost of the runs that are unfinished in a study's folder, with one row per task and candidate."""
     specs = [spec for search in design.tuning_runs().values() for runs in search for spec in runs]
     missing: dict[tuple[str, str], list[RunSpec]] = {}
     for spec in [*specs, *design.final_runs({})]:

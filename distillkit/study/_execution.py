@@ -77,14 +77,7 @@ class PreparedRun:
     built: Any
 
     def execute(self, out: Path, **options: Any) -> dict[str, Any]:
-        """Execute the run in the study's folder `out`, unless its summary exists, and return the summary.
-
-        Args:
-            out: the study's folder.
-            options: `device`, `workers`, `progress`, `keep`, `partition_seed` and `deadline`, as in `Job`. Two further
-                options are `commit`, the commit of the code, and `shared`, a folder with tensors and sets of the task.
-                The run's folder gets links to its files instead of copies.
-        """
+        """Execute the run in the study's folder `out`, unless its summary exists, and return the summary."""
         spec, folder = self.spec, out / self.spec.folder
         path = folder / "summary.json"
         if path.exists():
@@ -121,12 +114,7 @@ class PreparedRun:
         return summary
 
     def trial(self, **options: Any) -> tuple[Cost, int | None]:
-        """Execute a short part of the run in a temporary folder, with the options `device` and `workers` of the `Job`.
-
-        Returns:
-            The estimated cost of the whole run, and the peak memory of this process during the trial, in bytes, on
-            systems that report it.
-        """
+        """Execute a short part of the run; return its whole cost, and the peak memory in bytes if it is known."""
         process, memory = Path("/proc/self"), None
         with tempfile.TemporaryDirectory() as folder:
             with contextlib.suppress(OSError):  # reset the peak
@@ -139,12 +127,7 @@ class PreparedRun:
         return cost, memory
 
     def serialize(self, out: Path) -> SerializedRun:
-        """Serialize the run for a worker process. Tensors are written to the study's folder `out`.
-
-        Raises:
-            distillkit.serialization.SerializationError: the task, the candidate, the object that the candidate's `make`
-                returned, or a setting has no JSON form.
-        """
+        """Serialize the run for a worker process. Tensors are written to the study's folder `out`."""
         spec, candidate, store = self.spec, self.candidate.for_record(), out / "arguments"
         where = f"candidates[{spec.method!r}]"
         configs = (
@@ -200,12 +183,7 @@ class SerializedRun:
 
 
 def write_config(built: Any, job: Job) -> None:
-    """Write a run's `config.json`: the object that is run, the task, the seed, and the versions of the software.
-
-    Args:
-        built: the object that the candidate's `make` returned, such as a federated method.
-        job: the run.
-    """
+    """Write a run's `config.json`: the object that is run, the task, the seed, and the versions of the software."""
     missing = None
     try:
         config = to_config(built, store=job.folder / "arguments")
@@ -268,12 +246,7 @@ def run_all(
     specs: Sequence[RunSpec], prepare: Callable[[RunSpec], PreparedRun], out: Path, processes: int,
     options: Mapping[str, Any],
 ) -> Iterator[tuple[RunSpec, dict[str, Any]]]:  # fmt: skip
-    """Execute runs, each in a process of its own if `processes` is above 1, and yield each summary when the run ends.
-
-    Raises:
-        WorkerKilled: the process of a run was killed; all other runs are finished.
-        OutOfTime: the deadline in `options` has passed before all runs were finished.
-    """
+    """Execute runs, in processes if `processes` is above 1, and yield each summary when its run ends."""
     if processes == 1:
         for index, spec in enumerate(specs):
             if index and options["deadline"] is not None and time.time() >= options["deadline"]:

@@ -34,10 +34,6 @@ def study_guarantee(out: Path, data: str) -> Guarantee | None:
     """Return the guarantee of all runs in a study's folder that read the given images; None if none has a ledger.
 
     Unfinished and failed runs are included, because they may have released results.
-
-    Args:
-        out: the study's folder.
-        data: JSON text that describes the images. A run reads these images if its `config.json` has the same.
     """
     ledgers, num_without_ledger, tuned, others = [], 0, False, 0
     for path in sorted(out.rglob("config.json")):
