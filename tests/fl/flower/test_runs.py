@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fl import CheckpointError, Client, ClientData, FedAvg, FedDM, Message, Method, NoUsableReply, Real, Run, simulate
+from fl import CheckpointError, ClientData, FedAvg, FedDM, Method, NoUsableReply, Real, Run, simulate
 from fl.addons import SCAFFOLD, VHL, SharedImage
 from fl.deploy.flower import ConnectionOptions, IncompatibleNode, client_app, reply_to, serve, server_app
 from fl.deploy.flower._handshake import identity_of
@@ -135,22 +135,6 @@ def test_faulty_replies_are_errors_in_the_history(
     assert list(row["failed"]) == ["1"]
     assert said in row["failed"]["1"]
     assert row["drawn"] == [0, 1, 2, 3, 4]
-
-
-class Hanging(FedAvg):
-    def local(self, client: Client, message: Message) -> Message:
-        while client.id == 2:
-            client.check_running()
-        return super().local(client, message)
-
-
-@pytest.mark.slow
-def test_hanging_client_is_stopped_at_its_timeout_and_frees_its_node(tmp_path: Path) -> None:
-    there = grid(Hanging(**FAST), tmp_path)
-    run = run_on_grid(there, Hanging(**FAST), rounds=1, participation=1.0, reply_timeout=3.0)
-    assert "did not answer before its deadline" in run.rows[0]["failed"]["2"]
-    after = run_on_grid(there, Hanging(**FAST), rounds=1, participation=1.0, reply_timeout=3.0, evaluate=[2])
-    assert after.rows[0]["accuracy_clients"] is not None
 
 
 @pytest.mark.parametrize(("ahead", "fails"), [(7200.0, True), (-7200.0, False)])

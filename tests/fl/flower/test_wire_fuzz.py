@@ -13,21 +13,25 @@ import re
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from distillkit.privacy import Event, Ledger
+from distillkit.privacy._journal import LedgerWriteError
 from fl import FedAvg
 from fl._codec import Parts, from_parts, to_parts
 from fl.deploy._fields import FIELDS, Field
 from fl.deploy._wire import Job, job_parts, read_job, result_parts
 from fl.deploy.flower._messages import GridConnection, to_records
-from fl.deploy.flower._node import Node
+from fl.deploy.flower._node import Node, _run_with_timeout
 from fl.deploy.flower._policy import read_policy
+from fl.engine._contract import ChangedInput
 from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from fl.message import Entry, Message
+from fl.participants import Interrupted
 from tests.fl.flower.test_incompatible import asked, cohort
 from tests.fl.flower.test_policy import written
 from tests.fl.flower.test_runs import FAST, client_data
@@ -231,3 +235,29 @@ def test_loading_that_hangs_ends_at_the_deadline(tmp_path: Path) -> None:
     release.set()
     assert time.monotonic() - began < 30
     assert re.fullmatch(r"did not load its data within 0\.\d+ seconds", reply[1]["refused"])
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        (None, "did not answer before its deadline, and was stopped"),
+        (SystemExit(3), "ended with an internal error; see the node's log"),
+        (LedgerWriteError("no space left"), "could not write its ledger; see the node's log"),
+        (ChangedInput("local changed its message"), "local changed its message"),
+    ],
+    ids=["hangs", "exits", "full disk", "changed input"],
+)
+def test_client_that_does_not_reply_is_stopped_and_named(
+    ending: BaseException | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def respond(runtime: Any, *_: Any) -> ClientResult:
+        if ending is not None:
+            raise ending
+        runtime.stop.wait(60)
+        raise Interrupted
+
+    monkeypatch.setattr("fl.deploy.flower._node.respond", respond)
+    runtime: Any = SimpleNamespace(stop=threading.Event())
+    result = _run_with_timeout(60.0 if ending is not None else 0.1, runtime, asked().job)
+    assert result == ClientResult(1, error=said)
+    assert runtime.stop.is_set() == (ending is None)
