@@ -35,7 +35,6 @@ def distill(
     schedule: Literal["constant", "cosine"] = "constant",
     clip: float | None = None,
     gradient_norm: float | None = None,
-    loss: Callable[[Tensor, Tensor], Tensor] = knowledge_distillation,
     check_running: Callable[[], None] = lambda: None,
     score: Callable[[nn.Module], float] | None = None,
     every: int = 50,
@@ -56,7 +55,7 @@ def distill(
             logits = clip_logit_norm(logits, clip)
         target = select_rows(teacher_logits, index).to(logits)
         optimizer.zero_grad()
-        loss(logits, target).backward()
+        knowledge_distillation(logits, target).backward()
         if gradient_norm is not None:
             nn.utils.clip_grad_norm_(student.parameters(), gradient_norm, foreach=False)
         optimizer.step()

@@ -66,11 +66,7 @@ class Shared(AddOn):
             object.__setattr__(self, name, value)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse model parameters that stay with the clients. If `rate` is below 1, also refuse some add-ons.
-
-        With a `rate` below 1, clients do not send their weights in every round. The refused add-ons need these weights
-        in every round.
-        """
+        """Refuse personal parameters and, with `rate` below 1, add-ons that need weights in every round."""
         require_whole_models(self, settings, "it distils them on the server")
         for addon in addons if self.rate < 1 else ():
             if isinstance(addon, SCAFFOLD) or any(overrides(addon, slot) for slot in _AVERAGES):
@@ -80,22 +76,14 @@ class Shared(AddOn):
                 )
 
     def has_average(self, number: int) -> bool:
-        """Return whether clients send their weights in round `number` >= 1.
-
-        In such a round, the server's models start from the average of these weights. Soni, Saeed and Asano (2024) call
-        this FedAvg initialization.
-        """
+        """Return whether clients send their weights in round `number`, from whose average the server starts."""
         return starts_from_average(number, self.rate, self.warm_rounds)
 
     def start(self, server: AveragingServer) -> None:
         """Select the shared images for the first round (Soni et al., 2024, Algorithm 1, line 4).
 
-        The option `keep` is the number of selected images. They are selected from all shared images by the
-        outputs of the server's model; clients then compute logits on them.
-
         Raises:
-            ValueError: the option `returns` is "best" (the server keeps the weights with the best validation accuracy),
-                but the server has no images `server.data["validation"]`.
+            ValueError: `returns` is "best", but the server has no images `server.data["validation"]`.
         """
         if self.returns == "best" and "validation" not in server.data:
             raise ValueError(
@@ -105,30 +93,20 @@ class Shared(AddOn):
         server.state[self.index] = self._select(server)
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the source of the shared images, and the indices of this round's images.
-
-        The source is a single image or a pool of images. It is the same in every round, so it is sent to each client
-        only once. See line 5 of Algorithm 1 of Soni et al. (2024).
-        """
+        """Send the source of the shared images, once, and the indices of this round's images (Algorithm 1, line 5)."""
         message[self.picture], message[self.index] = self.pixels, server.state[self.index]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Add a row of logits for each of the shared images of this round to the schema of the reply.
-
-        In rounds in which clients do not send their weights (see `has_average`), remove the weights from the schema.
-        """
+        """Add a row of logits for each shared image; without an average, remove the weights."""
         shape = len(server.state[self.index]), server.outputs
         schema[self.logits.key] = EntrySpec(torch.zeros(shape, dtype=server.dtype))
         for entry in () if self.has_average(server.round) else _WEIGHTS:
             schema.pop(entry.key, None)
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Add to the reply the logits that the client's trained model gives for the shared images.
+        """Add the trained model's logits on the shared images to the reply (Algorithm 1, lines 9-10).
 
-        This is Algorithm 1, lines 9-10, of Soni et al. (2024).
-
-        The server selects the shared images of each round. In rounds in which clients do not send their weights (see
-        `has_average`), the weights are removed from the reply.
+        In rounds in which clients do not send their weights (see `has_average`), these are removed.
         """
         net, width = local.at(local.state()), local.settings.networks.outputs(local.task.num_classes)
         message, view = local.message, View.of(local.client)
@@ -138,11 +116,7 @@ class Shared(AddOn):
                 del reply[entry]
 
     def refine(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> Tensors:
-        """Train the server's models to match the clients' mean logits, and return their weights.
-
-        The models start from the average of the clients' weights, if clients sent them in this round, and otherwise
-        from their previous weights.
-        """
+        """Train the server's models to match the clients' mean logits, and return their weights."""
         if not float(replies.weight(self.logits)) > 0:
             raise NoUsableReply("all weights of the round's replies are zero")
         start = server.state[FedAvg.model] if self.has_average(server.round) else old

@@ -210,13 +210,7 @@ class Anchors(AddOn):
         )  # fmt: skip
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Fit the anchors to the clients' mean update, if the option `selected` lists this round (Huang et al., Eqs.
-        5-6).
-
-        The anchors are the server's labeled images. Their pixels are changed so that the gradient of the loss on the
-        anchors, with respect to the weights, matches the mean update divided by the negative learning rate. The
-        gradient is computed at the weights `old`.
-        """
+        """In selected rounds, fit the anchors to the gradient that the clients' mean update implies (Eqs. 5-6)."""
         if server.round not in self.selected or FedAvg.update not in replies:
             return
         name = server.settings.networks.names[0]

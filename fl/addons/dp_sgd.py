@@ -128,13 +128,11 @@ class DPSGD(AddOn):
                 raise type(error)(f"DPSGD: {error}") from error
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse an objective that mixes the examples of a batch, and a delta of the ledger that is too large.
-
-        The objective is tested on random noise.
+        """Refuse an objective that mixes the examples of a batch, and a delta of the ledger that is too large for
+        `size`.
 
         Raises:
-            NotSeparable: the objective mixes examples.
-            NotAccountable: the ledger's delta is too large for the number of records in the option `size`.
+            NotSeparable, NotAccountable: the reason, as above.
         """
         if server.ledger is not None:
             refuse_large_delta(self.size, server.ledger.delta)
@@ -194,10 +192,10 @@ class DPSGD(AddOn):
         return ExampleGradients(local.net, moved, known[key])
 
     def batches(self, local: Local, data: LabeledImages, phase: Phase) -> Iterator[Batch]:
-        """Charge the ledger for all steps of the phase, then yield an empty batch for every step.
+        """Charge the ledger for all steps of the phase, then draw records and compute their noised gradient in each
+        step.
 
-        For each step, the function draws records, each with probability `rate`, and computes their noised gradient. The
-        hook `gradient` later returns this gradient, so no other code sees the records.
+        The yielded batches are empty: `gradient` returns the gradient, so no other code sees the records.
         """
         client, settings, moved = local.client, local.settings, local.trained_parameters(phase)
         refuse_derived(data.info, "a client's images")
@@ -220,12 +218,7 @@ class DPSGD(AddOn):
             yield batch_at(data, torch.zeros(0, dtype=torch.int64))
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """Return the sum of the noised gradient of the drawn records and a public gradient.
-
-        The noised gradient is the noised sum of the records' clipped gradients, divided by the expected number of drawn
-        records (`rate * size`, options of the class). The public gradient is the gradient of the loss terms of add-ons
-        that read no private data. The function `compute` is not called.
-        """
+        """Return the noised gradient of the drawn records plus that of terms that read no private data."""
         noised = dict(zip(step.trained, step.local.scratch(self)["noised"], strict=True))
         public = step.public_gradient()
         return {n: g + public[n] if n in public else g for n, g in noised.items()}

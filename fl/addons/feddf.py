@@ -103,19 +103,10 @@ class FedDF(AddOn):
                 )
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse a run without proxy images (unlabeled images on the server), or with images in another format.
-
-        The format consists of the shape and the normalization of the clients' images.
-        """
+        """Refuse a run without proxy images (unlabeled images on the server)."""
         for name in ("proxy", "validation") if self.returns == "best" else ("proxy",):
             if name not in server.data:
                 raise ValueError(f"FedDF needs images on the server: server_data={{{name!r}: ...}}")
-        proxy = server.data["proxy"]
-        if proxy.shape != server.shape or proxy.normalization != server.normalization:
-            raise ValueError(
-                f"the proxy images must be in the clients' space {server.shape}, {server.normalization}, "
-                f"got {proxy.shape}, {proxy.normalization}: resize their pixels, or convert them with `renormalize`"
-            )
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
         """Write the logits of the client's trained model on the server's unlabeled images (the proxy images) to `out`.

@@ -142,12 +142,10 @@ class FedGen(AddOn):
             local.scratch(self).update(net=net.eval(), draws=local.generator(self))
 
     def loss(self, step: Step) -> Tensor | None:
-        """Return the sum of two weighted terms on generated embeddings, or None if no generator was received.
+        """Return the weighted sum of two terms on generated embeddings, or None if no generator was received.
 
-        The generator makes embeddings of given classes. Both terms apply the classifier of the client's network to
-        them. The first term, with the weight alpha_t, is the cross-entropy on generated embeddings of random classes.
-        The second term, with the weight beta_t, is the mean KL divergence between the prediction for an image and the
-        prediction for a generated embedding of the image's class.
+        The first is the cross-entropy of the classifier on embeddings of random classes; the second the KL divergence
+        between the predictions for an image and for a generated embedding of its class.
         """
         local, labels = step.local, step.batch.labels
         scratch, factor = local.scratch(self), self.decay ** (local.round - 1)

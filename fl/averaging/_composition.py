@@ -82,8 +82,7 @@ def require_full_models(asking: AddOn, settings: Settings, addons: Sequence[AddO
         addons: the active add-ons.
 
     Raises:
-        ValueError: parameters or batch statistics stay with the clients (options `personal` and `buffers`), or an
-            add-on rescales the clients' updates.
+        ValueError: parameters or batch statistics stay with the clients, or an add-on rescales the updates.
     """
     networks, some = settings.networks, 2  # any number of classes, because buffers do not depend on it
     require_whole_models(asking, settings, "it runs the clients' models on the server")
@@ -96,16 +95,7 @@ def require_full_models(asking: AddOn, settings: Settings, addons: Sequence[AddO
 
 
 def require_whole_models(asking: AddOn, settings: Settings, reason: str) -> None:
-    """Refuse a method in which parameters stay with the clients, because an add-on needs all parameters.
-
-    Args:
-        asking: add-on that needs all parameters on the server.
-        settings: the method's options.
-        reason: reason why the add-on needs them, for the error message.
-
-    Raises:
-        ValueError: some parameters stay with the clients (option `personal` of `FedAvg`).
-    """
+    """Refuse a method in which parameters stay with the clients; the message shows the `reason`."""
     if settings.personal:
         raise ValueError(
             f"{asking.name} needs whole models, because {reason}: leave personal out, got personal={settings.personal}"
@@ -113,15 +103,7 @@ def require_whole_models(asking: AddOn, settings: Settings, reason: str) -> None
 
 
 def require_unscaled(asking: AddOn, addons: Sequence[AddOn]) -> None:
-    """Refuse add-ons that rescale the clients' updates, because another add-on needs the original updates.
-
-    Args:
-        asking: add-on that needs the original updates.
-        addons: the active add-ons.
-
-    Raises:
-        ValueError: an add-on rescales updates; the message names it.
-    """
+    """Refuse add-ons that rescale the clients' updates, because `asking` needs the original ones."""
     for addon in (a for a in addons if overrides(a, "scale_update")):
         raise ValueError(
             f"{asking.name} needs the clients' models, but {addon.name} rescales what they send: leave one of the two "
@@ -130,16 +112,7 @@ def require_unscaled(asking: AddOn, addons: Sequence[AddOn]) -> None:
 
 
 def require_one_architecture(addon: AddOn, settings: Settings, reason: str) -> None:
-    """Refuse a method with several architectures, because an add-on needs a single one.
-
-    Args:
-        addon: add-on that needs a single architecture.
-        settings: the method's options and its networks.
-        reason: reason why the add-on needs a single one, for the error message.
-
-    Raises:
-        ValueError: the method has several architectures.
-    """
+    """Refuse a method with several architectures; the message shows the `reason`."""
     names = settings.networks.names
     if len(names) > 1:
         raise ValueError(f"{addon.name} needs one architecture, got {list(names)}: {reason}")
@@ -232,12 +205,7 @@ def _require_attributes(addon: AddOn) -> None:
 
 
 def _warn_of_constant_damping(addon: AddOn) -> None:
-    """Warn if an add-on's class body sets the attribute `damping` to the default of one of its options.
-
-    `damping` is the coefficient of a term that pulls the weights towards their values at the start of the round. If a
-    class body contains `damping = alpha`, where `alpha` is an option, `damping` stays at the default value of `alpha`,
-    even if the user passes another value.
-    """
+    """Warn if `damping` is the default of an option, so that it ignores the option's value."""
     options: tuple[Field[Any], ...] = fields(addon) if is_dataclass(addon) else ()
     for option in options:
         if addon.damping and type(addon).damping is option.default:

@@ -51,13 +51,9 @@ def global_models(server: AveragingServer, addons: Sequence[AddOn]) -> Mapping[s
 
 
 def evaluated_models(settings: Settings, addons: Sequence[AddOn]) -> list[str]:
-    """Return the names of the models that a client tests on its own images: "global", "personal", or both names.
+    """Return the names of the models that a client tests on its own images: "global", "personal", or both.
 
-    Args:
-        settings: the method's options. If parameters or batch-norm statistics stay with the clients, a client tests
-            only "personal".
-        addons: the active add-ons. If one of them supplies a personal model (`AddOn.personal_model`), a client tests
-            both.
+    With parameters or statistics that stay it is "personal"; with a slot `personal_model`, both.
     """
     if slot_owner(addons, "personal_model"):
         return ["global", "personal"]
@@ -67,15 +63,12 @@ def evaluated_models(settings: Settings, addons: Sequence[AddOn]) -> list[str]:
 def evaluate_models(
     settings: Settings, addons: Sequence[AddOn], client: Client, message: Message, data: LabeledImages
 ) -> dict[str, Tensor]:
-    """Test a client's models on a set of images. Return the results of `LabelTask.sums` over all images, by model name.
-
-    The names are those that `evaluated_models` returns.
+    """Test a client's models, whose names `evaluated_models` returns, and return `LabelTask.sums` by name.
 
     Args:
         settings: the method's options and its networks.
         addons: the active add-ons.
-        client: client whose models are tested. Its memory holds the parameters and buffers of its model that are never
-            sent.
+        client: client whose models are tested.
         message: message from the server, with the global model.
         data: test images.
     """

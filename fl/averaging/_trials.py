@@ -110,20 +110,14 @@ def try_objective(server: Server, objective: Callable[[Tensor, Tensor], Tensor] 
 
 
 def require_patterns(settings: Settings, templates: Mapping[str, nn.Module]) -> list[str]:
-    """Check the parameter patterns in the options `personal` and `phases`, and return all parameter names.
-
-    Every pattern must match at least one parameter. At least one parameter must be shared with the server, and each
-    phase (part of the training) must train at least one.
+    """Check the patterns in the options `personal` and `phases`, and return the parameter names of all architectures.
 
     Args:
         settings: the method's options.
         templates: one network of each architecture, by name.
 
-    Returns:
-        The names of the parameters of all architectures, each name once.
-
     Raises:
-        ValueError: a pattern is refused. The message shows the pattern and the option.
+        ValueError: a pattern matches no parameter, none is shared, or a phase trains none.
     """
     parameters = {name: [n for n, _ in net.named_parameters()] for name, net in templates.items()}
     known = list(dict.fromkeys(n for names in parameters.values() for n in names))
@@ -151,9 +145,6 @@ def require_matches(patterns: Sequence[str], names: Sequence[str], option: str) 
         patterns: patterns such as "classifier.*"; "!pattern" matches all names that "pattern" does not.
         names: names of the parameters.
         option: name of the option that holds the patterns, for the error message.
-
-    Raises:
-        ValueError: a pattern matches no name. The message lists the names of the first six parameters.
     """
     for pattern in patterns:
         if not fnmatch.filter(names, pattern.removeprefix("!")):
@@ -164,14 +155,13 @@ def require_matches(patterns: Sequence[str], names: Sequence[str], option: str) 
 def trial_trainings(
     settings: Settings, addons: Sequence[AddOn], server: Server, send: Callable[[Server, int], Message]
 ) -> Iterator[Local]:
-    """Prepare a training on noise images for each architecture that any client has, and yield its `Local` object.
+    """Yield a `Local` on noise images for each architecture that any client has, if an add-on overrides `dry_run`.
 
-    The caller passes the object to the hook `AddOn.dry_run`. Every add-on has already run `before_training` on it, but
-    no training step has run. If no add-on overrides `dry_run`, the function yields nothing.
+    Every add-on has run `before_training` on it, but no training step has run.
 
     Args:
         settings: the method's options and its networks.
-        addons: the active add-ons, that is, those that their options do not disable.
+        addons: the active add-ons.
         server: server with the initial weights.
         send: the function `send` of the method, which returns the message to a client.
     """

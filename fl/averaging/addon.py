@@ -100,8 +100,7 @@ class AddOn(Component):
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Raise ValueError if the add-on cannot work with the method's options or other add-ons.
 
-        This hook is called when the method is built, before any data are known. State the reason and the remedy in the
-        error message.
+        Called when the method is built, before any data are known.
 
         Args:
             settings: the method's options and its networks.
@@ -142,9 +141,6 @@ class AddOn(Component):
     def expect_answer(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """Add the specifications of the entries that `answer` adds to a client's answer. Called on the server.
 
-        The client answers the query before round 1. The server refuses an answer that has an entry without a
-        specification.
-
         Args:
             server: server of the run.
             client: index of the client that answers.
@@ -152,27 +148,18 @@ class AddOn(Component):
         """
 
     def receive_answers(self, server: AveragingServer, replies: AggregatedReplies) -> None:
-        """Read the clients' answers to the query before round 1, and store values for later rounds in `server.state`.
-
-        In `replies`, the answers are aggregated over the clients.
-
-        Called once on the server.
-        """
+        """Read `replies`, the clients' aggregated answers to the query before round 1. Called once on the server."""
 
     # A round, in this order: the server sends,
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Add entries to the `message` that the server sends to this `client`.
-
-        The message is for a round's training, for an evaluation, or for the query before round 1.
+        """Add entries to the `message` that the server sends to this `client` for training, evaluation or the query.
 
         Called on the server any number of times, for any client. The hook must not change any state.
         """
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """Add the entries of the add-on's reply to the schema. Called on the server.
-
-        A client's reply is refused if it has an entry without a specification.
 
         Args:
             server: server of the run.
@@ -190,12 +177,10 @@ class AddOn(Component):
         """
 
     def extra_records(self, local: Local) -> LabeledImages | None:
-        """Return images to add to the client's training set, or None.
+        """Return images to add to the client's training set `local.data`, or None. Called once on the client before
+        training.
 
-        Called once on the client before training. `local.data` already holds the training set.
-
-        The client trains on its own images and on these additional images. The additional images do not change the
-        weight of the client's reply in the mean over clients.
+        They do not change the weight of the client's reply in the mean over clients.
         """
         return None
 
@@ -242,10 +227,9 @@ class AddOn(Component):
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
         """Compute additional entries from one client's `reply` before it is aggregated, and add them to `out`.
 
-        Called on the server for each reply. FedDF, for example, computes the predictions of each client's model. The
-        additional entries are aggregated over the clients, each entry by its own rule (see `Entry`). This function must
-        not change any state. If it raises an exception, the reply is left out, and the history reports the client that
-        sent it.
+        Called on the server for each reply. FedDF, for example, computes the predictions of each client's model. This
+        hook
+        must not change any state. If it raises an exception, the reply is left out and its client reported.
         """
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
@@ -253,8 +237,7 @@ class AddOn(Component):
 
         Args:
             server: server of the run. Its state already holds the new model.
-            replies: the clients' replies. The values of each entry are aggregated over the clients by the entry's rule
-                (see `Entry`).
+            replies: the clients' aggregated replies.
             old: parameters and buffers of all architectures before this round, by name.
         """
 

@@ -244,11 +244,7 @@ class FedAvg(Entries, Method):
             addon.receive(view, replies, old)
 
     def expect(self, server: Server, client: int) -> Schema:
-        """Return the schema of a reply.
-
-        A reply holds the changes of the shared parameters, the values of the buffers, the sample count, and the
-        add-ons' entries.
-        """
+        """Return the schema of a reply: changes of shared parameters, buffers, sample count and entries of add-ons."""
         name = self.networks.architecture(client)
         net = self.networks.template(name, server.task.num_classes)
         model = self.networks.unprefixed(server.state[self.model], name)
@@ -280,10 +276,7 @@ class FedAvg(Entries, Method):
     # Tests.
 
     def predictors(self, server: Server) -> Mapping[str, Predictor]:
-        """Return the global model of each architecture, by name of the architecture.
-
-        A model is left out if a part of it stays with the clients.
-        """
+        """Return the global model of each architecture, unless a part of it stays with the clients."""
         return global_models(self._view(server), self.addons)
 
     def evaluate(self, client: Client, message: Message) -> Message:
@@ -293,12 +286,7 @@ class FedAvg(Entries, Method):
         return Message({self.tested: evaluate_models(self.settings, self.addons, client, message, client.test)})
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """Return the schema of the results of `evaluate`, for each tested model.
-
-        The results are sums over the client's test images: the number of predictions, the number of correct
-        predictions, the loss, and the true positives, false positives and false negatives of each class
-        (`LabelTask.sums`).
-        """
+        """Return the schema of the results of `evaluate`: `LabelTask.sums` of each tested model."""
         return {self.tested.key: evaluation_spec(server.task, *evaluated_models(self.settings, self.addons))}
 
     # Before round 1.
@@ -352,7 +340,7 @@ class FedAvg(Entries, Method):
         return any(a.has_query for a in self.addons)
 
     def answer(self, client: Client, message: Message) -> Message:
-        """Return a message with a client's answers to the queries of all add-ons before round 1."""
+        """Return a client's answers to the add-ons' queries before round 1."""
         local, reply = Local(self.settings, client, message, self.addons), Message()
         for addon in self.addons:
             if addon.has_query:
@@ -360,11 +348,7 @@ class FedAvg(Entries, Method):
         return reply
 
     def expect_answer(self, server: Server, client: int) -> Schema:
-        """Return the schema of a client's answer to the query before round 1.
-
-        The server sends this query once, for example to ask for class counts. Each add-on that has a query adds the
-        specifications of the entries that it puts into the answer.
-        """
+        """Return the schema of a client's answers to the add-ons' queries before round 1."""
         schema: Schema = {}
         for addon in self.addons:
             if addon.has_query:
@@ -372,7 +356,7 @@ class FedAvg(Entries, Method):
         return schema
 
     def receive_answers(self, server: Server, replies: AggregatedReplies) -> None:
-        """Pass the clients' aggregated answers to the query before round 1 to `receive_answers` of each add-on."""
+        """Pass the clients' aggregated answers to `receive_answers` of each add-on."""
         for addon in self.addons:
             addon.receive_answers(self._view(server), replies)
 

@@ -108,10 +108,8 @@ class Local:
         return self.task.num_classes + self.settings.first_outputs[addon.key]
 
     def generator(self, addon: Component, purpose: str = "") -> torch.Generator:
-        """Return a new generator for random draws of `addon` in this client's training.
-
-        The draws depend only on the run's seed, the round, the client, the add-on's key and `purpose`. They do not
-        affect the draws of other add-ons.
+        """Return a new generator for random draws of `addon`, from the run's seed, the round, the client and the
+        add-on's key.
 
         Args:
             addon: add-on that draws.
@@ -134,13 +132,10 @@ class Local:
         return train_mode(self.settings.networks.on(self.client, self.received))
 
     def at(self, weights: Mapping[str, Tensor]) -> nn.Module:
-        """Return a frozen network with the given weights, in eval mode. MOON uses it for the client's previous model.
-
-        The network is made once for each `weights` object, and kept until the end of the training.
+        """Return a frozen network with the given weights, in eval mode. It is made once for each `weights` object.
 
         Args:
-            weights: parameters and buffers, by name. For a parameter or buffer that is not in `weights`, the network
-                has the value with which the client started this training (`received`).
+            weights: parameters and buffers, by name; those that it lacks have the values of `received`.
         """
         known = self._twins.get(id(weights))
         if known is None:
@@ -194,10 +189,7 @@ class Local:
 
     @property
     def planned_steps(self) -> int:
-        """Number of optimizer steps of the client's training on `data`, if no add-on overrides `batches`.
-
-        It is the sum over all phases (parts of the training) in `settings.phases`.
-        """
+        """Number of optimizer steps of all phases on `data`, if no add-on overrides `batches`."""
         order = torch.arange(len(self.data))
         passes = len(batch_indices(order, self.settings.batch, merge_single=self.has_batch_norm)) if len(order) else 0
         return sum(p.epochs * passes if p.steps is None else p.steps for p in self.settings.phases)
@@ -259,18 +251,14 @@ class Local:
     ) -> Tensors:
         """Train a second network of this client, such as Ditto's personal model, and return its weights.
 
-        The network is trained on the client's training set `data` with the method's objective and optimizer, without
-        any add-on. This does not change the training of the client's main network `net`, because the random draws are
-        separate. If `data` is empty, `state` is returned unchanged.
+        The network is trained on `data` with the method's objective and optimizer, without any add-on and with random
+        draws of its own. If `data` is empty, `state` is returned unchanged.
 
         Args:
             state: initial parameters and buffers by name.
-            owner: add-on that calls this function. The random draws depend on the add-on's `key`.
+            owner: add-on that calls this function.
             phase: number of epochs or steps of the training, and the parameters to train.
             term: function that takes the network and returns a scalar tensor, which is added to the loss in each step.
-
-        Returns:
-            The trained parameters and buffers, by name.
         """
         if not len(self.data):
             return state
@@ -295,12 +283,9 @@ class Local:
     def effective_lrs(self) -> dict[str, float]:
         """Distance by which a constant gradient of 1 would have moved each shared parameter in this training, by name.
 
-        With plain SGD, and if `AddOn.damping` is 0 for all add-ons, the distance is steps * lr; with momentum it is
-        larger. It is 0 for a parameter that was not trained.
-
-        Read this attribute after the training. The distance depends on the optimizer, the number of steps and
-        `AddOn.damping`, but not on weight decay. SCAFFOLD divides the change of a parameter by its distance to get the
-        mean gradient.
+        Read it after the training. With plain SGD and without `AddOn.damping` it is steps * lr; weight decay does not
+        count.
+        It is 0 for a parameter that was not trained. SCAFFOLD divides by it to get the mean gradient.
         """
         known: dict[tuple[int, ...], float] = {}
         found: dict[str, float] = {}
@@ -313,18 +298,14 @@ class Local:
 
 
 def received_state(settings: Settings, client: Client, message: Message) -> Tensors:
-    """Return all parameters and buffers of a client's model at the start of a round.
+    """Return all parameters and buffers of a client's model at the start of a round, on the client's device.
 
-    Parameters and buffers that are never sent have the client's own values. All other parameters and buffers have the
-    received values.
+    Those that are never sent have the client's own values, all others the received ones.
 
     Args:
         settings: the method's options and its networks.
         client: client whose `memory` holds the values that are never sent.
         message: message from the server.
-
-    Returns:
-        Parameters and buffers, by the names in the network's state dict, on the client's device.
     """
     networks, classes = settings.networks, client.task.num_classes
     name = networks.architecture(client.id)

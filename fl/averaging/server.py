@@ -53,8 +53,7 @@ class AveragingServer(Server):
 
         Args:
             architecture: name of the architecture; "" if there is only one.
-            weights: parameters and buffers, by the names in the network's state dict. Default: the current global
-                weights.
+            weights: parameters and buffers, by name. Default: the current global weights.
         """
         weights = self.weights(architecture) if weights is None else weights
         return self.settings.networks.on(self, weights, architecture)

@@ -95,10 +95,8 @@ class Settings:
         return self.lr * self.optimizer.lr_decay ** (round_number - 1)
 
     def update_limit(self, weights: Tensors) -> float:
-        """Return the largest l2 norm of an update that the server accepts.
-
-        This is the option `max_update_norm` or, by default, 100 times (1 + the norm of the weights). Only the update of
-        a diverged client exceeds this default.
+        """Return the largest l2 norm of an update: `max_update_norm` or, by default, 100 times (1 + the norm of the
+        weights).
 
         Args:
             weights: the shared weights at the start of the round, by name.
@@ -108,18 +106,13 @@ class Settings:
         return 100 * (1 + math.hypot(*(float(torch.linalg.vector_norm(w)) for w in weights.values())))
 
     def objective_of(self, task: LabelTask) -> Objective:
-        """Return the loss function of local training: the option `objective` or, if it is None, the loss of the
-        `task`.
-        """
+        """Return the loss of local training: the option `objective`, or the loss of the `task`."""
         return self.objective or task.loss
 
     # Parameters and buffers that are shared, or stay with a client.
 
     def is_personal(self, name: str) -> bool:
-        """Return whether the parameter called `name` stays with its client.
-
-        This is the case if its name matches a pattern in the option `personal`.
-        """
+        """Return whether the parameter called `name` stays with its client (option `personal`)."""
         return any(fnmatch.fnmatch(name, pattern) for pattern in self.personal)
 
     def kept_by_client(self, network: nn.Module) -> set[str]:
@@ -136,10 +129,7 @@ class Settings:
         return [(e, names) for e, names in ((Entries.buffers, floating), (Entries.counters, integer)) if names]
 
     def tested_outputs(self, classes: int) -> int | None:
-        """Return the number of outputs that a test uses for predictions; None for all outputs.
-
-        With the option `predict="real"`, only the first `classes` outputs are used.
-        """
+        """Return the number of outputs that a test uses for predictions: `classes`, or None for all outputs."""
         return classes if self.predict == "real" else None
 
 
@@ -150,18 +140,12 @@ def variances(network: nn.Module) -> set[str]:
 
 
 def floating_buffers(network: nn.Module) -> list[str]:
-    """Return the names of the float buffers of `network`, such as the running statistics of batch norm.
-
-    Buffers of integers, such as batch norm's `num_batches_tracked`, are left out.
-    """
+    """Return the names of the float buffers of `network`, such as the running statistics of batch norm."""
     return [n for n, b in _state_buffers(network).items() if b.is_floating_point()]
 
 
 def _state_buffers(network: nn.Module) -> Tensors:
-    """Return the buffers in the state dict of `network`, by name.
-
-    Buffers registered with `persistent=False` are left out.
-    """
+    """Return the buffers in the state dict of `network`, by name."""
     buffers = dict(network.named_buffers())
     stored = network.state_dict() if buffers else {}
     return {n: b for n, b in buffers.items() if n in stored}

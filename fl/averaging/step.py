@@ -120,20 +120,15 @@ class Step:
                 self._outputs[key] = run(batch.images)
 
     def loss(self) -> Tensor:
-        """Run a forward pass and return the loss, a scalar tensor.
-
-        The loss is the method's objective on the batch of the training set, plus the terms of all add-ons. The
-        objective is first multiplied by the factor `Local.weight`, usually 1.
-        """
+        """Run a forward pass and return the loss: `Local.weight` times the objective, plus the add-ons' terms."""
         self._forward()
         return self._sum(self._objective(), self.local.terms)
 
     @classmethod
     def example_loss(cls, local: Local, batch: Batch, trained: Mapping[str, nn.Parameter]) -> Tensor:
-        """Run a new forward pass, and return the mean loss of the examples in a batch. `DPSGD` uses this loss.
+        """Run a new forward pass, and return the mean loss of the examples in a batch, which `DPSGD` captures.
 
-        The loss is `Local.weight` (a factor, usually 1) times the method's objective, plus the loss terms of some
-        add-ons: those with `AddOn.data_access` "example".
+        The loss is `Local.weight` times the objective, plus the terms of add-ons with `data_access` "example".
 
         Args:
             local: training to which the step belongs.
@@ -145,9 +140,9 @@ class Step:
         return step._sum(step._objective(), [a for a in local.terms if a.data_access == "example"])
 
     def public_gradient(self) -> Tensors:
-        """Return the gradient, by parameter name, of the loss terms of those add-ons whose `data_access` is "none".
+        """Return the gradient of the loss terms of add-ons that read no private data (`data_access` "none").
 
-        These terms read no private data. Parameters on which these terms do not depend are missing from the result.
+        Parameters on which these terms do not depend are missing from the result.
         """
         total = self._sum(torch.zeros(()), [a for a in self.local.terms if a.data_access == "none"])
         if not total.requires_grad:

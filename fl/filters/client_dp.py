@@ -127,9 +127,8 @@ class ClientDP(Filter):
     def _split(self, clients: int) -> tuple[float, float]:
         """Return the noise multiplier of the updates, and the standard deviation of the noise on the sum of bits.
 
-        With adaptive clip norms, each client also sends one bit per clipped entry, which states whether the entry's
-        norm is within the clip norm. The privacy loss that `ClientDP.sigma` allows is then divided between updates and
-        bits, as in theorem 1 of Andrew et al. Otherwise, the second result is 0.
+        The privacy loss that `sigma` allows is divided as in theorem 1 of Andrew et al. Without bits, the second result
+        is 0.
         """
         if self.adaptive is None or self.sigma == 0:
             return self.sigma, 0.0

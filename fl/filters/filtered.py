@@ -91,26 +91,15 @@ class Filtered(Method):
         return (*before, *self.method.exchanges, *(verb for one in self.filters for verb in one.after))
 
     def _owner(self, verb: str) -> Method | Filter:
-        """Return the filter that declares the exchange (requests and replies) called `verb`.
-
-        Return the method if no filter declares it.
-        """
+        """Return the filter that declares the exchange called `verb`, or the method."""
         return next((one for one in self.filters if verb in (*one.before, *one.after)), self.method)
 
     def send_exchange(self, server: Server, verb: str, client: int) -> Message:
-        """Return the message to a client in the exchange called `verb`.
-
-        The filter that declares the exchange builds the message. If no filter declares it, the method builds the
-        message.
-        """
+        """Return the owner's message to a client in the exchange called `verb`."""
         return self._owner(verb).send_exchange(server, verb, client)
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        """Return the schema of a client's reply in the exchange called `verb`.
-
-        The filter that declares the exchange defines the schema. If no filter declares it, the method defines the
-        schema.
-        """
+        """Return the owner's schema of a reply in the exchange called `verb`."""
         return self._owner(verb).expect_exchange(server, verb, client)
 
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
@@ -144,11 +133,7 @@ class Filtered(Method):
         return any(x.draws_clients for x in self._links)
 
     def draw(self, server: Server) -> list[int]:
-        """Return the clients of this round.
-
-        Call this only if `draws_clients` is true. Then either the method or one of the filters overrides `draw`, and
-        chooses the clients.
-        """
+        """Return the clients that the method or filter with a `draw` of its own draws."""
         return next(x for x in self._links if x.draws_clients).draw(server)
 
     @property
@@ -190,18 +175,14 @@ class Filtered(Method):
         return reply
 
     def _seen(self, client: Client) -> Client:
-        """Return the `Client` object that is passed to the filters.
-
-        This is `client` itself or, if the method is private, a copy of `client` without images.
-        """
+        """Return the client for the filters: without images if the method is private."""
         return client.without_records() if self.method.private else client
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Pass the aggregated replies to the federated method, after the filters have changed them.
+        """Pass the aggregated replies through `back` of the filters, in reverse order, to the method; then call
+        `after_receive`.
 
-        The filters change the replies in reverse order, each by its function `back`. After the federated method has
-        received the replies, each filter's function `after_receive` is called. With a private filter, which draws the
-        clients in secret, `server.drawn` and `server.present` are empty in these calls.
+        With a private filter, which draws the clients in secret, `server.drawn` and `server.present` are empty.
         """
         schema, before = self.method.expect(server, 0), list[Schema]()
         if any(one.private for one in self.filters):  # who was drawn is secret, and must not enter the state
@@ -226,11 +207,11 @@ class Filtered(Method):
         return self.method.answer(client, message)
 
     def expect_answer(self, server: Server, client: int) -> Schema:
-        """Return the method's schema of a client's answer to the query that the server sends before round 1."""
+        """Return the method's schema of a client's answer to the query before round 1."""
         return self.method.expect_answer(server, client)
 
     def receive_answers(self, server: Server, replies: AggregatedReplies) -> None:
-        """Pass the clients' aggregated answers to the method, unchanged. They answer the query before round 1."""
+        """Pass the clients' aggregated answers to the method, unchanged."""
         self.method.receive_answers(server, replies)
 
     def read_reply(self, server: Server, reply: Message) -> Message:

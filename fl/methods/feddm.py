@@ -125,10 +125,7 @@ class FedDM(Method):
         return Message({self.model: server.state[self.model]})
 
     def synthesize(self, client: Client, network: nn.Module) -> LabeledImages:
-        """Return the set that a client sends in a round. Here, it is the paper's synthetic set S_k.
-
-        Subclasses override this function to send another set: `Real` draws real images, and `PrivateFedDM` fits images
-        to noised statistics.
+        """Return the set that a client sends in a round: the paper's synthetic set S_k. Subclasses send other sets.
 
         Args:
             client: client whose data the set represents.
@@ -140,9 +137,7 @@ class FedDM(Method):
         )  # fmt: skip
 
     def local(self, client: Client, message: Message) -> Message:
-        """Make the client's synthetic set, and reply with its pixels and labels.
-
-        This is ClientUpdate in Algorithm 1 of the FedDM paper.
+        """Make the client's synthetic set, and reply with its pixels and labels (ClientUpdate in Algorithm 1).
 
         With `weights="samples"`, the reply also has the client's number of real images.
         """
@@ -162,14 +157,6 @@ class FedDM(Method):
         """
         return torch.tensor([float(len(client.data))])
 
-    def blank(self, server: Server) -> LabeledImages:
-        """Return an empty set with the shape, dtype and normalization of the clients' images, on the server's device.
-
-        Args:
-            server: server of the run.
-        """
-        return empty_set(server)
-
     def expect(self, server: Server, client: int) -> Schema:
         """Return the schema of a reply: an image set and, with `weights="samples"`, the client's weight.
 
@@ -179,7 +166,7 @@ class FedDM(Method):
         most, limit = self.ipc * server.task.num_classes, pixel_limit(server)
         schema: Schema = {
             self.images.key: EntrySpec(
-                self.blank(server),
+                empty_set(server),
                 max_rows=most,
                 max_per_class=self.ipc,
                 minimum=-limit,
@@ -194,8 +181,7 @@ class FedDM(Method):
         """Return the weight of each synthetic image in the server's loss, float [N] with mean 1.
 
         Args:
-            replies: aggregated replies, with the union of the clients' synthetic sets. If the option `weights` of the
-                method is "samples", they also contain each client's number of real images.
+            replies: aggregated replies, with the union of the clients' sets.
 
         Raises:
             NoUsableReply: the weights of all clients are zero.
@@ -217,10 +203,8 @@ class FedDM(Method):
         self.train(server, replies[self.images], self.weigh(replies))
 
     def train(self, server: Server, union: LabeledImages, weight: Tensor) -> None:
-        """Train the server's weights by SGD on the union of the clients' sets (Eq. 9).
-
-        The new weights and the union are stored in the server's state. If the option `project` is set, the weights are
-        projected after every step onto the ball of radius `rho` (an option) around the weights before this round.
+        """Train the server's weights by SGD on the union of the clients' sets (Eq. 9), and store both in the server's
+        state.
 
         Args:
             server: server whose state holds the weights before this round.
@@ -258,10 +242,5 @@ class FedDM(Method):
         return Message({self.tested: {"global": Predictor(net.eval()).sums(client.test, client.task)}})
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """Return the schema of the results of `evaluate` for the received model.
-
-        The results are sums over the client's test images: the number of predictions, the number of correct
-        predictions, the loss, and the true positives, false positives and false negatives of each class
-        (`LabelTask.sums`).
-        """
+        """Return the schema of the results of `evaluate`: `LabelTask.sums` of the received model."""
         return {self.tested.key: evaluation_spec(server.task, "global")}

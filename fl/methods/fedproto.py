@@ -215,12 +215,7 @@ class FedProto(Method):
         return Message({self.tested: {"personal": Predictor(net).sums(client.test, client.task)}})
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """Return the schema of the results of `evaluate` for the client's own network.
-
-        The results are sums over the client's test images: the number of predictions, the number of correct
-        predictions, the loss, and the true positives, false positives and false negatives of each class
-        (`LabelTask.sums`).
-        """
+        """Return the schema of the results of `evaluate`: `LabelTask.sums` of the personal model."""
         return {self.tested.key: evaluation_spec(server.task, "personal")}
 
 

@@ -24,6 +24,7 @@ from distillkit.privacy.validation._arguments import (
 )
 from distillkit.privacy.validation._private_records import apart_from_records
 from distillkit.sets import LabeledImages
+from fl._noise_images import empty_set
 from fl.aggregation import AggregatedReplies, Schema
 from fl.message import Entry
 from fl.method import NoUsableReply
@@ -148,11 +149,7 @@ class PrivateFedDM(FedDM):
 
     @property
     def clip_bound(self) -> float | None:
-        """Bound on the norm of a record's contribution to a noised sum; None if it depends on the received weights.
-
-        With the option `mechanism="class_means"`, the contribution is the record's embedding. With "image_sgd", it is
-        the gradient of the record's loss with respect to the synthetic images.
-        """
+        """Bound on the norm of a record's part of a noised sum; None if it depends on the received weights."""
         return 1.0 if self.clip is None and self.mechanism == "class_means" else self.clip
 
     def start(self, server: Server) -> None:
@@ -177,7 +174,7 @@ class PrivateFedDM(FedDM):
         if server.ledger is not None and self.sizes is not None:
             refuse_large_delta(sum(self.sizes), server.ledger.delta)
         net = self.networks.on(server, server.state[self.model])
-        self.embedders(net.eval(), self.blank(server), torch.Generator())
+        self.embedders(net.eval(), empty_set(server), torch.Generator())
 
     def embedders(
         self, network: nn.Module, like: LabeledImages, generator: torch.Generator, centers: Tensor | None = None
@@ -255,23 +252,20 @@ class PrivateFedDM(FedDM):
         return self.as_set(images, real)[chosen]
 
     def noise_images(self, like: LabeledImages, generator: torch.Generator) -> Tensor:
-        """Return noise images to start from: `ipc` images of N(0, 1) for every class, in the order of the classes.
+        """Return `ipc` images of N(0, 1) for every class, in the order of the classes.
 
         Args:
-            like: set with the shape, dtype and normalization of the images. Its images are not read.
+            like: set with the shape, dtype and normalization of the images.
             generator: generator that draws the images.
         """
         return initial_images("noise", like, ipc=self.ipc, generator=generator)[0]
 
     def kept(self, counts: Tensor, clients: int = 1) -> Tensor:
-        """Return whether images of each class are sent, bool [classes].
-
-        Images of a class are sent if the class has a minimum number of records, the option `least` of `PrivateFedDM`.
+        """Return whether a class has the minimum number of records, `least`, for which images are sent, bool [classes].
 
         Args:
             counts: noised or public number of records of each class, [classes].
-            clients: number of clients whose noised numbers were summed to get `counts`. If `least` is None, the minimum
-                is 3 `sigma_sizes` times the square root of `clients`, because the noise in `counts` grows with this
+            clients: number of clients whose noised numbers were summed. The default of `least` grows with its square
                 root.
         """
         least = 3 * self.sigma_sizes * clients**0.5 if self.least is None else self.least
@@ -281,13 +275,11 @@ class PrivateFedDM(FedDM):
         """Fit images so that their mean embeddings match noised class means. This post-processing has no privacy cost.
 
         Args:
-            start: initial images, `ipc` images of each class in the order of the classes, [classes * ipc, C, H, W].
+            start: initial images, `ipc` of each class in the order of the classes, [classes * ipc, C, H, W].
             embedders: networks of the round, as the method `embedders` returns them.
-            sums: noised sums of the embeddings of each class, for each network, [num_networks, classes, d], with
-                embeddings of length d.
+            sums: noised sums of the embeddings, [num_networks, classes, d].
             counts: public or noised number of records of each class, [classes].
-            kept: for each class, whether its images will be sent and are therefore fitted, bool [classes]. Images of
-                all other classes are returned unchanged.
+            kept: whether each class is sent, bool [classes]. Images of other classes are returned unchanged.
         """
         images = start.unflatten(0, (len(counts), self.ipc)).clone()
         if bool(kept.any()):
@@ -299,20 +291,17 @@ class PrivateFedDM(FedDM):
         return images.flatten(0, 1)
 
     def as_set(self, images: Tensor, like: LabeledImages) -> LabeledImages:
-        """Return a set of images, [classes * ipc, C, H, W] in the order of the classes, with their labels.
+        """Return a set of images in the order of the classes, with their labels.
 
         Args:
-            images: images of the set.
-            like: set with the classes and the normalization of the images. Its images are not read.
+            images: images of the set, [classes * ipc, C, H, W].
+            like: set with the classes and the normalization of the images.
         """
         labels = torch.arange(like.num_classes).to(like.labels).repeat_interleave(self.ipc)
         return like.replace(images=images, labels=labels, columns={}, info={})
 
     def weight_of(self, client: Client, synthetic: LabeledImages) -> Tensor:
-        """Return the weight of each image that the client sends, float [N].
-
-        It is the noised number of records of the image's class, divided by `ipc`.
-        """
+        """Return the noised number of records of each sent image's class, divided by `ipc`, float [N]."""
         return (self.sizes_of(client)[synthetic.labels] / self.ipc).clamp(0.0, self.max_samples).float()
 
     def expect(self, server: Server, client: int) -> Schema:

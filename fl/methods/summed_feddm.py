@@ -13,6 +13,7 @@ from distillkit.privacy import PrivacyError, PublicEmbedders, class_sums
 from distillkit.privacy.validation._private_records import apart_from_records
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
+from fl._noise_images import empty_set
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.message import Entry, Message
 from fl.method import NoUsableReply
@@ -88,7 +89,7 @@ class SummedFedDM(PrivateFedDM):
                 "no two clients have the same record"
             )
         super().start(server)
-        dim = self.shared_embedders(server, server.state, self.blank(server)).dim
+        dim = self.shared_embedders(server, server.state, empty_set(server)).dim
         server.state[self.sums] = torch.zeros(self.num_networks, server.task.num_classes, dim, dtype=torch.float64)
         if self.noise == "shares" and server.ledger is not None:
             server.ledger.add_remark(REMARK)
@@ -109,13 +110,9 @@ class SummedFedDM(PrivateFedDM):
         return self.embedders(net.eval(), like, derive(side.seed, side.round, "maps"), entries.get(self.around))
 
     def send(self, server: Server, client: int) -> Message:
-        """Return a message with the weights, the number of clients that share the noise, and possibly images.
-
-        Clients add noise to their sums of embeddings. With `noise="shares"`, all clients that take part in the round
-        share the noise. With `noise="full"`, each client adds the whole noise, so the number in the message is 1.
-
-        The images are those that the server fitted in an earlier round. The message has them only with the option
-        `warm`. Clients subtract the mean embedding of these images from the embeddings of their records.
+        """Return a message with the weights, the number of clients that share the noise (1 with `noise="full"`), and,
+        with
+        `warm`, the images of the last fit, whose mean embedding is subtracted.
         """
         among = float(len(server.drawn)) if self.noise == "shares" else 1.0
         message = Message({self.model: server.state[self.model], self.among: among})
@@ -148,17 +145,13 @@ class SummedFedDM(PrivateFedDM):
     def noised(client: Client, mechanism: str, sums: Tensor, sigma: float, sensitivity: float, share: float) -> Tensor:
         """Charge a client's releases to the ledger, then add the client's share of the noise to its sums.
 
-        The charge is computed from `sigma`, even if the client adds only a share of the noise.
-
         Args:
             client: client that draws the noise and is charged.
             mechanism: name of the mechanism in the ledger.
             sums: values to release, [releases, ...]. Each row is one release.
-            sigma: noise multiplier (standard deviation divided by sensitivity) of the whole noise, that is, of all
-                shares together.
+            sigma: noise multiplier of the whole noise, for which is charged.
             sensitivity: maximum l2 norm by which one record changes a row.
-            share: factor by which this client multiplies the standard deviation: 1, or 1 / sqrt(M) if M clients share
-                the noise.
+            share: factor of this client's standard deviation: 1, or 1 / sqrt(M) if M clients share the noise.
         """
         client.spend(mechanism, sigma, count=len(sums))
         return client.secret.add_noise(sums, sigma * sensitivity * share if sigma else 0.0)
@@ -176,31 +169,26 @@ class SummedFedDM(PrivateFedDM):
         return schema
 
     def _max_unit(self, server: Server, sigma: float, sensitivity: float | None) -> float:
-        """Return the largest unit to which a reply may be rounded: 1/16 of a client's share of the noise.
-
-        Rounding then adds .03 % to the variance of the noise, and depends on the data by less than a factor 1 +
-        e^-5000.
-        """
+        """Return the largest unit to which a reply may be rounded: 1/16 of a client's share of the noise."""
         if not sigma or sensitivity is None or self.noise == "full":
             return math.inf
         return sigma * sensitivity / math.sqrt(server.clients) / 16
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Fit one set of images to noised class means, and train the server's weights on this set.
-
-        For each class and embedding network, there is one mean: the mean embedding of all clients' records of the
-        class.
+        """Fit one set of images to the noised mean embeddings of all clients' records, and train the server's weights
+        on it.
 
         Raises:
-            NoUsableReply: with `noise="shares"`, a reply is missing, so the sum over the clients lacks a part of the
-                noise; or there is no image to train on.
+            NoUsableReply: with `noise="shares"`, a reply is missing, so that a part of the noise is, too; or there is
+                no
+                image to train on.
         """
         missing = sorted(set(server.drawn) - set(replies.clients))
         if missing and self.noise == "shares":
             raise NoUsableReply(
                 f"the noise lacks the shares of clients {missing}, so the sum of this round is not usable"
             )
-        like = self.blank(server)
+        like = empty_set(server)
         sums = server.state[self.sums] = replies[self.sums]
         counts = replies[self.total] if self.sizes is None else sums.new_tensor(self.sizes, dtype=torch.float64)
         kept = self.kept(counts, len(server.drawn) if self.noise == "full" else 1)

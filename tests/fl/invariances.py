@@ -1,24 +1,13 @@
-"""Invariances of every add-on: bitwise equal results for any workers, interruptions and order of arguments."""
+"""Bitwise comparison of runs, and a network with batch norm."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from distillkit import LabeledImages
-from fl import FedAvg, Run, simulate
-from fl.averaging.addon import AddOn
+from fl import Run
 from fl.message import Message
-from tests.fl.federations import Tiny, federation
-
-
-class Idle(AddOn):
-    """Add-on that does nothing, under a key that sorts first."""
-
-    key = "A"
+from tests.fl.federations import Tiny
 
 
 def tensors(state: Message) -> dict[str, torch.Tensor]:
@@ -44,21 +33,3 @@ def assert_same(one: Run, other: Run) -> None:
 
 def network(outputs: int) -> Tiny:
     return Tiny(outputs, norm=True)
-
-
-def assert_invariant(
-    make: Callable[[], list[AddOn]], folder: Path, clients: list[LabeledImages] | None = None, **options: Any
-) -> None:
-    """Check bitwise equality with one worker, with three, resumed in the middle, and in another order."""
-    held = clients or federation()
-
-    def play(addons: list[AddOn], rounds: int = 4, **how: Any) -> Run:
-        momentum = 0.0 if "adam" in repr(options.get("optimizer")) else 0.9
-        method = FedAvg(*addons, **{"factory": network, "lr": 0.05, "momentum": momentum, "batch": 6, **options})
-        return simulate(method, held, rounds=rounds, participation=min(3, len(held)), seed=5, progress=False, **how)
-
-    whole = play(make())
-    assert_same(whole, play(make(), workers=3))
-    play(make(), rounds=2, out=folder / "run")
-    assert_same(whole, play(make(), out=folder / "run", resume=True, workers=2))
-    assert_same(whole, play([*reversed(make()), Idle()]))

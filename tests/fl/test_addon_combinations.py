@@ -19,7 +19,7 @@ from fl import ClientData, ClientOptimizer, FedAvg, Run, simulate
 from fl.averaging.addon import AddOn
 from fl.methods import FedLGD, FedRep, SingleImage
 from fl.task import MultiLabel
-from tests.fl.invariances import assert_same, tensors
+from tests.fl.invariances import tensors
 
 NOISE: dict[str, Any] = {"source": "gaussian", "classes": 3, "per_class": 3}
 PICTURE = torch.rand(1, 16, 16, generator=torch.Generator().manual_seed(1))
@@ -177,20 +177,6 @@ def test_invalid_pair_is_refused_when_built(one: str, other: str) -> None:
         assert all(name in str(refusal.value) for name in order)
 
 
-@pytest.mark.parametrize("name", ["FedExP", "FedNova", "SCAFFOLD", *STEPS])
-def test_shared_image_accepts_dependent_addons_if_weights_are_sent(name: str) -> None:
-    run_two_rounds(plain(fl.addons.SharedImage(PICTURE, **{**SHARED, "rate": 1.0}), addon(name)))
-
-
-@pytest.mark.parametrize(
-    "names", [("SCAFFOLD", "VHL"), ("FedCOG", "MOON", "FedAvgM"), ("Anchors", "Condensed", "FedExP", "FedSAM")]
-)
-def test_order_of_the_addons_changes_no_bit(names: tuple[str, ...]) -> None:
-    runs = [run_two_rounds(plain(*map(addon, order))) for order in (names, names[::-1], (*names[1:], names[0]))]
-    assert_same(runs[0], runs[1])
-    assert_same(runs[0], runs[2])
-
-
 # Bases: papers' compositions, and options of the core under which an add-on has to make sense.
 
 
@@ -283,14 +269,6 @@ def test_addon_runs_on_a_base_or_is_refused(base: str, name: str) -> None:
 def test_addon_runs_with_clients_of_one_class_one_image_or_none(name: str) -> None:
     run = run_two_rounds(plain(addon(name)), federation("uneven"))
     assert [row["empty"] for row in run.rows] == ([[], []] if addon(name).private else [[2], [2]])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_addon_runs_when_few_clients_are_drawn(name: str) -> None:
-    run = run_two_rounds(
-        plain(addon(name), factory=normed if not uniform((addon(name),)) else Net), participation=1, workers=2
-    )
-    assert [len(row["drawn"]) for row in run.rows] == [1, 1]
 
 
 @pytest.mark.parametrize("name", NAMES)

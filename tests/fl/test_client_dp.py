@@ -596,14 +596,9 @@ def test_replies_that_no_clip_bounds_are_refused_before_round_1() -> None:
 
 def test_invalid_options_are_refused() -> None:
     bad: list[tuple[Any, Any, str]] = [
-        ((-1.0, 0.5, 1.0), None, "sigma must be at least 0"),
-        ((1.0, 0.0, 1.0), None, "rate must be greater than 0"),
         ((1.0, 0.5, 0.0), None, r"the clip of FedAvg\.update must be in \[1e-12, 1e\+30\]"),
         ((1.0, 0.5, {}), None, "clip must hold at least one entry"),
         ((1.0, 0.5, 1.0), {"sigma": 0.5}, r"Adaptive\(sigma=...\) must be above 0\.5, because sigma is 1; got 0\.5"),
-        ((1.0, 0.5, 1.0), {"sigma": -1.0}, "sigma must be greater than 0"),
-        ((1.0, 0.5, 1.0), {"quantile": 1.5}, "quantile must be in"),
-        ((1.0, 0.5, 1.0), {"step": 0.0}, "step must be greater than 0"),
     ]
     for options, adaptive, why in bad:
         with pytest.raises(ValueError, match=why):

@@ -14,7 +14,7 @@ from fl.addons import MOON, Ditto, FineTune
 from fl.averaging.addon import AddOn
 from tests.fl import linear
 from tests.fl.federations import Tiny, federation, images
-from tests.fl.invariances import assert_invariant, assert_same
+from tests.fl.invariances import assert_same
 from tests.refused import refused
 
 
@@ -83,10 +83,6 @@ def test_strong_pull_gives_the_global_model_and_no_pull_local_training() -> None
         alone = linear.descend(lambda v, k=k: linear.base_loss(k, v), linear.START, 8)  # type: ignore[misc]
         assert peek.seen[2, k]["w.weight"].double().numpy() == pytest.approx(alone, abs=2e-6)
     assert result.rows[0]["round"] == 1
-
-
-def test_laws(tmp_path: Path) -> None:
-    assert_invariant(lambda: [Ditto(0.5)], tmp_path)
 
 
 def test_personal_models_are_bitwise_equal_with_workers_and_resumed(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from fl.addons import MOON, SCAFFOLD, VHL, FedAvgM, FedCOG, FedProx
 from fl.averaging.addon import AddOn
 from fl.batches import Phase
 from tests.fl.federations import Tiny, federation
-from tests.fl.invariances import assert_invariant, assert_same
+from tests.fl.invariances import assert_same
 from tests.fl.virtual_reference import Small, assert_close, averaged, initial_network, toy, trained
 from tests.refused import refused
 
@@ -99,20 +98,19 @@ def test_rounds_follow_the_equations(multi: bool, weight: float | None) -> None:
 
 
 @pytest.mark.golden("FedCOG", source="rui-ye/FedCOG: gen_utils/generate_image.py and fedcog.py, the lines below")
-@pytest.mark.parametrize("multi", [False, True])
 @pytest.mark.parametrize(
-    "options",
+    ("options", "multi"),
     [
-        {"labels": "hard"},
-        {"targets": "uniform"},
-        {"targets": "uniform", "weight": 0.4},
-        {"decoder": SmallDecoder, "latent": 5},
-        {"regenerate": True},
-        {"steps": 0},
+        ({"labels": "hard"}, False),
+        ({"labels": "hard"}, True),
+        ({"targets": "uniform"}, True),
+        ({"targets": "uniform", "weight": 0.4}, False),
+        ({"decoder": SmallDecoder, "latent": 5}, False),
+        ({"regenerate": True}, False),
+        ({"steps": 0}, False),
     ],
-    ids=lambda o: "-".join(o),
 )
-def test_the_releases_variants_follow_the_release(multi: bool, options: dict[str, Any]) -> None:
+def test_the_releases_variants_follow_the_release(options: dict[str, Any], multi: bool) -> None:
     """Two skewed clients; round 1 plain, round 2 with images (released lines in brackets).
 
     Hard: the labels are the teacher's argmax (generate_image.py, 146-147). Uniform: every class equally often, the
@@ -257,8 +255,8 @@ def test_new_client_generates_without_the_disagreement_term() -> None:
 
 @pytest.mark.parametrize(
     "base",
-    [(), (FedAvgM(0.9),), (FedProx(0.1),), (SCAFFOLD(),), (MOON(1.0),), (VHL(classes=3, options={"width": 8}),)],
-    ids=["FedAvg", "FedAvgM", "FedProx", "SCAFFOLD", "MOON", "VHL"],
+    [(), (FedAvgM(0.9), FedProx(0.1), SCAFFOLD()), (MOON(1.0), VHL(classes=3, options={"width": 8}))],
+    ids=["FedAvg", "FedAvgM FedProx SCAFFOLD", "MOON VHL"],
 )
 def test_every_base_runs_and_sends_nothing_more(base: tuple[AddOn, ...]) -> None:
     runs = [train(*base, *cog) for cog in ((), (FedCOG(**FEW),))]
@@ -269,36 +267,9 @@ def test_every_base_runs_and_sends_nothing_more(base: tuple[AddOn, ...]) -> None
     assert not torch.equal(*bias)
 
 
-def test_multi_label_run_has_the_benchmarks_metrics() -> None:
-    clients = [c.replace(labels=F.one_hot(c.labels, 3).float()) for c in federation()]
-    method = FedAvg(FedCOG(**FEW), factory=Tiny, batch=6)
-    run = simulate(method, clients, rounds=3, task=MultiLabel(3), test=clients[0], progress=False)
-    names = {f"{k}_{m}" for k in "co" for m in ("precision", "recall", "f1")}
-    assert names <= set(run.rows[-1])
-
-
-def test_fedcog_is_invariant(tmp_path: Path, global_rng_untouched: None) -> None:
-    more: dict[str, Any] = {"decoder": SmallDecoder, "regenerate": True, "labels": "hard", "targets": "uniform"}
-    assert_invariant(lambda: [FedCOG(**FEW), SCAFFOLD()], tmp_path / "plain")
-    assert_invariant(lambda: [FedCOG(**FEW, **more)], tmp_path / "more")
-
-
-def test_clients_with_one_class_or_one_image_run() -> None:
-    clients = [toy(3, 0, labels=[1, 1, 1]).replace(num_classes=3), toy(1, 1, labels=[2]), toy(7, 2, labels=SKEWED[1])]
-    run = train(FedCOG(**FEW), clients=clients, factory=Small)
-    assert run.rows[-1]["failed"] == {}
-
-
 def test_refusals() -> None:
-    bad: list[dict[str, Any]] = [
-        {"start_round": 0}, {"images": 0}, {"steps": -1}, {"lr": 0.0}, {"disagreement": -1.0}, {"divergence": "kl"},
-        {"weight": -1.0}, {"batch": 0}, {"labels": "both"}, {"targets": "random"}, {"latent": 0}, {"latent": 64},
-    ]  # fmt: skip
-    for options in bad:
-        with pytest.raises(ValueError, match=next(iter(options))):
-            FedCOG(**options)
+    refused(lambda: FedCOG(latent=64), ValueError, "latent=64 belongs to a decoder")
     refused(lambda: FedCOG(decoder="small"), TypeError, "decoder must be a function of a shape and a length")
-    refused(lambda: FedCOG(regenerate=2), TypeError, "regenerate must be True or False")
     with pytest.raises(ValueError, match="targets='uniform' needs images >= 3 classes, got 2"):
         train(FedCOG(start_round=1, images=2, targets="uniform"))
 

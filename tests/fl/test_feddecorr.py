@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from fl import FedAvg, simulate
 from fl.addons import FedDecorr
 from tests.fl import linear
 from tests.fl.federations import Tiny, federation
-from tests.fl.invariances import assert_invariant, assert_same
+from tests.fl.invariances import assert_same
 from tests.fl.reference_problems import FixedBatches, assert_released, wave, waves
 from tests.fl.virtual_reference import Small
 from tests.refused import refused
@@ -85,10 +84,6 @@ def test_disabled_or_with_batches_of_one_equals_the_base() -> None:
     near, base = play(FedDecorr(1e-9)), play()
     for name, value in base.server.state[FedAvg.model].items():
         assert torch.allclose(near.server.state[FedAvg.model][name], value, atol=1e-6)
-
-
-def test_laws(tmp_path: Path) -> None:
-    assert_invariant(lambda: [FedDecorr(0.5)], tmp_path)
 
 
 def test_sends_nothing_more_than_fedavg() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -149,17 +148,6 @@ def play(*addons: AddOn, rounds: int = 3, data: Any = None, **how: Any) -> Any:
     return simulate(
         method, federation(), rounds=rounds, participation=3, server_data=data, seed=5, progress=False, **how
     )
-
-
-def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
-    def addons() -> list[AddOn]:
-        return [FedDF(steps=5, batch=8, lr=0.01), FedAvgM(0.5)]
-
-    whole = play(*addons())
-    play(*addons(), rounds=1, out=tmp_path / "run")
-    assert_same(whole, play(*addons(), workers=3))
-    assert_same(whole, play(*addons(), out=tmp_path / "run", resume=True))
-    assert_same(whole, play(*reversed(addons())))
 
 
 def test_disabled_equals_the_base_and_sends_what_fedavg_sends() -> None:

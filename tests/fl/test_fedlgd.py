@@ -16,14 +16,14 @@ from distillkit.augment import DSA, CropFlip
 from distillkit.condense import distribution_matching
 from distillkit.networks import FixedNetwork, RandomNetworks
 from distillkit.rng import derive
-from fl import ClientData, ClientOptimizer, FedAvg, MultiLabel, RunFolder, simulate
-from fl.addons import MOON, SCAFFOLD, Anchors, Condensed, FedAvgM, FedNova, FedProx
+from fl import ClientData, ClientOptimizer, FedAvg, RunFolder, simulate
+from fl.addons import MOON, SCAFFOLD, Anchors, Condensed, FedAvgM
 from fl.aggregation import EntrySpec
 from fl.averaging.addon import AddOn
 from fl.message import Entry
 from fl.methods import FedDM, FedLGD, FedProto
 from tests.fl.federations import Tiny, federation
-from tests.fl.invariances import assert_invariant, assert_same
+from tests.fl.invariances import assert_same
 from tests.fl.virtual_reference import Small, assert_close, averaged, initial_network, supcon, toy, trained
 from tests.refused import refused
 
@@ -73,8 +73,10 @@ def released_mmd(source: Tensor, target: Tensor) -> Tensor:
 
 
 @pytest.mark.golden("Anchors", source="Huang et al., TMLR 2024, Eqs. 2-6, Algorithm 1; MMD: ubc-tea/FedLGD, loss_fn.py")
-@pytest.mark.parametrize("joined", ["unselected", "always"])
-@pytest.mark.parametrize(("reduction", "weight"), [("mean", 0.3), ("sum", 0.02), ("mmd", 0.7)])
+@pytest.mark.parametrize(
+    ("joined", "reduction", "weight"),
+    [("unselected", "mean", 0.3), ("always", "sum", 0.02), ("unselected", "mmd", 0.7)],
+)
 def test_anchors_follow_algorithm_1(joined: Any, reduction: Any, weight: float) -> None:
     """Two clients, whole batches, a server with momentum, falling rates; rounds 1 and 3 are selected."""
     clients, start = [toy(5, 1), toy(9, 2)], initial_network(3)
@@ -227,7 +229,7 @@ def test_any_method_on_condensed_data_equals_the_method_on_these_sets() -> None:
     clients[1] = clients[1][clients[1].labels != 1]
     condensed = sets(clients)
     assert [len(s) for s in condensed] == [6, 4, 6, 6, 6]
-    for addons in ((), (SCAFFOLD(),), (FedProx(0.1), FedNova()), (MOON(),)):
+    for addons in ((), (MOON(), SCAFFOLD())):
         got = run_method(Condensed(**{**FEW, "refine_steps": 0}), *addons, clients=clients, rounds=3)
         want = run_method(*addons, clients=condensed, rounds=3)
         for name, value in want.server.state[FedAvg.model].items():
@@ -309,14 +311,6 @@ def test_bytes_are_counted_by_entry(joined: Any) -> None:
         assert row["up"] == {"FedAvg.samples": 5 * 8, "FedAvg.update": weights}
 
 
-@pytest.mark.parametrize("init", ["noise", "statistics"])
-def test_the_laws(init: Any, tmp_path: Path, global_rng_untouched: None) -> None:
-    def make() -> list[AddOn]:
-        return [Condensed(**FEW), Anchors(ipc=2, selected=(1, 3), steps=2, init=init), SCAFFOLD()]
-
-    assert_invariant(make, tmp_path, weights="uniform")
-
-
 def test_disabled_addon_is_not_installed() -> None:
     assert_same(run_method(Condensed(ipc=0), Anchors(ipc=0)), run_method())
     bare = FedLGD(factory=Tiny, **{**SMALL, "ipc": 0, "anchors": 0})
@@ -334,21 +328,11 @@ def test_refusals() -> None:
         FedLGD(factory={"a": Tiny, "b": Tiny}, assign=lambda k: "a")
     refused(lambda: FedLGD(factory=Tiny, personal="classifier.*"), ValueError, "Anchors needs whole models")
     refused(lambda: FedLGD(factory=Tiny, optimizer="adam"), ValueError, "Anchors needs optimizer='sgd'")
-    for kind in (Condensed, Anchors):
-        for bad in ({"ipc": -1}, {"steps": -1}, {"selected": (0,)}, {"init": "zeros"}, {"lr": 0.0}, {"momentum": 1.0}):
-            with pytest.raises(ValueError, match=next(iter(bad))):
-                kind(**bad)  # type: ignore[arg-type]
-    wrong: list[dict[str, Any]] = [{"weight": -1.0}, {"temperature": 0.0}, {"reduction": "none"}, {"joined": "never"}]
-    wrong += [{"regulariser": "l2norm"}, {"reduction": "sum", "regulariser": "mmd"}]
-    wrong += [{"temperature": 0.1, "regulariser": "mmd"}]
-    for bad in wrong:
+    for bad in ({"reduction": "sum"}, {"temperature": 0.1}):
         with pytest.raises(ValueError, match=next(iter(bad))):
-            Anchors(**bad)
+            Anchors(regulariser="mmd", **bad)  # type: ignore[arg-type]
     assert FedLGD(factory=Tiny, anchors_lr=30.0).addons[0] == Anchors(lr=30.0)
     assert FedLGD(factory=Tiny, regulariser="mmd").addons[0] == Anchors(regulariser="mmd")
-    rows = [LabeledImages(c.images, F.one_hot(c.labels, 3).float()) for c in federation()]
-    with pytest.raises(ValueError, match="Anchors needs exactly one class per image"):
-        simulate(FedLGD(factory=Tiny), rows, task=MultiLabel(3), rounds=1, progress=False)
 
 
 def test_augmentation_for_other_images_is_refused_before_round_1() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +9,11 @@ import pytest
 import torch
 
 from fl import ClientOptimizer, FedAvg, simulate
-from fl.addons import SCAFFOLD, FedExP, FedNova, FedProx
+from fl.addons import FedExP, FedNova, FedProx
 from fl.batches import Phase
 from tests.fl import quadratic
 from tests.fl.federations import Tiny, federation, images
-from tests.fl.invariances import assert_invariant, network
+from tests.fl.invariances import network
 
 
 def normalizer(steps: int, momentum: float, pull: float) -> float:
@@ -83,10 +82,6 @@ def test_phases_architectures_personal_parameters_are_normalized_apart() -> None
         runs = [simulate(FedAvg(*a, **options), clients, rounds=2, progress=False) for a in ((), (FedNova(),))]
         for name, value in runs[0].server.state[FedAvg.model].items():
             assert torch.allclose(value, runs[1].server.state[FedAvg.model][name], atol=1e-6), name
-
-
-def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_invariant(lambda: [FedNova(), FedProx(0.1), SCAFFOLD()], tmp_path)
 
 
 def test_one_number_per_tensor_is_sent() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,9 @@ from torch import nn
 
 from distillkit import LabeledImages
 from fl import FedAvg, simulate
-from fl.addons import SCAFFOLD, FedNova, FedProx, FedReg, FedSAM
-from fl.averaging.addon import AddOn
+from fl.addons import SCAFFOLD, FedNova, FedReg, FedSAM
 from tests.fl import linear
 from tests.fl.federations import Tiny, federation
-from tests.fl.invariances import assert_invariant
 from tests.fl.reference_problems import FixedBatches, assert_released, wave, waves
 
 
@@ -143,11 +140,6 @@ def test_drift_does_not_raise_the_loss_on_pseudo_images() -> None:
     simulate(FedAvg(Peek(), factory=Tiny, lr=0.1, epochs=2), federation(), rounds=2, progress=False)
     assert angles
     assert max(angles) < 1e-5
-
-
-@pytest.mark.parametrize("others", [(), (FedProx(0.1),)])
-def test_laws(tmp_path: Path, others: tuple[AddOn, ...]) -> None:
-    assert_invariant(lambda: [FedReg(iterations=2), *others], tmp_path, momentum=0.0)
 
 
 def test_sends_nothing_more_and_updates_statistics_once_a_step() -> None:

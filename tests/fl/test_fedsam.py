@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,13 @@ import torch
 from torch import nn
 
 from fl import FedAvg, Run, simulate
-from fl.addons import SCAFFOLD, FedProx, FedSAM
+from fl.addons import FedProx, FedSAM
 from fl.averaging.addon import AddOn
 from fl.batches import Phase
 from fl.networks import Networks
 from tests.fl import quadratic
 from tests.fl.federations import Tiny, federation
-from tests.fl.invariances import assert_invariant, assert_same, network
+from tests.fl.invariances import assert_same, network
 
 
 @pytest.mark.golden("FedSAM", source="Qu et al., ICML 2022, Algorithm 1")
@@ -99,10 +98,6 @@ def test_only_trained_parameters_are_perturbed() -> None:
 def test_zero_gradient_means_no_perturbation() -> None:
     run = play(FedSAM(0.5), objective=lambda logits, labels: 0.0 * logits.sum())
     assert torch.isfinite(run.server.state[FedAvg.model]["classifier.weight"]).all()
-
-
-def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_invariant(lambda: [FedSAM(), FedProx(0.1), SCAFFOLD()], tmp_path)
 
 
 def test_sends_nothing_more() -> None:

@@ -174,19 +174,6 @@ def test_sent_entries_are_counted_and_expected_entries_checked() -> None:
     assert play(Filtered(method(), Silent())).rows[0]["failed"] == {"1": "Scale.count is missing"}
 
 
-@pytest.mark.parametrize("drawn", [False, True])
-def test_laws(drawn: bool, tmp_path: Path, global_rng_untouched: None) -> None:
-    def make() -> Filtered:
-        if not drawn:
-            return Filtered(method(SCAFFOLD()), Scale(), Shift())
-        return Filtered(Tolerant(SCAFFOLD(), factory=network, batch=6), Choose())
-
-    whole = play(make(), rounds=4)
-    assert_same(whole, play(make(), rounds=4, workers=3))
-    play(make(), rounds=2, out=tmp_path)
-    assert_same(whole, play(make(), rounds=4, out=tmp_path, resume=True, workers=2))
-
-
 def test_run_with_another_filter_is_another_run(tmp_path: Path) -> None:
     play(Filtered(method(), Scale(2.0)), rounds=1, out=tmp_path)
     for other in (Filtered(method(), Scale(3.0)), Filtered(method(), Scale(2.0), Shift()), method()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from fl.addons import FineTune
 from fl.averaging.addon import AddOn
 from tests.fl import linear
 from tests.fl.federations import Tiny, federation, images
-from tests.fl.invariances import assert_invariant, assert_same
+from tests.fl.invariances import assert_same
 from tests.refused import refused
 
 
@@ -67,10 +66,6 @@ def test_client_with_test_images_only_evaluates_the_global_model() -> None:
     clients = [ClientData(images(20, 1)), ClientData(empty, images(20, 2))]
     run = simulate(FedAvg(FineTune(), factory=Tiny), clients, rounds=1, evaluate="all", progress=False)
     assert run.rows[0]["accuracy_personal"] == run.rows[0]["accuracy_clients"]
-
-
-def test_laws(tmp_path: Path) -> None:
-    assert_invariant(lambda: [FineTune()], tmp_path)
 
 
 def test_refusals() -> None:

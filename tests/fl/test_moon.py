@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from fl.addons import MOON
 from fl.averaging.addon import AddOn
 from tests.fl import linear
 from tests.fl.federations import Tiny, federation
-from tests.fl.invariances import assert_invariant, assert_same
+from tests.fl.invariances import assert_same
 from tests.refused import refused
 
 
@@ -67,10 +66,6 @@ def test_first_round_and_weight_zero_equal_the_base() -> None:
     near, base = play(MOON(1e-9), rounds=3), play(rounds=3)
     for name, value in base.server.state[FedAvg.model].items():
         assert torch.allclose(near.server.state[FedAvg.model][name], value, atol=1e-6)
-
-
-def test_laws(tmp_path: Path) -> None:
-    assert_invariant(lambda: [MOON(2.0)], tmp_path)
 
 
 def test_sends_nothing_more_than_fedavg() -> None:

@@ -18,7 +18,7 @@ from fl.averaging.optimizer import load_state, saved_state
 from fl.batches import Phase
 from tests.fl import linear
 from tests.fl.federations import Tiny, federation
-from tests.fl.invariances import assert_invariant, assert_same
+from tests.fl.invariances import assert_same
 
 
 @pytest.mark.parametrize("participation", [1.0, 2])
@@ -86,11 +86,6 @@ def test_every_phase_has_its_own_state() -> None:
             optimizer.step()
     for name, value in net.state_dict().items():
         assert torch.allclose(run.server.state[FedAvg.model][name], value, atol=1e-5), name
-
-
-@pytest.mark.parametrize("kind", ["sgd", "adam"])
-def test_the_laws(kind: Any, tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_invariant(lambda: [FedProx(0.1), Ditto()], tmp_path, optimizer=ClientOptimizer(kind, state="client"))
 
 
 def test_nothing_more_is_sent_and_the_default_keeps_nothing(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from fl.averaging.addon import AddOn
 from fl.batches import Batch, Phase
 from tests.fl import quadratic
 from tests.fl.federations import Tiny, federation
-from tests.fl.invariances import assert_invariant, network
+from tests.fl.invariances import network
 
 
 class Zapped(AddOn):
@@ -104,10 +103,6 @@ def test_server_lr_scales_the_step() -> None:
     moved = quadratic.weights(whole) - quadratic.START
     assert quadratic.weights(half) - quadratic.START == pytest.approx(moved / 2, abs=1e-6)
     assert variates(half) == pytest.approx(variates(whole))
-
-
-def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_invariant(lambda: [SCAFFOLD(), FedProx(0.1)], tmp_path)
 
 
 def test_variates_travel_for_parameters_and_double_the_traffic() -> None:

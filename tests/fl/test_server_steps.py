@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,11 @@ import pytest
 import torch
 
 from fl import FedAvg, Run, ServerAdaptive, simulate
-from fl.addons import FedAdagrad, FedAdam, FedAvgM, FedNova, FedProx, FedYogi
+from fl.addons import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fl.averaging.addon import AddOn
 from tests.fl import quadratic
 from tests.fl.federations import Tiny, federation
-from tests.fl.invariances import assert_invariant, assert_same, network, tensors
+from tests.fl.invariances import assert_same, network, tensors
 from tests.refused import refused
 
 Vector = Any
@@ -95,11 +94,6 @@ def test_large_tau_gives_the_mean_change(kind: Any) -> None:
     ]
     for name, value in runs[0].server.state[FedAvg.model].items():
         assert torch.allclose(value, runs[1].server.state[FedAvg.model][name], atol=1e-5), name
-
-
-@pytest.mark.parametrize("addon", [FedAvgM(), FedAdagrad(), FedAdam(), FedYogi()], ids=lambda a: a.name)
-def test_laws(addon: AddOn, tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_invariant(lambda: [addon, FedProx(0.1), FedNova()], tmp_path)
 
 
 def test_nothing_more_is_sent_and_buffers_are_averaged() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from fl import FedAvg, MultiLabel, Run, simulate
 from fl.addons import SCAFFOLD, FedDF, SharedPool
 from fl.methods import ClippedCrossEntropy
 from tests.fl.federations import Tiny, federation, images
-from tests.fl.invariances import assert_invariant
 from tests.fl.test_single_image import CLIENTS, LEVEL, START, Scaled, by_hand, constant
 
 PICTURES = (255 * torch.rand(14, 1, 4, 4, generator=derive(4))).round().to(torch.uint8)
@@ -101,10 +99,6 @@ def test_pool_is_sent_once_and_then_indices_and_logits() -> None:
         if number == 1:
             down["SharedPool.picture"] = 5 * 14 * 16
         assert (row["up"], row["down"], row["failed"]) == (up, down, {})
-
-
-def test_the_laws(tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_invariant(lambda: [SharedPool(PICTURES, **SMALL, rate=0.5)], tmp_path)
 
 
 def test_refusals() -> None:

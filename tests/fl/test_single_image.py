@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,14 @@ from distillkit import LabeledImages, Normalization
 from distillkit.generate import Patches
 from distillkit.rng import derive
 from distillkit.select import prune_by_confidence, select
-from fl import FedAvg, MultiLabel, NoUsableReply, Run, simulate
+from fl import FedAvg, NoUsableReply, Run, simulate
 from fl.addons import SCAFFOLD, FedAvgM, FedDF, FedProx, SharedImage
 from fl.addons._crops import Crops, View
 from fl.addons._distill import distill, falling_steps, starts_from_average
 from fl.averaging.addon import AddOn
 from fl.methods import ClippedCrossEntropy, SingleImage
 from tests.fl.federations import Tiny, federation, images
-from tests.fl.invariances import assert_invariant, assert_same
+from tests.fl.invariances import assert_same
 from tests.refused import refused
 
 PHOTO = torch.rand(1, 24, 30, generator=derive(0))
@@ -103,9 +102,15 @@ def constant(x: float, label: int, count: int) -> LabeledImages:
 @pytest.mark.golden(
     "SharedImage", "SingleImage", source="Soni, Saeed and Asano, 2024, Algorithm 1; the release's strategy/fed_df.py"
 )
-@pytest.mark.parametrize("clip", [None, 2.5])
-@pytest.mark.parametrize("scales", [{"": 1.0}, {"a": 1.0, "b": 3.0}])
-@pytest.mark.parametrize("mu", [0.0, 0.7])
+@pytest.mark.parametrize(
+    ("clip", "scales", "mu"),
+    [
+        (None, {"": 1.0}, 0.7),
+        (2.5, {"": 1.0}, 0.0),
+        (None, {"a": 1.0, "b": 3.0}, 0.0),
+        (2.5, {"a": 1.0, "b": 3.0}, 0.7),
+    ],
+)
 def test_three_rounds_equal_those_computed_by_hand(clip: float | None, scales: dict[str, float], mu: float) -> None:
     """Rounds 1 and 2 start from the average (rate 1/2), round 3 from the server's own weights."""
     who = ["", "", ""] if "" in scales else ["a", "b", "a"]
@@ -302,10 +307,6 @@ def test_schedule_of_table_4_equals_the_release() -> None:
 # Properties of every add-on, and refusals.
 
 
-def test_results_are_bitwise_equal_with_workers_and_interruptions(tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_invariant(lambda: [SharedImage(PHOTO, **SMALL, rate=0.5), FedProx(0.1)], tmp_path)
-
-
 @dataclass(frozen=True)
 class Stubborn(AddOn):
     """Client 1 sends weights in every round, or nothing at all."""
@@ -362,14 +363,7 @@ def test_defaults_are_the_papers_setting() -> None:
     ("options", "error"),
     [
         ({"keep": 15}, "keep must be at most 14"),
-        ({"rate": 1.2}, "rate must be"),
-        ({"warm_rounds": -1}, "warm_rounds must be at least 0"),
-        ({"steps": 0}, "steps must be at least 1"),
         ({"least_steps": 4}, "least_steps must be at most 3"),
-        ({"batch": 0}, "batch must be at least 1"),
-        ({"lr": 0.0}, "lr must be greater than 0"),
-        ({"clip": 0.0}, "clip must be greater than 0"),
-        ({"returns": "first"}, "returns must be one of"),
         ({"crops": {"shear": 90.0}}, "shear must be less than 90"),
     ],
 )
@@ -403,5 +397,3 @@ def test_images_of_another_space_are_refused() -> None:
                 clients=[data], factory=lambda k, d=flat: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(d, k))
             )
     refused(lambda: play(shared={"returns": "best"}), ValueError, "returns='best' needs server_data")
-    rows = LabeledImages(torch.zeros(6, 1, 4, 4), torch.ones(6, 3), num_classes=3)
-    refused(lambda: play(clients=[rows], simulation={"task": MultiLabel(3)}), ValueError, "SharedImage")
