@@ -90,6 +90,7 @@ def test_grid_shows_every_class_in_its_row() -> None:
         cell = shown[row * h + 1 : row * h + 5, column * h + 1 : column * h + 5]
         assert torch.allclose(cell, data.images[index, 0].unsqueeze(2).expand(-1, -1, 3))
     assert bool((shown[h : 2 * h] == 1).all())  # nobody is of class 1
+    assert torch.equal(shown[0, :h], torch.full((h, 3), 0.85))  # the frame
     names = [t.get_text() for t in plot.grid(data, classes=["x", "y", "z"]).axes[0].get_yticklabels()]
     assert names == ["x", "y", "z"]
 
@@ -120,7 +121,7 @@ def test_real_images_are_left_of_synthetic_ones() -> None:
     ticks = dict(
         zip(figure.axes[0].get_xticks(), [t.get_text() for t in figure.axes[0].get_xticklabels()], strict=True)
     )
-    assert [ticks[x] for x in sorted(ticks)] == ["real", "synthetic"]
+    assert ticks == {9: "real", 18 + 4 + 9: "synthetic"}
 
 
 def test_selection_shows_each_part_on_its_side() -> None:
