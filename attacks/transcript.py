@@ -92,14 +92,14 @@ def read_transcript(folder: str | os.PathLike[str]) -> Iterator[TranscriptMessag
         Each message, with its tensors on the CPU. Only one message is read into memory at a time.
 
     Raises:
-        TypeError: `folder` is not a path.
+        TypeError, ValueError: `folder` is not a path.
+        NotADirectoryError: `folder` is a file.
         NoTranscript: the folder does not exist or has no messages. The call raises this error before the iteration
             begins.
         DamagedTranscript: a message is damaged. The error is raised when the iteration reaches the message.
     """
-    check.instance(folder, str | os.PathLike, "folder", "the path of a run's folder")
-    at = Path(folder) / "transcript"
-    if not Path(folder).is_dir():
+    at = check.folder(folder, "folder") / "transcript"
+    if not at.parent.is_dir():
         raise NoTranscript(f"folder must be the folder of a run, but {folder} does not exist")
     rounds = sorted((int(p.name), p) for p in at.glob("*") if p.is_dir() and p.name.isdecimal())
     found = []

@@ -270,6 +270,8 @@ def value_parts(value: Value) -> Iterator[tuple[str, Tensor | float]]:
         yield from value.columns.items()
     elif isinstance(value, Tensor | float | int):
         yield "", value
+    elif not isinstance(value, str):
+        raise TypeError(f"value must be an entry's value: tensors, a set, a number or text; got {type(value).__name__}")
 
 
 def _check_range(

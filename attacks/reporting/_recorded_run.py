@@ -157,11 +157,12 @@ def open_run(folder: str | os.PathLike[str]) -> RecordedRun:
             may have executed a federated method or made a distilled set.
 
     Raises:
-        TypeError: `folder` is not a path.
+        TypeError, ValueError: `folder` is not a path.
+        NotADirectoryError: `folder` is a file.
         NoRun: the folder does not contain a run.
         DamagedRun: a file cannot be read.
     """
-    path = Path(check.instance(folder, str | os.PathLike, "folder", "the path of a run's folder"))
+    path = check.folder(folder, "folder")
     if not (path / "config.json").is_file():
         raise NoRun(f"{path} holds no run (no config.json): give the out= folder of simulate, or of one run of a study")
     [config] = _objects(path / "config.json")

@@ -214,7 +214,7 @@ def test_shadows_are_run_and_evaluated(runs: Path, tmp_path: Path) -> None:
 def test_refusals(runs: Path, tmp_path: Path) -> None:
     refused(lambda: report(tmp_path), NoRun, r"no config.json\): give the out= folder")
     for odd in (None, 3):
-        with pytest.raises(TypeError, match="folder must be the path"):
+        with pytest.raises(TypeError, match="folder must be a path"):
             report(odd)  # type: ignore[arg-type]
     smaller = LabeledImages(torch.rand(30, 1, 8, 8), torch.arange(30) % 10, num_classes=10)
     with pytest.raises(IncompatibleImages, match=r"members must have the shape .*\[1, 16, 16\], got \[1, 8, 8\]: load"):

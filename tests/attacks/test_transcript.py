@@ -132,7 +132,9 @@ def test_valid_file_with_unknown_entries_is_refused(forms: object, why: str, tmp
 
 def test_folder_without_messages_explains_how_to_keep_them(tmp_path: Path) -> None:
     for odd in (None, 3, b"run", [tmp_path]):
-        with pytest.raises(TypeError, match="folder must be the path"):
+        with pytest.raises(TypeError, match="folder must be a path"):
             read_transcript(odd)  # type: ignore[arg-type]
     refused(lambda: read_transcript(tmp_path / "nowhere"), NoTranscript, "does not exist")
     refused(lambda: read_transcript(tmp_path), NoTranscript, "transcript=True")
+    (tmp_path / "file").touch()
+    refused(lambda: read_transcript(tmp_path / "file"), NotADirectoryError, "folder must be a folder, but .* is a file")

@@ -30,6 +30,7 @@ import torch
 
 from distillkit._utils.files import write_atomically
 from distillkit._utils.provenance import git_commit
+from distillkit._utils.tables import NONE, Table
 from tests.benchmarks import peers
 from tests.benchmarks.table import processor
 
@@ -69,35 +70,33 @@ def tried(way: Way, rounds: int, cohort: int) -> tuple[peers.Rounds, str]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Return a record as a Markdown table; ratios are those of medians over all rounds."""
-    said = [
-        "| engine | version | rounds | replies | wall s per round | range | ratio to plain loop | CPU ratio |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
+    """Return a record as a table; ratios are those of medians over all rounds."""
+    header = ("engine", "version", "rounds", "replies", "wall s per round", "range", "ratio to plain loop", "CPU ratio")
+    cells = []
     rows = {name: [row for row in record["rows"] if row["way"] == name] for name in record["ways"]}
     base = rows["plain loop"]
     for name, own in rows.items():
-        shipped = ", ".join(f"{p} {record['versions'][p]}" for p in PACKAGES.get(name, ()))
+        shipped = ", ".join(f"{p} {record['versions'][p]}" for p in PACKAGES.get(name, ())) or NONE
         if not own or not base:
-            said.append(f"| {name} | {shipped or '–'} | – | – | – | – | – | – |")
+            cells.append((name, shipped, *[NONE] * 6))
             continue
         wall, cpu = [row["wall"] for row in own], [row["cpu"] for row in own]
         of = statistics.median(wall) / statistics.median(row["wall"] for row in base)
-        worked = "–" if None in cpu else f"{statistics.median(cpu) / statistics.median(r['cpu'] for r in base):.2f}"
+        worked = NONE if None in cpu else f"{statistics.median(cpu) / statistics.median(r['cpu'] for r in base):.2f}"
         target = record["targets"].get(name)
         ratio = f"{of:.2f}" if target is None else f"{of:.2f} (target {target:.2f})"
         ratio = f"**{ratio}, missed**" if target is not None and of > target else ratio
-        seconds = f"{statistics.median(wall):.2f} | {min(wall):.2f} to {max(wall):.2f}"
+        seconds = f"{statistics.median(wall):.2f}", f"{min(wall):.2f} to {max(wall):.2f}"
         replies = sum(row["replies"] for row in own)
-        said.append(f"| {name} | {shipped or '–'} | {len(own)} | {replies:,} | {seconds} | {ratio} | {worked} |")
-    said += [""] * bool(record["failed"]) + [f"{name}: {why}." for name, why in record["failed"].items()]
+        cells.append((name, shipped, str(len(own)), f"{replies:,}", *seconds, ratio, worked))
+    notes = [f"{name}: {why}." for name, why in record["failed"].items()]
     if record.get("parts"):
         of_it = ", ".join(f"{part} {ms:.1f}" for part, ms in record["parts"].items())
-        said += ["", f"CPU milliseconds per client of our engine, by thread, in profiled rounds: {of_it}."]
+        notes.append(f"CPU milliseconds per client of our engine, by thread, in profiled rounds: {of_it}.")
     where = f"{record['processor']}, {record['cores']} cores, PyTorch {record['versions']['torch']}"
     shape = f"{record['users']:,} users of {record['images']} images, {record['cohort']} in a round"
     of = f"`{record['command']}` at commit {record['commit']}, {record['when']}"
-    return "\n".join([f"{of}, in {record['seconds']:.0f} s: {where}; {shape}.", "", *said])
+    return f"{of}, in {record['seconds']:.0f} s: {where}; {shape}.\n\n{Table(header, cells, notes=notes)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from distillkit._utils.tables import markdown_table
 from distillkit.networks import CifarResNet, ConvNet, build
 from distillkit.privacy import PrivateGradient, Secret, per_example_gradients
 from distillkit.rng import derive
@@ -47,7 +48,7 @@ def resnet18() -> nn.Module:
     return resnet18(num_classes=CLASSES, norm_layer=lambda channels: nn.GroupNorm(8, channels))
 
 
-def measure(name: str, model: nn.Module, batch: int, rounds: int) -> None:
+def measure(name: str, model: nn.Module, batch: int, rounds: int) -> Sequence[str]:
     images, labels = torch.randn(batch, *SHAPE, generator=derive(0)), torch.arange(batch) % CLASSES
     parameters = list(model.train().parameters())
 
@@ -81,8 +82,8 @@ def measure(name: str, model: nn.Module, batch: int, rounds: int) -> None:
     medians = {way: statistics.median(times) for way, times in taken.items()}
     usual = min(medians["16"], medians["all"])
     clipped, noised = medians["clipped"], medians["noised"]
-    ratios = f"{clipped:.3f} | {clipped / usual:.2f} | {noised:.3f} | {noised / usual:.2f}"
-    print(f"| {name} | {usual:.3f} | {ratios} | {capture:.2f} |", flush=True)
+    ratios = f"{clipped:.3f}", f"{clipped / usual:.2f}", f"{noised:.3f}", f"{noised / usual:.2f}"
+    return (name, f"{usual:.3f}", *ratios, f"{capture:.2f}")
 
 
 def main() -> None:
@@ -92,17 +93,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, batch {options.batch}, one thread")
-    print(
-        "| network | ordinary step | clipped and summed | ratio | with noise | ratio | capture |\n" + "|---" * 7 + "|"
-    )
     torch.manual_seed(0)
-    for name, factory in (
-        ("ConvNet-3, width 64", convnet),
-        ("CifarResNet-20, group norm", cifar_resnet),
-        ("ViT, 4 layers of width 64", vit),
-        ("torchvision's ResNet-18, group norm", resnet18),
-    ):
-        measure(name, factory(), options.batch, options.rounds)
+    networks = {
+        "ConvNet-3, width 64": convnet, "CifarResNet-20, group norm": cifar_resnet, "ViT, 4 layers of width 64": vit,
+        "torchvision's ResNet-18, group norm": resnet18,
+    }  # fmt: skip
+    cells = [measure(name, factory(), options.batch, options.rounds) for name, factory in networks.items()]
+    header = ("network", "ordinary step", "clipped and summed", "ratio", "with noise", "ratio", "capture")
+    print(markdown_table(header, cells))
 
 
 if __name__ == "__main__":

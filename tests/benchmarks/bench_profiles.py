@@ -33,6 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from distillkit._utils.files import write_atomically
 from distillkit._utils.provenance import git_commit
+from distillkit._utils.tables import NONE, markdown_table
 from tests.benchmarks.table import apart, processor
 
 ROOT = Path(__file__).parents[2]
@@ -173,28 +174,26 @@ def shared(seconds: Mapping[str, float], whole: float) -> dict[str, float]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Return a record as Markdown: convolutions and matrix products together, then each kind above a twentieth."""
-    said = [
-        "| example, method | CPU s (profiled) | convolution and matrix products | above 5 % | rest |",
-        "|---|---:|---:|---|---:|",
-    ]
+    """Return a record as a table: convolutions and matrix products together, then each kind above a twentieth."""
+    header, lines = ("example, method", "CPU s (profiled)", "convolution and matrix products", "above 5 %", "rest"), []
     for row in record["rows"]:
         both = sum(row["shares"].get(name, 0.0) for name in ("convolution", "matrix product"))
         large = {
             name: share for name, share in row["shares"].items()
             if share > LIMIT and name not in ("convolution", "matrix product")
         }  # fmt: skip
-        cells = ", ".join(f"{name} {100 * share:.0f} %" for name, share in large.items()) or "–"
+        cells = ", ".join(f"{name} {100 * share:.0f} %" for name, share in large.items()) or NONE
         rest = 100 * (1 - both - sum(large.values()))
         name = f"`{row['example']}`, {row['method']} on {row['task']}"
         took = f"{row['cpu_seconds']:.1f} ({row['profiled_seconds']:.1f})"
-        said.append(f"| {name} | {took} | {100 * both:.0f} % | {cells} | {rest:.0f} % |")
+        lines.append((name, took, f"{100 * both:.0f} %", cells, f"{rest:.0f} %"))
     where = f"{record['processor']}, PyTorch {record['torch']}"
     commits = ", ".join(dict.fromkeys(str(row["commit"]) for row in record["rows"]))
     much = {n for row in record["rows"] for n, share in row["shares"].items() if share > LIMIT}
-    said += ["", *(f"- {name}: {why}." for name, why in WHY.items() if name in much)]
+    said = [f"- {name}: {why}." for name, why in WHY.items() if name in much]
     said += [f"- {name}: not examined." for name in sorted(much - {"convolution", "matrix product", *WHY})]
-    return "\n".join([f"`{record['command']}` at commit {commits}, {record['when']}: {where}.", "", *said])
+    head = f"`{record['command']}` at commit {commits}, {record['when']}: {where}."
+    return "\n".join([head, "", markdown_table(header, lines), "", *said])
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:

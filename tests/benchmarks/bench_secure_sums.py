@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from distillkit import LabeledImages
+from distillkit._utils.tables import markdown_table
 from distillkit.normalization import IDENTITY
 from fl import Client, FedAvg, Filtered, Keyring, Message, Method, SecureSums, simulate
 
@@ -52,8 +53,7 @@ def main() -> None:
     torch.set_num_threads(1)
     given = [int(a) for a in sys.argv[1:]]
     cases = list(zip(given[::2], given[1::2])) or CASES
-    print("| clients | weights | sums | CPU s a client | CPU s server | MB up a client | MB down a client |")
-    print("|---:|---:|---|---:|---:|---:|---:|")
+    header, cells = ["clients", "weights", "sums", "CPU s a client", "CPU s server", "MB up", "MB down"], []
     for clients, weights in cases:
         one = LabeledImages(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]), num_classes=2, normalization=IDENTITY)
         with methods(clients, weights) as made:
@@ -63,11 +63,10 @@ def main() -> None:
                     sum(row[key] for row in rows) / len(rows)
                     for key in ("client_seconds", "server_seconds", "bytes_up", "bytes_down")
                 )
-                print(
-                    f"| {clients} | {weights:,} | {name} | {client / clients:.4f} | {server:.4f} | "
-                    f"{up / clients / 1e6:.3f} | {down / clients / 1e6:.3f} |",
-                    flush=True,
-                )
+                seconds = f"{client / clients:.4f}", f"{server:.4f}"
+                sent = f"{up / clients / 1e6:.3f}", f"{down / clients / 1e6:.3f}"
+                cells.append((str(clients), f"{weights:,}", name, *seconds, *sent))
+    print(markdown_table(header, cells, left=3))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import nn
+
+from distillkit import LabeledImages
+from distillkit.rng import derive
 from fl import FedAvg, simulate
-from tests.benchmarks.bench_cohort import eight, network
 from tests.benchmarks.clients import Clients
 from tests.benchmarks.clock import now, since
 from tests.benchmarks.race import Result
@@ -27,6 +31,18 @@ GROWING: dict[str, Sequence[Any]] = {
     "width": (32, 64, 128),
 }
 """Of a step of distribution matching, the others as in `BASE`."""
+
+
+def eight(number: int) -> LabeledImages:
+    """Return random images of a client."""
+    generator = derive(number)
+    images = torch.rand(8, 1, 28, 28, generator=generator)
+    return LabeledImages(images, torch.randint(10, (8,), generator=generator), num_classes=10)
+
+
+def network(outputs: int) -> nn.Module:
+    """Return a network with a quarter of a million weights."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 315), nn.ReLU(), nn.Linear(315, outputs))
 
 
 def a_round(clients: int, rounds: int) -> float:
