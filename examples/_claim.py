@@ -1,14 +1,16 @@
-"""Claim of a paper that `claims.py` tests."""
+"""Claim of a paper that `claims.py` tests, and the description of the study that tests it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from distillkit.study import Candidate, Records, Task
+from distillkit.serialization import to_config
+from distillkit.study import Candidate, Records, Study, Task
 
-__all__ = ["Claim"]
+__all__ = ["Claim", "described"]
 
 
 @dataclass(frozen=True)
@@ -43,3 +45,31 @@ class Claim:
         """Return this claim with the candidates that measure more, on the task for the measurements."""
         task = self.measured_task or self.tasks[0]
         return replace(self, candidates=dict(self.measured or {}), tasks=(task,), describe=None)
+
+
+def described(study: Study, task: str, methods: Sequence[str], extend: Mapping[str, int]) -> dict[str, Any]:
+    """Return a JSON value with everything on which the runs of some candidates on a task depend.
+
+    Args:
+        study: the study. The code of the candidates' functions is not described: the commit fixes it.
+        task, methods: names of the task and of the candidates.
+        extend: largest number of extensions of the searches, by setting.
+    """
+    design = study.design
+    named = {name: design.candidates[name] for name in methods}
+    candidates = {
+        name: {
+            "candidate": to_config(one.for_record()),
+            "settings": {key: to_config(value) for key, value in one.settings.items()},
+            "search": [{key: to_config(value) for key, value in settings.items()} for settings in one.search],
+            "like": one.like,
+            "rule": one.rule,
+        }
+        for name, one in named.items()
+    }
+    content = {
+        "rule": study.rule, "late_rounds": study.late_rounds, "extend": dict(extend),
+        "tune_seeds": list(design.tune_seeds), "task": to_config(design.tasks[task]), "candidates": candidates,
+        "seeds": list(design.seeds),
+    }  # fmt: skip
+    return dict(json.loads(json.dumps(content)))

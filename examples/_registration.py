@@ -9,28 +9,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distillkit.serialization import to_config
-from distillkit.study import PowerAnalysis, Record, Study, paired_differences, read_records
+from distillkit.study import PowerAnalysis, Record, paired_differences, read_records
 
-__all__ = ["Design", "described", "read_design", "used_seeds"]
+__all__ = ["Design", "read_design", "used_seeds"]
 
 VERDICTS = (
     "shown: the whole confidence interval of the mean difference is above 0; refuted: otherwise, the whole interval is "
     "below the stated effect; not shown: otherwise"
 )
-"""Rule for the verdict. It is written into every design."""
+"""Rule for the verdict, in every design."""
 
 
 @dataclass(frozen=True)
 class Design:
-    """Design of a comparison that tests a claim, fixed in a file before the first run. It prints as Markdown.
+    """Design of a comparison that tests a claim, fixed in a file before the first run; prints as Markdown.
 
     Attributes:
         claim: the claim as a sentence.
         method, base: names of the candidate and the baseline.
         power: power analysis of the pilot runs. Its column, effect and level define the test.
         used_seeds: seeds of earlier runs, which the study must not use again.
-        study: description of the study; see `described`.
+        study: description of the study; see `_claim.described`.
     """
 
     claim: str
@@ -62,20 +61,14 @@ class Design:
         No interval is shown before both candidates have a result for every seed.
         """
         power, total = self.power, len(self.seeds)
-        compared = [
-            r for r in records
-            if (r.task, r.method in (self.base, self.method), r.seed in self.seeds) == (self.task, True, True)
-            and r.last(power.column) is not None
-        ]  # fmt: skip
-        pairs = {r.seed for r in compared if r.method == self.base} & {
-            r.seed for r in compared if r.method != self.base
-        }
+        own = [r for r in records if r.task == self.task and r.seed in self.seeds]
+        compared = [r for r in own if r.method in (self.base, self.method) and r.last(power.column) is not None]
+        pairs = set.intersection(*({r.seed for r in compared if r.method == n} for n in (self.base, self.method)))
         if len(pairs) < total:
             return f"Unfinished: {len(pairs)} of {total} seeds have a result. No interval is shown before."
         [row] = paired_differences(compared, self.base, confidence=1 - power.level, column=power.column).rows
-        mean, low, high, effect = (
-            f"{100 * v:+.1f}" for v in (row["difference"], row["low"], row["high"], power.effect)
-        )
+        values = row["difference"], row["low"], row["high"], power.effect
+        mean, low, high, effect = (f"{100 * v:+.1f}" for v in values)
         verdict = "Shown" if row["low"] > 0 else "Refuted" if row["high"] < power.effect else "Not shown"
         reason = f" The stated effect of {effect} points is above the interval." if row["high"] < power.effect else ""
         if verdict == "Not shown":
@@ -89,7 +82,12 @@ class Design:
         """Check that a study has this design, and that the design's file is committed."""
         if changed := [key for key in {**self.study, **study} if study.get(key) != self.study.get(key)]:
             raise ValueError(f"the study must have the design in {path}, but differs in {', '.join(changed)}")
-        if not _is_committed(path):
+
+        def git(*words: str) -> str:
+            command, folder = ["git", *words, "--", path.name], path.resolve().parent
+            return subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8").stdout
+
+        if not git("ls-files") or git("status", "--porcelain"):
             raise ValueError(f"{path} must be committed before the first run: git add it, and git commit")
 
     def content(self) -> dict[str, Any]:
@@ -117,34 +115,6 @@ class Design:
         return "\n".join([f"**Claim:** {self.claim}", "", *lines])
 
 
-def described(study: Study, task: str, methods: Sequence[str], extend: Mapping[str, int]) -> dict[str, Any]:
-    """Return a JSON value with everything on which the runs of some candidates on a task depend.
-
-    Args:
-        study: the study. The code of the candidates' functions is not described: the commit fixes it.
-        task, methods: names of the task and of the candidates.
-        extend: largest number of extensions of the searches, by setting.
-    """
-    design = study.design
-    named = {name: design.candidates[name] for name in methods}
-    candidates = {
-        name: {
-            "candidate": to_config(one.for_record()),
-            "settings": {key: to_config(value) for key, value in one.settings.items()},
-            "search": [{key: to_config(value) for key, value in settings.items()} for settings in one.search],
-            "like": one.like,
-            "rule": one.rule,
-        }
-        for name, one in named.items()
-    }
-    content = {
-        "rule": study.rule, "late_rounds": study.late_rounds, "extend": dict(extend),
-        "tune_seeds": list(design.tune_seeds), "task": to_config(design.tasks[task]), "candidates": candidates,
-        "seeds": list(design.seeds),
-    }  # fmt: skip
-    return dict(json.loads(json.dumps(content)))
-
-
 def read_design(path: Path) -> Design:
     """Read a registered design.
 
@@ -152,10 +122,9 @@ def read_design(path: Path) -> Design:
         ValueError: the file was changed by hand, or has another rule for the verdict.
     """
     content = json.loads(path.read_text(encoding="utf-8"))
-    given = content["power"]
+    given, names = content["power"], (content["claim"], content["method"], content["base"])
     pilot = {int(seed): value for seed, value in given["differences"].items()}
     power = PowerAnalysis(pilot, given["effect"], given["power"], given["level"], given["column"])
-    names = (content["claim"], content["method"], content["base"])
     design = Design(*names, power, tuple(content["used_seeds"]), content["study"])
     if design.content() != content:
         raise ValueError(f"{path} is damaged: its verdicts or power do not follow from this version or its pilot runs")
@@ -179,13 +148,3 @@ def _search(config: Mapping[str, Any]) -> str:
     always = ", ".join(f"{k}={v}" for k, v in config["settings"].items())
     number = f"{len(words)} configuration{'s' if len(words) > 1 else ''}"
     return f"{'; '.join(words)} ({number}{f', always with {always}' if always else ''})"
-
-
-def _is_committed(path: Path) -> bool:
-    """Return whether a file is in a git repository and has no uncommitted changes."""
-
-    def git(*words: str) -> str:
-        where = path.resolve().parent
-        return subprocess.run(["git", *words, "--", path.name], cwd=where, capture_output=True, encoding="utf-8").stdout
-
-    return bool(git("ls-files")) and not git("status", "--porcelain")

@@ -20,22 +20,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from _claim import described
 from _claims import CLAIMS as ON_IMAGES
 from _claims_condensed import CLAIMS as CONDENSED
 from _data import refuse_unused
 from _extension import extended
 from _files import write_file
 from _options import command_line, parse_arguments
-from _registration import Design, described, read_design, used_seeds
+from _registration import Design, read_design, used_seeds
 from _run_study import UNFINISHED, run_study
-from distillkit.study import (
-    Records,
-    Study,
-    paired_differences,
-    power_analysis,
-    read_records,
-    summary_table,
-)
+from distillkit.study import Records, Study, paired_differences, power_analysis, read_records, summary_table
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 CLAIMS = ON_IMAGES | CONDENSED
@@ -107,8 +101,8 @@ def main(words: list[str] | None = None) -> None:
                 return shown
         elif len(seeds) >= len(PILOT):
             shown.append(power_analysis(records, candidate, base, effect=claim.effect, column="accuracy_late"))
-        described = [] if claim.describe is None else [claim.describe(records)]
-        return [*shown, paired_differences(records, base, column="accuracy_late"), *described]
+        more = [] if claim.describe is None else [claim.describe(records)]
+        return [*shown, paired_differences(records, base, column="accuracy_late"), *more]
 
     run_study(study, o, tables, claim=None if registered is None else str(registered))
 

@@ -27,7 +27,7 @@ def test_examples_exist() -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_examples_contain_no_plumbing(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= (200 if path.name.startswith("_") else 150)
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 150
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
