@@ -1,4 +1,4 @@
-"""The study requested by an example's command line, without running it."""
+"""The studies requested by an example's command line, without running them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from types import ModuleType
 
 import pytest
 
-from distillkit.study import Study
+from distillkit.study import Records, Study
 
-__all__ = ["requested_study"]
+__all__ = ["requested_studies", "requested_study"]
 
 
 class RequestedStudy(Exception):
@@ -28,3 +28,13 @@ def requested_study(script: ModuleType, patch: pytest.MonkeyPatch, *words: objec
         with pytest.raises(RequestedStudy):
             script.main(list(map(str, words)))
     return studies[0]
+
+
+def requested_studies(script: ModuleType, patch: pytest.MonkeyPatch, *words: str) -> list[Study]:
+    """Return all studies that this command line requests, without running them; none has a record."""
+    studies: list[Study] = []
+    with patch.context() as inside:
+        inside.setattr(script, "require_data", lambda tasks: None, raising=False)
+        inside.setattr(script, "run_study", lambda study, *_, **__: studies.append(study) or Records([]))
+        script.main(list(words))
+    return studies

@@ -9,9 +9,10 @@ from types import ModuleType
 import pytest
 
 from distillkit.privacy import Ledger
-from distillkit.study import Records, Study, read_records
+from distillkit.study import read_records
 from tests.distillkit.study.sample_records import search_sizes
 from tests.examples.image_folder import folder
+from tests.examples.studies import requested_studies, requested_study
 
 
 def play(module: ModuleType, out: Path, *more: str) -> None:
@@ -47,45 +48,26 @@ def test_every_private_row_has_the_requested_epsilon(
 def test_searches_are_equal_at_every_epsilon_on_public_images(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    studies: list[Study] = []
-    monkeypatch.setattr(script, "run_study", lambda study, *_: studies.append(study))
-    script.main(["--dp", *script.TITLES, "--epsilon", "8", "2", "--dataset", "mnist", "--split", "iid"])
-    study = studies[-1]
-    assert (list(study.design.tasks), study.num_configurations, len(study.design.candidates)) == (
-        ["mnist-iid"],
-        6,
-        2 * 8 + 1,
+    study = requested_study(
+        script, monkeypatch, "--dp", *script.TITLES, "--epsilon", 8, 2, "--dataset", "mnist", "--split", "iid"
     )
+    found = list(study.design.tasks), study.num_configurations, len(study.design.candidates)
+    assert found == (["mnist-iid"], 6, 2 * 8 + 1)
     assert {candidate.like for candidate in study.design.candidates.values()} == {None}
     assert study.design.tune_on is not None
     assert study.design.tune_on.data.args[0] == "usps"  # type: ignore[union-attr]
-    script.main(["--dp", "none"])
-    assert set(studies[-1].design.candidates) == {"FedAvg", "FedProx", "SCAFFOLD", "FedDM"}
+    none = requested_study(script, monkeypatch, "--dp", "none")
+    assert set(none.design.candidates) == {"FedAvg", "FedProx", "SCAFFOLD", "FedDM"}
 
 
 def test_dp_sgd_steps_respect_the_record_limit(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    studies: list[Study] = []
-    monkeypatch.setattr(script, "run_study", lambda study, *_: studies.append(study))
-    script.main(["--dp", "class_means"])
-    candidate, task = (
-        studies[0].design.candidates["FedAvg with DP-SGD, epsilon 8"],
-        studies[0].design.tasks["digits-dirichlet"],
-    )
+    design = requested_study(script, monkeypatch, "--dp", "class_means").design
+    candidate, task = design.candidates["FedAvg with DP-SGD, epsilon 8"], design.tasks["digits-dirichlet"]
     for dataset, rate, size in (("digits", 0.5, 143), ("mnist", 120 / 6000, 6000)):
         renamed = type(task)(f"{dataset}-iid", task.data, task.partition, factory_options=task.factory_options)
         made = candidate.build(renamed, task.load(), dict(candidate.search[1]))
         [dp] = made.addons
         assert (dp.rate, dp.size) == (rate, size)
-
-
-def requested_studies(module: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str) -> list[Study]:
-    """Return the studies that a command requests, without running them."""
-    studies: list[Study] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "require_data", lambda tasks: None)
-        patch.setattr(module, "run_study", lambda study, *_, **__: studies.append(study) or Records([]))
-        module.main(list(words))
-    return studies
 
 
 @pytest.mark.parametrize("preset", ["cpu", "paper"])
@@ -96,11 +78,8 @@ def test_claim_has_three_seeds_and_equal_searches_and_the_rest_one_seed(
     assert [study.out.name for study in studies] == ["mnist", "mnist-more", "cifar10", "cifar10-more"]
     for claim, more in zip(studies[::2], studies[1::2]):
         assert [name.split("-")[1] for name in claim.design.tasks] == ["dirichlet0.01"]
-        assert (list(claim.design.candidates), claim.num_configurations, claim.design.seeds) == (
-            ["FedAvg", "FedDM", "Real"],
-            4,
-            (0, 1, 2),
-        )
+        assert list(claim.design.candidates) == ["FedAvg", "FedDM", "Real"]
+        assert (claim.num_configurations, claim.design.seeds) == (4, (0, 1, 2))
         assert (claim.design.candidates["Real"].like, more.num_configurations, more.design.seeds) == ("FedDM", 1, (0,))
         runs = {(order.task.split("-")[1], order.method) for order in more.design.final_runs({})}
         assert ("dirichlet0.01", "FedDM") not in runs
@@ -152,13 +131,10 @@ def test_both_tables_come_from_records_and_are_not_run_twice(
 
 def test_three_folders_of_images_are_three_clients(script: ModuleType, tmp_path: Path) -> None:
     folders = [str(folder(tmp_path / name, 60 * i)) for i, name in enumerate(("north", "south", "west"))]
-    play(
-        script, tmp_path / "out", "--data", *folders, "--size", "8", "--rounds", "1", "--steps", "1", "--only", "claim"
-    )
+    words = ["--size", "8", "--rounds", "1", "--steps", "1", "--only", "claim"]
+    play(script, tmp_path / "out", "--data", *folders, *words)
     found = read_records(tmp_path / "out" / "own")
-    assert {(r.task, r.method) for r in found} == {
-        ("north-south-west", candidate) for candidate in ("FedAvg", "FedDM", "Real")
-    }
+    assert {(r.task, r.method) for r in found} == {("north-south-west", n) for n in ("FedAvg", "FedDM", "Real")}
     assert all(len(r.rows[0]["drawn"]) == 3 for r in found)
 
 

@@ -7,12 +7,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
-from PIL import Image
 
 from distillkit.serialization import to_config
 from distillkit.study import read_records
 from tests.distillkit.study.sample_records import search_sizes
+from tests.examples.image_folder import folder
 from tests.examples.studies import requested_study
 from tests.scripts import load_script
 
@@ -109,14 +108,7 @@ def test_user_images_in_three_folders_are_three_clients(
 ) -> None:
     drawn: list[tuple[str, ...]] = []
     monkeypatch.setattr(script, "draw", lambda records, task, images, out: drawn.append(images.domains))
-    generator = torch.Generator().manual_seed(0)
-    for number, name in enumerate(("north", "south", "west")):
-        for label in ("cat", "dog"):
-            (tmp_path / name / label).mkdir(parents=True)
-            for i in range(10):
-                pixels = torch.randint(40 * number, 40 * number + 99, (12, 12, 3), generator=generator)
-                Image.fromarray(pixels.to(torch.uint8).numpy()).save(tmp_path / name / label / f"{i}.png")
-    places = [str(tmp_path / name) for name in ("north", "south", "west")]
+    places = [str(folder(tmp_path / name, 60 * i)) for i, name in enumerate(("north", "south", "west"))]
     out = tmp_path / "out"
     script.main([*TINY, "--no-ablations", "--size", "16", "--data", *places, "--out", str(out)])
     said = capsys.readouterr().out

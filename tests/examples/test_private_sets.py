@@ -4,6 +4,7 @@ import json
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from distillkit import LabeledImages
 from distillkit.networks import ConvNet, build
 from distillkit.privacy import Ledger
 from distillkit.rng import derive
-from distillkit.study import Condense, Study, Task, read_records
+from distillkit.study import Task, read_records
 from distillkit.training import Protocol, train
 from tests.distillkit.study.sample_records import search_sizes
 
@@ -52,39 +53,22 @@ def test_every_row_shows_its_ledgers_epsilon(
     assert shown in capsys.readouterr().out
 
 
-@pytest.fixture
-def requested_studies(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Study]:
-    studies: list[Study] = []
-    monkeypatch.setattr(script, "run_study", lambda study, *_, **__: studies.append(study))
-    return studies
-
-
-def candidates(module: ModuleType, requested_studies: list[Study], *words: str) -> dict[str, Condense]:
-    module.main(list(words))
-    return dict(requested_studies[-1].design.candidates)  # type: ignore[arg-type]
-
-
-def test_searches_are_equal_and_on_public_images_only(script: ModuleType, requested_studies: list[Study]) -> None:
-    small = candidates(script, requested_studies)
-    study = requested_studies[-1]
+def test_searches_are_equal_and_on_public_images_only(script: ModuleType, planned: Any) -> None:
+    study = planned()
+    small: dict[str, Any] = dict(study.design.candidates)
     assert study.num_configurations == 4
     assert {candidate.like for candidate in small.values()} == {None, "class means, epsilon 8"}
     assert study.design.tune_on is not None
-    name, size, *_, records = study.design.tune_on.data.args  # type: ignore[union-attr]
+    name, size, *_, records = study.design.tune_on.data.args
     assert (name, size, records) == ("usps", 16, script.RECORDS["digits"])
-    script.main(["--dataset", "usps"])
-    assert requested_studies[-1].design.tune_on.data.args[0] == "mnist"  # type: ignore[union-attr]
-    full = candidates(script, requested_studies, "--dataset", "fashionmnist28", "--preset", "paper")
-    assert (
-        requested_studies[-1].num_configurations,
-        requested_studies[-1].design.tune_on,
-        len(requested_studies[-1].design.seeds),
-    ) == (1, None, 10)
-    assert {candidate.num_networks for candidate in full.values()} == {5}
+    assert planned("--dataset", "usps").design.tune_on.data.args[0] == "mnist"
+    full = planned("--dataset", "fashionmnist28", "--preset", "paper")
+    assert (full.num_configurations, full.design.tune_on, len(full.design.seeds)) == (1, None, 10)
+    assert {candidate.num_networks for candidate in full.design.candidates.values()} == {5}
     sgd = small["image SGD, epsilon 8"]
     network = partial(ConvNet, (1, 16, 16), 10)
     for task, records in (("digits", 1438), ("public", 1438), ("mnist", 60_000)):
-        made = sgd.make(factory=network, task=Task(task, study.design.tune_on.data), lr=0.1)  # type: ignore[misc]
+        made = sgd.make(factory=network, task=Task(task, study.design.tune_on.data), lr=0.1)
         assert made.keywords["size"] == records
 
 
@@ -96,9 +80,9 @@ def test_images_of_the_search_are_distinct(script: ModuleType) -> None:
     assert (split.train.normalization.mean, split.train.normalization.std) == ((0.1307,), (0.3081,))
 
 
-def test_without_noise_the_private_set_has_infinite_epsilon(script: ModuleType, requested_studies: list[Study]) -> None:
-    found = candidates(script, requested_studies, "--preset", "smoke", "--epsilons", "1e12")
-    task = requested_studies[-1].design.tasks["digits"]
+def test_without_noise_the_private_set_has_infinite_epsilon(planned: Any) -> None:
+    design = planned("--preset", "smoke", "--epsilons", "1e12").design
+    found, task = design.candidates, design.tasks["digits"]
     split = task.load()
     noised, clean = (
         found[name]
@@ -129,25 +113,16 @@ def test_bfloat16_networks_train(script: ModuleType) -> None:
     assert torch.equal(again(images), network(images))
 
 
-def test_full_size_networks_learn_from_the_previous_pass(script: ModuleType, requested_studies: list[Study]) -> None:
-    found = candidates(script, requested_studies, "--dataset", "mnist28", "--epsilons", "1", "--methods", "class_means")
-    small = {
-        "num_networks": 1,
-        "first_num_networks": 1,
-        "steps": 1,
-        "first_steps": 1,
-        "train": Protocol(epochs=1, batch=25),
-        "ipc": 1,
-    }
+def test_full_size_networks_learn_from_the_previous_pass(planned: Any) -> None:
+    design = planned("--dataset", "mnist28", "--epsilons", "1", "--methods", "class_means").design
+    small = dict.fromkeys(("num_networks", "first_num_networks", "steps", "first_steps", "ipc"), 1)
+    small |= {"train": Protocol(epochs=1, batch=25)}
     real = LabeledImages(torch.rand(20, 1, 28, 28, generator=derive(0)), torch.arange(20) % 10, num_classes=10)
-    candidate = found["class means, epsilon 1"]
-    make = candidate.make(  # type: ignore[misc]
-        factory=lambda: ConvNet((1, 28, 28), 10, width=4, depth=3),
-        task=requested_studies[-1].design.tasks["mnist28"],
-        **small,
-    )
+    candidate = design.candidates["class means, epsilon 1"]
+    factory = partial(ConvNet, (1, 28, 28), 10, width=4, depth=3)
+    make = candidate.make(factory=factory, task=design.tasks["mnist28"], **small)
     ledger = Ledger(delta=1e-5)
     made = make(real, ledger=ledger)
     assert (made.info["trained"], made.info["passes"], len(ledger.events)) == (True, 3, 4)
     assert ledger.epsilon() == pytest.approx(1.0)
-    assert candidate.tested.keywords["width"] == 128  # type: ignore[union-attr]
+    assert candidate.tested.keywords["width"] == 128
