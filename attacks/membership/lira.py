@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ def lira(
 class _Fit:
     """Distribution of each record's score, fitted to the scores of some of the shadow models.
 
-    This is a Student t distribution, or a Gaussian if its degrees of freedom are infinite.
+    This is a Gaussian, or a Student t distribution if it has degrees of freedom.
 
     Args:
         chosen: whether the score of shadow model s is used for record i, bool [S, n].
@@ -81,7 +81,8 @@ class _Fit:
             "without".
 
     Attributes:
-        mean, scale, freedom: location, scale and degrees of freedom of each record's distribution, [n].
+        mean, scale: location and scale of each record's distribution, [n].
+        freedom: its degrees of freedom, [n]; None for a Gaussian.
     """
 
     def __init__(self, chosen: Tensor, shadows: Tensor, variance: Variance, preposition: str) -> None:
@@ -96,7 +97,7 @@ class _Fit:
         self.mean = (shadows * chosen).sum(0) / count
         squares = ((shadows - self.mean).square() * chosen).sum(0)
         pooled = squares.sum() / (count - 1).clamp_min(0).sum()
-        self.freedom = torch.full_like(self.mean, math.inf)
+        self.freedom: Tensor | None = None
         own = squares / (count - 1).clamp_min(1)
         if variance in ("pooled", "fixed"):
             own = (pooled if variance == "pooled" else shadows[chosen].var(correction=0)).expand_as(own)
@@ -116,16 +117,10 @@ class _Fit:
         self.scale = own.sqrt()
 
     def log_density(self, target: Tensor) -> Tensor:
-        z, f = (target - self.mean) / self.scale, self.freedom
-        gaussian = -0.5 * z.square() - 0.5 * math.log(2 * math.pi)
-        if bool(f.isinf().all()):
-            return gaussian - self.scale.log()
-        finite = torch.where(f.isinf(), 1.0, f)
-        student = (
-            torch.lgamma((finite + 1) / 2) - torch.lgamma(finite / 2) - 0.5 * (finite * math.pi).log()
-            - (finite + 1) / 2 * torch.log1p(z.square() / finite)
-        )  # fmt: skip
-        return torch.where(f.isinf(), gaussian, student) - self.scale.log()
+        z = (target - self.mean) / self.scale
+        if self.freedom is None:
+            return -0.5 * z.square() - 0.5 * math.log(2 * math.pi) - self.scale.log()
+        return self._student("logpdf", z) - self.scale.log()
 
     def log_odds(self, target: Tensor) -> Tensor:
         """Return the log odds log(p / (1 - p)) of each record.
@@ -133,19 +128,16 @@ class _Fit:
         Here, p is the CDF of the record's score distribution at the record's score under the target model. The result
         is accurate even if p is very close to 0 or 1.
         """
-        z, f = (target - self.mean) / self.scale, self.freedom
-        gaussian = torch.special.log_ndtr(z) - torch.special.log_ndtr(-z)
-        if bool(f.isinf().all()):
-            return gaussian
-        return torch.where(f.isinf(), gaussian, _student_log_odds(z, f))
+        z = (target - self.mean) / self.scale
+        if self.freedom is None:
+            return torch.special.log_ndtr(z) - torch.special.log_ndtr(-z)
+        return self._student("logcdf", z) - self._student("logsf", z)
 
+    def _student(self, name: str, z: Tensor) -> Tensor:
+        from scipy.stats import t
 
-def _student_log_odds(z: Tensor, freedom: Tensor) -> Tensor:
-    from scipy.stats import t
-
-    z_, f = z.cpu().numpy(), torch.where(freedom.isinf(), 1.0, freedom).cpu().numpy()
-    found: Any = t.logcdf(z_, f) - t.logsf(z_, f)
-    return torch.from_numpy(found).to(z)
+        assert self.freedom is not None
+        return torch.from_numpy(getattr(t, name)(z.cpu().numpy(), self.freedom.cpu().numpy())).to(z)
 
 
 def _prior(own: Tensor, freedom: Tensor, pooled: Tensor) -> tuple[float, Tensor]:
@@ -168,10 +160,8 @@ def _prior(own: Tensor, freedom: Tensor, pooled: Tensor) -> tuple[float, Tensor]
 
 
 def _trigamma_inverse(value: float) -> float:
-    """Return the positive x with trigamma(x) = `value`, by bisection on log x."""
-    low, high = -30.0, 30.0
-    for _ in range(200):
-        middle = (low + high) / 2
-        above = torch.special.polygamma(1, torch.tensor(math.exp(middle), dtype=torch.float64)) > value
-        low, high = (middle, high) if above else (low, middle)
-    return math.exp(high)
+    """Return the positive x with trigamma(x) = `value`."""
+    from scipy.optimize import brentq
+    from scipy.special import polygamma
+
+    return math.exp(brentq(lambda log: polygamma(1, math.exp(log)) - value, -30.0, 30.0))

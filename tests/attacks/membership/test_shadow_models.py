@@ -455,9 +455,8 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize("case", range(len(REFUSALS)))
-def test_invalid_arguments_are_named(case: int) -> None:
-    call, said = REFUSALS[case]
+@pytest.mark.parametrize(("call", "said"), REFUSALS, ids=range(len(REFUSALS)))
+def test_invalid_arguments_are_named(call: Callable[[], object], said: str) -> None:
     refused(call, (TypeError, ValueError), said)
 
 

@@ -15,6 +15,7 @@ from attacks import roc
 from attacks.membership import ShadowScores, gradient_kde, gradient_norm, halves, leave_one_out, loss, shadow_classifier
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
+from tests.refused import refused
 
 IMAGES, LABELS = torch.randn(7, 1, 8, 8, generator=derive(0)), torch.arange(7) % 3
 
@@ -205,8 +206,6 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize("case", range(len(REFUSALS)))
-def test_invalid_arguments_are_named(case: int) -> None:
-    call, said = REFUSALS[case]
-    with pytest.raises((TypeError, ValueError), match=said):
-        call()
+@pytest.mark.parametrize(("call", "said"), REFUSALS, ids=range(len(REFUSALS)))
+def test_invalid_arguments_are_named(call: Callable[[], object], said: str) -> None:
+    refused(call, (TypeError, ValueError), said)
