@@ -146,9 +146,13 @@ def test_every_draw_is_captured(toy_set: LabeledImages) -> None:
         PublicEmbedder(FixedNetwork(normed.eval()).draw(derive(0)), None) and PublicEmbedder(normed.train(), None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("function", [lambda n, x: x - 0.5 * x.mean(0), counts, lambda n, x: x / x.norm(),
-                                      lambda n, x: x.roll(1, 0) + x])  # fmt: skip
-@pytest.mark.parametrize("augment", [None, mixing, now_and_then, by_place, DSA()])
+MIXING = lambda n, x: x - 0.5 * x.mean(0), counts, lambda n, x: x / x.norm(), lambda n, x: x.roll(1, 0) + x
+
+
+@pytest.mark.parametrize(
+    ("function", "augment"),
+    [*((function, None) for function in MIXING), *((counts, a) for a in (mixing, now_and_then, by_place, DSA()))],
+)
 def test_one_record_changes_class_sums_by_its_own_vector_alone(
     function: Any, augment: Any, toy_set: LabeledImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
