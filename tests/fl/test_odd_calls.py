@@ -46,6 +46,7 @@ from fl.message import payload_bytes
 from fl.method import Predictor
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
 from fl.networks import Networks
+from fl.schema import value_parts
 from fl.study import load, outcome_hash
 from tests.fl.federations import Tiny, images, with_label_rows
 from tests.odd_calls import Call, Listed, table_tests
@@ -534,6 +535,7 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: Predictor(3), "network must be an nn.Module, got int"),  # type: ignore[arg-type]
     (lambda: Predictor(Tiny(3), "3"), "outputs must be an int"),  # type: ignore[arg-type]
     (lambda: payload_bytes({}), "message must be a Message, got dict"),  # type: ignore[arg-type]
+    (lambda: list(value_parts([1.0])), "value must be an entry's value: .* got list"),  # type: ignore[arg-type]
     (lambda: Aggregator([]), "entries must map names"),  # type: ignore[arg-type]
     (lambda: Aggregator({}).fold("0", Message()), "client must be an int"),  # type: ignore[arg-type]
     (lambda: Aggregator({}).fold(0, {}), "reply must be a Message, got dict"),  # type: ignore[arg-type]
