@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from distillkit._utils import check
 from distillkit._utils.user_warnings import warn
 from distillkit.augment import ResizedCrop, ShufflePatches
 from distillkit.sets import LabeledImages, StoredImages
@@ -118,6 +119,7 @@ def check_baseline(data: LabeledImages, real: LabeledImages, *, relabel: bool) -
 
 def images_among(some: LabeledImages | StoredImages, among: LabeledImages) -> Tensor:
     """Return for each image of the first set whether it is in the second one, as bools [N]."""
+    check.default_device()
     if some.shape != among.shape:
         return torch.zeros(len(some), dtype=torch.bool)
     rows: dict[bytes, list[int]] = defaultdict(list)

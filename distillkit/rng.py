@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from distillkit._utils import check
+
 __all__ = ["STATE_BYTES", "as_generator", "derive", "generator_from_bytes"]
 
 _WORDS = 624
@@ -40,8 +42,9 @@ def as_generator(seed: int | torch.Generator) -> torch.Generator:
 
     Raises:
         TypeError: `seed` is neither an integer nor a generator.
-        ValueError: the generator is not on the CPU.
+        ValueError: the generator is not on the CPU, or PyTorch's default device is "meta".
     """
+    check.default_device()
     if isinstance(seed, torch.Generator):
         if seed.device.type != "cpu":
             raise ValueError(f"generator must be on the CPU (draws are moved to the data), got {seed.device}")

@@ -23,14 +23,14 @@ Parts = tuple[Tensors, dict[str, str]]
 """Parts of a message: its tensors by name, and strings that describe the values to which they belong."""
 
 _SEPARATOR = "\x1f"
+_FLAGS = ("measured", "given")
 _FORMS = {
     "tensor": {"kind"},
     "group": {"kind", "names"},
-    "set": {"kind", "names", "mean", "std", "num_classes", "info"},
+    "set": {"kind", "names", "mean", "std", "num_classes", "info", *_FLAGS},
     "plain": {"kind", "value"},
 }
-"""Fields of a value's description, by kind of value. All are required; that of an image set may also have flags."""
-_FLAGS = ("measured", "given")
+"""Fields of a value's description, by kind of value. All are required."""
 _PARTS = ("images", "labels", "zca.center", "zca.matrix", "zca.inverse")
 
 
@@ -53,8 +53,7 @@ def _pack(key: str, value: Value, tensors: Tensors) -> dict[str, Any]:
 def _unpack(key: str, form: Any, tensors: Tensors) -> Value:
     """Rebuild an entry's value from its description and its tensors, as `_pack` stored them."""
     kind = form.get("kind") if isinstance(form, dict) else None
-    flags = set(_FLAGS) if kind == "set" else set()
-    if not isinstance(kind, str) or kind not in _FORMS or set(form) - flags != _FORMS[kind]:
+    if not isinstance(kind, str) or kind not in _FORMS or set(form) != _FORMS[kind]:
         raise ValueError(f"{key}: its form is none of {', '.join(_FORMS)} with their fields")
     if kind == "plain":
         return _finite(key, check_value(key, form["value"]))
@@ -81,7 +80,7 @@ def _set(key: str, parts: Tensors, form: Mapping[str, Any]) -> LabeledImages:
     for name in ("mean", "std"):
         if not isinstance(form[name], list) or not all(type(x) in (int, float) for x in form[name]):
             raise ValueError(f"{key} is not a valid set: its {name} must be a list of numbers")
-    if not isinstance(form["info"], dict) or not all(isinstance(form.get(f, True), bool) for f in _FLAGS):
+    if not isinstance(form["info"], dict) or not all(isinstance(form[f], bool) for f in _FLAGS):
         raise ValueError(f"{key} is not a valid set: its info must be a map, and {' and '.join(_FLAGS)} true or false")
     try:
         return LabeledImages.from_parts(parts, form)

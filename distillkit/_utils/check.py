@@ -24,6 +24,7 @@ __all__ = [
     "callable_with",
     "class_labels",
     "converged",
+    "default_device",
     "device",
     "differentiable",
     "float_tensor",
@@ -282,6 +283,12 @@ def finite(result: Tensor, name: str, remedy: str) -> Tensor:
     if not bool(torch.isfinite(result).all()):
         raise FloatingPointError(f"NaN or Inf in {name}: {remedy}")
     return result
+
+
+def default_device() -> None:
+    """Refuse the default device "meta" of PyTorch, on which new tensors have no values."""
+    if torch.get_default_device().type == "meta":
+        raise ValueError("PyTorch's default device must hold values, got 'meta'; use torch.set_default_device('cpu')")
 
 
 def has_values(tensor: Tensor, name: str) -> Tensor:

@@ -18,6 +18,7 @@ Seed = int | torch.Generator
 
 def class_groups(labels: Tensor, clients: int, name: str = "labels") -> list[Tensor]:
     """Check `labels` and `clients`, and return the image indices of each class that occurs, as tensors on the CPU."""
+    check.default_device()
     clients = check.positive_int(clients, "clients")
     labels = check.class_labels(labels, None, None, name).cpu()
     if not len(labels):

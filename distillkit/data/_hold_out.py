@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from distillkit._utils import check
 from distillkit._utils.user_warnings import warn
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, StoredImages
@@ -43,6 +44,7 @@ def hold_out(labels: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
     Returns:
         Indices of the training images, and indices of the held-out images. Both are int64, ascending.
     """
+    check.default_device()
     rng = derive(_SEED, "hold out")
     held_out = torch.zeros(len(labels), dtype=torch.bool)
     for k in labels.unique():

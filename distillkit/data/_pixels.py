@@ -33,6 +33,7 @@ def to_pixels(images: Tensor, size: Size | None, channels: int | None) -> Tensor
         size: height and width, or one number for both; None keeps the size.
         channels: number of channels, 1 or 3; None keeps the channels.
     """
+    check.default_device()
     height, width = height_and_width(size) or images.shape[-2:]
     channels = images.shape[1] if channels is None else check.one_of(channels, "channels", (1, 3))
     pixels = torch.empty(len(images), channels, height, width)

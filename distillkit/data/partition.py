@@ -218,6 +218,7 @@ def apply(labels: Tensor, partition: Sequence[Tensor], other: Tensor, *, generat
     Raises:
         TypeError, ValueError: an argument is invalid, or the other set has no images of a class that a client has.
     """
+    rng = as_generator(generator)
     labels = check.class_labels(labels, None, None).cpu()
     other = check.class_labels(other, None, None, "other")
     parts, device, other = as_index_tensors(partition, len(labels)), other.device, other.cpu()
@@ -252,7 +253,7 @@ def apply(labels: Tensor, partition: Sequence[Tensor], other: Tensor, *, generat
             short[client[pair]] -= 1
             left[k[pair]] -= 1
     sizes = [torch.cat([own, spare[None]]) for own, spare in zip(quota.split(torch.bincount(k).tolist()), left)]
-    rng, pieces = as_generator(generator), list[Tensor]()
+    pieces = list[Tensor]()
     for images, own in zip(known[place[known].argsort(stable=True)].split([int(n.sum()) for n in sizes]), sizes):
         pieces += images[torch.randperm(len(images), generator=rng)].split(own.tolist())[:-1]
     assigned: list[list[Tensor]] = [[known[:0]] for _ in parts]
@@ -286,11 +287,12 @@ def cap_size(
     Raises:
         TypeError, ValueError: an argument is invalid, or an index is outside the labels.
     """
+    rng = as_generator(generator)
     labels = check.class_labels(labels, None, None)
     check.positive_int(size, "size")
     check.one_of(keep, "keep", ("shares", "even"))
     partition = as_index_tensors(partition, len(labels))
-    rng, reduced = as_generator(generator), []
+    reduced = []
     for indices in partition:
         if len(indices) > size:
             order = indices.cpu()[torch.randperm(len(indices), generator=rng)]

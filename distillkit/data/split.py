@@ -138,6 +138,7 @@ def split_by(
         TypeError, ValueError: the set has no such column, the column is not int64 [N], the number of class names is
             wrong, or one of the two sets would be empty by a random choice.
     """
+    check.default_device()
     data = as_set(data, name="data")
     if not isinstance(column, str) or column not in data.columns:
         known = f"one of {', '.join(sorted(data.columns))}" if data.columns else "a column, but the set has none"

@@ -149,7 +149,8 @@ def initialize(network: nn.Module, generator: int | torch.Generator, redraw: Red
         check.has_values(parameter, "network's parameters")
     if redraw is not None:
         check.callable_with(redraw, "redraw", ["network", "generator"], "a function that sets parameters in place")
-    generator = as_generator(generator)
+    with torch.device("cpu"):  # every parameter is drawn there, whatever the default device
+        generator = as_generator(generator)
     unknown = [(name, module) for name, module in network.named_modules() if not init_own_parameters(module, generator)]
     if redraw is not None:
         with seeded_global_rng(draw_seed(generator)):

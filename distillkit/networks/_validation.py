@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit._sanity_checks import check_logits
+from distillkit._utils import check
 from distillkit._utils.eval_mode import eval_mode
 from distillkit.networks._base import Network, require_network
 from distillkit.networks.samplers import NetworkSampler
@@ -71,6 +72,7 @@ def check_network(
             wrong shapes, NaN or Inf; it changes its images in place; or it ends in a softmax and `probabilities` is
             "refuse".
     """
+    check.default_device()
     shape = tuple(images.shape[1:])
     require_same_device(cast(Network, network), images, name)
     noise = torch.randn(2, *shape, generator=derive(0, "a network's trial")).to(images)

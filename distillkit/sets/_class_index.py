@@ -26,6 +26,7 @@ def class_rows(real: LabeledImages | StoredImages, classes: Sequence[int] | None
         ValueError: the labels are not class indices, the set is empty, or `classes` is empty, repeats a class, contains
             a value that is out of range, or contains a class without images.
     """
+    check.default_device()
     if real.labels.ndim != 1:
         raise ValueError(f"labels must be class indices [N], got rows of shape {list(real.labels.shape)}")
     if not len(real):

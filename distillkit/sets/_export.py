@@ -151,7 +151,7 @@ def read_picture_folder(path: Path) -> tuple[Tensors, dict[str, Any]]:
                 array = np.array(picture.convert("L" if shape[0] == 1 else "RGB"))
             pictures.append(torch.from_numpy(array).reshape(*shape[1:], shape[0]).permute(2, 0, 1) / 255)
     images = torch.stack(pictures) if pictures else images
-    normalization = Normalization(facts["mean"], facts["std"], measured=facts.get("measured", True))
+    normalization = Normalization(facts["mean"], facts["std"], measured=facts["measured"])
     return {"images": normalization.encode(images), "labels": labels}, facts
 
 
@@ -215,8 +215,8 @@ def _read_labels(path: Path, dtype: torch.dtype, num_classes: int) -> tuple[dict
         raise ValueError("two rows have the same file")
     if dtype.is_floating_point:
         soft = [[float(row[f"p{k}"]) for k in range(num_classes)] for row in rows]
-        return files, torch.tensor(soft, dtype=torch.float64).reshape(len(rows), num_classes).to(dtype)
-    return files, torch.tensor([int(row["label"]) for row in rows], dtype=dtype)
+        return files, torch.tensor(soft, dtype=torch.float64, device="cpu").view(len(rows), num_classes).to(dtype)
+    return files, torch.tensor([int(row["label"]) for row in rows], dtype=dtype, device="cpu")
 
 
 def _checked_facts(form: Any) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from distillkit.sets._validation import (
     checked_images,
     checked_info,
     checked_normalization,
-    class_counts,
     class_of_rows,
     repeats_images,
     require_same_order,
@@ -37,6 +36,7 @@ from distillkit.sets._validation import (
 
 __all__ = [
     "PARAMETRIZATIONS",
+    "ImageSet",
     "LabeledImages",
     "Labels",
     "require_consistent",
@@ -59,7 +59,52 @@ PARAMETRIZATIONS: dict[str, Callable[..., LabeledImages]] = {}
 """Functions that decode stored images. The key is the name of the JSON value that marks them in a file."""
 
 
-class LabeledImages:
+class ImageSet:
+    """Common part of `LabeledImages` and `StoredImages`: labels, classes, normalization, columns and info."""
+
+    labels: Tensor
+    num_classes: int
+    class_names: tuple[str, ...]
+    classes_given: bool
+    normalization: Normalization
+    columns: dict[str, Tensor]
+    info: dict[str, Any]
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Mean of the normalization per channel, for pixels in [0, 1]."""
+        return self.normalization.mean
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """Standard deviation of the normalization per channel, for pixels in [0, 1]."""
+        return self.normalization.std
+
+    def counts(self) -> Tensor:
+        """Return the number of images of each class, int64 [K].
+
+        If the labels are rows [N, K], an image counts for every class whose value is above 0.5.
+        """
+        if self.labels.ndim == 2:
+            return (self.labels > 0.5).sum(0)
+        return torch.bincount(self.labels, minlength=self.num_classes)
+
+    def _selected(self, index: slice | Tensor) -> dict[str, Any]:
+        """Return the labels, columns and info of the images at an index from `as_index`."""
+        columns = {name: column[index] for name, column in self.columns.items()}
+        info = repeated_info(self.info) if repeats_images(index, len(self.labels)) else self.info
+        return {"labels": self.labels[index], "columns": columns, "info": info}
+
+    def _changed(self, arguments: Sequence[str], changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the constructor arguments of a copy. Class names go with the classes that they name."""
+        kept = {name: getattr(self, name) for name in arguments}
+        if "num_classes" in changes:
+            same = changes["num_classes"] == self.num_classes and "labels" not in changes
+            kept |= {"classes_given": True, "class_names": self.class_names if same else ()}
+        return {**kept, **changes}
+
+
+class LabeledImages(ImageSet):
     """Small image set in memory, with labels, classes, normalization and provenance.
 
     `images, labels = data` unpacks a set, so `TensorDataset(*data)` works. An integer index returns the pair `(image,
@@ -122,16 +167,15 @@ class LabeledImages:
         class_names: Sequence[str] = (),
     ) -> None:
         self.images: Tensor
-        self.labels: Tensor
         names = checked_class_names(class_names)
         num_classes = len(names) or None if num_classes is None else num_classes
         self.images, self.labels, self.num_classes = checked_images(images, labels, num_classes)
-        self.class_names: tuple[str, ...] = checked_class_names(names, self.num_classes)
+        self.class_names = checked_class_names(names, self.num_classes)
         known = num_classes is not None or self.labels.ndim == 2
         self.classes_given = known if classes_given is None else check.boolean(classes_given, "classes_given")
         self.normalization = checked_normalization(normalization, self.images.shape[1])
-        self.columns: dict[str, Tensor] = checked_columns(columns or {}, len(self.images))
-        self.info: dict[str, Any] = checked_info(info or {})
+        self.columns = checked_columns(columns or {}, len(self.images))
+        self.info = checked_info(info or {})
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Assign an attribute. New content of unknown origin ends a guarantee, as in `replace`."""
@@ -232,9 +276,7 @@ class LabeledImages:
         index = as_index(index, len(self))
         if isinstance(index, Tensor) and index.ndim == 0:
             return self.images[int(index)], self.labels[int(index)]
-        columns = {name: column[index] for name, column in self.columns.items()}
-        info = repeated_info(self.info) if repeats_images(index, len(self)) else self.info
-        return self._with(images=self.images[index], labels=self.labels[index], columns=columns, info=info)
+        return self._with(images=self.images[index], **self._selected(index))
 
     def replace(self, **changes: Any) -> LabeledImages:
         """Return a copy with some parts replaced.
@@ -256,38 +298,15 @@ class LabeledImages:
 
     def _with(self, **changes: Any) -> LabeledImages:
         """Return a copy with some parts replaced by what was computed from this set alone. It keeps the guarantee."""
-        kept = {name: getattr(self, name) for name in _ARGUMENTS}
-        if "num_classes" in changes:
-            kept["classes_given"] = True
-            same = changes["num_classes"] == self.num_classes and "labels" not in changes
-            kept["class_names"] = self.class_names if same else ()
-        if unknown := sorted(set(changes) - set(kept)):
-            raise TypeError(f"replace takes {', '.join(kept)}, got {', '.join(unknown)}")
-        return LabeledImages._unchecked(**{**kept, **changes})
+        if unknown := sorted(set(changes) - set(_ARGUMENTS)):
+            raise TypeError(f"replace takes {', '.join(_ARGUMENTS)}, got {', '.join(unknown)}")
+        return LabeledImages._unchecked(**self._changed(_ARGUMENTS, changes))
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width (C, H, W) of every image."""
         _, c, h, w = self.images.shape
         return c, h, w
-
-    @property
-    def mean(self) -> tuple[float, ...]:
-        """Mean of the normalization per channel, for pixels in [0, 1]."""
-        return self.normalization.mean
-
-    @property
-    def std(self) -> tuple[float, ...]:
-        """Standard deviation of the normalization per channel, for pixels in [0, 1]."""
-        return self.normalization.std
-
-    def counts(self) -> Tensor:
-        """Return the number of images of each class, int64 [K].
-
-        If the labels are not class indices but rows [N, K] with one value per class, an image counts for every class
-        whose value is above 0.5.
-        """
-        return class_counts(self.labels, self.num_classes)
 
     def pixels(self) -> Tensor:
         """Return the images as pixels, float [N, C, H, W], clamped to [0, 1]. Use it to show or export them."""
@@ -441,10 +460,7 @@ class LabeledImages:
         """Create a set from tensors and JSON values that `parts` returned.
 
         Args:
-            tensors, facts: the tensors and the JSON values. Older files do not state whether the normalization was
-                measured on the data, and whether the number of classes was given. Sets from such files are marked as
-                having a measured normalization and a number of classes that was derived from the labels.
-                Differentially private methods reject these sets.
+            tensors, facts: the tensors and the JSON values.
 
         Raises:
             KeyError, TypeError, ValueError: a part is missing, or the parts contradict each other.
@@ -457,10 +473,10 @@ class LabeledImages:
             zca = ZCA(tensors["zca.center"], tensors["zca.matrix"], tensors["zca.inverse"])
         options: dict[str, Any] = {
             "num_classes": facts["num_classes"],
-            "normalization": Normalization(facts["mean"], facts["std"], zca, measured=facts.get("measured", True)),
+            "normalization": Normalization(facts["mean"], facts["std"], zca, measured=facts["measured"]),
             "columns": {k.removeprefix("column."): v for k, v in tensors.items() if k.startswith("column.")},
             "info": facts["info"],
-            "classes_given": facts.get("given", False),
+            "classes_given": facts["given"],
             "class_names": facts.get("class_names", ()),
         }
         for name, decoded in PARAMETRIZATIONS.items():

@@ -15,8 +15,8 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit._utils.conversion import FileBacked
 from distillkit.normalization import IDENTITY, Normalization
-from distillkit.sets._info import repeated_info, replaced_info
-from distillkit.sets._labeled import LabeledImages
+from distillkit.sets._info import replaced_info
+from distillkit.sets._labeled import ImageSet, LabeledImages
 from distillkit.sets._validation import (
     as_index,
     checked_class_names,
@@ -24,8 +24,6 @@ from distillkit.sets._validation import (
     checked_info,
     checked_labels,
     checked_normalization,
-    class_counts,
-    repeats_images,
 )
 
 __all__ = ["PixelFile", "StoredImages"]
@@ -77,7 +75,7 @@ class PixelFile:
         return pixels
 
 
-class StoredImages(FileBacked):
+class StoredImages(ImageSet, FileBacked):
     """Image set for data larger than memory: images are stored in a file as bytes, and `read` converts them to floats.
 
     Create it with `distillkit.data.open_folder` or `open_npz`. Labels and metadata are in memory, so the set can be
@@ -120,8 +118,8 @@ class StoredImages(FileBacked):
         self._file, self._rows = file, rows
         self.labels, self.num_classes = checked_labels(labels, len(rows), num_classes)
         self.normalization = checked_normalization(normalization, file.shape[0])
-        self.columns: dict[str, Tensor] = checked_columns(columns or {}, len(rows))
-        self.info: dict[str, Any] = checked_info(info or {})
+        self.columns = checked_columns(columns or {}, len(rows))
+        self.info = checked_info(info or {})
         self.classes_given = check.boolean(classes_given, "classes_given")
         self.class_names = checked_class_names(class_names, self.num_classes)
 
@@ -137,9 +135,7 @@ class StoredImages(FileBacked):
         if isinstance(index, Tensor) and index.ndim == 0:
             row = self._rows[int(index)]
             return self._encoded(row[None])[0], self.labels[int(index)]
-        columns = {name: column[index] for name, column in self.columns.items()}
-        info = repeated_info(self.info) if repeats_images(index, len(self)) else self.info
-        return self._with_rows(self._rows[index], labels=self.labels[index], columns=columns, info=info)
+        return self._with_rows(self._rows[index], **self._selected(index))
 
     def read(self, indices: slice | Tensor | Sequence[int] | None = None) -> LabeledImages:
         """Read pictures into memory, as floats in the set's normalization.
@@ -177,14 +173,10 @@ class StoredImages(FileBacked):
             raise TypeError(
                 f"replace takes {', '.join(_ARGUMENTS)}, got {', '.join(unknown)}; the pictures stay in their file"
             )
-        if "num_classes" in changes:
-            same = changes["num_classes"] == self.num_classes and "labels" not in changes
-            names = self.class_names if same else ()
-            changes = {"classes_given": True, "class_names": names, **changes}
         return self._with_rows(self._rows, **{"info": replaced_info(self, changes), **changes})
 
     def _with_rows(self, rows: Tensor, **changes: Any) -> StoredImages:
-        return StoredImages(self._file, rows, **{**{name: getattr(self, name) for name in _ARGUMENTS}, **changes})
+        return StoredImages(self._file, rows, **self._changed(_ARGUMENTS, changes))
 
     @property
     def images(self) -> Tensor:
@@ -214,20 +206,6 @@ class StoredImages(FileBacked):
     def bytes(self) -> int:
         """Number of bytes that all images would take in memory as floats."""
         return 4 * len(self) * math.prod(self.shape)
-
-    @property
-    def mean(self) -> tuple[float, ...]:
-        """Mean of the normalization per channel, for pixels in [0, 1]."""
-        return self.normalization.mean
-
-    @property
-    def std(self) -> tuple[float, ...]:
-        """Standard deviation of the normalization per channel, for pixels in [0, 1]."""
-        return self.normalization.std
-
-    def counts(self) -> Tensor:
-        """Return the number of images of each class, int64 [K]; see `LabeledImages.counts`."""
-        return class_counts(self.labels, self.num_classes)
 
     def __repr__(self) -> str:
         c, h, w = self.shape

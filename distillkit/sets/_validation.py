@@ -23,7 +23,6 @@ __all__ = [
     "checked_info",
     "checked_labels",
     "checked_normalization",
-    "class_counts",
     "class_of_rows",
     "repeats_images",
     "require_same_order",
@@ -72,19 +71,6 @@ def checked_labels(labels: Any, n: int, num_classes: int | None) -> tuple[Tensor
     return labels, check.positive_int(num_classes, "num_classes", most=10**6)
 
 
-def class_counts(labels: Tensor, num_classes: int) -> Tensor:
-    """Return the number of images of each class, int64 [K].
-
-    Args:
-        labels: class indices [N] or label rows [N, K]. With label rows, an image counts for every class whose entry in
-            its row is above 0.5.
-        num_classes: number of classes, K.
-    """
-    if labels.ndim == 2:
-        return (labels > 0.5).sum(0)
-    return torch.bincount(labels, minlength=num_classes)
-
-
 def checked_normalization(normalization: Normalization, channels: int) -> Normalization:
     """Check that a normalization fits the number of channels, and return it."""
     Normalization.require(normalization)
@@ -108,9 +94,10 @@ def as_index(index: int | slice | Tensor | Sequence[int], n: int) -> slice | Ten
             rows = range(n)[index]
         except (TypeError, ValueError) as error:
             raise TypeError(f"index must be a slice of ints, got {index!r:.80}: {error}") from None
-        return index if rows.step > 0 else torch.tensor(rows, dtype=torch.long)  # PyTorch has no negative steps
+        # PyTorch has no negative steps.
+        return index if rows.step > 0 else torch.tensor(rows, dtype=torch.long, device="cpu")
     try:
-        found = torch.as_tensor(index)
+        found = index if isinstance(index, Tensor) else torch.as_tensor(index, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"index must be an int, a slice, a mask or a list of ints, got {index!r:.80}") from None
     found = found if found.numel() or isinstance(index, Tensor) else found.long()

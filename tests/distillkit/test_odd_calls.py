@@ -1172,6 +1172,27 @@ def test_images_with_gradients_or_of_inference_mode_are_images_too() -> None:
     assert torch.equal(one, other)
 
 
+def test_sets_are_indexed_and_calls_that_compute_are_refused_under_the_default_device_meta() -> None:
+    real = data()
+    with torch.device("meta"):
+        for index in ([1, 2], slice(None, None, -1), torch.tensor([1, 2], device="cpu"), real.labels == 1):
+            assert len(real[index]) > 1
+        assert len(clients(real, [[0, 1], [2]])) == 2
+        assert int(real[0][1]) == int(real.labels[0])
+        calls: list[Any] = [
+            lambda: pa.iid(LABELS, 3, generator=0),
+            lambda: pa.class_clusters(LABELS, 3, 3),
+            lambda: pa.apply(LABELS, [[0, 1]], LABELS),
+            lambda: pa.cap_size(LABELS, [[0, 1]], 1),
+            lambda: load("digits"),
+            lambda: herding(real, ipc=1),
+            lambda: evaluate(real, real, made, num_networks=1, protocol=Protocol(epochs=1)),
+        ]
+        for call in calls:
+            with pytest.raises(ValueError, match="default device must hold values, got 'meta'"):
+                call()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_crops_are_stitched_in_half_precision(dtype: torch.dtype) -> None:
     options: dict[str, Any] = {"ipc": 1, "pool": 9, "crops": 2, "factor": 2, "progress": False}

@@ -71,7 +71,7 @@ def _format(path: Path) -> str:
 def test_shipped_sets_are_evaluated_like_others() -> None:
     small = load_set("digits-dm-10")
     test = load("digits", size=16).test
-    protocol = Protocol(epochs=40, batch=25)
+    protocol = Protocol(epochs=15, batch=25)
     network = partial(ConvNet, (1, 16, 16), 10, width=8, depth=2)
     result = evaluate.evaluate(small, test, network, num_networks=1, protocol=protocol, progress=False)
     assert result.accuracy > 0.5

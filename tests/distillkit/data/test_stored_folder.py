@@ -339,12 +339,7 @@ def test_an_npz_that_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
         np.savez_compressed(path, **{k: v for k, v in {**good, **changes}.items() if v is not None})
         refused(lambda: open_npz(path, cache=cache), ValueError, match)
 
-    rejected("lacks test_images", test_images=None)
     rejected("train_images of .* is in Fortran order", train_images=np.asfortranarray(good["train_images"]))
-    rejected(r"train_images must be \[N, H, W\]", train_images=good["train_images"][..., :2])
-    rejected("train_images must be uint8 or float, got int64", train_images=good["train_images"].astype(np.int64))
-    rejected(r"test_images must be in \[0, 1\] if float", **{"test_images": good["test_images"].astype(np.float32)})
-    rejected("train_labels must be 70 integers", train_labels=good["train_labels"][1:])
     rejected(r"val_images has pictures of \[3, 7, 5\].*; give size=", val_images=np.zeros((3, 7, 5, 3), np.uint8))
     np.savez_compressed(path, **good)
     data = bytearray(path.read_bytes())

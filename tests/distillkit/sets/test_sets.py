@@ -433,14 +433,6 @@ def test_normalization_records_whether_it_was_measured(tmp_path: Path) -> None:
     assert not data.renormalize(HALF).normalization.measured
 
 
-def test_old_files_count_as_derived_and_measured() -> None:
-    tensors, facts = LabeledImages(X, Y, num_classes=2, normalization=HALF).parts()
-    older = {k: v for k, v in facts.items() if k not in ("given", "measured")}
-    data = LabeledImages.from_parts(tensors, older)
-    assert not data.classes_given
-    assert data.normalization.measured
-
-
 def test_repr_is_short_for_any_info() -> None:
     long = {
         "method": "distribution matching",

@@ -54,19 +54,6 @@ def test_encoding_places_the_means_of_pixels_where_decoding_finds_them(factor: i
     assert torch.allclose(first, means[0])
 
 
-def test_a_file_holds_the_stored_images(tmp_path: Path) -> None:
-    data = tiled()
-    again = LabeledImages.load(data.save(tmp_path / "a.safetensors"))
-    assert isinstance(again, TiledImages)
-    assert again.tiles == Tiles(2)
-    assert again.normalization == HALF
-    assert torch.equal(again.stored, data.stored)
-    assert torch.equal(again.images, data.images)
-    assert torch.equal(again.labels, data.labels)
-    assert again.info == data.info
-    assert (tmp_path / "a.safetensors").stat().st_size < 3_000 < data.images.numel() * 4
-
-
 def test_exports_and_messages_hold_the_decoded_images(tmp_path: Path) -> None:
     data = tiled()
     again = LabeledImages.load(data.export(tmp_path / "a.npz"))
