@@ -22,11 +22,10 @@ from distillkit.data._pixels import AnyPath, Size
 from distillkit.data.lookalike_digits import mnist_m_like, synth_digits_like
 from distillkit.data.readers import _torchvision as tv
 from distillkit.data.readers._digits import load_digits
+from distillkit.data.readers._ganin_digits import load_mnist_m, load_synth_digits
 from distillkit.data.readers._medmnist import CLASSES as MEDMNIST_CLASSES
 from distillkit.data.readers._medmnist import read_medmnist
-from distillkit.data.readers._mnist_m import load_mnist_m
 from distillkit.data.readers._picture_list import PictureList, load_pictures, open_pictures
-from distillkit.data.readers._synth_digits import load_synth_digits
 from distillkit.data.readers._tiny_imagenet import list_tiny_imagenet
 from distillkit.data.readers.celeba import list_celeba, list_leaf_celeba
 from distillkit.data.readers.cifar10c import split_cifar10c
@@ -245,8 +244,7 @@ def load(
     if normalization is None and (published := dataset.normalization) is not None:
         own = len(published.mean)
         normalization = published if own == 1 or channels in (None, own) else None
-    given = {"size": size, "channels": channels, "normalization": normalization}
-    options |= {option: value for option, value in given.items() if value is not None}
+    options |= _stated(size=size, channels=channels, normalization=normalization)
     if dataset.can_download:
         options["download"] = download
     return dataset.load(data_root(root, key) / dataset.folder if dataset.files else None, **options)
@@ -285,10 +283,13 @@ def open_dataset(
     if dataset.open is None:
         large = ", ".join(known for known, row in DATASETS.items() if row.open)
         raise ValueError(f"name must be one of {large}, got {str(name)!r}; the other datasets are small: load(name)")
-    given = {"size": size, "channels": channels, "normalization": normalization}
-    options |= {option: value for option, value in given.items() if value is not None}
+    options |= _stated(size=size, channels=channels, normalization=normalization)
     path = data_root(root, key) / dataset.folder
     return dataset.open(path, cache=cache, workers=workers, progress=progress, **options)
+
+
+def _stated(**options: Any) -> dict[str, Any]:
+    return {option: value for option, value in options.items() if value is not None}
 
 
 def _find(name: str, options: dict[str, Any]) -> tuple[str, Dataset]:
@@ -298,12 +299,8 @@ def _find(name: str, options: dict[str, Any]) -> tuple[str, Dataset]:
         for side in (None, *dataset.sides):
             if wanted == f"{key.replace('-', '')}{side or ''}":
                 if unknown := [option for option in options if option not in dataset.options]:
-                    own = (
-                        f"its own options are {', '.join(dataset.options)}"
-                        if dataset.options
-                        else "it has no own options"
-                    )
-                    raise TypeError(f"{unknown[0]} is no option of {key}; {own}")
+                    own = ", ".join(dataset.options) or "none"
+                    raise TypeError(f"{unknown[0]} is no option of {key}; its own options: {own}")
                 options |= {"side": side} if side else {}
                 return key, dataset
     raise ValueError(
