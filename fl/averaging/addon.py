@@ -35,6 +35,9 @@ class AddOn(Component):
     called for every add-on, in the order of the add-ons' keys (`key`, by default the class name), so the order of
     arguments has no effect. A slot replaces a part of the algorithm, so only one add-on of a method may override it.
 
+    Hooks add entries to messages, and never remove the model's: layers that stay on a client, as batch norm in FedBN,
+    are options of the method, `FedAvg(personal=["bn*"], buffers="local")`.
+
     The server and all clients share one add-on object across threads, so the object must not store values of a run.
     Store persistent values in `server.state` or a client's `local.memory`, under `Entry` objects that the class
     declares. Store values that are needed only during one client's training in the dict `local.scratch(self)`.
@@ -228,8 +231,7 @@ class AddOn(Component):
         """Compute additional entries from one client's `reply` before it is aggregated, and add them to `out`.
 
         Called on the server for each reply. FedDF, for example, computes the predictions of each client's model. This
-        hook
-        must not change any state. If it raises an exception, the reply is left out and its client reported.
+        hook must not change any state. If it raises an exception, the reply is left out and its client reported.
         """
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:

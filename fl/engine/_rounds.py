@@ -29,6 +29,8 @@ __all__ = ["RoundRunner", "draw_clients"]
 
 
 class _Model:
+    """Declares the entry under which the file of a global model keeps its state dict."""
+
     state = Entry[Tensors]("first")
 
 
@@ -91,7 +93,8 @@ class RoundRunner:
     def run_round(self, number: int) -> None:
         """Run one round, commit it, and pass its row of the history to the function `on_row`.
 
-        A failed round does not change the server's state.
+        A round that fails before its commit does not change the server's state. A killed round does not count:
+        a resumed run repeats it (see `Store`).
         """
         started, server, exchanger, stats = time.perf_counter(), self.server, self.exchanger, RoundStats()
         server.round, server.notes = number, server.notes if number == 1 else {}
@@ -115,9 +118,10 @@ class RoundRunner:
                 kept = f"round {number} was not finished; the state after round {self.committed} is kept"
                 raise BudgetExhausted(f"{error}; {kept}", remaining=error.remaining) from error
             raise
+        if row["accuracy"] is None and (own := row.get("accuracy_personal") or row.get("accuracy_clients")):
+            row["accuracy"] = own["mean"]
         row |= {f"note_{k}" if k in row else k: v for k, v in server.notes.items()}
-        row["seconds"] = time.perf_counter() - started
-        row = history.with_tests({"round": number, **row}, {})
+        row = {"round": number, **row, "seconds": time.perf_counter() - started}
         self._commit(number, row)
         self.on_row(row)
 
@@ -230,7 +234,7 @@ class RoundRunner:
         return {"epsilon": guarantee.epsilon, "privacy": guarantee.info()}
 
     def _commit(self, number: int, row: Mapping[str, Any]) -> None:
-        """Write the round's checkpoint and its row of the history, then commit what clients stored."""
+        """Append the row, write the checkpoint, which alone makes the round count, and commit what clients stored."""
         if self.store is not None:
             self.store.append(row)
             metadata, changes = self.exchanger.transport.metadata(), self.exchanger.records.changes()

@@ -192,7 +192,7 @@ def config_of(method: Method, config: RunConfig, server: Server, data: str, key:
     if config.folder is not None and config.folder.transcript:
         record["transcript"] = {
             "adversary": "server",
-            "sees": "every message of every client in the rounds, as it travelled",
+            "sees": "every message of every client in completed rounds; interrupted rounds are in folders of their own",
         }
     if config.folder is not None and config.folder.notes is not None:
         record["notes"] = dict(config.folder.notes)

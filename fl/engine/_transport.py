@@ -56,7 +56,7 @@ class RequestHeader:
 
     @property
     def version(self) -> str:
-        """Name under which a client stores its memory after this request; it also identifies replies to it."""
+        """Name under which a client stores its memory after this request."""
         return f"{self.round}-{self.attempt}"
 
 

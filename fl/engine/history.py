@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SeedMean", "accuracy_best", "accuracy_last", "best_seed_mean", "global_metrics", "masked", "rounds_to",
-    "summary", "table", "with_tests",
+    "summary", "table",
 ]  # fmt: skip
 __getattr__, __dir__ = lazy_submodules(
     __name__,
@@ -47,7 +47,8 @@ def global_metrics(sums: Mapping[str, Tensor], task: LabelTask) -> dict[str, Any
     return found
 
 
-_BY_CLIENT = ("bytes_by_client", "failed", "failed_evaluation")
+_REASONS = ("failed", "failed_evaluation", "dominant")
+"""Columns that map client indices to texts."""
 
 
 def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -70,29 +71,12 @@ def _flat(row: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in row.items():
         if name == "failed_after":
             yield from ((f"{prefix}{name}.{verb}", len(who)) for verb, who in value.items())
-        elif isinstance(value, list | tuple) or (name in _BY_CLIENT and isinstance(value, Mapping)):
+        elif isinstance(value, list | tuple) or (name in ("bytes_by_client", *_REASONS) and isinstance(value, Mapping)):
             yield prefix + name, len(value)
         elif isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
-
-
-def with_tests(row: Row, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the results on the clients' own test images to a round's row of the history.
-
-    If there is no global test set, `accuracy` becomes the mean accuracy of the clients.
-
-    Args:
-        row: the round's row without these results. If the name of one of its columns is also in `found`, this column
-            gets the prefix "note_".
-        found: the results by column name, from `ClientEvaluation.results`.
-    """
-    whole = {**{f"note_{k}" if k in found else k: v for k, v in row.items()}, **found}
-    if whole["accuracy"] is None:
-        own = whole.get("accuracy_personal") or whole.get("accuracy_clients")
-        whole["accuracy"] = own["mean"] if own else None
-    return whole
 
 
 def _numbered(reasons: Mapping[str, str]) -> dict[str, str]:
@@ -115,7 +99,7 @@ def masked(row: Row) -> dict[str, Any]:
     """
     _require_columns([row], "row", "empty")
     hidden = {**row, "drawn": None, "bytes_by_client": None, "empty": [None] * len(row["empty"])}
-    for key in ("failed", "failed_evaluation"):
+    for key in _REASONS:
         if key in row:
             hidden[key] = _numbered(row[key])
     if "failed_after" in row:

@@ -188,6 +188,7 @@ class Store:
         """Write the first files of a new run: `config.json` with the contents `config`, and an empty history."""
         write_atomically(self.out / "config.json", (json.dumps(config, indent=2) + "\n").encode())
         write_atomically(self.out / "history.jsonl", b"")
+        self._set_aside_messages(from_round=0)
         self._history_sum, self._records_sum = hashlib.sha256(), hashlib.sha256()
         remove(self._records)
 
@@ -314,6 +315,7 @@ class Store:
         require({int(c): one["memory"] for line in changes for c, one in line["clients"].items() if one["memory"]})
         for old in range(number + 1):  # of a commit that was interrupted
             shutil.rmtree(self.unfinished / str(old), ignore_errors=True)
+        self._set_aside_messages(from_round=number + 1)
         if self._records.exists():
             write_atomically(self._records, "".join(json.dumps(line) + "\n" for line in changes).encode())
         history = self.out / "history.jsonl"
@@ -400,6 +402,14 @@ class Store:
             return text
         except OSError as error:
             raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
+
+    def _set_aside_messages(self, from_round: int) -> None:
+        """Rename the transcript's folders of interrupted rounds, which are repeated, to N.interrupted-1 and so on."""
+        transcript = self.out / "transcript"
+        for folder in transcript.glob("[0-9]*") if transcript.exists() else ():
+            if folder.name.isdecimal() and int(folder.name) >= from_round:
+                count = len(list(transcript.glob(f"{folder.name}.interrupted-*")))
+                folder.rename(transcript / f"{folder.name}.interrupted-{count + 1}")
 
     def record(self, round_number: int, client: int, direction: str, message: Message, verb: str = "local") -> None:
         """Save a message between the server and a client as a file of the transcript.

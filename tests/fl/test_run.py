@@ -244,3 +244,15 @@ def test_page_code_for_wandb_logs_every_round() -> None:
     rows = run_page_code("wandb", wandb=wandb)["run"].rows
     assert [step for _, step in wandb.seen] == [*(row["round"] for row in rows), -1]
     assert [values["accuracy"] for values, _ in wandb.seen[:-1]] == [row["accuracy"] for row in rows]
+
+
+def test_row_of_a_secret_draw_names_no_client() -> None:
+    reasons = {"7": "reason"}
+    row = {
+        "round": 1, "drawn": [7, 8], "empty": [8], "bytes_by_client": {"7": [1, 2]}, "noted": {"steps": 7.0},
+        "failed": reasons, "failed_evaluation": reasons, "failed_after": {"late": reasons}, "dominant": reasons,
+    }  # fmt: skip
+    hidden = history.masked(row)
+    assert not {"7", "8"} & set(re.findall(r"[0-9]+", str(hidden)))
+    assert str(hidden).count("reason") == 4
+    assert history.table([row])[0]["dominant"] == history.table([row])[0]["failed"] == 1

@@ -246,13 +246,23 @@ def test_saved_model_is_the_evaluated_one(tmp_path: Path) -> None:
     assert run.accuracy_last == pytest.approx(float((net(test.images).argmax(1) == test.labels).float().mean()))
 
 
-def test_transcript_contains_what_the_server_received(tmp_path: Path) -> None:
+@pytest.mark.parametrize("done", [0, 1])
+def test_transcript_contains_what_the_server_received(done: int, tmp_path: Path) -> None:
+    """Messages of a killed round, here the one after `done` rounds, are set aside when the round is repeated."""
     from fl._codec import decode
 
-    run = play("feddm", RunFolder(tmp_path, transcript=True), rounds=2)
+    out, killed = RunFolder(tmp_path, transcript=True), tmp_path / "transcript" / str(done + 1)
+    if done:
+        play("feddm", out, rounds=done)
+    killed.mkdir(parents=True)
+    (killed / "9-up.safetensors").write_bytes(b"of the killed round")
+    run = play("feddm", out, rounds=2, resume=True)
+    assert [path.name for path in (killed.parent / f"{killed.name}.interrupted-1").iterdir()] == ["9-up.safetensors"]
     for row in run.rows:
+        folder = tmp_path / "transcript" / str(row["round"])
+        drawn = {f"{client}-{way}.safetensors" for client in row["drawn"] for way in ("down", "up")}
+        assert {path.name for path in folder.iterdir()} == drawn
         for client in row["drawn"]:
-            folder = tmp_path / "transcript" / str(row["round"])
             reply, facts = decode((folder / f"{client}-up.safetensors").read_bytes())
             assert facts["client"] == str(client)
             assert len(reply[FedDM.images]) > 0
