@@ -207,8 +207,8 @@ class Transport(Protocol):
 # Errors of a request.
 
 _ENGINE = Path(__file__).parent
-_MODULES = (Path(torch.__file__).parents[1], Path(sysconfig.get_path("stdlib")))
-_LIBRARIES = (_ENGINE.parent, Path(distillkit.__file__).parent, *_MODULES)
+_OURS = (_ENGINE.parent, Path(distillkit.__file__).parent)
+_OTHERS = (Path(torch.__file__).parents[1], Path(sysconfig.get_path("stdlib")))
 
 
 class RequestError(RuntimeError):
@@ -225,9 +225,13 @@ def reason_of(error: Exception) -> str:
 def _location(error: Exception) -> str:
     """Return the file and line in which an error was raised, as text for an error message.
 
-    This is the innermost traceback entry in the user's code or, if there is none, the innermost one outside the engine.
+    This is the innermost traceback entry in the user's code or, if there is none, in this library outside the engine.
     """
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not Path(f.filename).is_relative_to(_ENGINE)]
-    own = [f for f in frames if not any(Path(f.filename).is_relative_to(place) for place in _LIBRARIES)]
-    shown = own or frames
+
+    def within(places: tuple[Path, ...]) -> list[traceback.FrameSummary]:
+        return [f for f in frames if any(Path(f.filename).is_relative_to(place) for place in places)]
+
+    known, ours = within((*_OURS, *_OTHERS)), within(_OURS)
+    shown = [f for f in frames if f not in known] or ours or frames
     return f" (line {shown[-1].lineno} of {Path(shown[-1].filename).name}, in {shown[-1].name})" if shown else ""
