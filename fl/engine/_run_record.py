@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,27 +85,21 @@ def read_config(out: Path) -> dict[str, Any]:
 def require_same(out: Path, record: Mapping[str, Any]) -> None:
     """Refuse to resume a run that was started with different options. Only options in `FREE` may differ."""
     saved, wanted = read_config(out), json.loads(json.dumps(record))
-    differs = [k for k in wanted if k not in FREE and saved.get(k) != wanted[k]]
-    if differs:
-        lines = "; ".join(
-            f"{k}: was {was}, now {now}" for k in differs for was, now in [_differences(saved.get(k), wanted[k])]
-        )
-        raise OtherSettings(f"{out} holds a run with other settings ({lines}); give another folder")
+    pairs = {k: (saved.get(k), wanted[k]) for k in wanted if k not in FREE}
+    if differs := "; ".join(text for name, pair in pairs.items() for text in _differences(name, *pair)):
+        raise OtherSettings(f"{out} holds a run with other settings ({differs}); give another folder")
 
 
-def _differences(was: Any, now: Any) -> list[str]:
-    """Return the representations of two different values for an error message.
-
-    If a representation has 100 characters or more, both are cut to the part that differs, with a little context.
-    """
-    texts = [repr(was), repr(now)]
-    if max(map(len, texts)) < 100:
-        return texts
-    same = len(os.path.commonprefix(texts))  # noqa: RUF071 - text, not paths
-    tail = len(os.path.commonprefix([text[same:][::-1] for text in texts]))  # noqa: RUF071
-    first, last = max(0, same - 30), max(0, tail - 10)
-    cut = [text[first : len(text) - last] for text in texts]
-    return [f"{'...' * (first > 0)}{text}{'...' * (last > 0)}" for text in cut]
+def _differences(name: str, was: Any, now: Any) -> Iterator[str]:
+    """Yield the differences between two JSON values, each with the path to the innermost value that differs."""
+    if isinstance(was, dict) and isinstance(now, dict) and was.get("object") == now.get("object"):
+        for key in {**was, **now}:
+            yield from _differences(name if key in ("with", "") else f"{name}.{key}", was.get(key), now.get(key))
+    elif isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        for i, pair in enumerate(zip(was, now, strict=True)):
+            yield from _differences(f"{name}[{i}]", *pair)
+    elif was != now:
+        yield f"{name}: was {was!r:.100}, now {now!r:.100}"
 
 
 def repetition(method: Method, server: Server, out: Path) -> dict[str, Any]:
