@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from distillkit import Normalization
-from distillkit.data import DATASETS, clients, partition
+from distillkit.data import DATASETS
 from tests.refused import refused
 
 load_femnist = DATASETS["femnist"].load
@@ -66,17 +66,6 @@ def test_labels_are_digits_upper_and_lower_case_letters(tmp_path: Path) -> None:
     assert len(classes) == 62
     # LEAF's relabel_class: 0..9 for digits, 10..35 for upper case, 36..61 for lower case
     assert [classes[k] for k in (0, 9, 10, 35, 36, 61)] == ["0", "9", "A", "Z", "a", "z"]
-
-
-def test_a_partition_by_writer_is_a_few_lines(tmp_path: Path) -> None:
-    split = load_femnist(write(tmp_path))
-    train, test = split
-    user = train.columns["user"]
-    owned = user.argsort(stable=True).split(user.bincount(minlength=len(split.users)).tolist())
-    assert all(user[part].unique().tolist() == [k] for k, part in enumerate(owned))
-    assert [len(mine) for mine in clients(train, owned)] == [2, 5, 3]
-    assert [len(part) for part in partition.by_domain(train.columns["user"])] == [2, 5, 3]
-    assert [len(part) for part in partition.by_domain(test.columns["user"])] == [1, 2, 1]
 
 
 def test_size_channels_and_normalization(tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
 from distillkit import LabeledImages, Normalization
@@ -95,19 +93,6 @@ def test_bytes_are_pixels_and_rows_in_half_precision_are_renormalized(tmp_path: 
     assert torch.allclose(found.pixels(), (X * 40 + 128).clamp(0, 255).byte() / 255, atol=1e-6)
     assert torch.allclose(found.labels.sum(1), torch.ones(6), atol=1e-6)
     assert torch.allclose(found.labels, ROWS, atol=1e-3)
-
-
-@settings(max_examples=20, deadline=None)
-@given(n=st.integers(1, 4), soft=st.booleans(), seed=st.integers(0, 99))
-def test_a_released_set_survives_a_round_trip(n: int, soft: bool, seed: int, tmp_path_factory: Any) -> None:
-    rng, folder = derive(seed), tmp_path_factory.mktemp("released")
-    images, labels = torch.randn(n, 1, 2, 3, generator=rng), torch.arange(n)
-    rows = torch.rand(n, 4, generator=rng).softmax(1)
-    torch.save([images, rows if soft else labels], folder / "a.pt")
-    found = load_set(folder / "a.pt", normalization=Normalization([0.5], [0.5]))
-    again = load_set(found.export(folder / "a.npz"))
-    assert torch.equal(again.images, images)
-    assert torch.allclose(again.labels.double(), (rows if soft else labels).double(), atol=1e-6)
 
 
 class Runs:

@@ -117,10 +117,6 @@ def test_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_missing_folder_is_named(tmp_path: Path) -> None:
-    refused(lambda: make().save(tmp_path / "nowhere" / "set.safetensors"), OSError, r"cannot write .*nowhere")
-
-
 def test_invalid_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="should hold a saved LabeledImages"):
         LabeledImages.load(tmp_path / "none.safetensors")
@@ -391,8 +387,7 @@ def test_as_set_refuses_contradictions() -> None:
         as_set(data, normalization=HALF)
     overwritten = LabeledImages(X.clone(), Y)
     overwritten.images[1] = torch.nan
-    with pytest.raises(ValueError, match="finite"):
-        as_set(overwritten)
+    refused(lambda: as_set(overwritten), ValueError, "finite")
 
 
 def test_set_records_whether_its_class_count_was_given(tmp_path: Path) -> None:
