@@ -90,7 +90,7 @@ def test_resuming_with_other_data_or_another_network_is_refused(
 def test_other_methods_check_their_network_too(kind: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {} if kind is FedProto else {"ipc": 1, "steps": 1, "server_epochs": 1, "batch_real": 4}
     play(tmp_path, kind(factory=Tiny, **options), rounds=1)
-    with pytest.raises(CheckpointError, match="network: was .*Tiny.*, now .*Leaky"):
+    with pytest.raises(CheckpointError, match="network.class: was .Tiny., now .Leaky"):
         play(tmp_path, kind(factory=Leaky, **options), resume=True)
 
 
