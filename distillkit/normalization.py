@@ -32,6 +32,12 @@ class ZCA:
     matrix: Tensor
     inverse: Tensor
 
+    def __post_init__(self) -> None:
+        size = len(check.float_tensor(self.center, "center", "[D]"))
+        for name, matrix in (("matrix", self.matrix), ("inverse", self.inverse)):
+            if check.float_tensor(matrix, name, "[D, D]").shape != (size, size):
+                raise ValueError(f"{name} must have shape [{size}, {size}] as center has, got {list(matrix.shape)}")
+
     @staticmethod
     def fit(images: Tensor, *, eps: float = 0.1) -> ZCA:
         """Fit the whitening on images, with kornia's implementation.
@@ -132,7 +138,7 @@ class Normalization:
         self, mean: Sequence[float], std: Sequence[float], zca: ZCA | None = None, *, measured: bool | None = None
     ) -> None:
         object.__setattr__(self, "mean", tuple(check.real_number(m, "mean") for m in _channels(mean, "mean")))
-        object.__setattr__(self, "std", tuple(check.real_number(s, "std", above=0.0) for s in _channels(std, "std")))
+        object.__setattr__(self, "std", tuple(check.real_number(s, "std", least=1e-12) for s in _channels(std, "std")))
         if zca is not None and not isinstance(zca, ZCA):
             raise TypeError(f"zca must be a ZCA, such as ZCA.fit(images), or None, got {type(zca).__name__}")
         object.__setattr__(self, "zca", zca)

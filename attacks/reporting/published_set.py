@@ -144,7 +144,7 @@ def leaks(
         small.require_compatible(data[:0].read() if isinstance(data, StoredImages) else data, names=("small", name))
     images = small.to(small.images.device if device is None else check.device(device)).pixels().float()
     if len(images.flatten(1).unique(dim=0)) < 2:
-        raise ValueError(f"small must hold at least 2 different images, which the attack compares; got {len(small)}")
+        raise ValueError(f"small must hold at least 2 different images to compare, but its {len(small)} are all equal")
     members = torch.arange(len(real)) if used is None else _used(used, len(real))
     kept = _distinct(images, real, others)
     known, chance = (_compared(images, data) for data in (real, others))
@@ -230,5 +230,5 @@ def _used(used: Tensor, count: int) -> Tensor:
     if not isinstance(used, Tensor) or used.is_floating_point() or used.dtype == torch.bool:
         raise TypeError(f"used must be an int tensor [k] of indices, got {getattr(used, 'dtype', type(used).__name__)}")
     if used.ndim != 1 or not len(used) or int(used.min()) < 0 or int(used.max()) >= count:
-        raise ValueError(f"used must hold at least one index of a record of train, 0 to {count - 1}, [k]")
+        raise ValueError(f"used must hold at least one index of a record of train, 0 to {count - 1}; got {used}")
     return used.cpu().unique()

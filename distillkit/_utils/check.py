@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 T = TypeVar("T")
 
 __all__ = [
+    "accepts",
     "batch_of_images",
     "bool_tensor",
     "boolean",
@@ -344,6 +345,14 @@ def callable_with(value: T, name: str, arguments: Sequence[str], example: str, *
     except TypeError as error:
         raise TypeError(f"{wanted}, got {_function_name(value)}, which takes {signature}") from error
     return value
+
+
+def accepts(function: Callable[..., Any], options: Mapping[str, Any], name: str) -> None:
+    """Check that a function has the options that an argument `name` maps to values."""
+    try:
+        inspect.signature(function).bind_partial(**options)
+    except TypeError as error:
+        raise TypeError(f"{name} must be options of {_function_name(function)}: {error}") from error
 
 
 def _function_name(value: Any) -> str:

@@ -103,6 +103,9 @@ def apply_augmentation(augment: Any, images: Tensor, generator: torch.Generator,
     before = 0 if images.is_inference() else images._version
     try:
         seen = augment(images, generator, siamese=siamese)
+    except TypeError:
+        require_augmentation(augment)
+        raise
     except RuntimeError as error:
         if "inplace" in str(error) or "in-place" in str(error):
             raise ValueError(f"augment must not change its images in place; return new images ({error})") from error

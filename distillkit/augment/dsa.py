@@ -108,6 +108,8 @@ class DSA:
             The augmented images, float [N, C, H, W], with the same dtype and device.
         """
         check.batch_of_images(images, values=False)
+        if not len(images):
+            return images
         generator, families = as_generator(generator), self.families
         if self.mode == "S":
             families = (families[int(torch.randint(len(families), (), generator=generator))],)

@@ -56,6 +56,8 @@ class ResizedCrop(CheckedOptions):
             The augmented images, float [N, C, H, W], with the same dtype and device.
         """
         check.batch_of_images(images, values=False)
+        if not len(images):
+            return images
         generator = as_generator(generator)
         count, (h, w) = 1 if siamese else len(images), images.shape[2:]
         mirrored = Draws(images, generator, count).uniform(0, 1) < self.flip

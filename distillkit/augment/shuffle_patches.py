@@ -54,6 +54,8 @@ class ShufflePatches:
             The augmented images, float [N, C, H, W], with the same dtype and device.
         """
         check.batch_of_images(images, values=False)
+        if not len(images):
+            return images
         if self.factor > min(images.shape[2:]):
             h, w = images.shape[2:]
             raise ValueError(f"factor={self.factor} must be at most the shorter side of the images, {h}x{w} pixels")

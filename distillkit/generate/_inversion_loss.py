@@ -101,7 +101,7 @@ class InversionLoss:
                 before = images.clone()
                 try:
                     logits = network(images)
-                except RuntimeError as error:
+                except (RuntimeError, ValueError) as error:
                     raise ValueError(
                         f"{name} cannot take images of shape={tuple(images.shape[1:])}: {error}"
                     ) from error

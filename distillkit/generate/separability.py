@@ -11,6 +11,7 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit._utils.progress import bar
 from distillkit.networks._factory import NetworkFactory, build
+from distillkit.networks._validation import check_network
 from distillkit.networks.convnet import ConvNet
 from distillkit.rng import as_generator
 from distillkit.sets import Images, LabeledImages, Labels, as_set
@@ -113,6 +114,7 @@ def _small_network(
     shape, k = data.shape, data.num_classes
     depth = max(1, min(3, int(math.log2(min(shape[1:]))) - 1))
     network = build(factory or (lambda: ConvNet(shape, k, width=32, depth=depth)), generator).to(data.images)
+    check_network(network, data.images, classes=k, name="factory")
     adam = Protocol(epochs=epochs, lr=lr, weight_decay=0.0, batch=batch, optimizer="adamw", schedule="constant")
     with bar(epochs, "separability", unit="epoch", progress=progress) as shown:
         train(network, data, adam, generator=generator, callback=lambda _: shown.update(), progress=False)

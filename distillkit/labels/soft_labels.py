@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from distillkit.sets._info import GUARANTEE, combined_info
 __all__ = ["soft_labels"]
 
 
+@runtime_checkable
 class Guarantee(Protocol):
     """Interface of guarantees of differential privacy, such as `distillkit.privacy.Guarantee`."""
 
@@ -85,6 +86,7 @@ def _with_guarantee(info: dict[str, Any], guarantee: Guarantee | None) -> dict[s
     """Update the guarantee in the `info` of a set whose images get labels from a teacher."""
     if guarantee is None:
         return combined_info([info], "labels of a teacher without a guarantee")
+    check.instance(guarantee, Guarantee, "guarantee", "a Guarantee, as ledger.guarantee() returns it")
     own, new = info.get("epsilon"), guarantee.info()
     if own is None:
         raise ValueError("guarantee must be None, because small has no epsilon that could cover its images")

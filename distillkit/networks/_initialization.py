@@ -142,11 +142,10 @@ def initialize(network: nn.Module, generator: int | torch.Generator, redraw: Red
     Raises:
         TypeError: `redraw` is None, and no rule above applies to a module. The message contains the module's name and
             lists the remedies.
-        ValueError: a parameter is on the device "meta".
+        ValueError: a parameter is lazy, or on the device "meta".
     """
     require_network(network, "network")
-    for parameter in network.parameters():
-        check.has_values(parameter, "network's parameters")
+    check.with_values(network)
     if redraw is not None:
         check.callable_with(redraw, "redraw", ["network", "generator"], "a function that sets parameters in place")
     with torch.device("cpu"):  # every parameter is drawn there, whatever the default device

@@ -14,7 +14,7 @@ from distillkit._utils.configurable import Configurable
 from distillkit.networks._base import Network, split
 from distillkit.networks._factory import NetworkFactory, build, frozen_copy, keeps_init
 from distillkit.networks._initialization import Redraw, initialize
-from distillkit.rng import derive
+from distillkit.rng import as_generator, derive
 
 __all__ = ["FixedNetwork", "NetworkBall", "NetworkSampler", "RandomNetworks"]
 
@@ -217,7 +217,7 @@ class NetworkBall(Configurable):
             generator: source of randomness; see `NetworkSampler.draw`.
         """
         first = self._center[0]
-        noise = torch.empty(sum(self._sizes), dtype=first.dtype).normal_(generator=generator)
+        noise = torch.empty(sum(self._sizes), dtype=first.dtype).normal_(generator=as_generator(generator))
         noise = (noise * (self.radius / noise.norm())).to(first.device)
         for parameter, center, move in zip(self._parameters, self._center, noise.split(self._sizes), strict=True):
             torch.add(center, move.view_as(center), out=parameter)

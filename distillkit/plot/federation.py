@@ -216,7 +216,7 @@ def _points(name: str, runs: Sequence[Run], x: str, y: str) -> Tensor:
                 raise ValueError(f"each row of {name!r} must have a round, got {sorted(row)}")
             spent += _cost(name, row, x)
             if row.get(y) is not None:
-                found[int(row["round"])] = (float(row["round"]) if x == "round" else spent, float(row[y]))
+                found[int(row["round"])] = (float(row["round"]) if x == "round" else spent, _number(name, row, y))
         by_round.append(found)
     common = sorted(set.intersection(*(set(found) for found in by_round)))
     if not common:
@@ -228,7 +228,14 @@ def _points(name: str, runs: Sequence[Run], x: str, y: str) -> Tensor:
 
 def _cost(name: str, row: Mapping[str, Any], x: str) -> float:
     if x == "bytes" and "bytes" not in row and "bytes_up" in row and "bytes_down" in row:
-        return float(row["bytes_up"]) + float(row["bytes_down"])
+        return _number(name, row, "bytes_up") + _number(name, row, "bytes_down")
     if x not in row:
         raise ValueError(f"each row of {name!r} must have {x!r}, got {sorted(row)}")
-    return float(row[x])
+    return _number(name, row, x)
+
+
+def _number(name: str, row: Mapping[str, Any], column: str) -> float:
+    try:
+        return float(row[column])
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{column} must be a number in each row of {name!r}, got {row[column]!r}") from error

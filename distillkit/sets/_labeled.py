@@ -174,8 +174,8 @@ class LabeledImages(ImageSet):
         known = num_classes is not None or self.labels.ndim == 2
         self.classes_given = known if classes_given is None else check.boolean(classes_given, "classes_given")
         self.normalization = checked_normalization(normalization, self.images.shape[1])
-        self.columns = checked_columns(columns or {}, len(self.images))
-        self.info = checked_info(info or {})
+        self.columns = checked_columns(columns, len(self.images))
+        self.info = checked_info(info)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Assign an attribute. New content of unknown origin ends a guarantee, as in `replace`."""

@@ -115,11 +115,12 @@ class StoredImages(ImageSet, FileBacked):
         classes_given: bool = True,
         class_names: Sequence[str] = (),
     ) -> None:
-        self._file, self._rows = file, rows
+        self._file = check.instance(file, PixelFile, "file", "the file of a set that open_folder made")
+        self._rows = rows
         self.labels, self.num_classes = checked_labels(labels, len(rows), num_classes)
         self.normalization = checked_normalization(normalization, file.shape[0])
-        self.columns = checked_columns(columns or {}, len(rows))
-        self.info = checked_info(info or {})
+        self.columns = checked_columns(columns, len(rows))
+        self.info = checked_info(info)
         self.classes_given = check.boolean(classes_given, "classes_given")
         self.class_names = checked_class_names(class_names, self.num_classes)
 

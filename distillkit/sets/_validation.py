@@ -100,6 +100,7 @@ def as_index(index: int | slice | Tensor | Sequence[int], n: int) -> slice | Ten
         found = index if isinstance(index, Tensor) else torch.as_tensor(index, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"index must be an int, a slice, a mask or a list of ints, got {index!r:.80}") from None
+    check.has_values(found, "index")
     found = found if found.numel() or isinstance(index, Tensor) else found.long()
     if found.is_floating_point() or found.is_complex() or found.ndim > 1:
         raise TypeError(
@@ -113,9 +114,9 @@ def as_index(index: int | slice | Tensor | Sequence[int], n: int) -> slice | Ten
     return found
 
 
-def checked_columns(columns: Mapping[str, Any], n: int) -> dict[str, Tensor]:
+def checked_columns(columns: Mapping[str, Any] | None, n: int) -> dict[str, Tensor]:
     """Check that every column has one row per image, and return the columns as a dictionary."""
-    found = dict(columns)
+    found = dict(check.mapping({} if columns is None else columns, "columns"))
     for name, column in found.items():
         if not isinstance(column, Tensor):
             raise TypeError(f"column {name!r} must be a torch.Tensor, got {type(column).__name__}")
@@ -124,10 +125,10 @@ def checked_columns(columns: Mapping[str, Any], n: int) -> dict[str, Tensor]:
     return found
 
 
-def checked_info(info: Mapping[str, Any]) -> dict[str, Any]:
+def checked_info(info: Mapping[str, Any] | None) -> dict[str, Any]:
     """Convert `info` to JSON values, so that it does not change when it is saved and loaded."""
     try:
-        copied: dict[str, Any] = json.loads(json.dumps(dict(info), default=_plain))
+        copied: dict[str, Any] = json.loads(json.dumps(dict({} if info is None else info), default=_plain))
     except (TypeError, ValueError) as error:
         raise TypeError(f"info must be a mapping of JSON values: {error}") from error
     return copied

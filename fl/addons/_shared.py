@@ -12,6 +12,7 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit._utils.options import Fraction, LearningRate, NonNegativeInt, Options, Positive, PositiveInt
+from distillkit.select import select
 from fl.addons._crops import Source, View
 from fl.addons._distill import distill_models, falling_steps, starts_from_average, validation_accuracy
 from fl.addons.scaffold import SCAFFOLD
@@ -60,6 +61,7 @@ class Shared(AddOn):
 
     def _set_source(self, pixels: Tensor, source: Source, fingerprint: str) -> None:
         check.positive_int(self.keep, "keep", most=source.count)
+        check.accepts(select, self.selection, "selection")
         if self.least_steps is not None:
             check.positive_int(self.least_steps, "least_steps", most=self.steps)
         for name, value in {"pixels": pixels, "source": source, "fingerprint": fingerprint}.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from distillkit._utils import check
 from distillkit.generate import cnn_noise, stylegan_noise, upsampled_gaussian
 from distillkit.sets import LabeledImages
 from fl.averaging.addon import AddOn
@@ -20,11 +21,13 @@ NOISE: dict[str, Callable[..., LabeledImages]] = {
 """VHL's three sources of noise, by name."""
 
 
-def require_source(source: object) -> None:
-    """Raise TypeError unless `source` is a string or a `LabeledImages`."""
+def require_source(source: object, options: Mapping[str, Any]) -> None:
+    """Raise TypeError unless `source` is a string or a `LabeledImages` and its noise has the options."""
     if not isinstance(source, str | LabeledImages):
         names, kind = ", ".join(NOISE), type(source).__name__
         raise TypeError(f"source must be one of {names}, a name in server_data, or a LabeledImages, got {kind}")
+    if isinstance(source, str) and source in NOISE:
+        check.accepts(NOISE[source], options, "options")
 
 
 def virtual_set(

@@ -50,7 +50,7 @@ class VFTL(AddOn):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_source(self.source)
+        require_source(self.source, self.options)
 
     def start(self, server: AveragingServer) -> None:
         """Make the virtual set of noise images, and pretrain the initial weights of every architecture on it."""

@@ -93,7 +93,7 @@ class VHL(AddOn):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_source(self.source)
+        require_source(self.source, self.options)
         if isinstance(self.augment, str):
             check.one_of(self.augment, "augment", ("method",))
         else:

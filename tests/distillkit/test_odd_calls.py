@@ -66,7 +66,6 @@ from attacks.reporting import Audit, Inversion
 from attacks.statistics import ppv_interval
 from distillkit import LabeledImages, Normalization
 from distillkit import losses as lo
-from distillkit._utils.processes import worker_pool
 from distillkit.augment import (
     DSA,
     CropFlip,
@@ -136,7 +135,7 @@ from distillkit.networks import (
     split,
 )
 from distillkit.normalization import ZCA
-from distillkit.plot import grid, mmd_table, pairwise_mmd, pixel_histogram, real_and_synthetic, selection, tsne
+from distillkit.plot import curves, grid, mmd_table, pairwise_mmd, pixel_histogram, real_and_synthetic, selection, tsne
 from distillkit.plot import partition as plot_partition
 from distillkit.privacy import (
     PrivateGradient,
@@ -151,7 +150,7 @@ from distillkit.protocols import describe_protocol
 from distillkit.rng import derive
 from distillkit.robustness import FGSM, PGD, Corruption, Perturbation, pixels_in_range, require_perturbations
 from distillkit.select import centroid_distances, kmeans_balance, prune_by_confidence, select
-from distillkit.sets import TiledImages, Tiles, as_set
+from distillkit.sets import StoredImages, TiledImages, Tiles, as_set
 from distillkit.study.history import accuracy_late
 from distillkit.training import Protocol, accuracy, require_protocol, train
 from tests.odd_calls import Call, Listed, table_tests
@@ -262,6 +261,11 @@ def inverted(message: Any) -> str | None:
     return finite(invert_message(message, (1, 8, 8), 3, labels=LABELS[:3], steps=2).images)
 
 
+def augments(augment: Any) -> str | None:
+    """Return what is wrong with the augmented images, and with none."""
+    return finite([augment(normal(n, 1, 8, 8), 0) for n in (0, 3)])
+
+
 def outputs_on_noise(network: nn.Module) -> str | None:
     """Return what is wrong with the network's outputs on noise of its own shape."""
     return finite(network.eval()(torch.zeros(2, *network.shape)))  # type: ignore[arg-type]
@@ -331,10 +335,10 @@ CALLS: dict[str, Call] = {
     "Normalization": C(Normalization, lambda n: finite(n.encode(torch.zeros(1, 1, 2, 2))), mean=(0.5,), std=(0.2,)),
     "ZCA": C(ZCA.fit, lambda z: finite(z.encode(torch.rand(2, 1, 2, 2))), images=lambda: torch.rand(6, 1, 2, 2)),
     # Augmentation
-    "DSA": C(DSA, lambda a: finite(a(normal(3, 1, 8, 8), 0))),
-    "CropFlip": C(CropFlip, lambda a: finite(a(normal(3, 1, 8, 8), 0)), normalization=HALF, pad=2, cutout=2),
-    "ResizedCrop": C(ResizedCrop, lambda a: finite(a(normal(3, 1, 8, 8), 0)), min_scale=0.5),
-    "ShufflePatches": C(ShufflePatches, lambda a: finite(a(normal(3, 1, 8, 8), 0)), factor=3, augment=DSA()),
+    "DSA": C(DSA, augments),
+    "CropFlip": C(CropFlip, augments, normalization=HALF, pad=2, cutout=2),
+    "ResizedCrop": C(ResizedCrop, augments, min_scale=0.5),
+    "ShufflePatches": C(ShufflePatches, augments, factor=3, augment=DSA()),
     "apply_augmentation": F(
         apply_augmentation, augment=DSA(), images=lambda: normal(3, 1, 8, 8), generator=lambda: derive(0), siamese=True
     ),
@@ -852,7 +856,7 @@ FORMULAS = (
     *("binary_distillation", "jensen_shannon", "clamped_disagreement", "class_means", "mean_embedding_distance"),
     *("rbf_mmd", "feature_decorrelation", "prototype_distance", "clip_logit_norm"),
 )
-CONDENSERS = ("distribution_matching", "herding", "k_center", "separability")
+CONDENSERS = ("distribution_matching", "herding", "k_center")
 
 ACCEPTED: Listed = {
     ("*soft_labels", "pool", "dtype"): "the pool is converted for the teacher",
@@ -938,6 +942,7 @@ OTHERWISE: Listed = {
     ("real_and_synthetic", "*", "empty"): BOTH,
     ("fit_to_gradient", "synthetic", "*"): NETWORK,
     ("stitch", "images", "class count"): "the observer",
+    ("separability", "images", "class count"): "the factory",
     **{("canary_attack", "records", c): "the network of the caller" for c in ("shape", "channels")},
     **{("*soft_labels", "small", c): "the teacher" for c in ("shape", "channels", "class count", "dtype")},
     ("gradient_matching", "images", "class count"): "`networks`, which give fewer logits",
@@ -1120,9 +1125,9 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: tensor_fingerprint([META]), "device 'meta'"),
     (lambda: set_fingerprint(data().images), "data must be a LabeledImages or a StoredImages"),
     (lambda: data()["a"], "index must be an int"),
-    (lambda: data()[1.5], "index must be an int"),
+    (lambda: data()[LABELS.to_sparse()], "index must be a dense tensor"),
     (lambda: data()[[0, 9]], r"index must be in \[-9, 9\), got 0 to 9"),
-    (lambda: data()[[-10]], r"index must be in \[-9, 9\)"),
+    (lambda: data().replace(columns=LABELS), "columns must map names to values, got Tensor"),
     (lambda: data()[torch.tensor([True, False])], "index must be a mask of 9 values"),
     (lambda: data().renormalize((0.5,)), "normalization must be"),
     (lambda: LabeledImages(data().images, LABELS, normalization={}), "normalization must be"),
@@ -1131,6 +1136,14 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: accuracy(made(), data(), against=torch.zeros(2)), "against must be a list of perturbations"),
     (lambda: pa.summary(LABELS, [torch.tensor([9], dtype=torch.uint16)]), r"indices in \[0, 9\), got 9 to 9"),
     (lambda: frozen_copy(nn.LazyLinear(3)), "network must be one whose shapes are known, but weight is lazy"),
+    (lambda: initialize(nn.LazyLinear(3), 0), "network must be one whose shapes are known, but weight is lazy"),
+    (lambda: StoredImages("a", LABELS, LABELS, num_classes=3), "file must be the file of a set"),
+    (lambda: ZCA(torch.zeros(4), torch.eye(4), torch.eye(3)), r"inverse must have shape \[4, 4\] .* got \[3, 3\]"),
+    (lambda: apply_augmentation(lambda x: x, data().images, derive(0), siamese=False), "augment must be .* called as"),
+    (lambda: soft_labels(data(), made(), guarantee=1.0), "guarantee must be a Guarantee"),
+    (lambda: curves({"a": [{"round": 1, "accuracy": "x"}]}), "accuracy must be a number in each row of 'a', got 'x'"),
+    (lambda: inverting(made(), student=ConvNet((1, 9, 9), 3)), r"student cannot take images of shape=\(1, 8, 8\)"),
+    (lambda: separability(data(), factory=lambda: ConvNet((1, 8, 8), 2), epochs=1), "factory must return 3 logits"),
     (lambda: inverting(made().to("meta")), "network must be one with values, but .* device 'meta'"),
     (lambda: accuracy_late(3), "rows must be the rows of a history"),
     (lambda: accuracy_late([{"accuracy": "x"}]), r"rows\[0\]\['accuracy'\] must be a number or None, got 'x'"),
@@ -1154,7 +1167,6 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: class_sums(data().images, LABELS, None, num_classes=3), "embedders must be PublicEmbedders"),
     (lambda: fit_to_means(data().images, None, META), "embedders must be PublicEmbedders"),
     (lambda: fit_to_means(None, embedders(), torch.zeros(1, 3, 4)), "start must be a floating tensor"),
-    (lambda: worker_pool(0), "count must be"),
     (lambda: derive(1.5), "seed must be an int, and keys ints or strings, got float"),
     (lambda: forward_chunks(made(), data().images, 0).__next__(), "size must be"),
     (lambda: chunk_size(torch.zeros(3)), r"images must be \[N, C, H, W\]"),

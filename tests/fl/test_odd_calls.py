@@ -460,10 +460,7 @@ ACCEPTED: Listed = {
 """(name, argument, corruption) -> why such a call is right."""
 
 OTHERWISE: Listed = {
-    ("*VHL", "options", "unknown"): PYTHON,
-    ("VFTL", "options", "unknown"): PYTHON,
     ("SharedImage", "crops", "unknown"): PYTHON,
-    ("Shared*", "selection", "unknown"): PYTHON,
     ("SingleImage", "shared", "unknown"): PYTHON,
     ("SharedPool", "pool", "one row"): "`keep`, which is more than the pool then holds",
     ("FedAvg several", "factory", "class"): "`assign`: a class is one factory, and needs none",

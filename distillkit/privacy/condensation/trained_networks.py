@@ -10,6 +10,7 @@ from distillkit.networks._base import Network, split
 from distillkit.networks._factory import NetworkFactory, build, frozen_copy
 from distillkit.networks._initialization import Redraw
 from distillkit.privacy.validation._arguments import refuse_lost_guarantee
+from distillkit.rng import as_generator
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol, require_protocol, train
 
@@ -70,6 +71,7 @@ class TrainedNetworks(Configurable):
             generator: generator of the initial weights and the order of the batches; the same state gives the same
                 network.
         """
+        generator = as_generator(generator)
         state = generator.get_state().numpy().tobytes()
         if state not in self._drawn:
             network = build(self._factory, generator, self._redraw)

@@ -130,7 +130,11 @@ def _refuse_other_server(message: Any, context: Any) -> Any:
 
 
 def _reply(node: Node, message: Any, context: Any) -> Any:
-    config, reply = dict(context.node_config), flower("app").Message
+    reply = flower("app").Message
+    for name, value, attribute in (("message", message, "metadata"), ("context", context, "node_config")):
+        if not hasattr(value, attribute):
+            raise TypeError(f"{name} must be the {name} that Flower passes to the app, got {type(value).__name__}")
+    config = dict(context.node_config)
     if message.metadata.message_type == "query.node":
         parts = node.handle_query(message.content, config)
     else:
