@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from distillkit.chunking import chunk_size
 from distillkit.generate.complement import complement_targets
 from distillkit.generate.decoder import LatentDecoder, SmallDecoder
 from distillkit.generate.invert import invert
@@ -237,6 +238,11 @@ def test_batch_statistics_set_the_default_batch() -> None:
     default = invert(teacher, targets, **options)
     assert torch.equal(default.images, invert(teacher, targets, batch=256, **options).images)
     assert not torch.allclose(default.images, invert(teacher, targets, batch=5, **options).images)
+    sizes: list[int] = []
+    alone = net(0)
+    alone.register_forward_hook(lambda module, given, logits: sizes.append(len(logits)))
+    made = invert(alone, targets, **options)
+    assert max(sizes) == chunk_size(made.images) < len(targets)
 
 
 def test_no_targets_give_an_empty_set() -> None:

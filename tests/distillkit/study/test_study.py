@@ -17,9 +17,11 @@ import torch
 from distillkit import LabeledImages, Normalization
 from distillkit.condense import distribution_matching, random_subset
 from distillkit.data import Split, partition
+from distillkit.evaluate import evaluate
 from distillkit.networks import ConvNet
 from distillkit.networks.samplers import RandomNetworks
 from distillkit.privacy import Event, Ledger
+from distillkit.rng import derive
 from distillkit.serialization import SerializationError
 from distillkit.study import (
     Candidate,
@@ -540,12 +542,14 @@ def test_private_condenser_gets_a_ledger_and_reports_its_epsilon(tmp_path: Path)
 
 
 def test_condensers_with_callbacks_and_full_data_sets_run(tmp_path: Path) -> None:
-    protocol = Protocol(epochs=1)
-    [record] = Study(
-        tmp_path, task(), {"all": Condense(lambda factory: whole, num_networks=1, protocol=protocol)}, seeds=(0,)
-    ).run(progress=False)
-    assert record.line["images"] == len(task().pooled(task().load())[0])
-    assert not (tmp_path / "made-all-0" / "set.safetensors").exists()
+    candidate, split = Condense(lambda factory: whole, num_networks=2, protocol=Protocol(epochs=1)), task().load()
+    [record] = Study(tmp_path, task(), {"all": candidate}, seeds=(3,)).run(progress=False)
+    real, test = task().pooled(split)
+    options: dict[str, Any] = {"protocol": candidate.protocol, "generator": derive(3, "evaluate"), "progress": False}
+    [row] = evaluate(real, test, partial(task().network(split), 2), num_networks=2, **options).rows
+    assert record.line["images"] == len(real)
+    assert record.line["accuracies"] == list(row.accuracies)
+    assert not (tmp_path / "made-all-3" / "set.safetensors").exists()
     assert record.line["epsilon"] is None
     assert 0 <= record.line["cpu_seconds_condense"] <= record.line["cpu_seconds_test"]
 
