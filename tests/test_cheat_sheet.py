@@ -47,3 +47,16 @@ def test_long_work_shows_its_progress_by_default() -> None:
     functions = [f for f in PUBLIC if inspect.isfunction(f) and "progress" in inspect.signature(f).parameters]
     assert len(functions) > 20
     assert not [f for f in functions if inspect.signature(f).parameters["progress"].default is not True]
+
+
+def test_repeated_calls_give_equal_results_by_default() -> None:
+    """Every default seed is 0; only a secret and a repetition draw a new one or use the run's."""
+    seeds = [
+        (f.__name__, p.default)
+        for f in PUBLIC
+        if inspect.isfunction(f) or (isinstance(f, type) and not issubclass(f, BaseException))
+        for name, p in inspect.signature(f).parameters.items()
+        if name in ("generator", "seed") and p.default is not p.empty
+    ]
+    assert len(seeds) > 40
+    assert {seed for seed in seeds if seed[1] != 0} <= {("Secret", None), ("repeat", None)}

@@ -157,8 +157,8 @@ def test_histogram_reports_outliers_and_shares_its_scale() -> None:
     titles = [ax.get_title() for ax in figure.axes]
     assert titles == ["wide, 1 images\n50.0% outside [0, 1]", "whole, 12 images"]
     assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
-    beyond = wide.replace(images=wide.images + 50)
-    plot.pixel_histogram({"beyond": beyond})
+    beyond = plot.pixel_histogram({"beyond": wide.replace(images=wide.images + 50)})
+    assert figure.get_size_inches().tolist() == pytest.approx((beyond.get_size_inches() * [2, 1]).tolist())
 
 
 # Embeddings

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,7 @@ def test_transcript_contains_what_the_server_received(done: int, tmp_path: Path)
             assert FedDM.model in decode((folder / f"{client}-down.safetensors").read_bytes())[0]
 
 
+@dataclass(frozen=True)
 class Diary(AddOn):
     """Clients count in how many rounds they were drawn."""
 
@@ -300,23 +302,26 @@ def test_client_memory_survives_an_interruption(stop: int, tmp_path: Path) -> No
 def test_resuming_restores_the_model_of_the_last_completed_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kill between the model's file and the manifest leaves the model of a round that does not count."""
+    """A kill between the model's file and the manifest leaves a model and memories of a round that does not count."""
     options = {"out": tmp_path, "progress": False, "seed": 0}
-    method, data = FedAvg(factory=Tiny, lr=0.1), federation()
+    method, data = FedAvg(Diary(), factory=Tiny, lr=0.1), federation()
     simulate(method, data, rounds=1, **options)
     model = tmp_path / "checkpoint" / "model.safetensors"
-    first = model.read_bytes()
+    first, memories = model.read_bytes(), sorted(tmp_path.glob("checkpoint/clients/*/*"))
 
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(Store, "_write_manifest", killed)
+        patch.setattr("fl.engine._client_memory.MemoryStore.rollback", lambda self: None)  # a kill drops nothing
         with pytest.raises(KeyboardInterrupt):
             simulate(method, data, rounds=2, resume=True, **options)
     assert model.read_bytes() != first
+    assert len(list(tmp_path.glob("checkpoint/clients/*/*"))) > len(memories) > 0
     simulate(method, data, rounds=1, resume=True, **options)
     assert model.read_bytes() == first
+    assert sorted(tmp_path.glob("checkpoint/clients/*/*")) == memories
 
 
 def test_folder_with_a_run_is_refused_without_resume(tmp_path: Path) -> None:

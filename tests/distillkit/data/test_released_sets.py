@@ -55,13 +55,14 @@ def test_files_of_mtt_and_datm(tmp_path: Path) -> None:
         assert torch.equal(found.images, X)
         assert torch.equal(found.labels, Y)
         assert not found.images.requires_grad
-    torch.save(4 * ROWS - 2, tmp_path / "labels_best.pt")
+    torch.save((4 * ROWS - 2).requires_grad_(), tmp_path / "labels_best.pt")
     torch.save(torch.tensor(0.0125), tmp_path / "lr_best.pt")
     with pytest.raises(ValueError, match=r"label rows of .* are not probabilities.*logits=True"):
         load_set(tmp_path, normalization=CIFAR)
     found = load_set(tmp_path, normalization=CIFAR, logits=True)
     assert torch.allclose(found.labels, (4 * ROWS - 2).softmax(1))
     assert torch.equal(found.columns["logits"], 4 * ROWS - 2)
+    assert not found.columns["logits"].requires_grad
     assert found.info == {"source": tmp_path.name, "lr_student": pytest.approx(0.0125)}
 
 

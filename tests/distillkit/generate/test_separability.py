@@ -49,6 +49,7 @@ def test_custom_network_and_unbalanced_classes_with_one_missing() -> None:
     ("match", "options"),
     [
         ("each class must have at least 2 images, class 1 has 1", {"labels": torch.tensor([0, 0, 1])}),
+        ("images must be of at least 2 classes, got those of class 1 alone", {"labels": torch.tensor([1, 1, 1])}),
         ("labels must be class indices", {"labels": torch.ones(3, 2)}),
     ],
 )

@@ -87,7 +87,7 @@ class Known(Candidate):
         }
 
     def trial(self, made: Number, job: Job) -> Cost:
-        return Cost(1.0)
+        return Cost(made.value)
 
 
 @dataclass(frozen=True)
@@ -626,8 +626,10 @@ def test_estimated_time_counts_the_remaining_runs(tmp_path: Path) -> None:
     candidates = {"A": known(search=grid(value=[1, 2])), "B": known(search=grid(value=[3, 4]))}
     study = Study(tmp_path, task(), candidates, seeds=(0, 1))
     assert {(row.method, row.runs) for row in study.estimate().rows} == {("A", 4), ("B", 4)}
-    assert study.estimate().seconds == 8.0
-    assert "8 runs, about 8 seconds" in str(study.estimate())
+    assert study.estimate().seconds == 4 * 1 + 4 * 3  # of each candidate's first configuration
+    assert "8 runs, about 16 seconds" in str(study.estimate())
+    apart = Study(tmp_path / "apart", task(), candidates, seeds=(0,), tune_on=task("public"))
+    assert [row.cost.seconds for row in apart.estimate().rows] == [1, 3, 1, 3]
     memory = study.estimate().rows[0].memory
     assert memory is None or memory > 10_000_000
     Known.stop_at = "made-b-1"
