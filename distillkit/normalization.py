@@ -117,7 +117,7 @@ class Normalization:
 
     Args:
         mean: mean of each channel, in pixel units (pixels are in [0, 1]); a single number applies to every channel.
-        std: standard deviation of each channel, positive; a single number applies to every channel.
+        std: standard deviation of each channel, at least 1e-12; a single number applies to every channel.
         zca: whitening applied after the standardization; or None.
         measured: whether mean and standard deviation were measured on images that are not known to be public. Functions
             that promise privacy refuse such a normalization, because it reveals statistics of these images. Default:
@@ -126,7 +126,7 @@ class Normalization:
 
     Raises:
         TypeError: `zca` is not a ZCA, or `measured` is neither True nor False.
-        ValueError: the numbers of means and standard deviations differ, or a standard deviation is not positive.
+        ValueError: the numbers of means and standard deviations differ, or a standard deviation is too small.
     """
 
     mean: tuple[float, ...]
