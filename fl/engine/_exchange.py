@@ -137,6 +137,7 @@ class Exchanger:
             stats.seconds += result.seconds
             reason, message, schema = result.error, Message(), Schema()
             if reason is None:
+                stats.replied.add(result.client)
                 work = partial(validate, self.method, self.entries, server, verb, result)
                 reason, message, schema = self.thread.run(work)
             sent = [key for key, _ in result.reply.items()] if reason is None and result.reply is not None else []

@@ -27,6 +27,7 @@ class RoundStats:
         noted: numbers that clients report in `Client.notes`, summed over the clients, by name.
         dominant: clients that make up most of an aggregate, and its share, if the server sees single replies.
         empty: indices of the clients without images.
+        replied: indices of the clients that sent a reply in the present exchange, whether it is usable or not.
         integer_pool: pool of the integers in `by_client`. Equal integers share one object to save memory, because the
             pairs of all rounds stay in memory.
         seconds: CPU seconds of all clients.
@@ -42,6 +43,7 @@ class RoundStats:
     noted: dict[str, float] = field(default_factory=dict)
     dominant: dict[int, str] = field(default_factory=dict)
     empty: list[int] = field(default_factory=list)
+    replied: set[int] = field(default_factory=set)
     seconds: float = 0.0
     server_seconds: float = 0.0
 

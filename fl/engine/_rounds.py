@@ -73,6 +73,7 @@ class RoundRunner:
         self.on_row: Callable[[dict[str, Any]], object] = lambda row: None
         self.test = placed(test, self.server.device)
         self._participation, self._min_replies, self._evaluate = participation, min_replies, evaluate
+        self._uncharged: list[set[int]] = []  # by exchange of the present round
 
     def start(self) -> None:
         """Let the method prepare the server's state before the first round (`Method.start`)."""
@@ -83,8 +84,10 @@ class RoundRunner:
         if not self.method.has_query:
             return
         stats, charged = RoundStats(), self._charges()
-        answers = self.exchanger.collect("answer", range(self.server.clients), stats)
-        self._require_charges(self._uncharged(answers, charged), charged)
+        try:
+            answers = self._collect("answer", range(self.server.clients), stats)
+        finally:
+            self._require_charges(charged)
         self._require_enough(answers, stats, self._min_replies)
         self._update_state(lambda: self.method.receive_answers(self.server, answers.result()))
         counted = ("bytes_up", "bytes_down", "up", "down", "failed")
@@ -102,9 +105,9 @@ class RoundRunner:
         before, charged, hidden = server.state.copy(), self._charges(), self.method.draws_clients
         try:
             server.drawn = self._draw()
-            replies, uncharged = self._exchange(stats)
+            replies = self._exchange(stats)
             stats.server_seconds += self._update_state(partial(self.method.receive, server, replies))
-            self._require_charges(uncharged, charged)
+            self._require_charges(charged)
             del replies
             row = stats.row(server.drawn) | self._keep_usable_state(before)
             row |= _evaluation.evaluate_global(exchanger, self.test)
@@ -112,8 +115,12 @@ class RoundRunner:
             row |= {"bytes_resent": exchanger.resent} if exchanger.resent else {}
             row = history.masked(row) if hidden else row
         except BaseException as error:
-            server.state, server.round = before, self.committed
-            exchanger.rollback()
+            try:
+                if not hidden:  # a server that draws clients in secret charges before it releases anything
+                    self._require_charges(charged)
+            finally:
+                server.state, server.round = before, self.committed
+                exchanger.rollback()
             if isinstance(error, BudgetExhausted):
                 kept = f"round {number} was not finished; the state after round {self.committed} is kept"
                 raise BudgetExhausted(f"{error}; {kept}", remaining=error.remaining) from error
@@ -133,18 +140,12 @@ class RoundRunner:
             return self.exchanger.thread.run(lambda: checked_draw(self.method, self.server))
         return draw_clients(self.server.clients, self._participation, self.server.seed, self.server.round)
 
-    def _exchange(self, stats: RoundStats) -> tuple[AggregatedReplies, set[int]]:
-        """Run all exchanges of the round with the drawn clients.
-
-        Return the aggregated replies of "local", and the clients that replied in an exchange without a charge.
-        """
-        method, server, uncharged = self.method, self.server, set[int]()
+    def _exchange(self, stats: RoundStats) -> AggregatedReplies:
+        """Run all exchanges of the round with the drawn clients, and return the aggregated replies of "local"."""
+        method, server = self.method, self.server
         server.present, replies = list(server.drawn), None
         for verb in method.exchanges:
-            charged = self._charges()
-            aggregator = self.exchanger.collect(verb, list(server.present), stats, after_local=replies is not None)
-            if verb in method.inner.exchanges:  # those of filters, as the keys of secure sums, carry no records
-                uncharged |= self._uncharged(aggregator, charged)
+            aggregator = self._collect(verb, list(server.present), stats, after_local=replies is not None)
             server.present, aggregated = list(aggregator.clients), aggregator.result()
             if verb == "local":
                 self._require_enough(aggregator, stats, 0 if method.draws_clients else self._min_replies)
@@ -152,7 +153,22 @@ class RoundRunner:
             if len(method.exchanges) > 1:
                 self._receive_in(verb, aggregated, stats, after_local=replies is not None)
         assert replies is not None
-        return replies, uncharged
+        return replies
+
+    def _collect(
+        self, verb: str, clients: Sequence[int], stats: RoundStats, *, after_local: bool = False
+    ) -> Aggregator:
+        """Run one exchange, and note the clients that sent a reply, usable or not, without a charge."""
+        before = self._charges()
+        stats.replied.clear()
+        try:
+            return self.exchanger.collect(verb, clients, stats, after_local=after_local)
+        finally:
+            # Filters of a private method get no records in their own exchanges, such as that of keys of secure sums.
+            inner = self.method.inner
+            if self.server.ledger is not None and (verb in ("answer", *inner.exchanges) or not inner.private):
+                charged = {event.client for event in self.server.ledger.events[before:]}
+                self._uncharged.append({client for client in stats.replied if str(client) not in charged})
 
     def _receive_in(self, verb: str, replies: AggregatedReplies, stats: RoundStats, *, after_local: bool) -> None:
         """Pass the aggregated replies of one exchange to the method (`Method.receive_exchange`).
@@ -198,20 +214,19 @@ class RoundRunner:
     def _charges(self) -> int:
         return len(self.server.ledger.events) if self.server.ledger is not None else 0
 
-    def _uncharged(self, replies: Aggregator, before: int) -> set[int]:
-        """Return the clients of a private method that replied without a charge since the ledger had `before` events."""
-        ledger = self.server.ledger
-        if not self.method.private or ledger is None:
-            return set()
-        charged = {event.client for event in ledger.events[before:]}
-        return {client for client in replies.clients if str(client) not in charged}
+    def _require_charges(self, before: int) -> None:
+        """Record that no guarantee holds for clients that replied without a charge since the last call.
 
-    def _require_charges(self, uncharged: set[int], before: int) -> None:
-        """Record that no guarantee holds for `uncharged` clients, unless the server charged all clients instead."""
+        Instead of the clients, the server may have charged all of them, once for each exchange, since the ledger had
+        `before` events.
+        """
         ledger, name = self.server.ledger, type(self.method.inner).__name__
-        if ledger is None or any(event.client == ALL_CLIENTS for event in ledger.events[before:]):
+        uncharged, self._uncharged = [clients for clients in self._uncharged if clients], []
+        if ledger is None or not uncharged:
             return
-        for client in sorted(uncharged):
+        if sum(event.count for event in ledger.events[before:] if event.client == ALL_CLIENTS) >= len(uncharged):
+            return
+        for client in sorted(set().union(*uncharged)):
             text = f"the reply of round {self.server.round} was not charged ({name} is private)"
             ledger.void(text, client=client)
 

@@ -124,6 +124,8 @@ class Filtered(Method):
         """
         owner = self._owner(verb)
         if isinstance(owner, Filter):
+            if self.method.private:  # what the method keeps on the client may depend on records
+                client = replace(client, memory=Message())
             return cast(Message, getattr(owner, verb)(self._seen(client), message))
         return super().run_on_client(verb, client, message)
 

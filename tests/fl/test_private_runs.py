@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from fl.addons import DPSGD
 from fl.aggregation import EntrySpec, Schema
 from fl.engine._client_runtime import FAILED_PRIVATELY
 from fl.engine._run_options import EXACT_TESTS
+from fl.filters.filter import Filter
 from fl.method import evaluation_spec
 from tests.fl.federations import Tiny, images
 from tests.refused import refused
@@ -151,6 +153,104 @@ def test_reply_without_a_charge_ends_the_guarantee(charged: dict[int, int], verb
     assert (last["epsilon"] is not None) == enough
     assert "noted" not in last
     assert enough or "was not charged (" in last["privacy"]["reason"]
+
+
+class Unpaid(NoisySum):
+    """Method that charges nothing."""
+
+    def local(self, client: Client, message: Message) -> Message:
+        return Message({self.total: message[self.total]})
+
+
+class Failing(Unpaid):
+    def receive(self, server: Server, replies: Any) -> None:
+        raise NoUsableReply("no update")
+
+
+class Refusing(Unpaid):
+    def read_reply(self, server: Server, reply: Message) -> Message:
+        raise ValueError("useless")
+
+
+class Wavering(Unpaid):
+    asked = 0
+
+    @property
+    def private(self) -> bool:  # type: ignore[override]
+        Wavering.asked += 1
+        return Wavering.asked < 12
+
+
+class ChargesOnce(Unpaid):
+    """The server charges all clients once for two exchanges."""
+
+    exchanges = ("first", "local")
+    first = Unpaid.local
+
+    def send_exchange(self, server: Server, verb: str, client: int) -> Message:
+        return self.send(server, client)
+
+    def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
+        return self.expect(server, client)
+
+    def receive(self, server: Server, replies: Any) -> None:
+        assert server.ledger is not None
+        server.ledger.spend(Event("sum", SIGMA))
+
+
+class Public(Unpaid):
+    private = False
+
+
+class Peek(Filter):
+    """Filter that charges for the training's reply, but not for its own exchange."""
+
+    before, private = ("peek",), True  # type: ignore[assignment]
+    seen = Entry[Tensor]("sum")
+
+    def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
+        return {self.seen.key: EntrySpec(torch.zeros(()))}
+
+    def peek(self, client: Client, message: Message) -> Message:
+        return Message({self.seen: client.data.images.sum()})
+
+    def out(self, client: Client, message: Message, reply: Message) -> Message:
+        client.spend("out", SIGMA)
+        return reply
+
+
+@pytest.mark.parametrize(
+    "method", [Failing(), Refusing(), Wavering(), ChargesOnce(), Filtered(Public(), Peek())], ids=lambda m: repr(m)[:8]
+)
+def test_reply_without_a_charge_ends_the_guarantee_however_the_round_ends(method: Method) -> None:
+    Wavering.asked, ledger = 0, Ledger(delta=DELTA)
+    with suppress(NoUsableReply):
+        play(1, method, ledger=ledger)
+    assert "was not charged (" in ledger.guarantee().reason
+
+
+def test_exchange_of_a_filter_gets_no_memory_of_a_private_method() -> None:
+    class Remembering(NoisySum):
+        def local(self, client: Client, message: Message) -> Message:
+            client.memory[self.total] = client.data.images.double().sum(0)
+            return super().local(client, message)
+
+    class Recalling(Filter):
+        after = ("recall",)
+        found = Entry[float]("sum")
+
+        def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
+            return {self.found.key: EntrySpec(0.0)}
+
+        def recall(self, client: Client, message: Message) -> Message:
+            return Message({self.found: float(len(client.memory))})
+
+        def receive_exchange(self, server: Server, verb: str, replies: Any) -> dict[int, str]:
+            if verb == "recall":
+                server.notes["recalled"] = replies[self.found]
+            return {}
+
+    assert play(2, Filtered(Remembering(), Recalling())).rows[-1]["recalled"] == 0
 
 
 def test_epsilon_is_in_every_row_and_is_the_maximum_over_clients(tmp_path: Path) -> None:

@@ -606,6 +606,7 @@ HOOKS = {
 @pytest.mark.parametrize("hook", [*HOOKS, "correct_gradient", "after_step", "scale_update", "after_training"])
 def test_addon_beside_the_noise_is_refused(hook: str) -> None:
     members = {hook: lambda self, *_: None} | ({} if hook in HOOKS else {"data_access": "example"})
+    members |= {"expect_answer": lambda self, *_: None} if hook == "answer" else {}
     addon = type("Beside", (Public,), members)()
     with pytest.raises(ValueError, match=f"cannot be combined with Beside(.*){HOOKS.get(hook, hook)}(.*)leave it out"):
         averaged(CLIENT, addon)
