@@ -328,22 +328,11 @@ class PublicEmbedders:
             require_normalization(augment, like.normalization)
         noise = public_test_images(6, like, derive(seed, "try"))
         first = self[0]
-        alone = first.embed_private(noise)
-        self.dim = alone.shape[1]
-        if not first.own:
-            self._require_same_map(first, noise, alone)
-
-    def _require_same_map(self, embedder: PublicEmbedder, noise: Tensor, alone: Tensor) -> None:
-        """Refuse a network that embeds a batch differently from single images.
-
-        Synthetic images are embedded in batches when they are fitted to the class means, but private images one by one.
-        """
-        with torch.no_grad():
-            together = embedder.embedding(noise)
-        same = together.shape == alone.shape and bool((together - alone).norm() <= 1e-3 * alone.norm())
-        if not same:
+        self.dim = first.embed_private(noise).shape[1]
+        # Synthetic images are embedded in batches when they are fitted, but private images one by one.
+        if not first.own and not _embeds_as_captured(first, noise):
             raise BatchStatistics(
-                f"the network {type(embedder.network).__name__} or its augmentation embeds an image differently "
+                f"the network {type(first.network).__name__} or its augmentation embeds an image differently "
                 "among other images than alone, so private and synthetic images would be embedded differently; treat "
                 "every image independently, with one draw of the augmentation for all images"
             )
@@ -373,7 +362,8 @@ class PublicEmbedders:
         """Return an embedder, which keeps the captured functions of the last one that has the same network.
 
         Its parameters and buffers are arguments of these functions, so their values are always the present ones.
-        Everything else that the network's modules hold is compared; if any of it was replaced, they are captured again.
+        They are captured again if anything else that the network's modules hold was replaced, or if the network embeds
+        public images differently by now, for instance because of a variable outside its modules.
         """
         embedder = PublicEmbedder(
             network, center, clip=self.clip, match=self._match, augment=self._augment, state=(self._seed, k)
@@ -382,4 +372,14 @@ class PublicEmbedders:
         if len(held) != len(self._held) or any(one is not other for one, other in zip(held, self._held)):
             self._held, self._captured = held, {}
         embedder._captured = self._captured
+        if self._captured and not _embeds_as_captured(embedder, self._center_images[:2]):
+            self._captured.clear()
         return embedder
+
+
+def _embeds_as_captured(embedder: PublicEmbedder, images: Tensor) -> bool:
+    """Return whether a network embeds a batch of public images as its captured function embeds each of them."""
+    alone = embedder.embed_private(images)
+    with torch.no_grad():
+        together = embedder.embedding(images)
+    return together.shape == alone.shape and bool((together - alone).norm() <= 1e-3 * alone.norm())

@@ -279,7 +279,7 @@ def test_images_changed_far_by_noise_are_valid_input(toy_set: LabeledImages, toy
     assert float(found.images.abs().max()) > 1e3
 
 
-def test_network_is_traced_once_for_all_steps_and_again_if_an_attribute_changes(toy_set: LabeledImages) -> None:
+def test_network_is_traced_once_for_all_steps_and_again_if_its_result_changes(toy_set: LabeledImages) -> None:
     class Scaled(nn.Module):
         scale, traces = 1.0, 0
 
@@ -304,8 +304,9 @@ def test_network_is_traced_once_for_all_steps_and_again_if_an_attribute_changes(
         one = traces(1, networks)
         assert traces(4, networks) - one <= 3 * public
     sampler = RandomNetworks(Scaled)
-    embedders = PublicEmbedders(sampler, 3, like=toy_set, centers=0)
-    for k, scale in enumerate((1.0, 1.0, 2.0)):
-        sampler.draw(derive(0)).scale = scale  # type: ignore[attr-defined]
+    embedders = PublicEmbedders(sampler, 4, like=toy_set, centers=0)
+    network = sampler.draw(derive(0))
+    for k, holder, scale in ((0, Scaled, 1.0), (1, Scaled, 1.0), (2, Scaled, 3.0), (3, network, 2.0)):
+        holder.scale = scale  # type: ignore[union-attr]
         embedder = embedders[k]
         torch.testing.assert_close(embedder.embed_private(toy_set.images), embedder.embedding(toy_set.images))
