@@ -91,9 +91,11 @@ def test_authors_initialization_is_kept_and_depends_on_the_seed(network: str, gl
     make = MODERN[network]
     refused(lambda: RandomNetworks(make), TypeError, r"cannot redraw .* KeepInit\(factory\)")
     one, two = RandomNetworks(KeepInit(make)), RandomNetworks(KeepInit(make))
-    first = weights(one.draw(derive(5)))
+    generator = derive(5)
+    first, second = weights(one.draw(generator)), weights(one.draw(generator))
     assert torch.equal(first, weights(two.draw(derive(5))))
     assert not torch.equal(first, weights(two.draw(derive(6))))
+    assert not torch.equal(first, second)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         own = weights(make())
