@@ -193,6 +193,7 @@ def test_ppv_equals_the_docstrings() -> None:
         (lambda: roc(torch.zeros(2), torch.tensor([True])), "of the same length"),
         (lambda: roc(torch.tensor([math.nan, 1.0]), torch.tensor([True, False])), "must not be NaN, but 1 are"),
         (lambda: at_threshold(torch.zeros(2), torch.tensor([True, False]), math.nan), "threshold must be a number"),
+        (lambda: at_threshold(torch.zeros(2), torch.tensor([True, False]), 10**400), "threshold must be finite"),
         (lambda: clopper_pearson(3, 2), "hits must be at most 2, got 3"),
         (lambda: clopper_pearson(0, 0), "trials must be at least 1"),
         (lambda: clopper_pearson(1, 2, 1.0), "confidence"),

@@ -292,6 +292,14 @@ BAD: list[tuple[Any, str]] = [
         ),
         "message must be replayed differentiably",
     ),
+    (
+        lambda: invert_message(
+            ReplayableMessage(SENT.observed, lambda x, y: (*SENT.replay(x, y)[:-1], SENT.observed[-1] / 0), 5),
+            SHAPE,
+            labels=torch.tensor([0]),
+        ),
+        r"tensor \d+ of the message's replay must be finite",
+    ),
     (lambda: ReplayableMessage([torch.ones(2) / 0], SENT.replay, 5), r"observed\[0\] must be finite"),
     (lambda: FedAvgUpdate(NET, [0 * p for p in ONES], lr=0.1), "update must not be empty or all 0"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, epochs=2, order=[torch.tensor([0])]), "order replaces epochs and batch"),
