@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from distillkit import LabeledImages
 from fl import FedAvg
 from fl.addons import DPSGD, SCAFFOLD
 from fl.deploy.flower import _grid, client_app
@@ -19,6 +21,7 @@ from fl.deploy.flower._node import Node
 from tests.fl.federations import Tiny
 from tests.fl.flower import fake_flower
 from tests.fl.flower.test_runs import FAST, assert_equal, client_data, grid, run_in_threads, run_on_grid
+from tests.refused import refused
 
 
 def other_app() -> Any:
@@ -101,6 +104,15 @@ def test_a_clock_that_differs_is_named(
         assert all(re.search(said, text) for text in clocks)
         assert "(partition 0)" in "".join(clocks)
         assert "set both clocks by NTP" in clocks[0]
+
+
+def test_description_whose_space_holds_images_is_refused() -> None:
+    held = LabeledImages(torch.zeros(1, 1, 4, 4), torch.tensor([0]), num_classes=2)
+    names = dict.fromkeys(("method", "task", "fingerprint", "ledger", "classes", "version"), "")
+    rest: dict[str, Any] = {"partition": 0, "partitions": 1, "empty": False, "untested": False, "clock": 0.0}
+    info = NodeInfo(**names, **rest, space=held[:0])
+    assert NodeInfo.read(info.parts(), 7).node == 7
+    refused(lambda: NodeInfo.read(replace(info, space=held).parts(), 7), ValueError, "must be a set without images")
 
 
 # Restarted nodes.
