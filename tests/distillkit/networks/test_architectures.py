@@ -177,6 +177,8 @@ def test_networks_are_built_by_name(name: str) -> None:
         net = named_network(name, (3, 32, 32), 7, norm="group")
         assert net(torch.empty(2, 3, 32, 32)).shape == (2, 7)
     assert any(isinstance(module, nn.GroupNorm) for module in net.modules())
+    assert all(parameter.is_meta for parameter in net.parameters())
+    assert getattr(net, "chunked_stem", False) == isinstance(net, ConvNet)
 
 
 def test_names_denote_the_published_networks() -> None:
