@@ -14,6 +14,7 @@ from distillkit.sets import LabeledImages
 __all__ = ["DTYPES", "Entry", "Message", "Rule", "Tensors", "Value", "check_value", "declared_entries", "payload_bytes"]
 
 Tensors = dict[str, Tensor]
+"""Tensors by name, such as the parameters of a model."""
 Value = Tensor | Tensors | LabeledImages | float | int | str
 Rule = Literal["mean", "sum", "max", "first", "union"]
 V = TypeVar("V")

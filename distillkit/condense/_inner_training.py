@@ -53,10 +53,7 @@ def loops_for(ipc: int) -> tuple[int, int]:
     Outer is the number of matching steps for each network, and equals `ipc`, the number of images per class. Inner is
     the number of training epochs between two matching steps. Inner is interpolated linearly between the published
     points (ipc, inner): (1, 1), (10, 50), (20, 25), (30, 20), (40, 15), (50, 10) and (100, 2). Inner is rounded half
-    up, and is 2 if `ipc` is above 100. The authors' code accepts only the published values of `ipc`.
-
-    >>> loops_for(10), loops_for(15), loops_for(200)
-    ((10, 50), (15, 38), (200, 2))
+    up, and is 2 if `ipc` is above 100: `loops_for(15)` is (15, 38). The authors' code accepts only the published `ipc`.
     """
     ipc = check.positive_int(ipc, "ipc")
     for (low, at_low), (high, at_high) in pairwise(_PUBLISHED_LOOPS):

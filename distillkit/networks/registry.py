@@ -28,6 +28,7 @@ _NETWORKS: dict[str, tuple[Any, Mapping[str, int]]] = {
 }
 
 NETWORK_NAMES = tuple(_NETWORKS)
+"""Names that `named_network` accepts."""
 
 
 def named_network(name: str, shape: Shape, num_classes: int, **options: Any) -> ImageNetwork:

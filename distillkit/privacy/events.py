@@ -18,11 +18,12 @@ __all__ = ["ADD_OR_REMOVE_CLIENT", "ADD_OR_REMOVE_RECORD", "ALL_CLIENTS", "REPLA
 ALL_CLIENTS = "*"
 """Value of `Event.client` for releases that involve the records of all clients."""
 
-ADD_OR_REMOVE_RECORD, REPLACE_RECORD, ADD_OR_REMOVE_CLIENT = (
-    "add or remove one record",
-    "replace one record",
-    "add or remove one client",
-)
+ADD_OR_REMOVE_RECORD = "add or remove one record"
+"""Neighboring relation: one set has a record more than the other."""
+REPLACE_RECORD = "replace one record"
+"""Neighboring relation: two sets of equal size differ in one record."""
+ADD_OR_REMOVE_CLIENT = "add or remove one client"
+"""Neighboring relation: one run has all records of a client more than the other."""
 _RELATIONS = (ADD_OR_REMOVE_RECORD, REPLACE_RECORD, ADD_OR_REMOVE_CLIENT)
 _SAMPLINGS = ("everything", "poisson")
 

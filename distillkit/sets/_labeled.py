@@ -443,7 +443,7 @@ class LabeledImages(ImageSet):
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the content of the set as named tensors and JSON values, for a file or a message.
 
-        The tensors are "images", "labels", "column.<name>" for each column and, if the images are ZCA-whitened,
+        The tensors are "images", "labels", `"column.<name>"` for each column and, if the images are ZCA-whitened,
         "zca.center", "zca.matrix" and "zca.inverse". `from_parts` creates a set from the result.
         """
         tensors = {"images": self.images, "labels": self.labels}

@@ -89,8 +89,8 @@ def repeat(
 
     Warns:
         UserWarning: the hash of a complete repetition differs from the hash of the finished run. The warning lists the
-        software versions of both runs. A private run gives no warning, because its noise comes from the operating
-        system and cannot be repeated.
+            software versions of both runs. A private run gives no warning, because its noise comes from the operating
+            system and cannot be repeated.
     """
     known = load(folder, method=method, names=names, trust=trust)
     seed = known.seed if seed is None else check.positive_int(seed, "seed", least=0)

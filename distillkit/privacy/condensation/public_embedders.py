@@ -54,7 +54,7 @@ class PublicEmbedder:
         network: network that computes phi.
         center: public center a, float [F]; None for no center.
         clip: largest length C of a vector, in [1e-12, 1e30], or infinity. With None, every vector is scaled to length
-        1.
+            1.
         match: network output used as phi: `"embedding"`, or `"embedding+logits"` (both, concatenated).
         augment: augmentation, applied to all images with the same random parameters; None for no augmentation.
         state: seed, and index of this embedder in its `PublicEmbedders`. The random parameters of the augmentation are
