@@ -1,15 +1,13 @@
-"""The site's reference has every public name of every public package with its docstring."""
+"""The site's reference has every public name of every public package, each described once."""
 
 from __future__ import annotations
 
-import html
 import importlib
 import pkgutil
 import re
-from dataclasses import dataclass
-from functools import cached_property
 from types import ModuleType
 
+import griffe
 import pytest
 
 from tests.scripts import load_script
@@ -30,113 +28,36 @@ def test_every_public_package_has_a_page() -> None:
             assert [n for n in own.__all__ if id(getattr(own, n)) not in offered] == [], f"{room} has no page"
 
 
+@pytest.fixture(scope="module")
+def sources() -> griffe.ModulesCollection:
+    """Return what griffe, which mkdocstrings uses, finds in the sources."""
+    loader = griffe.GriffeLoader(search_paths=[API.DOCS.parent])
+    for top in API.PACKAGES:
+        loader.load(top)
+    loader.resolve_aliases()
+    return loader.modules_collection
+
+
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_name_is_described_once_with_its_arguments(package: str) -> None:
+def test_every_name_is_described_once_and_shown_in_use(package: str, sources: griffe.ModulesCollection) -> None:
     text = API.page(package)
-    anchors = re.findall(r"^## `[\w.]+` \{ #([\w.]+) \}$", text, re.MULTILINE)
-    own = [n for n in API.names(package) if API.homes()[package, n] == package]
-    assert anchors == [f"{package}.{n}" for n in own]
-    for name in set(API.names(package)) - set(own):
-        home = API.homes()[package, name]
-        assert f"- [`{name}`]({home}.md#{home}.{name})" in text
-        assert f"## `{name}` {{ #{home}.{name} }}" in API.page(home)
-    assert " at 0x" not in text
-    modules = [n for n in own if isinstance(getattr(importlib.import_module(package), n), ModuleType)]
+    described = re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE)
+    assert described == [package, *(API.path(package, n) for n in API.own(package))]
+    for name in set(API.names(package)) - set(API.own(package)):
+        assert f"- [`{name}`][{API.path(package, name)}]" in text
+        assert API.path(package, name) in PACKAGES or f"::: {API.path(package, name)}\n" in API.page(
+            API.homes()[package, name]
+        )
+    for name in API.own(package):
+        found = sources[API.path(package, name)]
+        assert found.docstring, f"{name} has no docstring"
+        assert found.is_module == isinstance(getattr(importlib.import_module(package), name), ModuleType), name
     shown = len(re.findall(r"^In use: \[", text, re.MULTILINE))
-    assert shown == len(own) - len(modules) or package not in IN_USE
+    assert shown == len(API.own(package)) or package not in IN_USE
 
 
-def test_arguments_results_and_errors_become_lists_and_prose_is_kept() -> None:
-    def scaled(images: list[float], *, by: float = 2.0, how: type = dict, **rest: int) -> list[float]:
-        """Scale a<b by x*y; see `a<b`.
-
-        Args:
-            images: what is scaled,
-                in any order.
-            by, how: the factor, and its kind.
-
-        Returns:
-            As many.
-
-        Raises:
-            ValueError: none are given.
-
-        And a last word.
-        """
-        return images
-
-    assert API.signature("scaled", scaled) == (
-        "scaled(images: list[float], *, by: float = 2.0, how: type = dict, **rest: int) -> list[float]"
-    )
-    assert API.described(scaled) == (
-        "Scale a&lt;b by x\\*y; see `a<b`.\n\n**Arguments**\n\n- `images`: what is scaled, in any order.\n"
-        "- `by`, `how`: the factor, and its kind.\n\n**Returns**\n\nAs many.\n\n**Raises**\n\n"
-        "- `ValueError`: none are given.\n\nAnd a last word.\n"
-    )
-
-
-def test_long_signatures_have_a_line_for_each_argument() -> None:
-    def long(first_of_all_arguments: int, second_of_all_arguments: int = 3, third_of_all_arguments: str = "") -> None:
-        """Nothing."""
-
-    assert API.signature("long", long) == (
-        "long(\n    first_of_all_arguments: int,\n    second_of_all_arguments: int = 3,\n"
-        "    third_of_all_arguments: str = '',\n) -> None"
-    )
-
-
-class Base:
-    """A base."""
-
-    def run(self) -> None:
-        """Run."""
-
-    def stop(self) -> None:
-        """Stop."""
-
-
-@dataclass
-class Derived(Base):
-    """Derived."""
-
-    size: int = 3
-
-    def run(self) -> None:
-        """Run otherwise."""
-
-    @cached_property
-    def area(self) -> int:
-        """Its area."""
-        return self.size
-
-    @classmethod
-    def made(cls, size: int) -> Derived:
-        """Make one."""
-        return cls(size)
-
-    def _hidden(self) -> None: ...
-
-
-def test_members_exclude_inherited_ones() -> None:
-    own, overridden = API.members(Derived)
-    assert [name for name, _ in own] == ["area", "made"]
-    assert overridden == ["run"]
-    text = "\n".join(API.entry("tests", "Derived", Derived))
-    assert "Derived(size: int = 3)" in text
-    assert "### `Derived.made` { #tests.Derived.made }" in text
-    assert "Overrides `run`." in text
-    assert "```python\nDerived.area: int  # property\n```\n\nIts area." in text
-
-
-def test_constants_show_their_value_and_comment() -> None:
-    assert API.constant("distillkit.rng", "STATE_BYTES").startswith("STATE_BYTES = ")
-    assert html.unescape(API.summary("distillkit.rng", "STATE_BYTES", 2496)).strip()
-
-
-def test_quoted_names_are_links_unless_they_are_arguments() -> None:
-    place = "distillkit.condense.md#distillkit.condense.embedding_means"
-    assert API.linked("see `embedding_means`, `match`") == f"see [`embedding_means`]({place}), `match`"
-    assert (
-        API.linked("## `embedding_means`\n`embedding_means`") == f"## `embedding_means`\n[`embedding_means`]({place})"
-    )
-    assert API.linked("```python\n`embedding_means`\n```") == "```python\n`embedding_means`\n```"
+def test_quoted_names_are_links_unless_they_are_arguments_or_links() -> None:
+    place = "distillkit.condense.embedding_means"
+    assert API.linked("see `embedding_means`, `match`") == f"see [`embedding_means`][{place}], `match`"
+    for kept in ("[`embedding_means`](page.md)", "```\n`match`\n```"):
+        assert API.linked(kept) == kept

@@ -127,7 +127,7 @@ def test_reference_is_in_the_navigation_with_an_anchor_for_every_name(site: Path
     for package in (p for group in api.PACKAGES.values() for p in group):
         assert f'href="api/{package}.html"' in start
         ids = set(re.findall(r' id="([^"]+)"', (site / "api" / f"{package}.html").read_text(encoding="utf-8")))
-        assert {f"{package}.{n}" for n in api.names(package) if api.homes()[package, n] == package} <= ids
+        assert {api.path(package, n) for n in api.own(package)} <= ids
 
 
 def test_numbers_do_not_break_and_markers_leave_no_paragraph() -> None:

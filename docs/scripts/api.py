@@ -1,4 +1,4 @@
-"""MkDocs hook: a reference page for every public package, made from its docstrings.
+"""MkDocs hook: a page for every public package, whose names mkdocstrings describes from their docstrings.
 
 A name is described on one page, that of the package its code lies in, and is a link on others that offer it too. Each
 says which page of the documentation shows it in use.
@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from griffe import Extension, Object
 from markdown.extensions.toc import slugify
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 DOCS = Path(__file__).parents[1]
-sys.path[:0] = [str(DOCS.parent), str(DOCS / "scripts")]
-
-from _entries import constant, described, kind_of, members, signature, summary  # noqa: E402
+sys.path.insert(0, str(DOCS.parent))
 
 from distillkit.study import markdown_table  # noqa: E402
 
@@ -64,10 +63,10 @@ def homes() -> dict[tuple[str, str], str]:
     return found
 
 
-def target(package: str, name: str) -> str:
-    """Return the link to the description of a name, from another reference page."""
-    home = homes()[package, name]
-    return f"{home}.md#{home}.{name}"
+def path(package: str, name: str) -> str:
+    """Return the path, and so the anchor, of a description: for a function of its module's name, the module's."""
+    module = getattr(getattr(importlib.import_module(package), name), "__module__", "")
+    return f"{module if module.endswith(f'.{name}') else homes()[package, name]}.{name}"
 
 
 @functools.cache
@@ -102,65 +101,61 @@ def in_use(package: str, name: str) -> str:
     return f"In use: [{title}](../{page}{anchor})."
 
 
+@functools.cache
+def _anchors() -> dict[str, str]:
+    """Map each package and public name to the anchor of its description."""
+    described = {name: path(package, name) for package, name in reversed(homes())}
+    return described | {package: package for group in PACKAGES.values() for package in group}
+
+
 def linked(text: str) -> str:
     """Turn each public name quoted as code into a link to its description."""
-    known = {package: f"{package}.md" for group in PACKAGES.values() for package in group}
-    known |= {name: target(package, name) for package, name in reversed(homes()) if name not in known}
 
     def replaced(found: re.Match[str]) -> str:
-        place = known.get(found[1].rstrip("()"))
+        anchor = _anchors().get(found[1].rstrip("()"))
         telling = re.search(r"[A-Z_(.]", found[1])  # a word such as `match` may be an argument
-        return f"[`{found[1]}`]({place})" if place and telling else found[0]
+        return f"[`{found[1]}`][{anchor}]" if anchor and telling else found[0]
 
-    parts = re.split(r"(^#[^\n]*|```.*?```|^ {4,}[^\n]*|\[[^\]]*\]\([^)]*\))", text, flags=re.MULTILINE | re.DOTALL)
-    return "".join(re.sub(r"(?<!`)`([\w.()]+)`(?!`)", replaced, p) if i % 2 == 0 else p for i, p in enumerate(parts))
+    return re.sub(r"(?<![`\[])`([\w.()]+)`(?!`)", replaced, text)
 
 
-def entry(package: str, name: str, thing: Any, level: str = "##", owner: str = "") -> Iterator[str]:
-    """Return the description of one object in Markdown."""
-    label = f"{owner}.{name}" if owner else name
-    yield f"{level} `{label}` {{ #{package}.{label} }}\n"
-    if isinstance(thing, ModuleType):
-        yield described(thing)
-        for inner in sorted(thing.__all__, key=str.lower):
-            yield from entry(package, inner, getattr(thing, inner), f"{level}#", label)
-        return
-    documented = callable(thing) or isinstance(thing, (property, functools.cached_property))
-    said = signature(label, thing) if documented else constant(package, name)
-    if said:
-        yield f"```python\n{said}\n```\n"
-    yield described(thing) if documented else summary(package, name, thing)
-    if not owner and (place := in_use(package, name)):
-        yield f"{place}\n"
-    if isinstance(thing, type):
-        own, overridden = members(thing)
-        for method, function in own:
-            yield from entry(package, method, function, f"{level}#", label)
-        if overridden:
-            yield f"Overrides {', '.join(f'`{m}`' for m in overridden)}.\n"
+class LinkedNames(Extension):
+    """Extension of griffe, which reads the docstrings: public names that they quote become links."""
+
+    def on_object(self, *, obj: Object, **_: Any) -> None:
+        """Change a docstring (called by griffe once per object)."""
+        if obj.docstring:
+            obj.docstring.value = linked(obj.docstring.value)
+
+
+def own(package: str) -> list[str]:
+    """Return the names that the package's page describes; a module may have a page of its own."""
+    pages = [p for group in PACKAGES.values() for p in group]
+    return [n for n in names(package) if homes()[package, n] == package and f"{package}.{n}" not in pages]
 
 
 @functools.cache
 def page(package: str) -> str:
-    """Return the page of a package."""
-    module = importlib.import_module(package)
-    own = [n for n in names(package) if homes()[package, n] == package]
-    lines = [f"# {package}\n", f"{described(module)}\n", f"```python\nimport {package}\n```\n"]
-    for name in own:
-        lines += entry(package, name, getattr(module, name))
-    if others := [n for n in names(package) if n not in own]:
+    """Return the page of a package, in which mkdocstrings replaces each line that begins with `:::`."""
+    options = "options: {heading_level: 1, members: false, show_root_full_path: true}"
+    lines = [f"::: {package}\n    {options}\n", f"```python\nimport {package}\n```\n"]
+    for name in own(package):
+        lines.append(f"::: {path(package, name)}\n")
+        if place := in_use(package, name):
+            lines.append(f"{place}\n")
+    if others := [n for n in names(package) if n not in own(package)]:
         lines.append("## From here too { #also }\n")
-        lines += [f"- [`{n}`]({target(package, n)}), {kind_of(getattr(module, n))}" for n in others]
-    return linked("\n".join(lines))
+        lines += [f"- [`{n}`][{path(package, n)}]" for n in others]
+    return "\n".join(lines)
 
 
 def index() -> str:
     """Return the first page, which lists the packages and their purpose."""
     lines = ["# API\n", "Every public name with its arguments, from its docstring; what is not here is not public.\n"]
     for top, packages in PACKAGES.items():
-        first = {package: described(importlib.import_module(package)).split("\n\n")[0] for package in packages}
+        first = {p: (inspect.getdoc(importlib.import_module(p)) or "").split("\n\n")[0] for p in packages}
         rows = [(f"[`{package}`]({package}.md)", words, str(len(names(package)))) for package, words in first.items()]
-        lines += [f"## {top} {{ #{top} }}\n", markdown_table(("package", "for", "names"), rows, left=2), ""]
+        lines += [f"## {top} {{ #{top}-packages }}\n", markdown_table(("package", "for", "names"), rows, left=2), ""]
     return "\n".join(lines)
 
 
