@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from distillkit import LabeledImages
 from distillkit.condense import random_subset
 from distillkit.data import Split, load_npz, partition
+from distillkit.privacy import Ledger, compose
 from distillkit.serialization import to_config
 from distillkit.study import Condense, Study, Task
 from distillkit.training import Protocol
@@ -225,6 +226,19 @@ def test_seeded_private_run_repeats_to_the_same_hash(tmp_path: Path) -> None:
     found = again(tmp_path / "run", clients=federation())
     assert found.hash == outcome_hash(ran)
     refused(lambda: again(tmp_path / "run", clients=federation()[::-1]), NotRepeatable, "data: was")
+
+
+def protected(*, factory: Any, sigma: float) -> Filtered:
+    return Filtered(FedAvg(factory=factory, steps=1, weights="uniform"), ClientDP(sigma=sigma, rate=0.5, clip=1.0))
+
+
+def test_private_run_of_a_study_charges_the_ledger_in_its_folder(tmp_path: Path) -> None:
+    candidate = Federated(protected, settings={"sigma": 2.0}, delta=1e-4)
+    study = Study(tmp_path, task(own_tests=0.0), {"DP": candidate}, seeds=[3])
+    study.run(progress=False, trial=False)
+    line, ledger = study.records()[0].line, Ledger(tmp_path / "made-dp-3" / "ledger.jsonl", delta=1e-4)
+    assert (line["delta"], [event.round for event in ledger.events]) == (1e-4, [1, 2])
+    assert line["epsilon"] == ledger.guarantee().epsilon == pytest.approx(compose([(2.0, 0.5, 2)], 1e-4).epsilon)
 
 
 # What a folder does not say.
