@@ -354,9 +354,10 @@ def test_other_loss_augmentation_or_initial_weights_are_another_run(tmp_path: Pa
     ]
     said = [repr(FedAvg(factory=Tiny, **o)) for o in options]
     assert len(set(said)) == 4
-    assert all("0x" not in s for s in said)
+    assert all("0x" not in s and ".None" not in s for s in said)
+    assert "objective=CrossEntropyLoss()" in said[2]
     simulate(FedAvg(factory=Tiny), federation(), rounds=1, out=tmp_path, progress=False)
-    with pytest.raises(CheckpointError, match=r"now .*'augment': .*\.flat"):
+    with pytest.raises(CheckpointError, match=r"method\.augment: was .*, now .*\.flat"):
         simulate(
             FedAvg(factory=Tiny, augment=flat), federation(), rounds=2, out=tmp_path, resume=True, progress=False
         )  # fmt: skip
