@@ -19,8 +19,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 MODULES = {"scikit-learn": "sklearn", "pillow": "PIL", "dp-accounting": "dp_accounting", "mkdocs-material": "material"}
 """What a distribution is imported as, where that is not its name."""
-OF_MKDOCS = {"markdown", "pygments"}
-"""What mkdocs and mkdocs-material are made of and bring: a hook works on their objects."""
+OF_MKDOCS = {"markdown", "pygments", "griffe"}
+"""What mkdocs, mkdocs-material and mkdocstrings are made of and bring: a hook works on their objects."""
 
 
 def required_modules(requirements: list[str]) -> set[str]:
@@ -72,7 +72,9 @@ def test_site_dependencies_are_in_their_extra() -> None:
     assert len(hooks) >= 4
     own = {path.stem for path in sources("docs/scripts")} | {"tests"}
     assert used - needed - required_modules(PROJECT["project"]["dependencies"]) - OF_MKDOCS - own == set()
-    assert needed - used - {re.search(r"theme:\n  name: (\w+)", settings)[1]} == set()  # type: ignore[index]
+    named = {re.search(r"theme:\n  name: (\w+)", settings)[1]}  # type: ignore[index]
+    assert "- mkdocstrings:" in settings
+    assert needed - used - named - {"mkdocstrings-python"} == set()
 
 
 def test_tests_have_every_extra_except_flowers() -> None:
