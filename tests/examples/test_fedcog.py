@@ -21,7 +21,7 @@ def test_fedcog_equals_its_base_until_its_first_round(
 ) -> None:
     script.main([*WORDS, "--out", str(tmp_path)])
     said = capsys.readouterr().out
-    assert said.index("Claim, written before any run") < said.index("accuracy by round")
+    assert said.index("Claim, written before any run") < said.index("the accuracy of each run, as soon as it is done")
     records = {record.method: record for record in read_records(tmp_path).late(1)}
     base, cog = records["FedAvg"], records["FedCOG"]
     assert base.rows[0]["accuracy"] == cog.rows[0]["accuracy"]

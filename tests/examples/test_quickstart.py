@@ -46,7 +46,7 @@ def test_demo_reports_each_run_prints_its_table_and_draws(uninterrupted: tuple[P
         assert line["bytes_up"] == sum(r["bytes_up"] for r in rows)
         assert line["epsilon"] is None
         told = [words for words in said.splitlines() if words.startswith(f"{line['task']}, seed 0, {line['method']} ")]
-        assert [words.split(maxsplit=5)[-1] for words in told] == [f"{100 * line['accuracy_last']:.1f} % after round 2"]
+        assert [words.split(maxsplit=4)[-1] for words in told] == [f"{100 * line['accuracy_last']:.1f} % after round 2"]
         assert json.loads((out / line["run"] / "config.json").read_text(encoding="utf-8"))["recipe"] is not None
     assert (out / "table.md").read_text(encoding="utf-8").strip() in said
     assert search_sizes(out) == dict.fromkeys(TASKS, 1)

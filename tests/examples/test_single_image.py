@@ -22,7 +22,7 @@ def test_selections_are_compared_and_shown_from_the_records(
 ) -> None:
     script.main([*WORDS, "--out", str(tmp_path)])
     said = capsys.readouterr().out
-    assert said.index("Claim, written before any run") < said.index("accuracy by round")
+    assert said.index("Claim, written before any run") < said.index("the accuracy of each run, as soon as it is done")
     records = {record.method: record for record in read_records(tmp_path).late(script.LATE)}
     assert list(records) == ["Single image", "No selection", "Random selection"]
     assert len({record.line["hash"] for record in records.values()}) == 3

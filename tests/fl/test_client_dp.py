@@ -395,7 +395,7 @@ def test_budget_stops_the_run_before_any_client_trains() -> None:
 class Fatal(FedAvg):
     """FedAvg that is killed in round 3 after the charge."""
 
-    key = "FedAvg"
+    key, __module__ = "FedAvg", FedAvg.__module__  # the record of a run names both
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
         if server.round == 3:
