@@ -395,7 +395,7 @@ def test_budget_stops_the_run_before_any_client_trains() -> None:
 class Fatal(FedAvg):
     """FedAvg that is killed in round 3 after the charge."""
 
-    key, __module__ = "FedAvg", FedAvg.__module__  # the record of a run names both
+    key = "FedAvg"
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
         if server.round == 3:
@@ -409,7 +409,8 @@ def killed(kind: type[FedAvg]) -> Filtered:
 
 CHILD = """
 import sys; sys.path.insert(0, {root!r})
-from tests.fl.test_client_dp import Fatal, killed, play
+from tests.fl.test_client_dp import Fatal, FedAvg, killed, play
+Fatal.__module__ = FedAvg.__module__  # the record of a run names package and key
 play(killed(Fatal), rounds=4, out={out!r}, secret=5)
 """
 
