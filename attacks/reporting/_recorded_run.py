@@ -170,7 +170,7 @@ def open_run(folder: str | os.PathLike[str]) -> RecordedRun:
         wanted = f"but this version supports {RUN_FORMAT!r}: use the version of distillkit that wrote it"
         raise DamagedRun(f"{path / 'config.json'} has the format {found!r}, {wanted}")
     history, [checkpoint] = _objects(path / "history.jsonl"), _objects(path / "checkpoint" / "manifest.json") or [{}]
-    rounds = int(checkpoint.get("round", 0)) - ("open" in checkpoint)
+    rounds = int(checkpoint.get("round", 0))
     if len(history) < rounds:
         told = f"holds {len(history)} rounds, but the checkpoint is of round {rounds}"
         raise DamagedRun(f"{path / 'history.jsonl'} {told}: {_RESTORE}")

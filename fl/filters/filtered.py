@@ -181,10 +181,10 @@ class Filtered(Method):
         return client.without_records() if self.method.private else client
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Pass the aggregated replies through `back` of the filters, in reverse order, to the method; then call
-        `after_receive`.
+        """Pass the aggregated replies to the method, after the filters have changed them.
 
-        With a private filter, which draws the clients in secret, `server.drawn` and `server.present` are empty.
+        The filters' functions `back` run first, in reverse order, and their functions `after_receive` last. With a
+        private filter, which draws the clients in secret, `server.drawn` and `server.present` are empty.
         """
         schema, before = self.method.expect(server, 0), list[Schema]()
         if any(one.private for one in self.filters):  # who was drawn is secret, and must not enter the state
