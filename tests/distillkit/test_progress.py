@@ -163,6 +163,38 @@ def test_notebook_shows_a_bar_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "herding" in shown.getvalue()
 
 
+def test_log_gets_lines_at_intervals_that_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step a second, from step 100 to 1600: lines after 10, 20, 40, ... seconds, and at most ten minutes apart."""
+    log, seconds = io.StringIO(), [0.0]
+    monkeypatch.setattr("sys.stderr", log)
+    monkeypatch.setattr("distillkit._utils.progress.time.monotonic", lambda: seconds[0])
+    with progress.bar(1600, "work", done=100) as shown:
+        shown.set_postfix_str("loss 2.5")
+        for _ in range(1500):
+            seconds[0] += 1
+            shown.update()
+    lines = log.getvalue().splitlines()
+    assert lines[0] == "work: 110 of 1600 steps (7%), 0:00:10 passed, about 0:24:50 left, loss 2.5"
+    assert [int(line.split()[1]) - 100 for line in lines] == [10, 20, 40, 80, 160, 320, 640, 1240]
+
+
+def test_log_of_unknown_length_states_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, seconds = io.StringIO(), [0.0]
+    monkeypatch.setattr("sys.stderr", log)
+    monkeypatch.setattr("distillkit._utils.progress.time.monotonic", lambda: seconds[0])
+    with progress.bar(0, "reading", unit="image") as outer, progress.bar(3, "inner") as inner:
+        seconds[0] = 9.9
+        outer.update(4)
+        seconds[0] = 90.0
+        inner.update()
+        outer.update(3)
+    assert log.getvalue() == "reading: 7 images, 0:01:30 passed\n"
+    with progress.bar(3, "quiet", progress=False) as quiet:
+        seconds[0] = 1000.0
+        quiet.update()
+    assert "quiet" not in log.getvalue()
+
+
 def test_reading_images_shows_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = terminal(monkeypatch)
     pictures(tmp_path, progress=False)
