@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from attacks.reporting._evidence import Evidence, Records
-from attacks.reporting._page import Section, histogram, image_grid
+from attacks.reporting._page import Section, histogram
 from attacks.reporting._rates import format_percent, judge, rate_table, share_of
 from attacks.reporting.copies import closest_images, find_copies
 from attacks.reporting.similarity import PSNR_LEVELS, random_baseline, record_scores
 from attacks.statistics import OperatingPoint
+from distillkit._utils.pages import image_grid
 from distillkit._utils.tables import Table
 from distillkit.rng import derive
 

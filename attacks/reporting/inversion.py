@@ -15,13 +15,14 @@ from attacks.inversion._inputs import require_message
 from attacks.matching import align, match
 from attacks.metrics import psnr
 from attacks.reporting._evidence import Evidence, Records, with_weights
-from attacks.reporting._page import Section, image_grid
+from attacks.reporting._page import Section
 from attacks.reporting._recorded_run import RecordedRun
 from attacks.reporting.similarity import PSNR_LEVELS
 from attacks.transcript import TranscriptMessage
 from distillkit._utils import check
 from distillkit._utils.batches import batch_indices, uses_batch_statistics
 from distillkit._utils.options import NonNegative, NonNegativeInt, Positive, PositiveInt, check_options
+from distillkit._utils.pages import image_grid
 from distillkit._utils.tables import Table
 from distillkit.normalization import IDENTITY
 from distillkit.rng import derive

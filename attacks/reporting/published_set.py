@@ -18,6 +18,7 @@ from attacks.reporting.copies import find_copies
 from attacks.reporting.similarity import PSNR_LEVELS
 from attacks.statistics import OperatingPoint, Rate
 from distillkit._utils import check
+from distillkit._utils.tables import Table
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 
 __all__ = ["Leaks", "leaks"]
@@ -85,9 +86,10 @@ class Leaks:
         found["nearest"]["auc"] = self.auc
         return found
 
-    def __str__(self) -> str:
+    def table(self) -> Table:
+        """Return the results as a table of questions and answers, which a notebook shows as HTML."""
         verdict = "it leaks" if self.found else "no leak found, smaller leaks remain possible"
-        found = (
+        cells = (
             ("verdict", f"{verdict}; it publishes {self.publishes}" if self.publishes else verdict),
             ("images that copy a training record", f"{100 * self.copies:.1f} %"),
             (f"images within {_CLOSE_DB:g} dB of a training record", f"{100 * self.close:.1f} %"),
@@ -97,7 +99,10 @@ class Leaks:
             ("used records with a copy, maybe altered", str(self.altered.tpr)),
             ("held-out records that seem to have one", str(self.altered.fpr)),
         )
-        return "\n".join(f"{name:<46} {value}" for name, value in found)
+        return Table(["question", "answer"], cells, left=2)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<46} {value}" for name, value in self.table().cells)
 
     __repr__ = __str__
 

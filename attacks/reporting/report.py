@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attacks.membership import Pipeline
 from attacks.reporting._evidence import Evidence
-from attacks.reporting._page import Findings, Section, render_html, render_markdown
+from attacks.reporting._page import Findings, Section
 from attacks.reporting._recorded_run import open_run
 from attacks.reporting._section_images import membership_section, nearest_section, recovery_section
 from attacks.reporting._section_messages import adversary_section, class_section
@@ -21,6 +21,7 @@ from attacks.reporting.inversion import Inversion, inversion_section
 from attacks.reporting.privacy_claim import Audit, claim_section
 from distillkit._utils import check
 from distillkit._utils.files import write_atomically
+from distillkit._utils.pages import render_html, render_markdown
 from distillkit.sets import LabeledImages
 
 __all__ = ["Report", "report"]

@@ -15,12 +15,13 @@ import torch
 from attacks import report
 from attacks.membership import Pipeline, model_scorer
 from attacks.reporting import DamagedRun, IncompatibleImages, NoRun
-from attacks.reporting._page import KINDS, Findings, Section, render_html, render_markdown
+from attacks.reporting._page import KINDS, Findings, Section
 from attacks.reporting._rates import evaluate_scores, is_significant
 from attacks.reporting.copies import closest_images
 from attacks.reporting.similarity import random_baseline
 from attacks.transcript import DamagedTranscript
 from distillkit import LabeledImages
+from distillkit._utils.pages import render_html, render_markdown
 from distillkit._utils.tables import Table
 from distillkit.data import Split, load, partition
 from distillkit.networks import ConvNet, build
