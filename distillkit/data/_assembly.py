@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from distillkit._utils.pixels import Size, to_pixels
 from distillkit._utils.user_warnings import without_warnings
 from distillkit.data._cache import Cache, cached_normalization
-from distillkit.data._pixels import Size, to_pixels
 from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages, StoredImages

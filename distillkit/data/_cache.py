@@ -30,10 +30,10 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit._utils.conversion import format_bytes
 from distillkit._utils.files import read_tensors, write_tensors
+from distillkit._utils.pixels import AnyPath
 from distillkit._utils.progress import bar
 from distillkit._utils.threads import thread_pool
 from distillkit._utils.user_warnings import warn
-from distillkit.data._pixels import AnyPath
 from distillkit.locking import locked
 from distillkit.normalization import Normalization
 from distillkit.sets._stored import PixelFile

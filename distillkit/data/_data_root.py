@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from distillkit._utils import check
-from distillkit.data._pixels import AnyPath
+from distillkit._utils.pixels import AnyPath
 
 __all__ = ["data_root"]
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from torch import Tensor
 
+from distillkit._utils.pixels import AnyPath, Size
 from distillkit.data._assembly import assemble_raw
 from distillkit.data._data_root import data_root
-from distillkit.data._pixels import AnyPath, Size
 from distillkit.data.lookalike_digits import mnist_m_like, synth_digits_like
 from distillkit.data.readers import _torchvision as tv
 from distillkit.data.readers._digits import load_digits

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit._utils.pixels import AnyPath, Size, to_pixels
 from distillkit.data._assembly import SplitBuilder
 from distillkit.data._hold_out import HoldOut, stricter
-from distillkit.data._pixels import AnyPath, Size, to_pixels
 from distillkit.data.datasets import load
 from distillkit.data.readers._folder_layout import split_folders, subfolders
 from distillkit.data.readers.folder import load_folder

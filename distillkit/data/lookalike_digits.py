@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from distillkit._utils import check, conversion
+from distillkit._utils.pixels import to_pixels
 from distillkit.data._assembly import SplitBuilder
-from distillkit.data._pixels import to_pixels
 from distillkit.data.split import Split
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator

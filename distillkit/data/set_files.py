@@ -12,7 +12,7 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit._utils.files import read_tensors
-from distillkit.data._pixels import AnyPath
+from distillkit._utils.pixels import AnyPath
 from distillkit.data.datasets import load
 from distillkit.data.readers._torch_file import SUFFIXES, read_torch_file
 from distillkit.data.readers.folder import load_folder

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from distillkit._utils.conversion import format_bytes
 from distillkit._utils.pictures import picture_array
+from distillkit._utils.pixels import Size, to_pixels
 from distillkit._utils.progress import bar
 from distillkit._utils.user_warnings import warn
-from distillkit.data._pixels import Size, to_pixels
 
 __all__ = ["read_picture", "read_pictures", "require_same_shape"]
 

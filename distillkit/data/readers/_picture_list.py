@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit._utils.pixels import AnyPath, Size, height_and_width, to_bytes
 from distillkit.data._assembly import SplitBuilder
 from distillkit.data._cache import files_key, fill_in_threads, open_cache
 from distillkit.data._hold_out import HoldOut, hold_out_classes, hold_out_content, record_digests
-from distillkit.data._pixels import AnyPath, Size, height_and_width, to_bytes
 from distillkit.data.readers._picture_decoding import read_picture, read_pictures, require_same_shape
 from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import Normalization

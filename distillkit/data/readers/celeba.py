@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from distillkit._utils import check
-from distillkit.data._pixels import AnyPath
+from distillkit._utils.pixels import AnyPath
 from distillkit.data.readers._leaf import UserData, as_labels, read_users
 from distillkit.data.readers._picture_list import (
     PictureList,

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from distillkit._utils import check
+from distillkit._utils.pixels import AnyPath, Size, to_pixels
 from distillkit._utils.user_warnings import without_warnings
 from distillkit.data._hold_out import HoldOut
-from distillkit.data._pixels import AnyPath, Size, to_pixels
 from distillkit.data.readers._torchvision import CIFAR10_CLASSES, CIFAR10_NORMALIZATION
 from distillkit.data.split import Split, split_by
 from distillkit.normalization import Normalization

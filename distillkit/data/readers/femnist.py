@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from distillkit._utils import check
+from distillkit._utils.pixels import AnyPath, Size, to_pixels
 from distillkit.data._assembly import SplitBuilder
-from distillkit.data._pixels import AnyPath, Size, to_pixels
 from distillkit.data.readers._leaf import UserData, as_labels, read_users
 from distillkit.data.split import Split
 from distillkit.normalization import Normalization

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from distillkit._utils import check
+from distillkit._utils.pixels import AnyPath, Size
 from distillkit.data._hold_out import HOLD_OUTS, HoldOut
-from distillkit.data._pixels import AnyPath, Size
 from distillkit.data.readers._folder_layout import SUFFIXES, list_folder
 from distillkit.data.readers._picture_list import load_pictures, open_pictures
 from distillkit.data.split import Split, StoredSplit, warn_of_repeats

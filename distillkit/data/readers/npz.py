@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit._utils.pixels import AnyPath, Size, height_and_width, to_bytes, to_pixels
 from distillkit.data._assembly import SplitBuilder
 from distillkit.data._cache import BLOCK, CacheWriter, files_key, open_cache
-from distillkit.data._pixels import AnyPath, Size, height_and_width, to_bytes, to_pixels
 from distillkit.data.split import Split, StoredSplit, warn_of_repeats
 from distillkit.normalization import Normalization
 
