@@ -18,9 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _data import refuse_unused
-from _options import command_line, number, parse_arguments
-from _run_study import run_study
 from distillkit import LabeledImages, condense, data, plot
 from distillkit.augment import DIGITS, DSA, NATURAL
 from distillkit.condense import distribution_matching, gradient_matching, herding, k_center, loops_for, random_subset
@@ -28,6 +25,9 @@ from distillkit.fingerprint import set_fingerprint
 from distillkit.networks import RandomNetworks, build
 from distillkit.study import Condense, Study, Task, grid, summary_table
 from distillkit.training import Protocol, train
+from shared.data import refuse_unused
+from shared.options import command_line, number, parse_arguments
+from shared.study import run_study
 
 SEARCH: dict[str, list[dict[str, Any]]] = {
     "herding": grid(epochs=[0, 4]), "k-center": grid(epochs=[0, 4]),

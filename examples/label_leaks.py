@@ -17,10 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from _leaderboard import per_view
-from _options import command_line, parse_arguments
-from _run_study import run_study
-from _teacher import untrained_teacher
 from attacks.membership import canary_attack
 from distillkit import LabeledImages, data
 from distillkit.augment import CropFlip
@@ -31,6 +27,10 @@ from distillkit.networks import build
 from distillkit.rng import derive
 from distillkit.study import Condense, Job, Records, Study, Task, summary_table
 from distillkit.training import Protocol, accuracy, train
+from shared.label_regimes import per_view
+from shared.options import command_line, parse_arguments
+from shared.study import run_study
+from shared.teacher import untrained_teacher
 
 SIZES = {"digits": 16, "usps": 16}
 REGIMES = ("teacher", "true labels", "decisions", "one row", "one row, T=4", "per view, T=4", "per view, T=20")

@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import Any
 
 import condense
-from _leaderboard import TRANSFER, label_regimes
-from _leaks import measure_leaks
-from _options import command_line, number, parse_arguments
-from _run_study import run_study
-from _teacher import inverted, stitched
 from distillkit import data
 from distillkit.condense import distribution_matching, random_subset
 from distillkit.networks import RandomNetworks
 from distillkit.privacy import EmbeddingNetworks, Passes, condense_private
 from distillkit.sets import Tiles
 from distillkit.study import Condense, Records, Study, Task, grid, summary_table
+from shared.label_regimes import TRANSFER, label_regimes
+from shared.leaks import measure_leaks
+from shared.options import command_line, number, parse_arguments
+from shared.study import run_study
+from shared.teacher import inverted, stitched
 
 OURS: dict[str, list[dict[str, Any]]] = {
     "deepinversion": grid(lr=[0.05, 0.2]),

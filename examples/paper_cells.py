@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from _files import write_file
-from _run_study import UNFINISHED
+from shared.files import write_file
+from shared.study import UNFINISHED
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def run_piece(name: str, o: argparse.Namespace) -> bool:
     options += [*cell.always.split(), "--seeds", *o.seeds, "--device", o.device, "--workers", "1"]
     options += ["--seconds", str(o.seconds), "--out", str(o.out / name)]
     options += ["--data", o.data] if o.data and not o.smoke else []
-    script = Path(__file__).parent / f"{cell.script}.py"
+    script = Path(__file__).parent / "papers" / cell.script / "run.py"
     status = subprocess.run([sys.executable, str(script), *options], check=False).returncode
     path = o.out / "seconds.json"
     counted = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

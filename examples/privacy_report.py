@@ -20,8 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from _data import refuse_data, refuse_unused
-from _options import command_line, number, parse_arguments
 from attacks import Report, report
 from attacks.membership import Pipeline, Scorer, model_scorer
 from attacks.reporting import DamagedRun, IncompatibleImages, Inversion, NoRun
@@ -35,6 +33,8 @@ from fl import CheckpointError, FedAvg, FedDM
 from fl.methods import PrivateFedDM
 from fl.study import Federated, NotRepeatable, repeat
 from fl.study import load as load_run
+from shared.data import refuse_data, refuse_unused
+from shared.options import command_line, number, parse_arguments
 
 DELTA = 1e-5
 FEW: dict[str, Any] = {"clients": 10, "alpha": 0.01}

@@ -14,23 +14,21 @@ import argparse
 import math
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from _data import refuse_unused
-from _options import command_line, parse_arguments
-from _run_study import run_study
 from distillkit import LabeledImages, Normalization
 from distillkit.augment import DIGITS, DSA, NATURAL
 from distillkit.condense import distribution_matching, random_subset
-from distillkit.data import Split, load
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.privacy import EmbeddingNetworks, Passes, condense_private, image_sgd
-from distillkit.rng import derive
 from distillkit.study import Condense, Study, Task, grid, summary_table
 from distillkit.training import Protocol
+from shared.data import refuse_unused
+from shared.datasets import load_private
+from shared.options import command_line, parse_arguments
+from shared.study import run_study
 
 RECORDS = {"digits": 1438, "usps": 7291, "public": 1438}  # public numbers of private records; 60,000 of the others
 
@@ -50,16 +48,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {"seeds": [0], "ipc": 2, "nets": 1, "epochs": 2, "records": 200, "small": {"steps": 2}, "epsilons": [8.0]},
     "cpu": {"seeds": [0, 1, 2]}, "paper": {"seeds": list(range(10)), "nets": 5},
 }  # fmt: skip
-
-
-def images(name: str, size: int, mean: float, std: float, root: Path | None, records: int | None) -> Split:
-    """Return images with a fixed normalization. With `records`, return a subset, and 2,000 others for the search."""
-    split = load(name, root=root, size=size, normalization=Normalization([mean], [std]))
-    if records is None:
-        return split
-    order = torch.randperm(len(split.train), generator=derive(0, "part"))
-    chosen, others = order[:records], order[records : records + 2000]
-    return Split(split.train[chosen], split.test, split.classes, split.train[others])
 
 
 class Bfloat16(ConvNet):
@@ -137,8 +125,9 @@ def main(words: list[str] | None = None) -> None:
     size, space = 16, (0.1307, 0.3081)
     if o.dataset.endswith("28"):
         size, space, network = 28, (0.0, 0.35), partial(ConvNet, (1, 28, 28), width=64, depth=3)
-    read = partial(images, o.dataset.removesuffix("28"), size, *space, o.data, o.records)
-    public = partial(images, "mnist" if o.dataset == "usps" else "usps", 16, *space, o.data, RECORDS["public"])
+    fixed: Any = {"size": size, "normalization": Normalization([space[0]], [space[1]]), "draw": "part"}
+    read = partial(load_private, o.dataset.removesuffix("28"), o.data, o.records, **fixed)
+    public = partial(load_private, "mnist" if o.dataset == "usps" else "usps", o.data, RECORDS["public"], **fixed)
     tune_on = Task("public", public, factory=network) if size == 16 and o.preset != "smoke" else None
     study = Study(o.out, Task(o.dataset, read, factory=network), candidates(o), seeds=o.seeds, tune_on=tune_on)
     columns = ["noise", "sigma", "cpu_seconds_condense", "cpu_seconds_test"]

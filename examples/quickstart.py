@@ -13,9 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _data import refuse_data
-from _options import command_line, parse_arguments
-from _run_study import run_study
 from distillkit import plot
 from distillkit.data import load, partition
 from distillkit.study import Candidate, Records, Study, Task, grid, summary_table
@@ -23,6 +20,9 @@ from fl import FedAvg, FedDM, Real
 from fl.addons import FedProx
 from fl.engine.store import Store
 from fl.study import Federated, at_equal
+from shared.data import refuse_data
+from shared.options import command_line, parse_arguments
+from shared.study import run_study
 
 COSTS = ("bytes_up", "bytes_down", "client_seconds", "seconds")
 SKEWED, SKEWED_MORE = 0.1, 0.01

@@ -24,9 +24,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from tests.scripts import EXAMPLES
+
 FEDERATED = ("quickstart", "feddm", "fedlgd", "vhl", "fedcog", "single_image")
-EXAMPLES = [name for name in FEDERATED if (ROOT / "examples" / f"{name}.py").exists()]
 LIMIT = 900
 """Seconds after which a process is killed."""
 
@@ -41,7 +41,7 @@ def start(
     seconds: int | None = None,
 ) -> subprocess.Popen[str]:  # fmt: skip
     """Start an example on a folder with captured output."""
-    command = [sys.executable, str(ROOT / "examples" / f"{example}.py"), "--preset", preset, "--workers", str(workers)]
+    command = [sys.executable, str(EXAMPLES[example]), "--preset", preset, "--workers", str(workers)]
     command += [] if seconds is None else ["--seconds", str(seconds)]
     return subprocess.Popen(
         [*command, "--out", str(out), *more],
@@ -199,7 +199,7 @@ def count_failures(
 def main() -> int:
     """Run the script as described in the module's docstring."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--examples", nargs="+", choices=EXAMPLES, default=EXAMPLES)
+    parser.add_argument("--examples", nargs="+", choices=FEDERATED, default=FEDERATED)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--preset", default="smoke")
     parser.add_argument("--out", type=Path, default=Path("runs/killed"))

@@ -16,9 +16,18 @@ from types import ModuleType
 ROOT = Path(__file__).parents[1]
 
 
-def load_script(path: str) -> ModuleType:
+EXAMPLES = {
+    path.parent.name if path.stem == "run" else path.stem: path
+    for pattern in ("*.py", "*/run.py", "papers/*/run.py")
+    for path in sorted((ROOT / "examples").glob(pattern))
+}
+"""The scripts with the common options, by name: that of the file, or that of the folder of a `run.py`."""
+
+
+def load_script(path: Path | str) -> ModuleType:
     """Return a new module of the script at `path`, relative to the repository's root, without running `main`."""
-    spec = importlib.util.spec_from_file_location(f"script_{Path(path).stem}", ROOT / path)
+    folder, name = Path(path).with_suffix("").parts[-2:]
+    spec = importlib.util.spec_from_file_location(f"script_{folder}_{name}", ROOT / path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

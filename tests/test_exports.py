@@ -15,7 +15,7 @@ import fl
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SCRIPTS = [*sorted((ROOT / "examples").glob("*.py")), *sorted((ROOT / "docs").rglob("*.py"))]
+SCRIPTS = [*sorted((ROOT / "examples").rglob("*.py")), *sorted((ROOT / "docs").rglob("*.py"))]
 PUBLIC = ("fl", "fl.addons", "fl.deploy.flower", "fl.methods", "fl.study")
 """Public packages of the federated layer."""
 

@@ -40,15 +40,15 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples"), str(ROOT / "docs" / "scripts"
 from _methods_table import methods_table  # noqa: E402
 from _rounds import columns_by_round  # noqa: E402
 
-from _membership_tables import percent  # noqa: E402
-from _membership_tables import table as membership  # noqa: E402
-from _pipelines import ROWS  # noqa: E402
-from _registration import read_design  # noqa: E402
+from claims.registration import read_design  # noqa: E402
 from distillkit import study  # noqa: E402
 from distillkit._utils.tables import NONE, Table  # noqa: E402
 from distillkit.scores import label_robust_score  # noqa: E402
 from distillkit.study import Records  # noqa: E402
 from fl.study import at_equal, to_target  # noqa: E402
+from membership.pipelines import ROWS  # noqa: E402
+from membership.tables import percent  # noqa: E402
+from membership.tables import table as membership  # noqa: E402
 
 DOCS = ROOT / "docs"
 TABLE = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end of table -->)", re.DOTALL)

@@ -106,7 +106,7 @@ def kind(name: str) -> str:
 def study_of(example: str, words: Sequence[str]) -> Any:
     """Return the study that an example would run with these command-line words."""
     sys.path.insert(0, str(ROOT / "examples"))
-    module, found = importlib.import_module(example), list[Any]()
+    module, found = importlib.import_module(f"papers.{example}.run"), list[Any]()
 
     def run_study(study: Any, *_: Any, **__: Any) -> None:
         found.append(study)
@@ -153,7 +153,7 @@ def shares(example: str, data: str, more: Sequence[str] = ()) -> dict[str, Any]:
         seconds[own] = seconds.get(own, 0.0) + event.self_cpu_time_total / 1e6
     return {
         "example": example, "method": specs[0].method, "task": specs[0].task,
-        "words": shlex.join(["python", f"examples/{example}.py", *words]), "cpu_seconds": round(spent, 2),
+        "words": shlex.join(["python", f"examples/papers/{example}/run.py", *words]), "cpu_seconds": round(spent, 2),
         "first_seconds": round(first, 2), "profiled_seconds": round(watched, 2), "shares": shared(seconds, watched),
     }  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.examples.studies import requested_study
-from tests.scripts import load_script
+from tests.scripts import EXAMPLES, load_script
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def script(request: pytest.FixtureRequest) -> Any:
-    return load_script(f"examples/{request.module.__name__.split('.')[-1].removeprefix('test_')}.py")
+    return load_script(EXAMPLES[request.module.__name__.split(".")[-1].removeprefix("test_")])
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from _claim import described
-from _registration import read_design
+from claims.claim import described
+from claims.registration import read_design
 from distillkit.study import Study, read_records
 from tests.examples.studies import requested_study
 

@@ -20,12 +20,12 @@ from tests.scripts import load_script
 
 @pytest.fixture(scope="module")
 def data() -> ModuleType:
-    return load_script("examples/_data.py")
+    return load_script("examples/shared/data.py")
 
 
 @pytest.fixture(scope="module")
 def options() -> ModuleType:
-    return load_script("examples/_options.py")
+    return load_script("examples/shared/options.py")
 
 
 def words(options: ModuleType, *given: object) -> object:
@@ -102,6 +102,6 @@ def test_missing_dataset_ends_the_script_with_instructions(data: ModuleType, tmp
         assert all(word in str(ended.value) for word in (need, f"{name}.npz", "--data", "class/picture.png"))
     (tmp_path / "bad" / "cats").mkdir(parents=True)
     (tmp_path / "bad" / "cats" / "a.png").write_text("no picture", encoding="utf-8")
-    task = data.own_task(words(load_script("examples/_options.py"), "--data", tmp_path / "bad"), partition=deal)
+    task = data.own_task(words(load_script("examples/shared/options.py"), "--data", tmp_path / "bad"), partition=deal)
     with pytest.raises(SystemExit, match=r"cannot read picture .*a\.png"):
         data.require_data([task])

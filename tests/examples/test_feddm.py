@@ -10,6 +10,7 @@ import pytest
 
 from distillkit.privacy import Ledger
 from distillkit.study import read_records
+from papers.feddm.private import CLIENTS, DELTA, TITLES
 from tests.distillkit.study.sample_records import search_sizes
 from tests.examples.image_folder import folder
 from tests.examples.studies import requested_studies, requested_study
@@ -22,10 +23,10 @@ def play(module: ModuleType, out: Path, *more: str) -> None:
 def test_every_private_row_has_the_requested_epsilon(
     script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    play(script, tmp_path, "--dp", *script.TITLES, "--epsilon", "8")
+    play(script, tmp_path, "--dp", *TITLES, "--epsilon", "8")
     said = capsys.readouterr().out
     records = read_records(tmp_path)
-    assert len(records) == len(script.TITLES) + 3 + 1
+    assert len(records) == len(TITLES) + 3 + 1
     for record in records:
         assert json.loads((record.folder / "config.json").read_text(encoding="utf-8"))["recipe"] is not None
         line, ledger = record.line, record.folder / "ledger.jsonl"
@@ -36,11 +37,11 @@ def test_every_private_row_has_the_requested_epsilon(
         events = Ledger(ledger)
         assert line["epsilon"] == events.epsilon()
         assert 7.9 < line["epsilon"] <= 8 * (1 + 1e-9)
-        assert (line["noise"], line["delta"]) == ("operating system", script.DELTA)
-        assert {e.client for e in events.events} in ({"*"}, set(map(str, range(script.CLIENTS))))
-        whole = record.method.startswith(script.TITLES["client_dp"])
+        assert (line["noise"], line["delta"]) == ("operating system", DELTA)
+        assert {e.client for e in events.events} in ({"*"}, set(map(str, range(CLIENTS))))
+        whole = record.method.startswith(TITLES["client_dp"])
         assert line["relation"] == f"add or remove one {'client' if whole else 'record'}"
-        assert ("secure sum" in str(events.guarantee())) == record.method.startswith(script.TITLES["shares"])
+        assert ("secure sum" in str(events.guarantee())) == record.method.startswith(TITLES["shares"])
     assert search_sizes(tmp_path) == {"digits-dirichlet": 1}
     assert (tmp_path / "table.md").read_text(encoding="utf-8") in said
 
@@ -49,7 +50,7 @@ def test_searches_are_equal_at_every_epsilon_on_public_images(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = requested_study(
-        script, monkeypatch, "--dp", *script.TITLES, "--epsilon", 8, 2, "--dataset", "mnist", "--split", "iid"
+        script, monkeypatch, "--dp", *TITLES, "--epsilon", 8, 2, "--dataset", "mnist", "--split", "iid"
     )
     found = list(study.design.tasks), study.num_configurations, len(study.design.candidates)
     assert found == (["mnist-iid"], 6, 2 * 8 + 1)

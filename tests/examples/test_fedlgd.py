@@ -20,7 +20,7 @@ TINY = ["--preset", "smoke", "--rounds", "2", "--steps", "1", "--workers", "1", 
 
 @pytest.fixture(scope="module")
 def shows() -> ModuleType:
-    return load_script("examples/_fedlgd.py")
+    return load_script("examples/papers/fedlgd/domains.py")
 
 
 def test_table_of_the_paper_is_run_and_its_numbers_are_in_the_records(

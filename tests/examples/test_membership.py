@@ -7,11 +7,10 @@ from types import ModuleType
 import pytest
 import torch
 
-import _membership
-import _pipelines
 import quickstart
 from attacks.membership import ShadowScores, Target, halves
 from distillkit.rng import derive
+from membership import pipelines, results
 
 
 def read(path: Path) -> list[dict[str, object]]:
@@ -25,7 +24,7 @@ def test_rows_are_appended_and_finished_ones_not_run_again(
     script.main([*words, "dm"])
     first = read(tmp_path / "records.jsonl")
     assert [(one["kind"], one["attack"]) for one in first] == [
-        *(("model", name) for name in _membership.MODEL), ("set", "nearest"), ("set", "distance")
+        *(("model", name) for name in results.MODEL), ("set", "nearest"), ("set", "distance")
     ]  # fmt: skip
     assert {one["row"] for one in first} == {"dm"}
     assert all({"commit", "seed", "shadows", "numbers", "accuracy"} <= set(one) for one in first)
@@ -79,9 +78,9 @@ def test_unsupported_arguments_are_refused(
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("row", _pipelines.ROWS)
+@pytest.mark.parametrize("row", pipelines.ROWS)
 def test_every_pipeline_returns_scores_of_its_model_and_sets(row: str) -> None:
-    pipeline = _pipelines.pipeline(row, "smoke")
+    pipeline = pipelines.pipeline(row, "smoke")
     inside = halves(4, len(pipeline.images), 0)[0]
     scorers = pipeline.fit(inside.nonzero().flatten(), 1)
     sets = {"nearest", "distance"} if row not in ("raw", "dp-sgd") else set()
@@ -94,7 +93,7 @@ def test_every_pipeline_returns_scores_of_its_model_and_sets(row: str) -> None:
     if real:
         started = scores["started"] > 0
         assert not bool((started & ~inside).any())
-        numbers = _pipelines.NUMBERS["smoke"]
+        numbers = pipelines.NUMBERS["smoke"]
         most = 10 * numbers["ipc"]
         assert int(started.sum()) == most if row == "dm" else most < int(started.sum()) <= most * numbers["rounds"]
         near = -scores["distance"]
@@ -106,7 +105,7 @@ def test_two_sided_scores_are_distances_from_the_mean_without_record() -> None:
         torch.tensor([3.0, -1.0]), torch.tensor([[True, False], [False, True], [False, False]]),
         torch.tensor([[9.0, 1.0], [1.0, 7.0], [2.0, 3.0]]), None, None, None,
     )  # fmt: skip
-    assert _membership.two_sided(target).tolist() == [1.5, 3.0]
+    assert results.two_sided(target).tolist() == [1.5, 3.0]
 
 
 def test_few_shadows_are_the_first_sixteen_complete_pairs() -> None:
@@ -114,20 +113,20 @@ def test_few_shadows_are_the_first_sixteen_complete_pairs() -> None:
     scores = torch.randn(25, 50, generator=derive(0), dtype=torch.float64)
     changed = torch.cat([scores[:16], scores[16:24] + 5.0])
     one, other = (
-        _membership.fewer(Target(scores[24], inside, s, None, None, None), online=True) for s in (scores[:24], changed)
+        results.fewer(Target(scores[24], inside, s, None, None, None), online=True) for s in (scores[:24], changed)
     )
     assert torch.equal(one, other)
-    assert not torch.equal(one, _membership.MODEL["LiRA online"](Target(scores[24], inside, changed, None, None, None)))
+    assert not torch.equal(one, results.MODEL["LiRA online"](Target(scores[24], inside, changed, None, None, None)))
 
 
 def test_share_is_a_mean_over_runs_with_an_interval_over_pairs() -> None:
     of = torch.ones(6, 10, dtype=torch.bool)
     called = torch.arange(10) < torch.tensor([1, 3, 2, 2, 5, 5])[:, None]
-    mean, low, high = _membership.share(called, of)
+    mean, low, high = results.share(called, of)
     assert mean == pytest.approx(0.3)
     half = 4.30265 * torch.tensor([0.2, 0.2, 0.5]).std() / 3**0.5  # Student's with two degrees of freedom
     assert (low, high) == pytest.approx((0.0, 0.3 + float(half)), abs=1e-4)
-    same = _membership.share(torch.zeros(6, 10, dtype=torch.bool), of)
+    same = results.share(torch.zeros(6, 10, dtype=torch.bool), of)
     assert same == pytest.approx([0.0, 0.0, 1 - 0.025 ** (1 / 60)])  # Clopper and Pearson's, of sixty
 
 
@@ -139,7 +138,7 @@ def test_leaking_pipeline_is_visible_in_its_records() -> None:
     noise = 0.1 * torch.rand(8, 400, generator=generator, dtype=torch.float64)
     scores = {"model": model, "margin": model, "nearest": noise + started, "started": started.double()}
     found = ShadowScores(inside, scores, {"model": margin, "margin": margin})
-    lines = {line["attack"]: line for line in _membership.result_lines("dm", found, {"shadows": 8})}
+    lines = {line["attack"]: line for line in results.result_lines("dm", found, {"shadows": 8})}
     assert lines["LiRA online"]["tpr"][0] > 0.4
     assert lines["threshold"]["accuracy"] == pytest.approx(float((margin > 0).double().mean()))
     near = lines["nearest"]

@@ -14,27 +14,22 @@ from distillkit.study import Records, Study, Task, read_records, summary_table, 
 from fl import FedAvg
 from fl.study import Federated
 from tests.examples.image_folder import folder
-from tests.scripts import ROOT, load_script
+from tests.scripts import EXAMPLES, ROOT, load_script
 
-RUNNER = "paper_cells.py"  # runs other scripts, and has options of its own
-EXAMPLES = sorted(p.name for p in (ROOT / "examples").glob("[!_]*.py") if p.name != RUNNER)
+NAMES = sorted({*EXAMPLES} - {"paper_cells"})  # which runs other scripts, and has options of its own
 COMMON = ("--preset", "--seeds", "--out", "--workers", "--device", "--data", "--estimate")
 
 
-def test_examples_exist() -> None:
-    assert len(EXAMPLES) >= 5
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.py")), ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_examples_contain_no_plumbing(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 150
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", NAMES)
 def test_help_names_the_common_options_and_the_purpose(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    example = load_script(f"examples/{name}")
+    example = load_script(EXAMPLES[name])
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     with pytest.raises(SystemExit) as ended:
         example.main()
@@ -45,11 +40,11 @@ def test_help_names_the_common_options_and_the_purpose(
 
 
 @pytest.mark.parametrize("words", ["--workers 0", "--workers 2.5", "--device gpu", "--preset large"])
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", NAMES)
 def test_unknown_options_are_refused_by_name(
     name: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    example = load_script(f"examples/{name}")
+    example = load_script(EXAMPLES[name])
     monkeypatch.setattr(sys, "argv", [name, *words.split()])
     with pytest.raises(SystemExit) as ended:
         example.main()
@@ -57,19 +52,19 @@ def test_unknown_options_are_refused_by_name(
     assert f"argument {words.split()[0]}: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["membership.py", "methods.py", "privacy_report.py", "quickstart.py"])
+@pytest.mark.parametrize("name", ["membership", "methods", "privacy_report", "quickstart"])
 def test_ignored_data_are_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", [name, "--data", str(tmp_path), "--out", str(tmp_path / "out")])
     with pytest.raises(SystemExit) as ended:
-        load_script(f"examples/{name}").main()
+        load_script(EXAMPLES[name]).main()
     assert ended.value.code == 2
     assert "has no effect: these digits come with scikit-learn; omit it" in capsys.readouterr().err
 
 
 def test_folder_is_the_presets_by_default() -> None:
-    options = load_script("examples/_options.py")
+    options = load_script("examples/shared/options.py")
     parser = options.command_line("Nothing.", out="runs/nothing")
     assert options.parse_arguments(parser, []).out == Path("runs/nothing-cpu")
     assert options.parse_arguments(parser, ["--preset", "smoke"]).out == Path("runs/nothing-smoke")
@@ -81,7 +76,7 @@ def test_folder_is_the_presets_by_default() -> None:
 def test_claim_is_printed_first_and_with_the_table_and_estimates_run_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options, run_study = load_script("examples/_options.py"), load_script("examples/_run_study.py").run_study
+    options, run_study = load_script("examples/shared/options.py"), load_script("examples/shared/study.py").run_study
     task = Task("digits", partial(load, "digits", size=8), partial(partition.iid, clients=2), rounds=1,
                 factory_options={"width": 4, "depth": 1})  # fmt: skip
     study = Study(tmp_path / "out", task, {"FedAvg": Federated(FedAvg, settings={"steps": 1})}, seeds=[0])
@@ -144,13 +139,13 @@ def test_ignored_combinations_of_options_are_refused(
     given = ["--preset", "smoke", *(place if word == "PICTURES" else word for word in words.split())]
     monkeypatch.setattr(sys, "argv", [name, *given])
     with pytest.raises(SystemExit) as ended:
-        load_script(f"examples/{name}.py").main()
+        load_script(EXAMPLES[name]).main()
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
 
 
 def test_repeated_run_is_compared_with_its_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    example = load_script("examples/vhl.py")
+    example = load_script(EXAMPLES["vhl"])
     tiny = ["--preset", "smoke", "--rounds", "2", "--steps", "1", "--workers", "1", "--device", "cpu", "--pair"]
     tiny += ["--seeds", "3", "--out"]
     example.main([*tiny, str(tmp_path / "first")])

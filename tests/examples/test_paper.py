@@ -21,7 +21,7 @@ from tests.scripts import load_script
 
 @pytest.fixture(scope="module")
 def paper() -> ModuleType:
-    return load_script("examples/_paper.py")
+    return load_script("examples/shared/paper.py")
 
 
 def test_papers_numbers_are_beside_ours_with_their_source(paper: ModuleType) -> None:
@@ -91,6 +91,6 @@ def test_ablations_are_drawn_beside_the_headline_if_they_ran(
 
 @pytest.mark.parametrize("name", ["fedlgd", "vhl", "feddm", "fedcog", "single_image"])
 def test_results_page_and_script_print_the_same_numbers_of_the_paper(name: str) -> None:
-    module = load_script(f"examples/_{name}.py")
+    module = load_script(f"examples/papers/{name}/{'domains' if name == 'fedlgd' else 'candidates'}.py")
     page = Path(__file__).parents[2] / "docs" / "results" / f"{name}_published.json"
     assert json.loads(page.read_text(encoding="utf-8")) == (module.AVERAGES[0] if name == "fedlgd" else module.PAPER)

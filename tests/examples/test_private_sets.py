@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from distillkit import LabeledImages
+from distillkit import LabeledImages, Normalization
 from distillkit.networks import ConvNet, build
 from distillkit.privacy import Ledger
 from distillkit.rng import derive
 from distillkit.study import Task, read_records
 from distillkit.training import Protocol, train
+from shared.datasets import load_private
 from tests.distillkit.study.sample_records import search_sizes
 
 
@@ -59,8 +60,9 @@ def test_searches_are_equal_and_on_public_images_only(script: ModuleType, planne
     assert study.num_configurations == 4
     assert {candidate.like for candidate in small.values()} == {None, "class means, epsilon 8"}
     assert study.design.tune_on is not None
-    name, size, *_, records = study.design.tune_on.data.args
-    assert (name, size, records) == ("usps", 16, script.RECORDS["digits"])
+    name, _, records = study.design.tune_on.data.args
+    assert (name, records) == ("usps", script.RECORDS["digits"])
+    assert study.design.tune_on.data.keywords["size"] == 16
     assert planned("--dataset", "usps").design.tune_on.data.args[0] == "mnist"
     full = planned("--dataset", "fashionmnist28", "--preset", "paper")
     assert (full.num_configurations, full.design.tune_on, len(full.design.seeds)) == (1, None, 10)
@@ -72,8 +74,9 @@ def test_searches_are_equal_and_on_public_images_only(script: ModuleType, planne
         assert made.keywords["size"] == records
 
 
-def test_images_of_the_search_are_distinct(script: ModuleType) -> None:
-    split = script.images("digits", 8, 0.1307, 0.3081, None, 300)
+@pytest.mark.parametrize("draw", ["part", "records"])
+def test_images_of_the_search_are_distinct(draw: str) -> None:
+    split = load_private("digits", None, 300, 8, Normalization([0.1307], [0.3081]), draw)
     assert (len(split.train), len(split.validation), len(split.test)) == (300, 1138, 359)
     pixels = {tuple(x.flatten().tolist()) for x in split.train.images}
     assert sum(tuple(x.flatten().tolist()) in pixels for x in split.validation.images) < 3  # twins in the data

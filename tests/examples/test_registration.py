@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from _claim import described
-from _extension import beyond, extended
-from _registration import Design, read_design, used_seeds
+from claims.claim import described
+from claims.extension import beyond, extended
+from claims.registration import Design, read_design, used_seeds
 from distillkit.data import load, partition
 from distillkit.study import PowerAnalysis, Record, Records, Study, Task, grid, read_choice, write_records
 from tests.distillkit.study.sample_records import record, search_sizes

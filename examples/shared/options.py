@@ -1,0 +1,92 @@
+"""Common command line of the examples."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from shared.data import refuse_unused, root_or_pictures
+
+__all__ = ["command_line", "number", "parse_arguments"]
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Help formatter that shows defaults and keeps the description's line breaks."""
+
+
+def number(least: int) -> Callable[[str], int]:
+    """Return an argparse type for integers of at least `least`."""
+
+    def integer(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
+        return value
+
+    return integer
+
+
+def command_line(
+    description: str | None,
+    *,
+    out: str,
+    presets: Sequence[str] = ("smoke", "cpu", "paper"),
+    workers: str = "runs at a time, each in its own process",
+    pictures: bool = False,
+    study: bool = True,
+) -> argparse.ArgumentParser:
+    """Return a parser with the common options. An example adds its own options, and then calls `parse_arguments`.
+
+    Args:
+        description: text that `--help` shows first.
+        out: default folder of the results, to which `-<preset>` is appended.
+        presets: choices of `--preset`; "cpu" is the default.
+        workers: description of what `--workers` counts.
+        pictures: whether `--data` may also name folders of the user's own pictures; see `_data.own_task`.
+        study: whether the example runs a study with `run_study`, which `--repeat` and `--seconds` are for.
+    """
+    again = "An interrupted call continues where it stopped; finished runs are not repeated."
+    parser = argparse.ArgumentParser(description=description, epilog=again, formatter_class=_Help)
+    add = parser.add_argument
+    add("--preset", choices=tuple(presets), default="cpu", help="how much to compute")
+    add("--seeds", type=int, nargs="+", default=None, metavar="S", help="seeds; default: the preset's")
+    add("--out", type=Path, default=None, help=f"folder of the results; default: {out}-<preset>")
+    add("--workers", type=number(1), default=max(1, os.cpu_count() or 1), help=workers)
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
+    root = "root of the datasets by name; default: $DISTILLKIT_DATA"
+    own = f"{root}; or your own pictures: one folder (class/picture.png) or .npz to split, or one per client"
+    add("--data", type=Path, nargs="+" if pictures else None, metavar="PATH", help=own if pictures else root)
+    if pictures:
+        add("--size", type=number(8), default=32, help="height and width of your own pictures after resizing")
+    add("--estimate", action="store_true", help="only estimate the cost: seconds, bytes, memory")
+    if study:
+        add("--seconds", type=number(1), default=None, help="stop after this time; the same call continues")
+        add("--repeat", nargs=2, metavar=("RECORDS", "RUN"), help="repeat one recorded run and compare it")
+    parser.set_defaults(default_out=out, pictures=[] if pictures else None)
+    return parser
+
+
+def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse a list of words (default: the command line), and resolve the output folder, the device and `--data`.
+
+    In the result, `data` is the root of named datasets, or None; `pictures` lists the user's own folders and files.
+    """
+    found = parser.parse_args(words)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may lack characters of tables
+    if isinstance(found.data, list):
+        try:
+            found.data, found.pictures = root_or_pictures(found.data)
+        except FileNotFoundError as error:
+            parser.error(f"argument --data: {error}")
+    refuse_unused(parser, words, "without pictures of your own in --data", *["--size"] * (found.pictures == []))
+    found.out = found.out or Path(f"{found.default_out}-{found.preset}")
+    del found.default_out
+    if found.device == "auto":
+        found.device = "cuda" if torch.cuda.is_available() else "cpu"
+    return found
