@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from functools import partial
@@ -17,12 +18,28 @@ from tests.examples.image_folder import folder
 from tests.scripts import EXAMPLES, ROOT, load_script
 
 NAMES = sorted({*EXAMPLES} - {"paper_cells"})  # which runs other scripts, and has options of its own
+OPTIONS = ROOT / "examples" / "shared" / "options.py"
 COMMON = ("--preset", "--seeds", "--out", "--workers", "--device", "--data", "--estimate")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.py")), ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_examples_contain_no_plumbing(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_readme_names_every_script_with_options_that_exist_and_pages_name_no_other() -> None:
+    text = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\S+\.py)([^`]*)` \|", text, re.MULTILINE)
+    assert {ROOT / "examples" / script for script, _ in rows} == {*EXAMPLES.values()}
+    for script, words in rows:
+        source = (ROOT / "examples" / script).read_text(encoding="utf-8") + OPTIONS.read_text(encoding="utf-8")
+        assert all(f'"{option}"' in source for option in re.findall(r"--[a-z-]+", words)), script
+    assert all((ROOT / "examples" / link).exists() for link in re.findall(r"\]\((\S+)\)", text))
+    assert len(text.split()) <= 350
+    pages = [ROOT / "README.md", ROOT / "Makefile", *sorted((ROOT / "docs").rglob("*.md")), *EXAMPLES.values()]
+    for page in pages:
+        named = re.findall(r"\bexamples/[\w/]+\.py", page.read_text(encoding="utf-8"))
+        assert not [path for path in named if not (ROOT / path).is_file()], page
 
 
 @pytest.mark.parametrize("name", NAMES)
