@@ -5,9 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar, cast
 
-__all__ = ["exit_with_parent", "worker_pool"]
+__all__ = ["WorkerPool", "exit_with_parent", "worker_pool"]
+
+T = TypeVar("T")
 
 
 def exit_with_parent() -> None:
@@ -27,10 +32,43 @@ def exit_with_parent() -> None:
     threading.Thread(target=watch, name="end with parent", daemon=True).start()
 
 
-def worker_pool(count: int) -> ProcessPoolExecutor:
-    """Create a pool of worker processes that end when this process ends, even if this process is killed.
+class WorkerPool(ThreadPoolExecutor):
+    """Executor with worker processes. A killed worker fails only its own call, and is replaced.
 
-    If this process is killed while a worker starts, the worker ends after its imports, without running a task.
+    Each thread passes its calls to a process of its own.
+    """
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count, "worker pool")
+        self._own, self._processes = threading.local(), list[ProcessPoolExecutor]()
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Call `fn(*args, **kwargs)` in a worker process; they must be picklable."""
+        return super().submit(self._call, fn, *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the workers, as `ProcessPoolExecutor.shutdown` does."""
+        super().shutdown(wait, cancel_futures=cancel_futures)
+        for process in self._processes:
+            process.shutdown(wait)
+
+    def _call(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        if getattr(self._own, "process", None) is None:
+            context = multiprocessing.get_context("spawn")
+            self._own.process = ProcessPoolExecutor(1, mp_context=context, initializer=exit_with_parent)
+            self._processes.append(self._own.process)
+        try:
+            return cast("T", self._own.process.submit(fn, *args, **kwargs).result())
+        except BrokenProcessPool:
+            self._own.process = None
+            raise
+
+
+def worker_pool(count: int) -> WorkerPool:
+    """Create an executor whose worker processes end when this process ends, even if this process is killed.
+
+    If a worker is killed, its call raises `BrokenProcessPool`; the other workers and later calls go on. If this process
+    is killed while a worker starts, the worker ends after its imports, without running a task.
 
     Args:
         count: number of workers.
@@ -40,5 +78,4 @@ def worker_pool(count: int) -> ProcessPoolExecutor:
     """
     from distillkit._utils import check  # which imports torch: a new worker watches its parent before that
 
-    count = check.positive_int(count, "count")
-    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=exit_with_parent)
+    return WorkerPool(check.positive_int(count, "count"))

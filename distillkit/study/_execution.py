@@ -7,9 +7,12 @@ import json
 import re
 import tempfile
 import time
+import traceback
+import uuid
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +21,10 @@ import torch
 
 from distillkit._utils import check
 from distillkit._utils.files import write_atomically
-from distillkit._utils.processes import worker_pool
 from distillkit._utils.provenance import RUN_FORMAT, versions
 from distillkit._utils.user_warnings import without_warnings
 from distillkit.data import Split
+from distillkit.locking import InUse, locked
 from distillkit.privacy import Ledger
 from distillkit.serialization import SerializationError, from_config, referenced_objects, to_config
 from distillkit.study._guarantee import CHOSEN, EXACT
@@ -30,9 +33,12 @@ from distillkit.study.candidate import Candidate, Cost, Job, OutOfTime
 from distillkit.study.task import Task
 
 __all__ = [
-    "PreparedRun", "RunSpec", "SerializedRun", "WorkerKilled", "privacy_columns", "run_all", "set_aside",
+    "PreparedRun", "RunSpec", "SerializedRun", "WorkerKilled", "attempt", "privacy_columns", "run_all", "set_aside",
     "settings_config", "write_config",
 ]  # fmt: skip
+
+_ATTEMPTS, _INTERVAL = 2, 0.1
+"""Number of workers that a run may lose, and seconds between two looks at the workers."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,9 @@ class PreparedRun:
             to_config(self.built, store=store, name=f"the result of {where}.make"),
             {**vars(spec), "settings": settings_config(spec, store)},
         )
-        return SerializedRun(out, *configs, referenced_objects([self.task, candidate, self.built, dict(spec.settings)]))
+        return SerializedRun(
+            out.resolve(), *configs, referenced_objects([self.task, candidate, self.built, dict(spec.settings)])
+        )
 
     def _job(self, folder: Path, **options: Any) -> Job:
         spec = self.spec
@@ -158,9 +166,16 @@ class SerializedRun:
     spec: Mapping[str, Any]
     names: Mapping[str, Any]
 
-    def execute(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Execute the run in this worker process; see `PreparedRun.execute`."""
-        return self._prepare().execute(self.out, **options)
+    def attempt(self, options: Mapping[str, Any], key: str) -> dict[str, Any] | Exception | None:
+        """Execute the run in this worker process; see `attempt`. A new `key` tells an executor that the call is new."""
+        try:
+            run = self._prepare()
+        except Exception as error:
+            return error
+        outcome = attempt(run, self.out, options)
+        if isinstance(outcome, Exception):
+            outcome.add_note("".join(traceback.format_exception(outcome)))  # which is not sent with an error
+        return outcome
 
     def trial(self, options: Mapping[str, Any]) -> tuple[Cost, int | None]:
         """Execute a short part of the run in this worker process; see `PreparedRun.trial`."""
@@ -174,12 +189,12 @@ class SerializedRun:
 
         task: Task = from_config(self.task, store=self.out / "data", names=self.names)
         key = json.dumps(self.task["with"]["data"])
-        if key not in _SPLITS:
+        if (split := _SPLITS.get(key)) is None:
             _SPLITS.clear()
-            _SPLITS[key] = task.load()
+            _SPLITS[key] = split = task.load()
         settings = {name: build(config) for name, config in self.spec["settings"].items()}
         spec = RunSpec(**{**self.spec, "settings": settings})
-        return PreparedRun(spec, task, _SPLITS[key], build(self.candidate), build(self.built))
+        return PreparedRun(spec, task, split, build(self.candidate), build(self.built))
 
 
 def write_config(built: Any, job: Job) -> None:
@@ -235,49 +250,110 @@ def set_aside(out: Path, spec: RunSpec) -> None:
     number = 1 + len(list(out.glob(f"replaced/{folder.name}-*")))
     target = out / "replaced" / f"{folder.name}-{number}"
     target.parent.mkdir(exist_ok=True)
-    folder.rename(target)
+    with _claim(out, spec):
+        folder.rename(target)
 
 
 class WorkerKilled(RuntimeError):
-    """Error for a run whose worker process was killed. The message names the run; all other runs are finished."""
+    """Error for runs whose workers were lost twice. The message names the runs; all other runs are finished."""
 
 
 def run_all(
-    specs: Sequence[RunSpec], prepare: Callable[[RunSpec], PreparedRun], out: Path, processes: int,
+    specs: Sequence[RunSpec], prepare: Callable[[RunSpec], PreparedRun], out: Path, executor: Any,
     options: Mapping[str, Any],
 ) -> Iterator[tuple[RunSpec, dict[str, Any]]]:  # fmt: skip
-    """Execute runs, in processes if `processes` is above 1, and yield each summary when its run ends."""
-    if processes == 1:
-        for index, spec in enumerate(specs):
-            if index and options["deadline"] is not None and time.time() >= options["deadline"]:
-                raise OutOfTime(f"{spec.run} was not started, because the deadline has passed")
-            yield spec, prepare(spec).execute(out, **options)
-        return
-    waiting = {spec.folder: (spec, prepare(spec).serialize(out)) for spec in specs}
-    with contextlib.suppress(BrokenProcessPool), worker_pool(processes) as pool:
-        futures = {pool.submit(run.execute, options): spec for spec, run in waiting.values()}
-        try:
-            for future in as_completed(futures):
-                summary = future.result()
-                del waiting[futures[future].folder]
-                yield futures[future], summary
-        except OutOfTime:
-            pool.shutdown(wait=True, cancel_futures=True)  # wait until the other runs have saved their states
-            raise
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    killed = []
-    for spec, run in waiting.values():  # a killed worker breaks its pool, so the remaining runs get one process each
-        try:
-            with worker_pool(1) as pool:
-                summary = pool.submit(run.execute, options).result()
-        except BrokenProcessPool:
-            killed.append(spec.run)
-        else:
-            yield spec, summary
-    if killed:
+    """Execute runs, in this process if `executor` is None, and yield each summary when its run ends.
+
+    A run that another call executes in this folder is left to that call. A run whose worker is lost is continued once.
+    """
+    waiting, running = deque(specs), dict[Any, RunSpec]()
+    losses, errors, begun = Counter[str](), dict[str, Exception](), False
+    try:
+        while waiting or running:
+            for _ in range(len(waiting)):
+                spec = waiting.popleft()
+                if (summary := out / spec.folder / "summary.json").exists():
+                    yield spec, read_json(summary)
+                elif begun and not running and options["deadline"] is not None and time.time() >= options["deadline"]:
+                    raise OutOfTime(f"{spec.run} was not started, because the deadline has passed")
+                elif _is_claimed(out, spec):
+                    waiting.append(spec)
+                else:
+                    running[_submit(executor, prepare(spec), out, options)] = spec
+                    if executor is None:
+                        break
+            begun = True
+            ended = [future for future in running if future.done()]
+            for future in ended:
+                spec = running.pop(future)
+                try:
+                    outcome = future.result()
+                except Exception as error:  # a run returns its own errors, so the executor has lost the run
+                    losses[spec.run] += 1
+                    if losses[spec.run] < _ATTEMPTS:
+                        waiting.append(spec)
+                    else:
+                        errors[spec.run] = error
+                    continue
+                if isinstance(outcome, Exception):
+                    raise outcome
+                if outcome is None:
+                    waiting.append(spec)
+                else:
+                    yield spec, outcome
+            if not ended:
+                time.sleep(_INTERVAL)
+    except BaseException as stop:
+        for future in running:
+            if isinstance(future, Future):  # jobs of a cluster go on
+                future.cancel()
+        while isinstance(stop, OutOfTime) and not all(future.done() for future in running):
+            time.sleep(_INTERVAL)  # until the other runs have saved their states
+        raise
+    if errors:
+        cause = next(iter(errors.values()))
         raise WorkerKilled(
-            f"the processes of {', '.join(killed)} were killed, perhaps for lack of memory; all other runs are "
-            "finished. Let them use less memory (fewer workers, a smaller batch or chunk), and run the study again"
-        )
+            f"the workers of {', '.join(sorted(errors))} were killed, perhaps for lack of memory, or cannot import "
+            f"what these runs use ({type(cause).__name__}: {cause}); all other runs are finished. Let them use less "
+            "memory (fewer workers, a smaller batch or chunk), or install your modules there, and run the study again"
+        ) from cause
+
+
+def attempt(run: PreparedRun, out: Path, options: Mapping[str, Any]) -> dict[str, Any] | Exception | None:
+    """Execute a run unless another process executes it (None), and return its summary, or the error that it raised."""
+    with contextlib.ExitStack() as claimed:
+        try:
+            claimed.enter_context(_claim(out, run.spec))
+        except InUse:
+            return None
+        try:
+            return run.execute(out, **options)
+        except Exception as error:
+            return error
+
+
+def _claim(out: Path, spec: RunSpec) -> AbstractContextManager[None]:
+    """Lock a run for the process that executes it. The operating system releases the lock if the process ends."""
+    return locked(out / ".claims" / f"{spec.folder}.lock", f"the run {spec.run}", wait=0.0)
+
+
+def _is_claimed(out: Path, spec: RunSpec) -> bool:
+    try:
+        with _claim(out, spec):
+            return False
+    except InUse:
+        return True
+
+
+def _submit(executor: Any, run: PreparedRun, out: Path, options: Mapping[str, Any]) -> Any:
+    """Start a run, and return a future of the result of `attempt`."""
+    future: Future[Any] = Future()
+    if executor is None:
+        future.set_result(attempt(run, out, options))
+        return future
+    serialized = run.serialize(out)
+    try:
+        return executor.submit(serialized.attempt, options, uuid.uuid4().hex)
+    except Exception as error:  # the executor is broken
+        future.set_exception(error)
+        return future

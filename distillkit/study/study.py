@@ -6,8 +6,8 @@ import contextlib
 import json
 import multiprocessing
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -111,14 +111,22 @@ class Study:
         return f"Study({str(self.out)!r}, {size}, {self.num_configurations} configurations each)"
 
     def run(
-        self, *, processes: int = 1, workers: int = 1, device: str = "cpu", trial: bool = True, progress: bool = True,
-        seconds: float | None = None, on_run: Callable[[Mapping[str, Any]], object] | None = None,
+        self, *, processes: int = 1, executor: Any = None, workers: int = 1, device: str = "cpu", trial: bool = True,
+        progress: bool = True, seconds: float | None = None,
+        on_run: Callable[[Mapping[str, Any]], object] | None = None,
     ) -> Records:  # fmt: skip
         """Execute all runs that are not finished, and resume interrupted runs.
+
+        Several calls, also on several machines, may share a folder: each run is executed by one of them. If a worker
+        is killed, another continues its run from the last saved state.
 
         Args:
             processes: number of concurrent runs. With more than one, each run has its own process, and a script needs
                 `if __name__ == "__main__":`. Results do not depend on this number.
+            executor: executor of the runs: a `concurrent.futures.Executor`, such as `client.get_executor()` of Dask,
+                or an object with such a method `submit`, as those of `submitit`. Its workers must see the study's
+                folder under the same path, and import the modules that tasks and candidates use. `processes` is then
+                the number of runs that it executes at a time, for the estimate.
             workers: number of threads in which each run trains and tests its clients. It does not affect the results.
             device: device to compute on, "cpu" or "cuda".
             trial: whether to estimate the total cost first, from a short trial run of each candidate; see `estimate`.
@@ -134,15 +142,13 @@ class Study:
 
         Raises:
             distillkit.serialization.SerializationError: a task has no JSON form; or a candidate has none, and
-                `processes` is above 1.
+                its run is sent to another process.
             ValueError: the folder contains another study, or all configurations of a candidate failed.
-            distillkit.locking.InUse: another process uses the folder.
-            WorkerKilled: the process of a run was killed; all other runs are finished.
+            WorkerKilled: the workers of a run were killed twice; all other runs are finished.
         """
         if on_run is not None:
             check.callable_with(on_run, "on_run", ["line"], "print, called with a finished run's summary")
-        with self._lock(), contextlib.suppress(OutOfTime):
-            how = self._begin(processes, workers, device, trial, progress, seconds)
+        with self._begin(processes, executor, workers, device, trial, progress, seconds) as how:
             final = self.design.final_runs(self._tune(**how))
             for spec in final:
                 set_aside(self.out, spec)
@@ -156,38 +162,39 @@ class Study:
         return Records([], [(spec.task, spec.method, spec.seed) for spec in self.design.final_runs({})])
 
     def tune(
-        self, *, processes: int = 1, workers: int = 1, device: str = "cpu", trial: bool = True, progress: bool = True,
-        seconds: float | None = None,
+        self, *, processes: int = 1, executor: Any = None, workers: int = 1, device: str = "cpu", trial: bool = True,
+        progress: bool = True, seconds: float | None = None,
     ) -> list[TuningResult]:  # fmt: skip
         """Execute the tuning runs that are not finished, but no final runs, for example to extend a search first.
 
         Args:
-            processes, workers, device, trial, progress, seconds: arguments of `run`.
+            processes, executor, workers, device, trial, progress, seconds: arguments of `run`.
 
         Returns:
             The scores and the choice of each task and candidate, as `read_choice` returns them; empty if `seconds` have
             passed before the tuning runs were finished.
         """
-        with self._lock(), contextlib.suppress(OutOfTime):
-            self._tune(**self._begin(processes, workers, device, trial, progress, seconds))
+        with self._begin(processes, executor, workers, device, trial, progress, seconds) as how:
+            self._tune(**how)
             return read_choice(self.out)[0]
         return []
 
-    def estimate(self, *, processes: int = 1, workers: int = 1, device: str = "cpu") -> Estimate:
+    def estimate(self, *, processes: int = 1, executor: Any = None, workers: int = 1, device: str = "cpu") -> Estimate:
         """Estimate the cost of all unfinished runs from a short trial run of each candidate on each task.
 
         A trial run executes the candidate's first configuration for a short time: two rounds of a federated method, or
         some steps of a condensation. The results of trial runs are discarded.
 
         Args:
-            processes, workers, device: arguments of `run`.
+            processes, executor, workers, device: arguments of `run`.
 
         Returns:
             The estimated wall time, bytes sent to and from the server, and peak memory, by task and candidate; `print`
             the estimate to see a table.
         """
-        with self._lock():
-            return self._estimate(*_checked(processes, workers, device))
+        processes, options = _checked(processes, executor, workers, device)
+        with _workers(processes, executor) as pool:
+            return self._estimate(pool, processes, options)
 
     def records(self) -> Records:
         """Return the records of all finished runs, except the tuning runs."""
@@ -245,24 +252,25 @@ class Study:
         """
         return curves(self.records(), **options)
 
+    @contextmanager
     def _begin(
-        self, processes: int, workers: int, device: str, trial: bool, progress: bool, seconds: float | None
-    ) -> dict[str, Any]:
-        """Check the arguments of `run`, write `study.json`, and return the arguments of `_execute`."""
-        processes, options = _checked(processes, workers, device)
+        self, processes: int, executor: Any, workers: int, device: str, trial: bool, progress: bool,
+        seconds: float | None,
+    ) -> Iterator[dict[str, Any]]:  # fmt: skip
+        """Check the arguments of `run`, write `study.json`, and provide the arguments of `_execute`."""
+        processes, options = _checked(processes, executor, workers, device)
         deadline = None if seconds is None else time.time() + check.real_number(seconds, "seconds", above=0.0)
         tune_on, facts = self.design.tune_on, {"rule": self.rule, "late_rounds": self.late_rounds}
         fixed = {**facts, "tune_seeds": list(self.design.tune_seeds), "tune_on": tune_on and self._config(tune_on)}
-        write_study(self.out, fixed, self.design.config(self.out))
-        if check.boolean(trial, "trial"):
-            estimate = self._estimate(processes, options)
-            if check.boolean(progress, "progress") and estimate.rows:
-                print(estimate, end="\n\n", flush=True)
-        options |= {"commit": git_commit(), "deadline": deadline}
-        return {"processes": processes, "options": options, "progress": progress}
-
-    def _lock(self) -> AbstractContextManager[None]:
-        return locked(self.out / ".owner.lock", f"the study in {self.out}")
+        with locked(self.out / ".owner.lock", f"the study in {self.out}"):
+            write_study(self.out, fixed, self.design.config(self.out))
+        with _workers(processes, executor) as pool, contextlib.suppress(OutOfTime):
+            if check.boolean(trial, "trial"):
+                estimate = self._estimate(pool, processes, options)
+                if check.boolean(progress, "progress") and estimate.rows:
+                    print(estimate, end="\n\n", flush=True)
+            options |= {"commit": git_commit(), "deadline": deadline}
+            yield {"executor": pool, "options": options, "progress": progress}
 
     def _tune(self, **how: Any) -> dict[tuple[str, str], Mapping[str, Any]]:
         """Execute the tuning runs with these arguments of `_execute`, and return the chosen settings."""
@@ -271,13 +279,13 @@ class Study:
         return choose(self.out, self.design, self.rule, self.late_rounds)
 
     def _execute(
-        self, specs: Sequence[RunSpec], unit: str, processes: int, options: Mapping[str, Any], progress: bool,
+        self, specs: Sequence[RunSpec], unit: str, executor: Any, options: Mapping[str, Any], progress: bool,
         on_run: Callable[[Mapping[str, Any]], object] | None = None,
     ) -> None:  # fmt: skip
         """Execute the unfinished runs among `specs` with these options of `PreparedRun.execute`, and show a bar."""
         missing = [spec for spec in specs if not (self.out / spec.folder / "summary.json").exists()]
         with bar(len(missing), unit, unit="run", progress=progress) as shown:
-            for spec, summary in run_all(missing, self._prepare, self.out, processes, {**options, "progress": False}):
+            for spec, summary in run_all(missing, self._prepare, self.out, executor, {**options, "progress": False}):
                 shown.update()
                 if summary["accuracy_last"] is not None:
                     shown.set_postfix_str(f"{spec.run}: {100 * summary['accuracy_last']:.1f} %")
@@ -299,23 +307,38 @@ class Study:
             raise TypeError(f"{where} cannot be built with {dict(spec.settings)}: {error}") from error
         return PreparedRun(spec, task, self._splits[data], candidate, built)
 
-    def _estimate(self, processes: int, options: Mapping[str, Any]) -> Estimate:
+    def _estimate(self, executor: Any, processes: int, options: Mapping[str, Any]) -> Estimate:
         def trial(spec: RunSpec) -> tuple[Cost, int | None]:
             run = self._prepare(spec)
-            if processes == 1:
+            if executor is None:
                 return run.trial(**options)
-            with worker_pool(1) as pool:
-                return pool.submit(run.serialize(self.out).trial, options).result()
+            cost: tuple[Cost, int | None] = executor.submit(run.serialize(self.out).trial, options).result()
+            return cost
 
         return Estimate(estimate_rows(self.design, self.out, trial), processes)
 
 
-def _checked(processes: int, workers: int, device: str) -> tuple[int, dict[str, Any]]:
+def _checked(processes: int, executor: Any, workers: int, device: str) -> tuple[int, dict[str, Any]]:
     """Check the arguments of `Study.run`, and return the number of processes and the options of every run."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(
             "a worker process of this study imports the script that started it, and would start the study again: put "
             "the call under `if __name__ == '__main__':`"
         )
+    if executor is not None and (isinstance(executor, type) or not callable(getattr(executor, "submit", None))):
+        raise TypeError(f"executor must be a concurrent.futures.Executor, got {executor!r:.60}")
     options = {"workers": check.positive_int(workers, "workers"), "device": str(check.device(device))}
     return check.positive_int(processes, "processes"), options
+
+
+@contextmanager
+def _workers(processes: int, executor: Any) -> Iterator[Any]:
+    """Provide the `executor`, or one with worker processes if there are several; None to execute runs here."""
+    if executor is not None or processes == 1:
+        yield executor
+        return
+    pool = worker_pool(processes)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

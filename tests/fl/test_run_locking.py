@@ -17,11 +17,9 @@ from distillkit._utils import processes
 from distillkit._utils.processes import worker_pool
 from distillkit.locking import InUse
 from distillkit.privacy import Event, Ledger
-from distillkit.study import Study, named_task
 from fl import FedAvg, Filtered, simulate
 from fl.engine.store import CheckpointError, read_history
 from fl.filters.client_dp import ClientDP
-from fl.study import Federated
 from tests.distillkit.test_locking import HOLD, TRY
 from tests.fl.federations import Tiny, federation
 from tests.fl.invariances import assert_same
@@ -103,27 +101,12 @@ def test_ledger_of_a_running_process_is_read_only_for_others(tmp_path: Path) -> 
     assert (mine.epsilon() or 0) > (epsilon or 0)
 
 
-def test_study_has_one_owner(tmp_path: Path) -> None:
-    task = named_task("digits", clients=2, factory_options={"width": 2, "depth": 1}, rounds=1)
-    study = Study(tmp_path, task, {"FedAvg": Federated(FedAvg, settings={"lr": 0.1})}, seeds=(0,))
-    with (
-        locked_by_another_process(tmp_path / ".owner.lock") as pid,
-        pytest.raises(InUse, match=f"study in .* in use by process {pid}"),
-    ):
-        study.run(progress=False)
-    seen: list[str] = []
-    study.run(
-        trial=False,
-        progress=False,
-        on_run=lambda line: seen.append(attempt_in_another_process(tmp_path / ".owner.lock")),
-    )
-    assert "is in use by process" in seen[0]
-
-
 def test_pool_workers_are_monitored() -> None:
     with worker_pool(1) as pool:
-        assert pool._initializer is processes.exit_with_parent  # type: ignore[attr-defined]
-        assert pool._mp_context.get_start_method() == "spawn"  # type: ignore[attr-defined]
+        pool.submit(int).result()
+        [process] = pool._processes
+        assert process._initializer is processes.exit_with_parent  # type: ignore[attr-defined]
+        assert process._mp_context.get_start_method() == "spawn"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -674,7 +674,7 @@ def test_killed_worker_is_the_named_failure_of_its_run(tmp_path: Path) -> None:
     options: dict[str, Any] = {"num_networks": 1, "protocol": Protocol(epochs=1)}
     fine = Condense(lambda factory: partial(random_subset, ipc=1), **options)
     study = Study(tmp_path, task(), {"fine": fine, "bad": Condense(lambda factory: killed, **options)}, seeds=(0, 1))
-    with pytest.raises(WorkerKilled, match=r"the processes of made-bad-0, made-bad-1 were killed") as caught:
+    with pytest.raises(WorkerKilled, match=r"the workers of made-bad-0, made-bad-1 were killed") as caught:
         study.run(processes=2, trial=False, progress=False)
     assert "fine" not in str(caught.value)
     assert sorted(record.line["run"] for record in study.records()) == ["made-fine-0", "made-fine-1"]

@@ -1,0 +1,326 @@
+"""Runs of a study on executors: claims, lost workers, several calls on one folder, Dask and submitit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from distillkit import LabeledImages
+from distillkit.condense import distribution_matching, random_subset
+from distillkit.locking import locked
+from distillkit.networks.samplers import RandomNetworks
+from distillkit.study import Candidate, Condense, Cost, Job, Study, grid, worker_pool
+from distillkit.study.study import WorkerKilled
+from distillkit.training import Protocol
+from tests.distillkit.study.test_study import task
+from tests.distillkit.test_locking import HOLD, start  # noqa: F401
+from tests.refused import refused
+
+QUIET: dict[str, Any] = {"trial": False, "progress": False}
+
+
+@dataclass(frozen=True)
+class Number:
+    value: float
+
+
+@dataclass(frozen=True)
+class Steps(Candidate):
+    """Candidate of four steps that continues where it was killed, and writes a line to `log` for each step.
+
+    The process of the run `kills` is killed in its third step, as often as `times` says.
+    """
+
+    log: str = ""
+    kills: str = ""
+    times: int = 1
+
+    def run(self, made: Number, job: Job) -> dict[str, Any]:
+        state = job.folder / "state"
+        for step in range(int(state.read_text() if state.exists() else 0), 4):
+            if made.value < 0:
+                raise FloatingPointError("it diverged")
+            with open(self.log, "a", encoding="utf-8") as file:
+                file.write(f"{job.run} {step} {os.getpid()}\n")
+            if job.run == self.kills and step == 2 and len(list(job.folder.glob("killed*"))) < self.times:
+                (job.folder / f"killed{time.time_ns()}").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            state.write_text(str(step + 1))
+            job.check_deadline()
+        return {"accuracy_last": made.value / 100 + job.seed / 1e4, "rounds": None}
+
+    def trial(self, made: Number, job: Job) -> Cost:
+        return Cost(made.value)
+
+
+def number(factory: Any, value: float = 1.0) -> Number:
+    return Number(value)
+
+
+def steps(folder: Path, **options: Any) -> Steps:
+    return Steps(number, log=str(folder / "log"), **options)
+
+
+def logged(folder: Path) -> list[str]:
+    """Return the run and the step of each line of the log."""
+    return [line.rpartition(" ")[0] for line in (folder / "log").read_text(encoding="utf-8").splitlines()]
+
+
+class Later:
+    """Call of `Jobs`: a future with `done` and `result` alone, as those of submitit."""
+
+    def __init__(self, call: Any) -> None:
+        self.call, self.asked = call, 0
+
+    def done(self) -> bool:
+        self.asked += 1
+        return self.asked > 2
+
+    def result(self) -> Any:
+        return self.call()
+
+
+class Jobs:
+    """Executor that is no `concurrent.futures.Executor`, and loses the calls whose index is in `lost`."""
+
+    def __init__(self, *lost: int) -> None:
+        self.lost, self.count, self.keys = lost, 0, list[Any]()
+
+    def submit(self, function: Any, *arguments: Any) -> Later:
+        self.count += 1
+        self.keys.append(arguments)
+        return Later(self.lose if self.count - 1 in self.lost else partial(function, *arguments))
+
+    def lose(self) -> None:
+        raise RuntimeError("the node is gone")
+
+
+def lines(study: Study) -> list[dict[str, Any]]:
+    return [{k: v for k, v in r.line.items() if "seconds" not in k and k != "commit"} for r in study.records()]
+
+
+def test_any_executor_gives_the_records_of_this_process(tmp_path: Path) -> None:
+    candidates = {"A": steps(tmp_path, search=grid(value=[1.0, 2.0])), "B": steps(tmp_path, search=grid(value=[3, 4]))}
+    studies = {name: Study(tmp_path / name, task(), candidates, seeds=(0, 1)) for name in ("here", "jobs", "threads")}
+    jobs = Jobs(1, 5)
+    seen: list[str] = []
+    with ThreadPoolExecutor(2) as threads:
+        for name, executor in (("here", None), ("jobs", jobs), ("threads", threads)):
+            studies[name].run(executor=executor, on_run=lambda line: seen.append(line["run"]), **QUIET)
+        assert threads.submit(int).result() == 0  # it is still open
+    assert lines(studies["here"]) == lines(studies["jobs"]) == lines(studies["threads"])
+    assert str(studies["here"].table()) == str(studies["jobs"].table())
+    assert sorted(seen) == sorted(3 * [f"made-{name}-{seed}" for name in "ab" for seed in (0, 1)])
+    assert jobs.count == 4 + 4 + 2  # tuning runs, final runs, and those of the lost nodes
+    assert len({repr(one) for one in jobs.keys}) == jobs.count  # Dask answers an equal call from memory
+
+
+def test_run_that_is_lost_twice_is_named_and_all_others_finish(tmp_path: Path) -> None:
+    study = Study(tmp_path, task(), {"A": steps(tmp_path)}, seeds=(0, 1, 2))
+    with pytest.raises(WorkerKilled, match=r"workers of made-a-1 were killed.*RuntimeError: the node is gone") as lost:
+        study.run(executor=Jobs(1, 3), **QUIET)
+    assert isinstance(lost.value.__cause__, RuntimeError)
+    assert [record.line["run"] for record in study.records()] == ["made-a-0", "made-a-2"]
+    study.run(executor=Jobs(0), **QUIET)
+    assert len(study.records()) == 3
+
+    class Broken:
+        def submit(self, *_: Any) -> Any:
+            raise BrokenProcessPool("it ended")
+
+    other = Study(tmp_path / "other", task(), {"A": steps(tmp_path)}, seeds=(0, 1))
+    refused(lambda: other.run(executor=Broken(), **QUIET), WorkerKilled, "made-a-0, made-a-1 were .*it ended")
+
+
+def test_error_of_a_run_is_raised_with_its_traceback_and_not_repeated(tmp_path: Path) -> None:
+    jobs = Jobs()
+    study = Study(tmp_path, task(), {"A": steps(tmp_path, settings={"value": -1.0})}, seeds=(0, 1))
+    with pytest.raises(FloatingPointError, match="it diverged") as raised:
+        study.run(executor=jobs, **QUIET)
+    assert "in run\n" in raised.value.__notes__[0]
+    assert jobs.count == 2
+    assert not list(tmp_path.glob("*/summary.json"))
+
+
+def test_calls_that_share_a_folder_execute_each_run_once(tmp_path: Path) -> None:
+    candidates = {"A": steps(tmp_path, search=grid(value=[1.0, 2.0]))}
+    found: list[Any] = []
+
+    def work(executor: Any) -> None:
+        study = Study(tmp_path, task(), candidates, seeds=range(6), tune_seeds=(7, 8))
+        found.append(study.run(executor=executor, **QUIET))
+
+    with ThreadPoolExecutor(2) as pool:
+        both = [threading.Thread(target=work, args=(one,)) for one in (None, pool)]
+        for thread in both:
+            thread.start()
+            while not (tmp_path / "log").exists():  # one thread at a time writes study.json
+                time.sleep(0.001)
+        for thread in both:
+            thread.join()
+    assert len(logged(tmp_path)) == len(set(logged(tmp_path))) == 4 * (2 * 2 + 6)
+    assert [len(records) for records in found] == [6, 6]
+    assert not found[0].missing
+
+
+def test_claimed_run_is_left_to_its_owner_until_that_ends(tmp_path: Path, start: Any) -> None:  # noqa: F811
+    study = Study(tmp_path, task(), {"A": steps(tmp_path)}, seeds=(0, 1, 2))
+    claim = tmp_path / ".claims" / "made-a-0.lock"
+    holder = start(HOLD, claim)
+    assert holder.stdout.readline()
+    assert len(study.run(seconds=0.2, **QUIET).missing) == 1  # the deadline ends the wait
+    assert {line.partition(" ")[0] for line in logged(tmp_path)} == {"made-a-1", "made-a-2"}
+    jobs = Jobs()
+    threading.Timer(0.5, holder.kill).start()
+    assert not study.run(executor=jobs, **QUIET).missing
+    assert jobs.count == 1  # nothing was submitted before
+    with locked(claim, "the run"):
+        assert not study.run(**QUIET).missing
+
+
+def test_claimed_run_with_former_settings_is_not_moved(tmp_path: Path, start: Any) -> None:  # noqa: F811
+    Study(tmp_path, task(), {"A": steps(tmp_path, search=grid(value=[1.0, 0.5]))}, seeds=(0,)).run(**QUIET)
+    study = Study(tmp_path, task(), {"A": steps(tmp_path, search=grid(value=[1.0, 0.5, 2.0]))}, seeds=(0,))
+    holder = start(HOLD, tmp_path / ".claims" / "made-a-0.lock")
+    assert holder.stdout.readline()
+    refused(lambda: study.run(**QUIET), RuntimeError, f"run made-a-0 is in use by process {holder.pid}")
+    assert (tmp_path / "made-a-0" / "summary.json").exists()
+    holder.kill()
+    holder.wait()
+    study.run(**QUIET)
+    assert [path.name for path in (tmp_path / "replaced").iterdir()] == ["made-a-0-1"]
+
+
+@pytest.mark.parametrize("wrong", [3, "dask", ThreadPoolExecutor])
+def test_wrong_executor_is_refused(tmp_path: Path, wrong: Any) -> None:
+    study = Study(tmp_path / "new", task(), {"A": steps(tmp_path)})
+    for call in (study.run, study.tune, study.estimate):
+        refused(lambda call=call: call(executor=wrong), TypeError, "executor must be a concurrent.futures.Executor")  # type: ignore[misc]
+    refused(lambda: study.run(processes=0, executor=Jobs()), ValueError, "processes")
+    assert not (tmp_path / "new").exists()
+
+
+def test_estimate_makes_its_trials_on_the_executor(tmp_path: Path) -> None:
+    study, jobs = Study(tmp_path, task(), {"A": steps(tmp_path, settings={"value": 6.0})}, seeds=(0, 1)), Jobs()
+    assert study.estimate(executor=jobs, processes=3).seconds == pytest.approx(2 * 6.0 / 3)
+    assert jobs.count == 1
+
+
+def test_interrupt_cancels_what_has_not_begun(tmp_path: Path) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("distillkit.study._execution.time.sleep", stop)
+        later = [Future[Any]() for _ in range(3)]
+        rest = iter(later)
+        pool = SimpleNamespace(submit=lambda *_: next(rest))
+        study = Study(tmp_path, task(), {"A": steps(tmp_path)}, seeds=(0, 1, 2))
+        with pytest.raises(KeyboardInterrupt):
+            study.run(executor=pool, **QUIET)
+    assert all(future.cancelled() for future in later)
+
+
+def dead() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_killed_worker_of_a_pool_fails_only_its_call() -> None:
+    with worker_pool(2) as pool:
+        slow, broken = pool.submit(time.sleep, 1.0), pool.submit(dead)
+        assert isinstance(broken.exception(), BrokenProcessPool)
+        assert slow.exception() is None
+        pids = {pool.submit(os.getpid).result() for _ in range(4)}
+        assert os.getpid() not in pids
+        assert len(pids) <= 2
+
+
+def killed_once(real: LabeledImages, *, folder: str, generator: Any) -> LabeledImages:
+    if len(list(Path(folder).glob("killed-*"))) < 1:
+        (Path(folder) / f"killed-{os.getpid()}").touch()
+        dead()
+    return random_subset(real, ipc=1, generator=generator)
+
+
+def comparison(folder: Path, log: Path, kills: str) -> Study:
+    """Return a study of 24 runs; a worker is killed twice if `kills` names a run."""
+    log.mkdir(exist_ok=True)
+    short: dict[str, Any] = {"num_networks": 1, "protocol": Protocol(epochs=1)}
+    if not kills:
+        (log / "killed-never").touch()
+    candidates: dict[str, Candidate] = {
+        "DM": Condense(
+            lambda factory, lr: partial(
+                distribution_matching, networks=RandomNetworks(factory), ipc=1, steps=2, lr=lr, batch_real=8
+            ),
+            search=grid(lr=[0.1, 0.5]), **short,
+        ),
+        "fragile": Condense(
+            lambda factory, x: partial(killed_once, folder=str(log)), search=grid(x=[0, 1]),
+            **short,
+        ),
+        "steps": steps(log, kills=kills, search=grid(value=[1.0, 2.0])),
+    }  # fmt: skip
+    return Study(folder, task(), candidates, seeds=range(6))
+
+
+def assert_equal_to_one_process(tmp_path: Path, study: Study) -> None:
+    alone = comparison(tmp_path / "alone", tmp_path / "other", "")
+    alone.run(**QUIET)
+    assert str(study.table()) == str(alone.table())
+    assert [[r.line[k] for k in ("run", "accuracy_last")] for r in study.records()] == [
+        [r.line[k] for k in ("run", "accuracy_last")] for r in alone.records()
+    ]
+    assert {r.line["run"]: r.line.get("hash") for r in study.records()} == {
+        r.line["run"]: r.line.get("hash") for r in alone.records()
+    }
+
+
+@pytest.mark.slow
+def test_processes_continue_the_runs_of_killed_workers(tmp_path: Path) -> None:
+    study = comparison(tmp_path / "study", tmp_path / "log", "made-steps-3")
+    study.run(processes=2, **QUIET)
+    lines = [line for line in logged(tmp_path / "log") if line.startswith("made-steps-3")]
+    assert lines == [f"made-steps-3 {step}" for step in (0, 1, 2, 2, 3)]
+    assert_equal_to_one_process(tmp_path, study)
+
+
+@pytest.mark.slow
+def test_dask_cluster_with_a_killed_worker_gives_the_same_table(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed")
+    study = comparison(tmp_path / "study", tmp_path / "log", "made-steps-3")
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        study.run(executor=client.get_executor(), **QUIET)
+    lines = [line for line in logged(tmp_path / "log") if line.startswith("made-steps-3")]
+    assert lines == [f"made-steps-3 {step}" for step in (0, 1, 2, 2, 3)]
+    assert len(list((tmp_path / "log").glob("killed-*"))) == 1
+    assert_equal_to_one_process(tmp_path, study)
+
+
+@pytest.mark.slow
+def test_submitit_continues_the_run_of_a_killed_job(tmp_path: Path) -> None:
+    submitit = pytest.importorskip("submitit", reason="submitit is not installed")
+    candidates = {"steps": steps(tmp_path, kills="made-steps-1")}
+    study = Study(tmp_path / "study", task(), candidates, seeds=(0, 1, 2))
+    study.run(executor=submitit.LocalExecutor(folder=tmp_path / "jobs"), **QUIET)
+    assert sorted(logged(tmp_path)) == sorted(
+        [f"made-steps-{seed} {step}" for seed in range(3) for step in range(4)] + ["made-steps-1 2"]
+    )
+    alone = Study(tmp_path / "alone", task(), {"steps": steps(tmp_path)}, seeds=(0, 1, 2))
+    alone.run(**QUIET)
+    assert str(study.table()) == str(alone.table())
