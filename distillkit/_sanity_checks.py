@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
+from distillkit._utils.conversion import channels_last
 from distillkit._utils.user_warnings import warn
 from distillkit.normalization import Normalization
 
 __all__ = [
-    "channels_last",
     "check_class_sizes",
     "check_images",
     "check_labels",
@@ -38,12 +36,6 @@ def check_images(images: Tensor, normalization: Normalization | None) -> None:
         _without_normalization(low, high)
     elif normalization.zca is None:
         _in_space(low, high, images, normalization)
-
-
-def channels_last(shape: Sequence[int]) -> bool:
-    """Return whether the shape of an image is rather [H, W, C] than [C, H, W]."""
-    c, h, w = shape
-    return w in (1, 3, 4) and min(c, h) >= 8
 
 
 def _without_normalization(low: float, high: float) -> None:

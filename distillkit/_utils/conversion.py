@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence, Sized
-from typing import Any, cast
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,11 +28,25 @@ from distillkit._utils.pictures import picture_array
 from distillkit._utils.progress import bar
 
 __all__ = [
-    "FileBacked", "as_tensor", "class_names", "format_bytes", "is_dataset", "is_labeled_source", "read",
-    "repeats_items", "require_in_memory", "unsupported", "whole_dataset",
+    "IMAGE_COLUMNS", "LABEL_COLUMNS", "FileBacked", "Found", "as_tensor", "channels_first", "channels_last", "column",
+    "format_bytes", "is_dataset", "is_labeled_source", "is_pictures", "label_indices", "read", "repeats_items",
+    "require_in_memory", "unsupported", "whole_dataset",
 ]  # fmt: skip
 
-_WANTED = "an image [C, H, W] (a tensor, an array or a PIL picture) and its label"
+IMAGE_COLUMNS = ("image", "img", "picture", "photo", "pixel_values")
+"""Usual names of a column of images."""
+LABEL_COLUMNS = ("label", "labels", "class", "target", "category")
+"""Usual names of a column of labels."""
+_WANTED = "an image (a tensor or array [C, H, W] or a PIL picture) and its label"
+
+
+class Found(NamedTuple):
+    """What a source holds: images and labels, the names of its classes, and whether these are names of folders."""
+
+    images: Any
+    labels: Any
+    names: tuple[str, ...] = ()
+    folders: bool = False
 
 
 class FileBacked(ABC):
@@ -99,8 +114,63 @@ def is_dataset(value: object) -> bool:
 
 
 def is_labeled_source(value: object) -> bool:
-    """Return whether `read` accepts `value`: a `Dataset`, a `DataLoader`, or a pair (images, labels)."""
-    return is_dataset(value) or (isinstance(value, tuple | list) and len(value) == 2)
+    """Return whether `read` accepts `value`: a `Dataset`, a `DataLoader`, rows, a table, or a pair (images, labels)."""
+    if isinstance(value, list | tuple):
+        pair = len(value) == 2 and not is_pictures(value) and not isinstance(value[0], str | os.PathLike)
+        return pair or _is_items(value)
+    return is_dataset(value) or _is_rows(value) or _columns(value) is not None
+
+
+def is_pictures(value: object) -> bool:
+    """Return whether `value` is a list of images: PIL pictures, or tensors or arrays [H, W] or [C, H, W]."""
+    return isinstance(value, list | tuple) and bool(value) and all(_is_image(one) for one in value[:2])
+
+
+def _is_image(value: object) -> bool:
+    encoded = isinstance(value, Mapping) and {"bytes", "path"} == set(value)
+    return _is_picture(value) or encoded or (isinstance(value, Tensor | np.ndarray) and value.ndim in (2, 3))
+
+
+def _is_items(value: Sequence[Any]) -> bool:
+    """Return whether a list holds rows, or pairs of one image and its label."""
+    first = value[0] if value else None
+    if isinstance(first, tuple | list) and len(first) == 2:
+        return _is_image(first[0]) and not _is_image(first[1])
+    return isinstance(first, Mapping) and not _is_image(first)
+
+
+def _is_rows(value: object) -> bool:
+    """Return whether `value` is a dataset of rows of Hugging Face; a streamed one may not know its columns."""
+    streamed = type(value).__module__.startswith("datasets.") and hasattr(value, "__iter__")
+    return not isinstance(value, Mapping) and (streamed or isinstance(getattr(value, "column_names", None), list))
+
+
+def _columns(value: Any) -> Mapping[str, Any] | None:
+    """Return the columns of a table: of a mapping from names to sequences, a pandas data frame or a pyarrow table."""
+    if type(value).__module__.startswith("pandas") and hasattr(value, "columns"):
+        return {str(name): value[name].tolist() for name in value.columns}
+    if hasattr(value, "to_pydict"):  # of pyarrow
+        return dict(value.to_pydict())
+    parts = isinstance(value, Mapping) and any(is_dataset(v) or _is_rows(v) for v in value.values())
+    kinds = (Tensor, np.ndarray, list, tuple)
+    columns = isinstance(value, Mapping) and len(value) > 1 and all(isinstance(v, kinds) for v in value.values())
+    return value if columns and not parts else None
+
+
+def column(
+    given: str | None, what: str, columns: Collection[str], typed: Sequence[str], usual: Sequence[str], call: str
+) -> str:
+    """Return the column of images or labels: the given one, else the only one of its type or with a usual name."""
+    if given is not None:
+        if given not in columns:
+            raise ValueError(f"{what} must be one of the columns {', '.join(columns)}, got {given!r}")
+        return given
+    named = [name for name in columns if name.lower() in usual]
+    found = list(typed) or [name for name in named if name == usual[0]] or named
+    if len(found) != 1:
+        several = f"several columns may be the {what} ({', '.join(found)})" if found else f"no column is the {what}"
+        raise TypeError(f"{several} among {', '.join(columns)}; name it: {call}")
+    return found[0]
 
 
 def unsupported(images: Any, name: str, *, labels: bool = True) -> str:
@@ -110,39 +180,22 @@ def unsupported(images: Any, name: str, *, labels: bool = True) -> str:
         kind = "one PIL picture"
     elif isinstance(images, list | tuple):
         kind = f"a {kind} of {len(images)} {type(images[0]).__name__} items" if images else f"an empty {kind}"
-    wanted = "a LabeledImages, a tensor or array [N, C, H, W] together with labels, a pair of such images and labels, "
+    wanted = "a LabeledImages, images [N, C, H, W] or a list of pictures together with labels, a pair of both, "
     wanted = f"{wanted}a torch.utils.data.Dataset" if labels else "a torch.utils.data.Dataset, a list of pairs"
-    return f"{name} must be {wanted} or a DataLoader, got {kind}{_remedy(images, name)}"
+    return f"{name} must be {wanted}, rows of a dataset or a DataLoader, got {kind}{_remedy(images, name)}"
 
 
 def _remedy(images: Any, name: str) -> str:
     """Return what to do with images in an unsupported form, for common forms, or an empty text."""
     if isinstance(images, os.PathLike | str):
-        return f"; read a folder of pictures first: load_folder({os.fspath(images)!r}).train"
-    if isinstance(images, Mapping):
-        return f"; pass one of its values ({', '.join(map(str, list(images)[:5]))}), or its images and labels"
-    columns = getattr(images, "column_names", None)  # of a dataset of Hugging Face
-    if isinstance(images, list) and images and isinstance(images[0], Mapping):
-        columns = list(images[0])
-    if isinstance(columns, list) and len(columns) > 1:
-        return f"; read its rows: {_rows(columns, name)}"
-    if isinstance(images, list | tuple) and images:
-        first, *others = images
-        if isinstance(first, list | tuple) and len(first) == 2:
-            return f"; read its pairs: LabeledImages.from_dataset(list({name}))"
-        if len(others) == 1 and isinstance(others[0], int):
-            return f"; if {name} is a list of pairs, read it: LabeledImages.from_dataset({name})"
-        if isinstance(first, Tensor | np.ndarray) or _is_picture(first):
-            return f"; join it with its labels: LabeledImages.from_dataset(list(zip({name}, labels)))"
-    if _is_picture(images):
-        return "; join pictures with their labels: LabeledImages.from_dataset(list(zip(pictures, labels)))"
-    return ""
-
-
-def _rows(columns: Sequence[str], name: str) -> str:
-    image = next((n for n in columns if str(n).lower() in ("image", "img", "pixel_values")), columns[0])
-    label = next((n for n in columns if str(n).lower() in ("label", "labels", "fine_label")), columns[-1])
-    return f"LabeledImages.from_dataset([(row[{image!r}], row[{label!r}]) for row in {name}])"
+        path = os.fspath(images)
+        call = "load_table" if path.endswith((".csv", ".tsv", ".parquet")) else "load_folder"
+        return f"; read it first: distillkit.data.{call}({path!r}).train"
+    if isinstance(images, Mapping) and images:
+        return f"; pass one of its values: {name}[{next(iter(images))!r}] ({', '.join(map(str, list(images)[:5]))})"
+    if isinstance(images, list | tuple) and images and isinstance(images[0], str | os.PathLike):
+        return f"; read the files: distillkit.data.load_table({{'image': {name}, 'label': labels}}).train"
+    return "; pass a list of pictures, and their labels" if _is_picture(images) else ""
 
 
 def _is_picture(value: object) -> bool:
@@ -150,11 +203,57 @@ def _is_picture(value: object) -> bool:
     return hasattr(value, "getbands")
 
 
-def class_names(source: object) -> tuple[tuple[str, ...], bool]:
-    """Return the class names in a dataset's attribute `classes`, or (), and whether the dataset lists folders."""
+def label_indices(labels: Any, names: Sequence[str] = (), name: str = "labels") -> tuple[Any, tuple[str, ...]]:
+    """Convert names of classes to class indices, by `names` or in alphabetical order, and return the names, too.
+
+    Other labels are returned unchanged, except that a pandas Series becomes an array.
+    """
+    values = labels.to_numpy() if hasattr(labels, "to_numpy") else labels
+    listed = values.tolist() if isinstance(values, np.ndarray) and values.dtype.kind in "OUT" else values
+    if not isinstance(listed, list | tuple) or not any(isinstance(value, str) for value in listed):
+        return values, tuple(names)
+    if other := [i for i, value in enumerate(listed) if not isinstance(value, str) or not value]:
+        raise ValueError(
+            f"{name} must be names of classes throughout, but {len(other)} of {len(listed)} are not, such as "
+            f"{name}[{other[0]}], which is {listed[other[0]]!r}; drop such images, or give them a label"
+        )
+    known = {one: i for i, one in enumerate(names or sorted(set(listed)))}
+    if unknown := sorted(set(listed) - set(known)):
+        raise ValueError(f"{name} must be among class_names ({', '.join(known)[:80]}), got {', '.join(unknown[:5])}")
+    return torch.tensor([known[value] for value in listed], device="cpu"), tuple(known)
+
+
+def channels_last(shape: Sequence[int]) -> bool:
+    """Return whether the shape of an image is rather [H, W, C] than [C, H, W]."""
+    c, h, w = shape
+    return w in (1, 3, 4) and min(c, h) >= 8
+
+
+def channels_first(images: Tensor, name: str, *, array: bool) -> Tensor:
+    """Return gray images [N, H, W] and images [N, H, W, C] as [N, C, H, W], if only this reading is possible."""
+    if images.ndim == 3:
+        return images[:, None]
+    if images.ndim != 4 or not images.numel():
+        return images
+    n, c, h, w = images.shape
+    if channels_last((c, h, w)) and w != 4:
+        return images.permute(0, 3, 1, 2).contiguous()
+    if array and w in (1, 3) and (c not in (1, 3) or h > 4):
+        raise ValueError(
+            f"{name} of shape {[n, c, h, w]} may be [N, C, H, W] or [N, H, W, C]; pass torch.from_numpy({name}) in the "
+            "first case, and add .permute(0, 3, 1, 2) in the second"
+        )
+    return images
+
+
+def _names_of(source: object, label: str | None) -> tuple[tuple[str, ...], bool]:
+    """Return the names of the classes of a dataset, or (), and whether the dataset lists folders."""
     while (inner := getattr(source, "dataset", None)) is not None:
         source = inner
+    features = getattr(source, "features", None)
     names = getattr(source, "classes", None)
+    if isinstance(features, Mapping) and label is not None:
+        names = getattr(features.get(label), "names", None)
     found = tuple(names) if isinstance(names, list | tuple) and all(isinstance(n, str) for n in names) else ()
     return found, callable(getattr(source, "find_classes", None))  # as torchvision's ImageFolder
 
@@ -170,38 +269,88 @@ def repeats_items(source: object) -> bool:
     return inner is not None and repeats_items(inner)
 
 
-def read(source: Any, name: str, *, progress: bool = True) -> tuple[Any, Any]:
-    """Read images and labels from a source into memory, in the source's order."""
-    if isinstance(source, tuple | list):
-        return source[0], source[1]
+def read(
+    source: Any,
+    name: str,
+    *,
+    image: str | None = None,
+    label: str | None = None,
+    class_names: Sequence[str] = (),
+    convert: Callable[[Tensor], Tensor] | None = None,
+    progress: bool = True,
+) -> Found:
+    """Read images and labels from a source into memory, in the source's order.
+
+    Args:
+        source: a `Dataset`, a `DataLoader`, rows, a table or a pair (images, labels).
+        name: name of the source in error messages.
+        image, label: columns of the image and its label, if the items are rows. Default: those that can only be meant.
+        class_names: names of the classes in label order, for labels that are names.
+        convert: function that converts an image [C, H, W] of 8 or 16 bits to pixels of another size.
+        progress: whether to show a progress bar if reading takes long.
+    """
     require_in_memory(source, name)
     if isinstance(source, DataLoader):
         source = whole_dataset(source, name)
+    chosen: tuple[str, str] | None = None
+    if (columns := _columns(source)) is not None:
+        first = {key: values[0] for key, values in columns.items() if len(values)}
+        chosen = _image_and_label(source, first or columns, image, label, name)
+        source = tuple(columns[key] for key in chosen)
     if isinstance(source, TensorDataset) and len(source.tensors) == 2:
-        return source.tensors
-    total = len(cast(Sized, source)) if hasattr(source, "__len__") else 0
-    images: list[Tensor] = []
-    labels: list[Tensor] = []
+        source = source.tensors
+    if isinstance(source, tuple | list) and len(source) == 2 and not _is_items(source):
+        images, own = source
+        if isinstance(images, Tensor | np.ndarray) and convert is None:
+            return Found(images, *label_indices(own, class_names))
+        if len(images) != len(own):
+            raise ValueError(f"labels must have one entry per image: got {len(own)} for {len(images)} images")
+        source = list(zip(images, own.tolist() if hasattr(own, "tolist") and np.ndim(own) == 1 else own))
+    total = len(source) if hasattr(source, "__len__") else 0
+    images, labels = [], list[Any]()
     with bar(total, f"reading {name}", unit="image", progress=progress) as shown:
         for i, item in enumerate(_items(source)):
+            if isinstance(item, Mapping) and not _is_image(item):
+                chosen = chosen or _image_and_label(source, item, image, label, name)
+                item = (item[chosen[0]], item[chosen[1]])
             if not isinstance(item, tuple | list) or len(item) != 2:
-                known = isinstance(item, Mapping) and len(item) > 1
-                remedy = f"; convert them: {_rows(list(item), name)}" if known else ""
-                raise TypeError(f"{name} must give pairs, {_WANTED}; item {i} is {_short(item)}{remedy}")
-            images.append(_image(item[0], f"{name}[{i}]"))
-            label = as_tensor(item[1], f"the label of {name}[{i}]", lists=True)
-            labels.append(label if isinstance(label, Tensor) else torch.as_tensor(_number(label, f"{name}[{i}]")))
-            for got, first, what in ((images[-1], images[0], "image"), (labels[-1], labels[0], "label")):
-                if got.shape != first.shape or got.dtype != first.dtype:
+                raise TypeError(f"{name} must give pairs, {_WANTED}; item {i} is {_short(item)}")
+            images.append(_image(item[0], f"{name}[{i}]", convert))
+            own = item[1] if isinstance(item[1], str) else as_tensor(item[1], f"the label of {name}[{i}]", lists=True)
+            word = isinstance(own, Tensor | str) or (own is None and i and isinstance(labels[0], str))
+            labels.append(own if word else torch.as_tensor(_number(own, f"{name}[{i}]")))
+            for got, like, what in ((images[-1], images[0], "image"), (labels[-1], labels[0], "label")):
+                both = isinstance(got, Tensor) and isinstance(like, Tensor)
+                if both and (got.shape != like.shape or got.dtype != like.dtype):
                     raise ValueError(
                         f"{name} must have items of one shape and dtype, but the {what} of item {i} is {got.dtype} "
-                        f"{list(got.shape)} and that of item 0 {first.dtype} {list(first.shape)}; "
-                        "convert them in the dataset's transform"
+                        f"{list(got.shape)} and that of item 0 {like.dtype} {list(like.shape)}; convert them in the "
+                        f"dataset's transform, or pictures by LabeledImages.from_dataset({name}, size=..., channels=3)"
                     )
             shown.update()
     if not images:
         raise ValueError(f"{name} must hold at least one item, got an empty {type(source).__name__}")
-    return torch.stack(images), torch.stack(labels)
+    names, folders = _names_of(source, None if chosen is None else chosen[1])
+    if all(isinstance(one, Tensor) for one in labels):
+        return Found(torch.stack(images), torch.stack(labels), tuple(class_names) or names, folders)
+    return Found(torch.stack(images), *label_indices(labels, tuple(class_names) or names, f"the labels of {name}"))
+
+
+def _image_and_label(
+    source: Any, row: Mapping[str, Any], image: str | None, label: str | None, name: str
+) -> tuple[str, str]:
+    """Return the columns of the image and of the label of a row."""
+    while (inner := getattr(source, "dataset", None)) is not None:
+        source = inner
+    features = getattr(source, "features", None)
+    kinds = {key: type(one).__name__ for key, one in features.items()} if isinstance(features, Mapping) else {}
+    pictures = [key for key in row if kinds.get(key) == "Image"] or [key for key, v in row.items() if _is_image(v)]
+    call = f'LabeledImages.from_dataset({name}, image="...", label="...")'
+    image = column(image, "image", row, pictures, IMAGE_COLUMNS, call)
+    typed = [key for key in row if kinds.get(key) == "ClassLabel"]
+    if not typed and len(row) == 2:
+        typed = [key for key in row if key != image]
+    return image, column(label, "label", row, typed, LABEL_COLUMNS, call)
 
 
 def whole_dataset(loader: DataLoader[Any], name: str) -> Any:
@@ -230,24 +379,32 @@ def whole_dataset(loader: DataLoader[Any], name: str) -> Any:
 
 
 def _items(source: Any) -> Iterator[Any]:
-    if isinstance(source, IterableDataset) or not hasattr(source, "__len__"):
+    if isinstance(source, IterableDataset) or _is_rows(source) or not hasattr(source, "__len__"):
         yield from source
     else:
         for i in range(len(source)):
             yield source[i]
 
 
-def _image(value: Any, name: str) -> Tensor:
+def _image(value: Any, name: str, convert: Callable[[Tensor], Tensor] | None) -> Tensor:
+    if isinstance(value, Mapping) and _is_image(value):  # an encoded picture of Hugging Face
+        from PIL import Image
+
+        value = Image.open(value["path"] if value["bytes"] is None else io.BytesIO(value["bytes"]))
     if _is_picture(value):
         try:
             array = picture_array(value, None, "put them on a background in the dataset's transform")
         except Exception as error:  # Pillow raises errors of many kinds for damaged files, which it reads only here
             raise ValueError(f"{name} cannot be read: {error or type(error).__name__}") from error
-        return torch.from_numpy(array).reshape(*array.shape[:2], -1).permute(2, 0, 1)
-    image = as_tensor(value, name)
-    if not isinstance(image, Tensor) or image.ndim != 3:
-        raise TypeError(f"{name} must be {_WANTED}, got {_short(value)}")
-    return image
+        image = torch.from_numpy(array).reshape(*array.shape[:2], -1).permute(2, 0, 1)
+    else:
+        image = as_tensor(value, name, lists=True)
+        if not isinstance(image, Tensor) or image.ndim not in (2, 3):
+            files = "; read files with distillkit.data.load_table" if isinstance(value, str | os.PathLike) else ""
+            raise TypeError(f"{name} must be {_WANTED}, got {_short(value)}{files}")
+        own = isinstance(value, np.ndarray)
+        image = channels_first(image[None], name, array=own)[0] if image.ndim == 3 else image[None]
+    return image if convert is None else convert(image)
 
 
 def _number(label: Any, name: str) -> int | float:

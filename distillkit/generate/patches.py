@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from distillkit import rng
-from distillkit._sanity_checks import channels_last
 from distillkit._utils import check
 from distillkit._utils.configurable import Configurable
+from distillkit._utils.conversion import channels_last
 from distillkit._utils.progress import bar
 from distillkit._utils.provenance import provenance
 from distillkit.generate._crop import CropParameters, render

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, overload
 
@@ -18,6 +18,7 @@ from distillkit import _sanity_checks
 from distillkit._utils import check, conversion
 from distillkit._utils.display import as_html, sample_rows, tile
 from distillkit._utils.files import read_tensors, write_tensors
+from distillkit._utils.pixels import Size, to_pixels
 from distillkit.normalization import IDENTITY, ZCA, Normalization
 from distillkit.sets._export import read_npz, read_picture_folder, write_npz, write_picture_folder
 from distillkit.sets._info import combined_info, repeated_info, replaced_info
@@ -41,7 +42,6 @@ __all__ = [
     "Labels",
     "require_consistent",
     "resolve_subset",
-    "set_from_arrays",
     "set_from_source",
 ]
 
@@ -226,40 +226,64 @@ class LabeledImages(ImageSet):
 
     @staticmethod
     def from_dataset(
-        dataset: Dataset[Any] | DataLoader[Any] | list[Any],
+        dataset: Dataset[Any] | DataLoader[Any] | Iterable[Any],
         *,
+        image: str | None = None,
+        label: str | None = None,
+        size: Size | None = None,
+        channels: int | None = None,
         num_classes: int | None = None,
         normalization: Normalization | None = None,
+        class_names: Sequence[str] = (),
         progress: bool = True,
     ) -> LabeledImages:
-        """Read a PyTorch dataset of (image, label) pairs into memory once.
+        """Read a dataset of (image, label) pairs or of rows into memory once.
 
         Random transforms of the dataset are applied only once. To augment images in every epoch, use a dataset without
         random transforms, and pass `augment=` to the function that trains on the set.
 
         Args:
-            dataset: a `Dataset` of pairs, a list of pairs, or a `DataLoader` whose dataset is read. For a dataset of
-                Hugging Face, pass `[(row["image"], row["label"]) for row in dataset]`.
-            num_classes: number of classes, K. Default: the number of class names in the dataset's attribute `classes`.
-                The new set keeps these names, as found in the data (`classes_given` is False). Without this attribute:
-                the largest label + 1, or the length of a label if labels are vectors.
+            dataset: a `Dataset` or a list of pairs or rows, a dataset of Hugging Face, a table or mapping of columns,
+                or a `DataLoader` whose dataset is read; see `distillkit.sets.as_set`.
+            image, label: names of the columns of the image and of the label, for rows. Default: those that can only be
+                meant.
+            size: height and width in pixels of every picture, or one number for square pictures. Resizing is bilinear
+                with antialiasing and ignores the aspect ratio. Required if the pictures differ in size.
+            channels: 1 to convert RGB to gray, or 3 to repeat gray as RGB. Required if only some pictures are gray.
+            num_classes: number of classes, K. Default: the number of class names in the dataset (a `ClassLabel`, the
+                attribute `classes`, or labels that are names). The new set keeps these names, as found in the data
+                (`classes_given` is False). Without names: the largest label + 1, or the length of a label if labels
+                are vectors.
             normalization: normalization that the dataset's transform applies after `ToTensor`. Default: none, so that
                 the images are pixels in [0, 1]. If the dataset returns uint8 or PIL images, this function normalizes
                 them.
+            class_names: names of the classes in label order, as in `as_set`.
             progress: whether to show a progress bar if reading takes long.
 
         Raises:
-            TypeError, ValueError: an item is not a pair of an image and a label, or an argument is invalid.
+            TypeError, ValueError: an item is neither a pair nor a row of an image and a label, several columns may be
+                meant, float images are to be resized, or an argument is invalid.
         """
         conversion.require_in_memory(dataset, "dataset")
         if isinstance(dataset, list) and not any(isinstance(item, LabeledImages | Tensor) for item in dataset[:2]):
             dataset = Subset(dataset, range(len(dataset)))  # type: ignore[arg-type]
-        if not conversion.is_dataset(dataset):
+        if isinstance(dataset, tuple | list) or not conversion.is_labeled_source(dataset):
             raise TypeError(conversion.unsupported(dataset, "dataset", labels=False))
+        options: dict[str, Any] = {"num_classes": num_classes, "normalization": normalization}
+        options["class_names"] = class_names
         whole = resolve_subset(dataset, "dataset")
         if isinstance(whole, LabeledImages):
-            return require_consistent(whole, "dataset", num_classes, normalization)
-        return set_from_source(dataset, "dataset", num_classes, normalization, progress=progress)
+            return require_consistent(whole, "dataset", **options)
+
+        def converted(picture: Tensor) -> Tensor:
+            if picture.is_floating_point():
+                raise TypeError("size and channels are for uint8 and PIL pictures; convert floats in the transform")
+            return to_pixels(picture[None], size, channels)[0]
+
+        options |= {"image": image, "label": label, "progress": progress}
+        return set_from_source(
+            dataset, "dataset", **options, convert=None if size is None and channels is None else converted
+        )
 
     def __len__(self) -> int:
         return len(self.images)
@@ -617,9 +641,13 @@ def resolve_subset(images: Any, name: str = "images") -> Any:
 
 
 def require_consistent(
-    data: LabeledImages, name: str, num_classes: int | None, normalization: Normalization | None
+    data: LabeledImages,
+    name: str,
+    num_classes: int | None,
+    normalization: Normalization | None,
+    class_names: Sequence[str] = (),
 ) -> LabeledImages:
-    """Check that a user's arguments `num_classes` and `normalization` agree with a set, and return the set.
+    """Check that a user's arguments about classes and normalization agree with a set, and return the set.
 
     Args:
         data: set to check.
@@ -627,11 +655,17 @@ def require_consistent(
         num_classes: number of classes that the user passed, or None. If the set derived its number of classes from its
             labels, the result has `num_classes` instead.
         normalization: normalization that the user passed, or None.
+        class_names: names of the classes that the user passed, or ().
 
     Raises:
         ValueError: a value differs from that of the set, or the images are no longer finite because they were
             overwritten.
     """
+    if class_names and tuple(class_names) != data.class_names:
+        raise ValueError(
+            f"class_names differ from those of the set ({', '.join(data.class_names) or 'none'}); omit them, or use "
+            "`data.replace(class_names=...)`"
+        )
     if num_classes is not None and not data.classes_given:
         data = data.replace(num_classes=num_classes)
     if num_classes not in (None, data.num_classes):
@@ -650,49 +684,48 @@ def require_consistent(
 
 
 def set_from_source(
-    source: Any, name: str, num_classes: int | None, normalization: Normalization | None, *, progress: bool
+    source: Any,
+    name: str,
+    num_classes: int | None,
+    normalization: Normalization | None,
+    class_names: Sequence[str] = (),
+    convert: Callable[[Tensor], Tensor] | None = None,
+    **options: Any,
 ) -> LabeledImages:
-    """Create a set from a `Dataset`, a `DataLoader` or a pair `(images, labels)`.
+    """Create a set from a source of images and labels.
+
+    uint8 and uint16 images are pixels in 0..255 and 0..65535, which this function normalizes. Float images are already
+    normalized, unless `convert` made them.
 
     Args:
         source: source of images and labels; see `as_set`.
         name: name of the argument in error messages.
-        num_classes: number of classes, K. Default: the number of class names of the dataset, if it has any. They were
-            found in the data, so they do not count as given, and `info["classes"]` says where they come from.
-        normalization: normalization of float images, as in `as_set`.
-        progress: whether to show a progress bar if reading takes long.
+        num_classes: number of classes, K. Default: the number of class names, if there are any. If they were found in
+            the data, they do not count as given, and `info["classes"]` says where they come from.
+        normalization, class_names: as in `as_set`.
+        convert, options: options of `conversion.read`.
     """
-    names, listed = conversion.class_names(source)
-    images, labels = conversion.read(source, name, progress=progress)
-    wanted = len(names) or None if num_classes is None else num_classes
-    found = set_from_arrays(images, labels, name, wanted, normalization)
-    if conversion.repeats_items(source):
-        found.info = repeated_info(found.info)
-    if len(names) != found.num_classes:
-        return found
-    given = num_classes is not None or found.labels.ndim == 2
-    info = {**found.info, "classes": FOUND_CLASSES if listed else "dataset"}
-    return found.replace(class_names=names, classes_given=given, info=info)
-
-
-def set_from_arrays(
-    images: Any, labels: Any, name: str, num_classes: int | None, normalization: Normalization | None
-) -> LabeledImages:
-    """Create a set from images and labels in arrays or tensors.
-
-    Args:
-        images: images [N, C, H, W]. uint8 and uint16 images are pixels in 0..255 and 0..65535, which this function
-            normalizes. Float images are already normalized.
-        labels: class indices [N] or label rows [N, K].
-        name: name that error messages use for `images`.
-        num_classes, normalization: number of classes and normalization, as in `as_set`.
-    """
-    images = conversion.as_tensor(images, name)
+    given = checked_class_names(class_names)
+    found = conversion.read(source, name, class_names=given, convert=convert, **options)
+    images = conversion.as_tensor(found.images, name)
     if not isinstance(images, Tensor):
         raise TypeError(conversion.unsupported(images, name))
-    labels = conversion.as_tensor(labels, "labels", lists=True)
-    if images.dtype in (torch.uint8, torch.uint16):
-        images = images if images.dtype == torch.uint8 else images.float() / 65535
-        normalization = IDENTITY if normalization is None else normalization
-        return LabeledImages.from_pixels(images, labels, num_classes=num_classes, normalization=normalization)
-    return LabeledImages(images, labels, num_classes=num_classes, normalization=normalization)
+    if normalization is None or len(normalization.mean) in (1, images.shape[-1]):
+        images = conversion.channels_first(images, name, array=not isinstance(found.images, Tensor))
+    labels = conversion.as_tensor(found.labels, "labels", lists=True)
+    wanted = len(found.names) or None if num_classes is None else num_classes
+    if images.dtype in (torch.uint8, torch.uint16) or convert is not None:
+        images = images.float() / 65535 if images.dtype == torch.uint16 else images
+        space = IDENTITY if normalization is None else normalization
+        made = LabeledImages.from_pixels(images, labels, num_classes=wanted, normalization=space)
+    else:
+        made = LabeledImages(images, labels, num_classes=wanted, normalization=normalization)
+    if conversion.repeats_items(source):
+        made.info = repeated_info(made.info)
+    if given:
+        return made.replace(class_names=given, classes_given=True)
+    if len(found.names) != made.num_classes:
+        return made
+    classes_given = num_classes is not None or made.labels.ndim == 2
+    info = {**made.info, "classes": FOUND_CLASSES if found.folders else "dataset"}
+    return made.replace(class_names=found.names, classes_given=classes_given, info=info)

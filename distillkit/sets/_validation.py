@@ -156,8 +156,8 @@ def require_same_order(a: Sequence[str], b: Sequence[str], names: tuple[str, str
         if moved := [name for name in a if name in b and a.index(name) != b.index(name)]:
             same = "the same classes" if sorted(a) == sorted(b) else f"the class {moved[0]!r}"
             raise ValueError(
-                f"{both} have {same} in another order: {', '.join(a)} and {', '.join(b)}; change the labels of one of "
-                "them"
+                f"{both} have {same} in another order: {', '.join(a)} and {', '.join(b)}; read both with the same "
+                "class_names, or change the labels of one of them"
             )
         if names and not set(a) & set(b):
             raise ValueError(

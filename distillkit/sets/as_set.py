@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,13 +17,12 @@ from distillkit.sets._labeled import (
     Labels,
     require_consistent,
     resolve_subset,
-    set_from_arrays,
     set_from_source,
 )
 
 __all__ = ["Images", "as_set"]
 
-Images: TypeAlias = LabeledImages | Tensor | NDArray[Any] | Dataset[Any] | DataLoader[Any] | tuple[Any, Any] | list[Any]
+Images: TypeAlias = LabeledImages | Tensor | NDArray[Any] | Dataset[Any] | DataLoader[Any] | Iterable[Any]
 """Images in any form that `as_set` accepts."""
 
 
@@ -32,45 +32,57 @@ def as_set(
     *,
     num_classes: int | None = None,
     normalization: Normalization | None = None,
+    class_names: Sequence[str] = (),
     name: str = "images",
     progress: bool = True,
 ) -> LabeledImages:
     """Convert images in any supported form to a `LabeledImages`.
 
     Args:
-        images: one of three forms. (1) A `LabeledImages`, or a `Subset`, `ConcatDataset` or `DataLoader` of sets. (2) A
-            tensor or NumPy array of images [N, C, H, W], together with `labels`. (3) A source of images and labels: a
-            pair `(images, labels)`, a `torch.utils.data.Dataset` of pairs `(image, label)`, which is read into memory
-            once, or a `DataLoader`, whose dataset is read. Float images must already be in the normalized space. uint8
-            and PIL images are pixels, which this function normalizes.
-        labels: class indices [N] or label rows float [N, K], as a tensor, an array or a list. Pass them only if
-            `images` is a tensor or array.
-        num_classes: number of classes, K. Default: the number of class names in the dataset's attribute `classes`.
-            The new set keeps these names, but they do not count as given. Without this attribute: the largest label
-            + 1, or the width of the label rows. If `images` is a `LabeledImages` whose K was derived from its labels,
-            `num_classes` replaces this K.
+        images: one of three forms. (1) A `LabeledImages`, or a `Subset`, `ConcatDataset` or `DataLoader` of sets. (2)
+            Images, together with `labels`: a tensor or array [N, C, H, W], [N, H, W, C] or [N, H, W], or a list of PIL
+            pictures or arrays. (3) A source of images and labels, which is read into memory once: a pair `(images,
+            labels)`, a `torch.utils.data.Dataset` or a list of pairs or rows, a dataset of Hugging Face, also
+            streamed, a table of pandas or pyarrow, a mapping of columns, or a `DataLoader`, whose dataset is read.
+            Float images must already be in the normalized space. uint8 and PIL images are pixels, which this function
+            normalizes.
+        labels: class indices [N], label rows float [N, K] or names of classes, as a tensor, an array, a list or a
+            pandas Series. Pass them only with form (2).
+        num_classes: number of classes, K. Default: the number of class names that the source has (a `ClassLabel`, the
+            attribute `classes`, or labels that are names). The new set keeps these names, but they do not count as
+            given. Without names: the largest label + 1, or the width of the label rows. If `images` is a
+            `LabeledImages` whose K was derived from its labels, `num_classes` replaces this K.
         normalization: normalization that was applied to float images, or is applied to uint8 and PIL images. Default:
             none, so that the images are pixels in [0, 1].
+        class_names: names of the K classes in label order. Labels that are names are looked up in them. Default: the
+            names in the source, or the labels in alphabetical order.
         name: name of the argument in error messages.
         progress: whether to show a progress bar if reading takes long.
+
+    In rows, the image is the column of type `Image` or the one that holds images, and the label is the column of type
+    `ClassLabel`, or the one called "label", "labels", "class", "target" or "category". If several are possible, use
+    `LabeledImages.from_dataset(rows, image=..., label=...)`, which also resizes pictures.
 
     Raises:
         TypeError, ValueError: `images` is a `StoredImages`, of which you must first read a part. `labels` is missing,
             or is passed with a source that has labels. `num_classes` or `normalization` differs from that of the set.
-            An item of the dataset is not a pair of an image and a label.
+            Items are no pairs or rows of an image and a label, or axes or columns can be read in several ways.
     """
     conversion.require_in_memory(images, name)
     images = resolve_subset(images, name)
+    options: dict[str, Any] = {"num_classes": num_classes, "normalization": normalization, "class_names": class_names}
+    if labels is not None and conversion.is_pictures(images):
+        images, labels = (images, labels), None
     if labels is not None and (isinstance(images, LabeledImages) or conversion.is_labeled_source(images)):
         raise TypeError(f"labels must be left out when {name} is a {type(images).__name__} (it has its own)")
     if isinstance(images, LabeledImages):
-        return require_consistent(images, name, num_classes, normalization)
+        return require_consistent(images, name, **options)
     if conversion.is_labeled_source(images):
-        return set_from_source(images, name, num_classes, normalization, progress=progress)
+        return set_from_source(images, name, **options, progress=progress)
     if isinstance(getattr(images, "train", None), LabeledImages):
         raise TypeError(f"{name} must be one part of the {type(images).__name__}; pass {name}.train")
+    if labels is None and (isinstance(images, Tensor | np.ndarray) or conversion.is_pictures(images)):
+        raise TypeError(f"labels must be given, because {name} is a {type(images).__name__}, which has none")
     if not isinstance(images, Tensor | np.ndarray):
         raise TypeError(conversion.unsupported(images, name))
-    if labels is None:
-        raise TypeError(f"labels must be given, because {name} is a {type(images).__name__}, which has none")
-    return set_from_arrays(images, labels, name, num_classes, normalization)
+    return set_from_source((images, labels), name, **options, progress=progress)

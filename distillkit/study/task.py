@@ -28,6 +28,7 @@ from distillkit.data._hold_out import (
 from distillkit.data.partition import by_domain
 from distillkit.networks import NETWORK_NAMES, named_network
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
+from distillkit.sets._validation import require_same_order
 
 __all__ = ["Allocation", "Task", "as_split"]
 
@@ -295,6 +296,10 @@ def as_split(train: Images, test: Images, validation: Images | None = None) -> S
     sets = {name: as_set(one, name=name) for name, one in given.items() if one is not None}
     given_counts = [one.num_classes for one in sets.values() if one.classes_given]
     num_classes = given_counts[0] if given_counts else max(one.num_classes for one in sets.values())
+    longest = max(sets, key=lambda name: len(sets[name].class_names))
+    for name, one in sets.items():  # names are lost below if the number of classes changes
+        if one.class_names:
+            require_same_order(sets[longest].class_names, one.class_names, (longest, name))
     known: dict[str, Any] = {"num_classes": num_classes, "classes_given": bool(given_counts)}
     sets = {n: one if one.classes_given else one.replace(**known) for n, one in sets.items()}
     for name, one in sets.items():

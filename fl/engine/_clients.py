@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from distillkit._utils import conversion
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
+from distillkit.sets._validation import require_same_order
 
 __all__ = [
     "ClientData", "ClientRegistry", "extend_classes", "fitting_set", "read_or_stored", "read_set", "require_like",
@@ -60,11 +61,16 @@ def read_set(given: Any, name: str, progress: bool) -> LabeledImages:
     return as_set(given, name=name, progress=progress)
 
 
-def extend_classes(data: Either, classes: int, given: bool) -> Either:
-    """Raise a set's number of classes to `classes`, if the number was only inferred from the set's labels."""
+def extend_classes(data: Either, classes: int, given: bool, names: tuple[str, ...] = ()) -> Either:
+    """Raise a set's number of classes to `classes`, if the number was only inferred from the set's labels.
+
+    The names of the set's classes must be the first of `names`, which it gets if there are enough.
+    """
     if data.classes_given or data.num_classes >= classes:
         return data
-    return data.replace(num_classes=classes, classes_given=given)  # type: ignore[return-value]
+    require_same_order(names, data.class_names, None)
+    names = names if len(names) == classes else ()
+    return data.replace(num_classes=classes, classes_given=given, class_names=names)  # type: ignore[return-value]
 
 
 def require_like(first: LabeledImages, other: LabeledImages | StoredImages, name: str, *, classes: bool = True) -> None:
@@ -97,7 +103,7 @@ def fitting_set(data: Either, name: str, first: LabeledImages, *, classes: bool 
     """Return a set of the server, after checking that it has images and is compatible with the first client's set."""
     if not len(data):
         raise ValueError(f"{name} has no images: leave it out, or pass some")
-    data = extend_classes(data, first.num_classes, True) if classes else data
+    data = extend_classes(data, first.num_classes, True, first.class_names) if classes else data
     require_like(first, data, name, classes=classes)
     return data
 
@@ -148,6 +154,7 @@ class ClientRegistry:
         given_classes = [h.train.num_classes for h in read if h.train.classes_given]
         self._classes_given = classes is not None or bool(given_classes)
         self._classes = classes or (given_classes[0] if given_classes else max(h.train.num_classes for h in read))
+        self._names = max((data.train.class_names for data in read), key=len)
         self.first = _without_images(self._extended(read[0]).train)
         if self.all_loaded:
             self._checked = [self._checked_data(k, data) for k, data in enumerate(read)]
@@ -166,8 +173,9 @@ class ClientRegistry:
         return ClientData(read_or_stored(given.train, f"{name}.train", self._progress), test)
 
     def _extended(self, data: ClientData) -> ClientData:
-        test = None if data.test is None else extend_classes(data.test, self._classes, self._classes_given)
-        return ClientData(extend_classes(data.train, self._classes, self._classes_given), test)
+        options = (self._classes, self._classes_given, self._names)
+        test = None if data.test is None else extend_classes(data.test, *options)
+        return ClientData(extend_classes(data.train, *options), test)
 
     def __getitem__(self, number: int) -> ClientData:
         return self._checked[number] if self.all_loaded else self._checked_data(number, self._read(number))

@@ -28,7 +28,10 @@ from distillkit.data import Split
 from distillkit.evaluate import evaluate
 from distillkit.networks import ConvNet
 from distillkit.sets import as_set
+from distillkit.study import as_split
 from distillkit.training import Protocol
+from fl import simulate
+from fl.averaging import FedAvg
 from tests.refused import refused
 
 HALF = Normalization([0.5], [0.25])
@@ -48,6 +51,12 @@ class Lazy(Dataset[tuple[Any, Any]]):
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         self.reads[index] += 1
         return self.images[index], self.labels[index]
+
+
+def encoded(picture: Image.Image) -> dict[str, Any]:
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return {"bytes": file.getvalue(), "path": None}
 
 
 class Stream(IterableDataset[tuple[Tensor, int]]):
@@ -152,8 +161,13 @@ def test_from_dataset() -> None:
     refused(lambda: LabeledImages.from_dataset(PIXELS), TypeError, "dataset must be a torch")
 
 
+PICTURES = [Image.fromarray((one * 255).round().byte().permute(1, 2, 0).numpy()) for one in PIXELS[:, [0, 1, 0]]]
+STACKED = torch.stack([torch.from_numpy(np.array(one)) for one in PICTURES]).permute(0, 3, 1, 2) / 255
+WORDS = [("cat", "dog", "eel")[k] for k in LABELS]
+
+
 class Rows:
-    """Dataset of Hugging Face: rows are dicts, and the class is no PyTorch dataset."""
+    """Dataset of Hugging Face without declared types: rows are dicts, and the class is no PyTorch dataset."""
 
     column_names: ClassVar = ["id", "img", "label"]
 
@@ -166,64 +180,107 @@ class Rows:
         return {"id": index, "img": PICTURES[index], "label": int(LABELS[index])}
 
 
-PICTURES = [Image.fromarray((one * 255).round().byte().permute(1, 2, 0).numpy()) for one in PIXELS[:, [0, 1, 0]]]
-ROWS = r"LabeledImages\.from_dataset\(\[\(row\['img'\], row\['label'\]\) for row in {}\]\)"
+ROWS = list(Rows())  # type: ignore[call-overload]
+TABLE = {"image": PICTURES, "label": LABELS.tolist()}
+OF_PICTURES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "pictures and labels": (PICTURES, {"labels": LABELS}),
+    "pictures and words": (PICTURES, {"labels": WORDS}),
+    "pictures and an array of words": (PICTURES, {"labels": np.array(WORDS)}),
+    "a pair of lists": ((PICTURES, LABELS.tolist()), {}),
+    "a pair of lists with words": ([PICTURES, WORDS], {}),
+    "pairs": (list(zip(PICTURES, LABELS)), {}),
+    "pairs with words": (list(zip(PICTURES, WORDS)), {}),
+    "a dataset with words": (Lazy(PICTURES, WORDS), {}),
+    "rows": (Rows(), {}),
+    "a list of rows": (ROWS, {}),
+    "a loader of rows": (DataLoader(Rows()), {}),  # type: ignore[arg-type]
+    "columns": (TABLE, {}),
+    "columns of words": ({"picture": PICTURES, "animal": WORDS}, {}),
+    "encoded pictures": ([{"image": one, "label": k} for one, k in zip(map(encoded, PICTURES), WORDS)], {}),
+    "a tuple of pictures": (tuple(PICTURES), {"labels": tuple(WORDS)}),
+}
 
 
-def test_the_advice_for_rows_and_pictures_works() -> None:
-    wanted = torch.stack([torch.from_numpy(np.array(one)) for one in PICTURES]).permute(0, 3, 1, 2) / 255
-    rows = Rows()
-    for pairs in ([(row["img"], row["label"]) for row in rows], list(zip(PICTURES, LABELS))):  # type: ignore[attr-defined]
-        data = LabeledImages.from_dataset(pairs)
-        assert torch.equal(data.images, wanted)
-        assert torch.equal(data.labels, LABELS)
-    assert len(LabeledImages.from_dataset([(PICTURES[0], 0), (PICTURES[1], 0)])) == 2
-    with pytest.raises(TypeError, match=rf"a list of pairs or a DataLoader, got .*Rows; .*{ROWS.format('dataset')}"):
-        LabeledImages.from_dataset(rows)  # type: ignore[arg-type]
-    refused(lambda: LabeledImages.from_dataset([]), ValueError, "dataset must hold at least one item")
+@pytest.mark.parametrize(("source", "options"), OF_PICTURES.values(), ids=OF_PICTURES)
+def test_pictures_in_all_forms_give_equal_sets(
+    source: Any, options: dict[str, Any], global_rng_untouched: None
+) -> None:
+    made = as_set(source, progress=False, **options)
+    words = made.class_names == ("cat", "dog", "eel")
+    assert torch.equal(made.images, STACKED)
+    assert torch.equal(made.labels, LABELS)
+    assert (made.num_classes, made.classes_given, words or made.class_names == ()) == (3, False, True)
+    assert made.info == ({"classes": "dataset"} if words else {})
 
 
 SPLIT = Split(LabeledImages(PIXELS, LABELS), LabeledImages(PIXELS, LABELS), ("a", "b", "c"))
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
-    "a path": ("pets", {}, TypeError, r"read a folder of pictures first: load_folder\('pets'\)\.train"),
+    "a path": ("pets", {}, TypeError, r"read it first: distillkit\.data\.load_folder\('pets'\)\.train"),
     "a split": (SPLIT, {}, TypeError, r"data must be one part of the Split; pass data\.train"),
     "no labels": (PIXELS, {}, TypeError, "labels must be given, because data is a Tensor, which has none"),
     "labels twice": ((PIXELS, LABELS), {"labels": LABELS}, TypeError, "labels must be left out"),
     "labels beside a dataset": (Lazy(), {"labels": LABELS}, TypeError, "labels must be left out when data is a Lazy"),
-    "a triple": ((PIXELS, LABELS, LABELS), {}, TypeError, r"a pair of such images.*got a tuple of 3 Tensor items"),
+    "a triple": ((PIXELS, LABELS, LABELS), {}, TypeError, "a pair of both.*got a tuple of 3 Tensor items"),
     "none": (None, {}, TypeError, "data must be a LabeledImages, .* or a DataLoader, got NoneType$"),
-    "rows": (Rows(), {}, TypeError, rf"got .*Rows; read its rows: {ROWS.format('data')}"),
-    "rows and labels": (Rows(), {"labels": LABELS}, TypeError, rf"read its rows: {ROWS.format('data')}"),
-    "a dict of parts": ({"train": Rows()}, {}, TypeError, r"got dict; pass one of its values \(train\)"),
-    "a list of rows": (list(Rows()), {}, TypeError, rf"list of 6 dict items; read its rows: {ROWS.format('data')}"),
-    "a loader of rows": (DataLoader(Rows()), {}, TypeError, rf"item 0 is a dict of id, .*: {ROWS.format('data')}"),
-    "pictures": (
+    "rows and labels": (Rows(), {"labels": LABELS}, TypeError, "labels must be left out when data is a Rows"),
+    "a dict of parts": ({"train": Rows()}, {}, TypeError, r"got dict; pass one of its values: data\['train'\]"),
+    "pictures": (PICTURES, {}, TypeError, "labels must be given, because data is a list"),
+    "one picture": (PICTURES[0], {"labels": [0]}, TypeError, "got one PIL picture; pass a list of pictures"),
+    "paths": (["a.png", "b.png"], {"labels": [0, 1]}, TypeError, r"load_table\(\{'image': data, 'label': labels\}"),
+    "rows of paths": ([{"image": "a.png", "label": 0}], {}, TypeError, r"got str; read files with .*load_table"),
+    "a table": ("pets.csv", {}, TypeError, r"read it first: distillkit\.data\.load_table\('pets\.csv'\)\.train"),
+    "too few labels": (PICTURES, {"labels": [0, 1]}, ValueError, "one entry per image: got 2 for 6"),
+    "two image columns": (
+        [{"image": PICTURES[0], "mask": PICTURES[1], "label": 0}],
+        {},
+        TypeError,
+        r"several columns may be the image \(image, mask\) among .*from_dataset\(data, image=\"...\", label",
+    ),
+    "two label columns": (
+        [{"image": PICTURES[0], "class": 1, "Target": 0}],
+        {},
+        TypeError,
+        r"may be the label \(class, T",
+    ),
+    "no label column": (
+        [{"image": PICTURES[0], "a": 1, "b": 0}],
+        {},
+        TypeError,
+        "no column is the label among image, a",
+    ),
+    "a missing word": (PICTURES, {"labels": [*WORDS[:5], None]}, ValueError, r"1 of 6 are not, such as .*\[5\].* None"),
+    "a number among words": (PICTURES, {"labels": [*WORDS[:5], 3]}, ValueError, r"but 1 of 6 are not, .* tensor\(3\)"),
+    "another word": (
         PICTURES,
-        {},
-        TypeError,
-        r"list of 6 Image items; join it .*from_dataset\(list\(zip\(data, labels\)\)\)",
+        {"labels": WORDS, "class_names": ("eel", "cat")},
+        ValueError,
+        "among class_names .*got dog",
     ),
-    "pictures and labels": (PICTURES, {"labels": LABELS}, TypeError, r"list of 6 Image items; join it with its labels"),
-    "two pictures": (PICTURES[:2], {}, TypeError, "got one PIL picture; join pictures with their labels"),
-    "pairs": (
-        list(zip(PICTURES, LABELS)),
-        {},
-        TypeError,
-        r"read its pairs: LabeledImages\.from_dataset\(list\(data\)\)",
+    "either axes": (
+        np.zeros((2, 3, 5, 3), np.uint8),
+        {"labels": [0, 1]},
+        ValueError,
+        r"\.permute\(0, 3, 1, 2\) in the",
     ),
-    "two pairs": ([(PICTURES[0], 0), (PICTURES[1], 1)], {}, TypeError, r"LabeledImages\.from_dataset\(data\)"),
+    "small arrays": (np.zeros((2, 7, 8, 1)), {"labels": [0, 1]}, ValueError, r"add \.permute\(0, 3, 1, 2\) in the"),
+    "small items": (Lazy(np.zeros((6, 4, 4, 3))), {}, ValueError, r"data\[0\] of shape \[1, 4, 4, 3\] may be"),
+    "transparent axes": (
+        np.zeros((2, 8, 8, 4), np.uint8),
+        {"labels": [0, 1]},
+        ValueError,
+        r"looks like \[N, H, W, C\]",
+    ),
     "empty": (Lazy(PIXELS[:0], LABELS[:0]), {}, ValueError, "data must hold at least one item"),
     "items without label": (TensorDataset(PIXELS), {}, TypeError, "data must give pairs.*item 0 is a tuple of 1"),
     "flat images": (Lazy(PIXELS.flatten(1)), {}, TypeError, r"data\[0\] must be an image.*Tensor \[32\]"),
-    "grey arrays": (Lazy(PIXELS[:, 0].numpy()), {}, TypeError, r"data\[0\] must be an image.*ndarray \[4, 4\]"),
     "other sizes": (
         Lazy([PIXELS[0], PIXELS[1, :, :3]], [0, 1]),
         {},
         ValueError,
         r"image of item 1 is torch.float32 \[2, 3, 4\].*item 0 torch.float32 \[2, 4, 4\]; convert them",
     ),
-    "words as labels": (Lazy(PIXELS, list("abcdef")), {}, TypeError, r"label of data\[0\] must be a class index"),
+    "no label": (Lazy(PIXELS, [None] * 6), {}, TypeError, r"label of data\[0\] must be a class index .*NoneType"),
     "float labels": (Lazy(PIXELS, LABELS.float()), {}, TypeError, "integer dtype"),
     "words in an array": (np.array([["a"]]), {"labels": [0]}, TypeError, "data must hold numbers"),
     "ragged labels": (PIXELS, {"labels": [[0], [1, 2]]}, TypeError, "labels must be a tensor or a regular list"),
@@ -258,3 +315,74 @@ def test_wide_unsigned_labels_keep_their_values(dtype: str) -> None:
     found = as_tensor(labels, "labels")
     assert found.dtype == torch.int64
     assert found.tolist() == [0, 3, 60000]
+
+
+LAST = (STACKED.repeat_interleave(2, 2).repeat_interleave(2, 3) * 255).byte()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("kind", ["uint8", "float"])
+@pytest.mark.parametrize("array", [True, False])
+@pytest.mark.parametrize("items", ["a dataset", "a list", "rows", ""])
+def test_channels_may_be_last_if_nothing_else_is_possible(channels: int, kind: str, array: bool, items: str) -> None:
+    want = LAST[:, :channels].float() / 255
+    images = LAST[:, :channels] if kind == "uint8" else want
+    turned = images[:, 0] if channels == 1 and items else images.permute(0, 2, 3, 1)
+    given: Any = turned.numpy() if array else turned
+    rows = [{"id": 7, "image": one, "class": k} for one, k in zip(given, LABELS.tolist())]
+    made = as_set({"a dataset": Lazy(given), "a list": (list(given), LABELS), "rows": rows, "": (given, LABELS)}[items])
+    assert torch.equal(made.images, want)
+    gray = as_set(given[..., 0] if channels == 3 or not items else given, LABELS)
+    assert torch.equal(gray.images, want[:, :1])
+    assert torch.equal(as_set(images.numpy() if array else images, LABELS).images, want)
+
+
+@pytest.mark.parametrize("side", [7, 8])
+def test_a_few_rows_stay_channels(side: int) -> None:
+    images = torch.zeros(2, side, 8, 1)
+    assert as_set(images, [0, 1]).shape == ((1, 8, 8) if side == 8 else (7, 8, 1))
+    many = as_set(images.repeat(1, 2, 1, 1), [0, 1], normalization=Normalization([0.0] * 2 * side, [1.0] * 2 * side))
+    assert many.shape == (2 * side, 8, 1)
+
+
+def test_columns_sizes_and_names_are_chosen() -> None:
+    rows = [{"a": one, "b": other, "x": k, "y": 5} for one, other, k in zip(PICTURES, PICTURES[::-1], WORDS)]
+    names = ("eel", "dog", "cat", "fox")
+    made = LabeledImages.from_dataset(rows, image="b", label="x", class_names=names, normalization=HALF)
+    assert torch.equal(made.images, HALF.encode(STACKED.flip(0)))
+    assert made.labels.tolist() == [names.index(word) for word in WORDS]
+    assert (made.class_names, made.classes_given, made.info) == (names, True, {})
+    refused(lambda: LabeledImages.from_dataset(rows, image="c"), ValueError, "one of the columns a, b, x, y, got 'c'")
+    refused(lambda: LabeledImages.from_dataset(rows, image="a"), TypeError, "no column is the label among a, b, x, y")
+    refused(lambda: as_set(made, class_names=names[:3]), ValueError, "class_names differ from those of the set")
+    assert as_set(made, class_names=names) is made
+
+
+def test_pictures_of_several_sizes_are_resized() -> None:
+    pictures = [PICTURES[0], PICTURES[1].convert("L").resize((7, 9)), PICTURES[2].resize((3, 5))]
+    pairs = list(zip(pictures, LABELS))
+    refused(lambda: as_set(pairs), ValueError, r"from_dataset\(images, size=\.\.\., channels=3\)")
+    made = LabeledImages.from_dataset(pairs, size=(6, 4), channels=3, normalization=HALF)
+    assert (made.shape, made.normalization, made.labels.tolist()) == ((3, 6, 4), HALF, [0, 1, 2])
+    assert torch.equal(made.images[1, 0], made.images[1, 2])
+    one = [(PICTURES[0], 0)]
+    assert torch.equal(LabeledImages.from_dataset(one, size=4).images, STACKED[:1])
+    refused(lambda: LabeledImages.from_dataset(Lazy(), size=4), TypeError, "size and channels are for uint8 and PIL")
+
+
+def test_names_that_would_move_are_refused() -> None:
+    """A set without the middle class would number the last one differently, and lose its names when it is extended."""
+    train, test = as_set(PIXELS, WORDS), as_set(PIXELS[[0, 2]], ["cat", "eel"])
+    refused(
+        lambda: as_split(train, test), ValueError, "train and test have the class 'eel' in another order.*class_names"
+    )
+    refused(lambda: as_split(test, train), ValueError, "test and train have the class 'eel' in another order")
+    method = FedAvg(factory=lambda k: ConvNet((2, 4, 4), k, width=4, depth=1))
+    for clients in ([train, test], [test, train]):
+        run = lambda clients=clients: simulate(method, clients, rounds=1, progress=False)  # noqa: E731
+        refused(run, ValueError, "have the class 'eel' in another order")
+    named = as_set(PIXELS[[0, 2]], ["cat", "eel"], class_names=("cat", "dog", "eel"))
+    assert as_split(train, named).test.labels.tolist() == [0, 2]
+    few = as_set(PIXELS[[0, 1]], ["cat", "dog"])
+    assert as_split(train, few).classes == ("cat", "dog", "eel")
+    assert simulate(method, [few, train], rounds=1, progress=False).rows[-1]["failed"] == {}
