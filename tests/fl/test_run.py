@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import contextlib
 import re
 import sys
 from collections.abc import Iterator
@@ -244,6 +245,26 @@ def test_page_code_for_wandb_logs_every_round() -> None:
     rows = run_page_code("wandb", wandb=wandb)["run"].rows
     assert [step for _, step in wandb.seen] == [*(row["round"] for row in rows), -1]
     assert [values["accuracy"] for values, _ in wandb.seen[:-1]] == [row["accuracy"] for row in rows]
+
+
+class Mlflow:
+    """Fake of the module `mlflow`."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[dict[str, float], int]] = []
+
+    def start_run(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def log_metrics(self, values: dict[str, float], step: int) -> None:
+        self.seen.append((values, step))
+
+
+def test_page_code_for_mlflow_logs_the_numbers_of_every_round() -> None:
+    mlflow = Mlflow()
+    rows = run_page_code("mlflow", mlflow=mlflow)["run"].rows
+    assert [(values["accuracy"], step) for values, step in mlflow.seen] == [(r["accuracy"], r["round"]) for r in rows]
+    assert all(isinstance(value, int | float) for values, _ in mlflow.seen for value in values.values())
 
 
 def test_row_of_a_secret_draw_names_no_client() -> None:
