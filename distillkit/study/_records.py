@@ -437,7 +437,7 @@ def write_json(path: Path, value: Mapping[str, Any] | Sequence[Any], kind: str |
 
 
 def write_study(out: Path, fixed: Mapping[str, Any], design: Mapping[str, Any]) -> None:
-    """Write `study.json`. If the file exists, first check that its tasks, candidates and `fixed` have not changed.
+    """Write `study.json`. Once a run was started, first check that tasks, candidates and `fixed` have not changed.
 
     Args:
         out: the study's folder.
@@ -448,7 +448,8 @@ def write_study(out: Path, fixed: Mapping[str, Any], design: Mapping[str, Any]) 
         ValueError: something has changed. A search may have got further configurations at its end.
     """
     path, content = out / "study.json", {**fixed, **design}
-    before = read_json(path, "study") if path.exists() else content
+    started = path.exists() and any(next(out.glob(f"*/{name}.json"), None) for name in ("config", "summary"))
+    before = read_json(path, "study") if started else content
     for key in fixed:
         if before[key] != content[key]:
             raise ValueError(f"{path} has {key}={before[key]}, got {content[key]}; use another folder")

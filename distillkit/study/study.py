@@ -143,7 +143,7 @@ class Study:
         Raises:
             distillkit.serialization.SerializationError: a task has no JSON form; or a candidate has none, and
                 its run is sent to another process.
-            ValueError: the folder contains another study, or all configurations of a candidate failed.
+            ValueError: the folder contains runs of another study, or all configurations of a candidate failed.
             WorkerKilled: the workers of a run were killed twice; all other runs are finished.
         """
         if on_run is not None:

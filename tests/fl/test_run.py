@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import io
-import contextlib
 import re
 import sys
 from collections.abc import Iterator

@@ -195,6 +195,17 @@ def test_seeds_candidates_and_tasks_can_be_added_but_not_changed(tmp_path: Path)
         executed(Study(tmp_path, task(), candidates, rule="own"))
 
 
+def test_study_is_corrected_in_its_folder_until_a_run_was_started(tmp_path: Path) -> None:
+    wrong = known(settings={"valeu": 1})
+    with pytest.raises(TypeError, match="valeu"):
+        executed(Study(tmp_path, task(rounds=3), {"A": wrong}, seeds=(0,), rule="own"))
+    assert (tmp_path / "study.json").exists()
+    Known.executed.clear()
+    assert executed(Study(tmp_path, task(), {"A": known(settings={"value": 1})}, seeds=(0,))) == ["made-a-0"]
+    with pytest.raises(ValueError, match="different tasks with the names made"):
+        executed(Study(tmp_path, task(rounds=3), {"A": known(settings={"value": 1})}, seeds=(0,)))
+
+
 def test_failing_configuration_is_never_chosen_and_has_a_reason(tmp_path: Path) -> None:
     executed(Study(tmp_path / "a", task(), {"A": known(search=grid(value=[-1, 0]))}, seeds=(0,)))
     tries = json.loads((tmp_path / "a" / "choice.json").read_text(encoding="utf-8"))["tasks"]["made"]["A"]["search"]
