@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -50,13 +50,15 @@ def chunk_size(images: Tensor, chunk: int | None = None, *, chunked_stem: bool =
     return 1 << (fitting.bit_length() - 1)
 
 
-def forward_chunks(function: Callable[[Tensor], Tensor], images: Tensor, size: int) -> Iterator[Tensor]:
+def forward_chunks(
+    function: Callable[[Tensor], Tensor], images: Tensor | Iterable[Tensor], size: int
+) -> Iterator[Tensor]:
     """Apply a function to images chunk by chunk, with gradients disabled.
 
     Args:
         function: a network, or a function that calls one.
-        images: float [N, C, H, W].
-        size: number of images per chunk; the last chunk may be smaller.
+        images: float [N, C, H, W]; or an iterable of such tensors, so that only one of them need be in memory.
+        size: number of images per chunk; the last chunk of a tensor may be smaller.
 
     Yields:
         `function(chunk)` for consecutive chunks. On a CPU the chunks are channels_last, unless the network does not
@@ -67,15 +69,18 @@ def forward_chunks(function: Callable[[Tensor], Tensor], images: Tensor, size: i
     """
     check.callable_with(function, "function", ["images"], "a network")
     check.positive_int(size, "size")
-    check.instance(images, Tensor, "images", "a torch.Tensor [N, C, H, W]")
-    layout = torch.channels_last if images.device.type == "cpu" else torch.contiguous_format
-    for part in images.split(size):
-        with torch.no_grad():
-            try:
-                out = function(part.contiguous(memory_format=layout))
-            except RuntimeError:
-                if layout == torch.contiguous_format:
-                    raise
-                layout = torch.contiguous_format
-                out = function(part.contiguous())
-        yield out
+    parts = [images] if isinstance(images, Tensor) or not isinstance(images, Iterable) else images
+    layout = torch.channels_last
+    for part in parts:
+        check.instance(part, Tensor, "images", "a torch.Tensor [N, C, H, W], or an iterable of them")
+        layout = layout if part.device.type == "cpu" else torch.contiguous_format
+        for chunk in part.split(size):
+            with torch.no_grad():
+                try:
+                    out = function(chunk.contiguous(memory_format=layout))
+                except RuntimeError:
+                    if layout == torch.contiguous_format:
+                        raise
+                    layout = torch.contiguous_format
+                    out = function(chunk.contiguous())
+            yield out

@@ -329,12 +329,12 @@ def accuracy(
     images = data.read([]).images.to(like) if isinstance(data, StoredImages) else data.images
     size = chunk_size(images, chunk)
     check_network(network, images, classes=data.num_classes, probabilities="accept" if against is None else "warn")
-    parts: Iterable[Tensor] = _read_chunks(data, size, like) if isinstance(data, StoredImages) else [images]
+    parts: Iterable[Tensor] = _read_chunks(data, size, like) if isinstance(data, StoredImages) else images.split(size)
     generator = as_generator(generator)
     if against is not None:
-        parts = _perturbed(network, (x for part in parts for x in part.split(size)), data, against, generator)
+        parts = _perturbed(network, parts, data, against, generator)
     with eval_mode(network):
-        logits = torch.cat([logits for part in parts for logits in forward_chunks(network, part, size)])
+        logits = torch.cat(list(forward_chunks(network, parts, size)))
     seen = "data" if against is None else f"data under {against}"
     require_numbers(logits, f"network ({type(network).__name__})", seen)
     guesses = logits.argmax(1)

@@ -12,6 +12,7 @@ from distillkit._utils.batches import uses_batch_statistics
 from distillkit.chunking import chunk_size, forward_chunks
 from distillkit.condense._parallel import ParallelMap
 from distillkit.networks._base import Network
+from distillkit.sets._stored import RealImages
 
 MATCHES = ("embedding", "embedding+logits")
 
@@ -66,14 +67,47 @@ def embedding_means(
             not sum to N.
     """
     counts = check_counts(network, images, counts, match)
-    limit = chunk_size(images, chunk, chunked_stem=getattr(network, "chunked_stem", False))
-    limit = len(images) if uses_batch_statistics(network) else limit
-    shares = torch.block_diag(*(images.new_full((1, n), 1 / n) for n in counts)).split(limit, 1)
-    embeddings = forward_chunks(lambda part: embed(network, part, match), images, limit)
-    first = next(embeddings).to(images.dtype)
-    means = images.new_zeros(len(counts), first.shape[1]).addmm_(shares[0], first, beta=0)  # not rounded by autocast
+    limit = len(images) if uses_batch_statistics(network) else _limit(network, images, chunk)
+    return _means(network, images.split(limit), counts, limit, images, match)
+
+
+def class_means(
+    parallel: ParallelMap, real: RealImages, rows: Sequence[Tensor], *, match: str, chunk: int | None
+) -> list[Tensor]:
+    """Return the mean embedding of all images of each class, reading one chunk of images at a time.
+
+    Args:
+        parallel: map with the network, which must not use batch statistics.
+        real: the set.
+        rows: indices of the images of each class.
+        match, chunk: as in `embedding_means`.
+    """
+    like, counts = real._empty.images, [len(own) for own in rows]
+    limit = _limit(parallel.network, like, chunk)
+
+    def group_means(network: Network, group: slice) -> Tensor:
+        parts = map(real._take, torch.cat([*rows[group]]).split(limit))
+        return _means(network, parts, counts[group], limit, like, match)
+
+    groups = list(_class_groups(parallel.network, like, counts, chunk))
+    return [own for means in parallel(group_means, groups) for own in means]
+
+
+def _limit(network: Network, images: Tensor, chunk: int | None) -> int:
+    return chunk_size(images, chunk, chunked_stem=getattr(network, "chunked_stem", False))
+
+
+@torch.no_grad()
+def _means(
+    network: Network, parts: Iterable[Tensor], counts: Sequence[int], limit: int, like: Tensor, match: str
+) -> Tensor:
+    """Return the mean embedding [K, d] of each class of images that are given in parts of `limit` images."""
+    shares = torch.block_diag(*(like.new_full((1, n), 1 / n) for n in counts)).split(limit, 1)
+    embeddings = forward_chunks(lambda part: embed(network, part, match), parts, limit)
+    first = next(embeddings).to(like.dtype)
+    means = like.new_zeros(len(counts), first.shape[1]).addmm_(shares[0], first, beta=0)  # not rounded by autocast
     for share, embedding in zip(shares[1:], embeddings, strict=True):
-        means.addmm_(share, embedding.to(images.dtype))
+        means.addmm_(share, embedding.to(like.dtype))
     return means
 
 

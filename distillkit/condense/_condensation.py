@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages, TiledImages, Tiles
 from distillkit.sets._class_index import class_rows, with_class_labels
 from distillkit.sets._info import derived_info
+from distillkit.sets._stored import RealImages, cached
 
 __all__ = ["Condensation"]
 
@@ -50,7 +52,7 @@ class Condensation(PixelDescent):
 
     Args:
         method: name of the method, which is recorded in the result.
-        real: the set to condense.
+        real: the set to condense. A small `StoredImages` is read into memory.
         networks: sampler that returns the network of each step.
         ipc, init, parametrize: number of images per class, source of the initial images, and their parametrization
             (`sets.Tiles`, or None to optimize pixels), as in `initial_images`.
@@ -70,12 +72,13 @@ class Condensation(PixelDescent):
     """
 
     def __init__(
-        self, method: str, real: LabeledImages, networks: NetworkSampler, *, ipc: int, init: str | LabeledImages,
+        self, method: str, real: RealImages, networks: NetworkSampler, *, ipc: int, init: str | LabeledImages,
         classes: Sequence[int] | None, augment: Augmentation | None, generator: int | torch.Generator,
         parametrize: Tiles | None, arguments: Mapping[str, Any], **descent: Any,
     ) -> None:  # fmt: skip
         seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
-        self.method, self.real, self.networks, self.augment, self.generator = method, real, networks, augment, generator
+        self.real = real = cached(real)
+        self.method, self.networks, self.augment, self.generator = method, networks, augment, generator
         if isinstance(init, LabeledImages) and classes is None:
             classes = list(class_rows(with_class_labels(init)))
         self.rows = class_rows(real, classes)
@@ -186,10 +189,36 @@ class Condensation(PixelDescent):
 
         The keys `draw` and the run's seed determine the sample, so equal keys give equal samples.
         """
+        return self.real._take(self._drawn(c, limit, *draw))
+
+    def _drawn(self, c: int, limit: int, *draw: int | str) -> Tensor:
         index = self.rows[c]
         if len(index) > limit:
             index = index[torch.randperm(len(index), generator=derive(self.seed, *draw))[:limit]]
-        return self.real.images.index_select(0, index.to(self.real.images.device))
+        return index
+
+    @contextmanager
+    def samples(
+        self, limit: int, count: int, keys: Callable[[int, int], Sequence[int | str]]
+    ) -> Iterator[Callable[[int, int], Tensor]]:
+        """Provide a function that samples images of each class in each of several steps; a stored set is read ahead.
+
+        Args:
+            limit: number of images, as in `sample`.
+            count: number of steps.
+            keys: function of a step and a class that returns the keys of the draw, as in `sample`.
+
+        Yields:
+            The function. Its arguments are a step and the position of a class in `classes`.
+        """
+        k = len(self.classes)
+
+        def rows(number: int) -> Tensor:
+            step, c = number // k, self.classes[number % k]
+            return self._drawn(c, limit, *keys(step, c))
+
+        with self.real._reader(rows, count * k) as read:
+            yield lambda step, position: read(step * k + position)
 
     def transform(self, images: Tensor, *draw: int | str) -> Tensor:
         """Augment images with the transformation that the keys `draw` and the run's seed determine.

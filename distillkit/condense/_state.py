@@ -17,7 +17,7 @@ from distillkit._utils.files import read_tensors, write_tensors
 from distillkit.fingerprint import network_fingerprint, set_fingerprint
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.rng import derive
-from distillkit.sets import LabeledImages
+from distillkit.sets._stored import RealImages
 
 __all__ = [
     "Progress",
@@ -72,7 +72,7 @@ def pack_arguments(arguments: Mapping[str, Any]) -> Tensor:
     return torch.tensor(list(json.dumps(dict(arguments), sort_keys=True).encode()), dtype=torch.uint8)
 
 
-def call_identity(real: LabeledImages, networks: NetworkSampler) -> dict[str, Any]:
+def call_identity(real: RealImages, networks: NetworkSampler) -> dict[str, Any]:
     """Return fingerprints of the data and networks of a condensation. Resuming with other data or networks is
     refused.
 
@@ -85,7 +85,7 @@ def call_identity(real: LabeledImages, networks: NetworkSampler) -> dict[str, An
             noise.
     """
     drawn = networks.draw(derive(0, "identity"))
-    return {"data": set_fingerprint(real), "network": network_fingerprint(drawn, real.images)}
+    return {"data": set_fingerprint(real), "network": network_fingerprint(drawn, real._empty.images)}
 
 
 def save_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> Path:

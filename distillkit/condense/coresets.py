@@ -17,15 +17,20 @@ from distillkit.networks._factory import frozen_copy
 from distillkit.networks._validation import check_network, require_network
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
-from distillkit.sets import Images, LabeledImages, Labels, Tiles, as_set
+from distillkit.sets import Images, LabeledImages, Labels, StoredImages, Tiles
 from distillkit.sets._class_index import class_rows
 from distillkit.sets._info import derived_info
+from distillkit.sets._stored import RealImages
+from distillkit.sets.as_set import open_set
 
 __all__ = ["herding", "k_center", "random_subset"]
 
+_CHUNK = 256
+"""Number of embeddings whose distances are computed at a time. It bounds memory if pixels are the embeddings."""
+
 
 def random_subset(
-    images: Images,
+    images: Images | StoredImages,
     labels: Labels | None = None,
     *,
     ipc: int,
@@ -41,7 +46,8 @@ def random_subset(
     """Select `ipc` random images of each class, without replacement. Every condensed set should beat this baseline.
 
     Args:
-        images: a set, or a tensor, float [N, C, H, W], in the normalized space.
+        images: a set, or a tensor, float [N, C, H, W], in the normalized space. Of a `StoredImages`, only the selected
+            images are read.
         labels: class indices int [N]; omit them if `images` is a set.
         ipc: number of images to select in each class.
         network: ignored; it is accepted because all coreset functions have the same arguments.
@@ -67,7 +73,7 @@ def random_subset(
             no images.
     """
     draws = as_generator(generator)
-    real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
+    real = open_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     tiles = Tiles.require(parametrize)
     ipc = check.positive_int(ipc, "ipc")
 
@@ -83,7 +89,7 @@ def random_subset(
 
 
 def herding(
-    images: Images,
+    images: Images | StoredImages,
     labels: Labels | None = None,
     *,
     ipc: int,
@@ -117,13 +123,14 @@ def herding(
     Deviation: iCaRL normalizes embeddings to unit length. Here, as in distribution matching, embeddings are not
     normalized.
     """
-    real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
+    real = open_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     embed = _embedder(real, network, chunk)
 
     def order(rows: Tensor, count: int) -> Tensor:
         f = embed(rows)
-        f = f - f.mean(0)
-        squares, total = f.square().sum(1), torch.zeros_like(f[0])
+        mean = f.mean(0)
+        squares, total = _square_distances(f, mean), torch.zeros_like(mean)
+        f -= mean
         selected: list[int] = []
         for _ in range(count):
             score = squares + 2 * (f @ total)
@@ -137,7 +144,7 @@ def herding(
 
 
 def k_center(
-    images: Images,
+    images: Images | StoredImages,
     labels: Labels | None = None,
     *,
     ipc: int,
@@ -168,39 +175,44 @@ def k_center(
 
     Returns, raises: see `random_subset`.
     """
-    real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
+    real = open_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     embed = _embedder(real, network, chunk)
 
     def order(rows: Tensor, count: int) -> Tensor:
         f = embed(rows)
-        selected = [int((f - f.mean(0)).square().sum(1).argmin())]
-        nearest = (f - f[selected[0]]).square().sum(1)
+        selected = [int(_square_distances(f, f.mean(0)).argmin())]
+        nearest = _square_distances(f, f[selected[0]])
         while len(selected) < count:
             nearest[selected] = -1.0
             selected.append(int(nearest.argmax()))
-            nearest = torch.minimum(nearest, (f - f[selected[-1]]).square().sum(1))
+            nearest = torch.minimum(nearest, _square_distances(f, f[selected[-1]]))
         return torch.tensor(selected)
 
     info = {"method": "k-center", "embedding": _embedding_name(network), **provenance()}
     return _select(real, ipc, classes, order, info, progress)
 
 
-def _embedder(real: LabeledImages, network: nn.Module | None, chunk: int | None) -> Callable[[Tensor], Tensor]:
-    size = chunk_size(real.images, chunk)
+def _embedder(real: RealImages, network: nn.Module | None, chunk: int | None) -> Callable[[Tensor], Tensor]:
+    """Return a function of rows that returns the embeddings [n, d] of these images, which are read in chunks."""
+    size = chunk_size(real._empty.images, chunk)
     twin: Network | None = None
     if network is not None:
         twin = split(frozen_copy(require_network(network)).eval())
         if len(real):
-            check_network(twin, real.images, features=True)
+            check_network(twin, real._empty.images, features=True)
 
     @torch.no_grad()
     def embed(rows: Tensor) -> Tensor:
-        rows = rows.to(real.images.device)
         if twin is None:
-            return real.images.index_select(0, rows).flatten(1)
-        return torch.cat(list(forward_chunks(twin.features, real.images.index_select(0, rows), size)))
+            return real._take(rows).flatten(1)
+        return torch.cat(list(forward_chunks(twin.features, map(real._take, rows.split(size)), size)))
 
     return embed
+
+
+def _square_distances(f: Tensor, x: Tensor) -> Tensor:
+    parts = f.tensor_split(-(-len(f) // _CHUNK))
+    return torch.cat([(part - x).square().sum(1) for part in parts])
 
 
 def _embedding_name(network: nn.Module | None) -> str:
@@ -208,7 +220,7 @@ def _embedding_name(network: nn.Module | None) -> str:
 
 
 def _select(
-    real: LabeledImages,
+    real: RealImages,
     ipc: int,
     classes: Sequence[int] | None,
     order: Callable[[Tensor, int], Tensor],
@@ -234,4 +246,4 @@ def _select(
     }
     unknown = "selection by a network of unknown origin" if info.get("embedding", "pixels") != "pixels" else ""
     info = derived_info(info, [real.info], method, unknown)
-    return real[torch.cat(index).to(real.images.device)].replace(info=info)
+    return real._part(torch.cat(index)).replace(info=info)

@@ -19,6 +19,7 @@ from distillkit.condense._class_embeddings import (
     Loss,
     check_counts,
     class_distance,
+    class_means,
     embed_classes,
     embed_images,
     embedding_means,
@@ -30,7 +31,8 @@ from distillkit.networks._base import Network
 from distillkit.networks._validation import require_sampler
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.normalization import Normalization
-from distillkit.sets import Images, LabeledImages, Labels, Tiles, as_set
+from distillkit.sets import Images, LabeledImages, Labels, StoredImages, Tiles
+from distillkit.sets.as_set import open_set
 
 __all__ = ["distance_to_means", "distribution_matching"]
 
@@ -39,7 +41,7 @@ Match = Callable[[Tensor, Tensor], Tensor]
 
 
 def distribution_matching(
-    images: Images,
+    images: Images | StoredImages,
     labels: Labels | None = None,
     *,
     networks: NetworkSampler,
@@ -78,7 +80,7 @@ def distribution_matching(
 
     Args:
         images: the real images: a tensor, float [N, C, H, W], in the normalized space; or a `LabeledImages`, in which
-            case `labels` are omitted.
+            case `labels` are omitted; or a `StoredImages`, from which each step reads its batches.
         labels: class indices, int [N].
         networks: sampler of the networks phi, which must have the images' device and dtype. If their batch norm uses
             batch statistics, all classes share one forward pass, which is not chunked. In separate passes, batch norm
@@ -136,7 +138,7 @@ def distribution_matching(
     classes are NaN; here absent classes are left out. FedDM's paper also samples a batch of the synthetic images; here
     all synthetic images are used.
     """
-    real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
+    real = open_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     networks = require_sampler(networks)
     ipc = check.positive_int(ipc, "ipc")
     steps = check.positive_int(steps, "steps", least=0)
@@ -167,16 +169,19 @@ def distribution_matching(
     targets = None
     with (
         bar(steps, "distribution matching", progress=progress, done=run.done) as shown,
-        class_threads(real.images) as threads,
+        class_threads(run.images) as threads,
+        run.samples(batch_real, steps, lambda step, c: (step, c, "real")) as read,
     ):
         for step, network in run.draw_networks(smallest=smallest, **needs):
             parallel = ParallelMap(network, threads)
             # Sample and embed real images of each class. The means of all images with a fixed network never change.
             fixed = networks.fixed and augment is None and not callable(match) and not uses_batch_statistics(network)
-            if targets is None or not fixed:
-                limit = len(real) if fixed else batch_real
-                batch, sizes = partial(_real_batch, run, limit, step), run.batch_sizes(limit)
+            if fixed and targets is None:
+                targets = class_means(parallel, run.real, [*run.rows.values()], match=outputs, chunk=chunk)
+            elif not fixed:
+                batch, sizes = partial(_real_batch, run, read, step), run.batch_sizes(batch_real)
                 targets = embed_classes(parallel, batch, sizes, embed, like=run.images, chunk=chunk)
+            assert targets is not None
             # Embed the synthetic images, and take a step against the gradient of their distance to the targets.
             distance = partial(
                 class_distance,
@@ -192,10 +197,9 @@ def distribution_matching(
     return run.result(run.loss, {**options, "lr": run.lr, "ipc": ipc, "steps": steps})
 
 
-def _real_batch(run: Condensation, limit: int, step: int, position: int) -> Tensor:
-    """Sample at most `limit` real images of the class at `position` in `run.classes`, and augment them."""
-    c = run.classes[position]
-    return _siamese(run, step, run.sample(c, limit, step, c, "real"), position)
+def _real_batch(run: Condensation, read: Callable[[int, int], Tensor], step: int, position: int) -> Tensor:
+    """Sample real images of the class at `position` in `run.classes`, and augment them."""
+    return _siamese(run, step, read(step, position), position)
 
 
 def _siamese(run: Condensation, step: int, images: Tensor, position: int) -> Tensor:

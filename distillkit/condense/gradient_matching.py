@@ -19,8 +19,9 @@ from distillkit.networks._validation import require_sampler
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.normalization import Normalization
 from distillkit.rng import derive
-from distillkit.sets import Images, LabeledImages, Labels, Tiles, as_set
+from distillkit.sets import Images, LabeledImages, Labels, StoredImages, Tiles
 from distillkit.sets._class_index import with_class_labels
+from distillkit.sets.as_set import open_set
 
 __all__ = ["gradient_matching"]
 
@@ -35,7 +36,7 @@ _STATISTICS_IMAGES = 16
 
 @torch.enable_grad()
 def gradient_matching(
-    images: Images,
+    images: Images | StoredImages,
     labels: Labels | None = None,
     *,
     networks: NetworkSampler,
@@ -72,7 +73,7 @@ def gradient_matching(
 
     Args:
         images: the real images: a tensor, float [N, C, H, W], in the normalized space; or a `LabeledImages`, in which
-            case `labels` are omitted.
+            case `labels` are omitted; or a `StoredImages`, from which each step reads its batches.
         labels: class indices, int [N].
         networks: sampler of networks, `RandomNetworks(factory)` in the papers. A sampled network is copied, and the
             copy is trained, so the sampled network's parameters may be frozen. Before each matching step, batch norm
@@ -118,7 +119,7 @@ def gradient_matching(
     statistics of batch norm are set to those of a batch of all classes. In the authors' code, the running statistics
     keep nine tenths of their initial values (mean 0, variance 1).
     """
-    real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
+    real = open_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     networks = require_sampler(networks)
     ipc = check.positive_int(ipc, "ipc")
     iterations = check.positive_int(iterations, "iterations", least=0)
@@ -141,14 +142,20 @@ def gradient_matching(
     smallest = sum(run.batch_sizes(_STATISTICS_IMAGES))
     if matching_steps > 1 and epochs:
         smallest = min(smallest, inner.batch, sum(run.counts))
-    with bar(total, "gradient matching", progress=progress, done=done) as shown:
+    keys = lambda n, c: (*divmod(n, matching_steps), "real", c)  # noqa: E731
+    with (
+        bar(total, "gradient matching", progress=progress, done=done) as shown,
+        run.samples(limit, total, keys) as read,
+    ):
         for i, drawn in run.draw_networks(smallest=smallest, classes=real.num_classes):
             trained, losses = TrainedNetwork(drawn, chunk), []
             for j in range(matching_steps):
                 if trained.norms:
                     mixed = [run.sample(c, _STATISTICS_IMAGES, i, j, "mixed", c) for c in run.classes]
                     trained.fix_statistics(torch.cat(mixed))
-                losses.append(run.step(partial(_distance, run, trained, (i, j), limit, metric)))
+                losses.append(
+                    run.step(partial(_distance, run, trained, partial(read, i * matching_steps + j), (i, j), metric))
+                )
                 shown.update()
                 if j < matching_steps - 1:
                     order = derive(run.seed, i, j, "train")
@@ -158,7 +165,12 @@ def gradient_matching(
 
 
 def _distance(
-    run: Condensation, trained: TrainedNetwork, step: tuple[int, int], limit: int, metric: Metric, images: Tensor
+    run: Condensation,
+    trained: TrainedNetwork,
+    batch: Callable[[int], Tensor],
+    step: tuple[int, int],
+    metric: Metric,
+    images: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return the sum over classes of D(gradient on synthetic images, gradient on real images), and its gradient.
 
@@ -167,8 +179,8 @@ def _distance(
     """
     network, parameters, chunk = trained.network, trained.parameters, trained.chunk
     distances, gradients = [], []
-    for c, own in zip(run.classes, images.split(run.counts), strict=True):
-        real = run.transform(run.sample(c, limit, *step, "real", c), *step, c)
+    for position, (c, own) in enumerate(zip(run.classes, images.split(run.counts), strict=True)):
+        real = run.transform(batch(position), *step, c)
         target = parameter_gradient(network, parameters, real, _labels(c, real), chunk=chunk)
         leaf = own if run.augment is None else own.clone().requires_grad_()
         synthetic = run.transform(leaf, *step, c)

@@ -11,16 +11,21 @@ from torch import Tensor
 from distillkit._sanity_checks import check_class_sizes
 from distillkit._utils import check
 from distillkit.rng import as_generator, derive
-from distillkit.sets import LabeledImages, TiledImages, Tiles, as_set
+from distillkit.sets import LabeledImages, StoredImages, TiledImages, Tiles
 from distillkit.sets._class_index import class_indices, class_labels, class_rows, random_rows, with_class_labels
 from distillkit.sets._info import derived_info
+from distillkit.sets._stored import RealImages
+from distillkit.sets.as_set import open_set
 
 __all__ = ["class_statistics", "images_from_statistics", "initial_images"]
+
+_CHUNK = 256
+"""Number of images that are read at a time."""
 
 _INITS = ("real", "noise", "statistics", "statistics-whole-set")
 
 
-def class_statistics(real: LabeledImages, *, whole_set: bool = False) -> tuple[Tensor, Tensor]:
+def class_statistics(real: LabeledImages | StoredImages, *, whole_set: bool = False) -> tuple[Tensor, Tensor]:
     """Return the mean and standard deviation of the pixels of each class and channel, in the set's normalized space.
 
     FedLGD samples its initial images from these statistics.
@@ -37,12 +42,14 @@ def class_statistics(real: LabeledImages, *, whole_set: bool = False) -> tuple[T
         The means [K, C] and the standard deviations [K, C]. The standard deviations use the population formula
         (correction 0).
     """
-    real = as_set(real, name="real")
+    real = open_set(real, name="real")
     check.boolean(whole_set, "whole_set")
-    means = real.images.new_zeros(real.num_classes, real.shape[0])
-    stds = torch.zeros_like(means)
+    means = real._empty.images.new_zeros(real.num_classes, real.shape[0])
+    stds, area = torch.zeros_like(means), real.shape[1] * real.shape[2]
     for c, rows in class_rows(real).items():
-        pixels = real.images.index_select(0, rows.to(real.images.device)).transpose(0, 1).flatten(1)
+        pixels = means.new_empty(real.shape[0], len(rows) * area)
+        for some, out in zip(rows.split(_CHUNK), pixels.split(_CHUNK * area, 1)):
+            out.copy_(real._take(some).transpose(0, 1).flatten(1))
         if whole_set:
             share = len(rows) / len(real)
             mean = pixels.mean(1) * share
@@ -85,7 +92,7 @@ def images_from_statistics(
 
 
 def initial_images(
-    real: LabeledImages,
+    real: LabeledImages | StoredImages,
     ipc: int,
     *,
     init: str | LabeledImages = "real",
@@ -99,7 +106,7 @@ def initial_images(
     loop.
 
     Args:
-        real: the set to condense, labeled with class indices.
+        real: the set to condense, labeled with class indices. Of a `StoredImages`, only the drawn images are read.
         ipc: number of images per class.
         init: source of the images. `"real"`: random real images of the class without replacement; a class with too few
             images uses all of them and repeats random ones. `"noise"`: N(0, 1) per pixel (DC, DM). `"statistics"`: each
@@ -126,7 +133,7 @@ def initial_images(
         ValueError: the labels of `real` are soft, `init` is unknown, `init` needs real images of a class that has none,
             or the set passed as `init` has another shape or normalization than `real`.
     """
-    real = as_set(real, name="real")
+    real = open_set(real, name="real")
     ipc = check.positive_int(ipc, "ipc")
     if Tiles.require(parametrize) is not None:
         return _tiled(real, ipc, cast(Tiles, parametrize), init, classes, generator)
@@ -139,28 +146,28 @@ def initial_images(
         chosen = class_indices(classes, real.num_classes)
     else:
         chosen = list(rows := class_rows(real, classes))
-    c, h, w = real.shape
+    like, (c, h, w) = real._empty, real.shape
     if init == "real":
         check_class_sizes("ipc", ipc, {c: len(own) for c, own in rows.items()})
         seed = int(torch.randint(2**62, (), generator=generator))
         drawn = [random_rows({c: own}, [ipc], derive(seed, c)) for c, own in rows.items()]
         info["with_replacement"] = [c for _, short in drawn for c in short]
         index = torch.cat([chosen for chosen, _ in drawn])
-        images = real.images.index_select(0, index.to(real.images.device)).clone()
+        images = real._take(index)
     elif init == "noise":
-        noise = torch.randn(len(chosen) * ipc, c, h, w, generator=generator, dtype=real.images.dtype)
-        images = noise.to(real.images.device)
+        noise = torch.randn(len(chosen) * ipc, c, h, w, generator=generator, dtype=like.images.dtype)
+        images = noise.to(like.images.device)
     else:
         means, stds = class_statistics(real, whole_set=init == "statistics-whole-set")
         images = images_from_statistics(means[chosen], stds[chosen], ipc=ipc, size=(h, w), generator=generator)
-    labels = torch.tensor(chosen).repeat_interleave(ipc).to(real.labels.device)
+    labels = torch.tensor(chosen).repeat_interleave(ipc).to(like.labels.device)
     info["absent"] = [c for c in range(real.num_classes) if c not in set(chosen)] if classes is None else []
     made = info if init == "noise" else derived_info(info, [real.info], "initial images")
-    return real.replace(images=images, labels=labels, columns={}, info=made)
+    return like.replace(images=images, labels=labels, columns={}, info=made)
 
 
 def _tiled(
-    real: LabeledImages,
+    real: RealImages,
     ipc: int,
     tiles: Tiles,
     init: str | LabeledImages,
@@ -188,9 +195,10 @@ def _tiled(
 
 
 def _given(
-    real: LabeledImages, start: LabeledImages, classes: Sequence[int] | None, info: dict[str, object]
+    real: RealImages, start: LabeledImages, classes: Sequence[int] | None, info: dict[str, object]
 ) -> LabeledImages:
-    real.require_compatible(start)
+    like = real._empty
+    like.require_compatible(start)
     if start.labels.ndim == 2:
         info["start_classes"] = "column" if "class" in start.columns else "largest entry of a row"
         start = with_class_labels(start)
@@ -198,4 +206,4 @@ def _given(
     index = torch.cat(list(rows.values())).to(start.images.device)
     info["absent"] = [c for c in range(real.num_classes) if c not in rows] if classes is None else []
     info = derived_info(info, [start.info], "initial images")
-    return start[index].to(real.images.device, real.images.dtype).replace(columns={}, info=info)
+    return start[index].to(like.images.device, like.images.dtype).replace(columns={}, info=info)

@@ -19,9 +19,11 @@ from distillkit.labels._teacher import describe_teacher, teacher_logits, try_tea
 from distillkit.networks._factory import frozen_copy
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator, derive
-from distillkit.sets import Images, LabeledImages, Labels, StoredImages, as_set
+from distillkit.sets import Images, LabeledImages, Labels, StoredImages
 from distillkit.sets._class_index import class_rows
 from distillkit.sets._info import derived_info
+from distillkit.sets._stored import RealImages
+from distillkit.sets.as_set import open_set
 
 __all__ = ["stitch"]
 
@@ -97,7 +99,7 @@ def stitch(
     saves the images as JPEG; here they are not compressed. A class with too few images repeats its best crops; the
     authors' code fails.
     """
-    real = _opened(images, labels, num_classes, normalization, progress)
+    real = open_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     ipc = check.positive_int(ipc, "ipc")
     crops = check.positive_int(crops, "crops")
     min_scale = check.real_number(min_scale, "min_scale", least=0.0, most=1.0)
@@ -134,11 +136,11 @@ def stitch(
         "with_replacement": [c for c, own in rows.items() if len(own) < wanted],
         **provenance(generator, seed=seed),
     }  # fmt: skip
-    empty = real.read([]) if isinstance(real, StoredImages) else real[:0]
-    found = torch.cat(made).to(empty.images.device)
+    like = real._empty
+    found = torch.cat(made).to(like.images.device)
     own_labels = torch.tensor(list(rows)).repeat_interleave(ipc).to(found.device)
     info = derived_info(info, [real.info], "stitch", "selection by an observer of unknown origin")
-    return empty.replace(images=found, labels=own_labels, columns={}, info=info)
+    return like.replace(images=found, labels=own_labels, columns={}, info=info)
 
 
 @dataclass(frozen=True)
@@ -154,9 +156,7 @@ class _Scoring:
     min_scale: float
     chunk: int | None
 
-    def best_crops(
-        self, real: LabeledImages | StoredImages, rows: Tensor, c: int, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
+    def best_crops(self, real: RealImages, rows: Tensor, c: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return the best of several random crops of each image of class `c`, and the scores of these crops."""
         _, h, w = real.shape
         boxes = _boxes(len(rows), self.crops, self.min_scale, (h, w), generator)
@@ -164,7 +164,7 @@ class _Scoring:
         best, scores = [], []
         size = max(1, chunk_size(like.new_empty(0, *real.shape), self.chunk) // self.crops)
         for some, own in zip(rows.split(size), boxes.split(size), strict=True):
-            pictures = _read(real, some).to(like.device)
+            pictures = real._take(some).to(like.device)
             cut = torch.stack(
                 [self._cut(picture, box) for picture, five in zip(pictures, own.tolist()) for box in five]
             )
@@ -199,24 +199,6 @@ class _Scoring:
         if not bool(score.isfinite().all()):
             raise ValueError(f"observer must return finite logits, but it does not for crops of class {c}")
         return score
-
-
-def _opened(
-    images: Images | StoredImages, labels: Labels | None, num_classes: int | None, normalization: Normalization | None,
-    progress: bool,
-) -> LabeledImages | StoredImages:  # fmt: skip
-    if not isinstance(images, StoredImages):
-        return as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
-    given = {"labels": labels, "num_classes": num_classes, "normalization": normalization}
-    if passed := [name for name, value in given.items() if value is not None]:
-        raise TypeError(f"{passed[0]} must be left out when images is a StoredImages (it has its own)")
-    return images
-
-
-def _read(real: LabeledImages | StoredImages, rows: Tensor) -> Tensor:
-    if isinstance(real, StoredImages):
-        return real.read(rows).images
-    return real.images.index_select(0, rows.to(real.images.device))
 
 
 def _checked_factor(factor: int | None, shape: tuple[int, int, int]) -> int:

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit.sets._labeled import LabeledImages
-from distillkit.sets._stored import StoredImages
+from distillkit.sets._stored import RealImages
 from distillkit.sets._validation import class_of_rows
 
 __all__ = ["class_indices", "class_labels", "class_rows", "random_rows", "with_class_labels"]
 
 
-def class_rows(real: LabeledImages | StoredImages, classes: Sequence[int] | None = None) -> dict[int, Tensor]:
+def class_rows(real: RealImages, classes: Sequence[int] | None = None) -> dict[int, Tensor]:
     """Return a mapping from each class to the indices of its images, as ascending int64 tensors on the CPU.
 
     Args:

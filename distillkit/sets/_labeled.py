@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias, overload
 
@@ -59,8 +61,8 @@ PARAMETRIZATIONS: dict[str, Callable[..., LabeledImages]] = {}
 """Functions that decode stored images. The key is the name of the JSON value that marks them in a file."""
 
 
-class ImageSet:
-    """Common part of `LabeledImages` and `StoredImages`: labels, classes, normalization, columns and info."""
+class ImageSet(ABC):
+    """Common part of `LabeledImages` and `StoredImages`, for functions whose images may be in memory or in a file."""
 
     labels: Tensor
     num_classes: int
@@ -88,6 +90,35 @@ class ImageSet:
         if self.labels.ndim == 2:
             return (self.labels > 0.5).sum(0)
         return torch.bincount(self.labels, minlength=self.num_classes)
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width (C, H, W) of every image."""
+
+    @abstractmethod
+    def __getitem__(self, index: Any) -> Any: ...
+
+    @abstractmethod
+    def _take(self, rows: Tensor) -> Tensor:
+        """Return the images at rows, int64 [n], as float [n, C, H, W]."""
+
+    @abstractmethod
+    def _part(self, rows: Tensor) -> LabeledImages:
+        """Return a set in memory with the images at rows, int64 [n]."""
+
+    @property
+    def _empty(self) -> LabeledImages:
+        """Set in memory without images, which has the device, dtype, shape and classes of this set."""
+        return self._part(torch.empty(0, dtype=torch.int64, device="cpu"))
+
+    @contextmanager
+    def _reader(self, rows: Callable[[int], Tensor], count: int) -> Iterator[Callable[[int], Tensor]]:
+        """Provide a function `read(i)` that returns `_take(rows(i))`, for i in range(count) in about this order."""
+        yield lambda i: self._take(rows(i))
 
     def _selected(self, index: slice | Tensor) -> dict[str, Any]:
         """Return the labels, columns and info of the images at an index from `as_index`."""
@@ -301,6 +332,12 @@ class LabeledImages(ImageSet):
         if isinstance(index, Tensor) and index.ndim == 0:
             return self.images[int(index)], self.labels[int(index)]
         return self._with(images=self.images[index], **self._selected(index))
+
+    def _take(self, rows: Tensor) -> Tensor:
+        return self.images.index_select(0, rows.to(self.images.device))
+
+    def _part(self, rows: Tensor) -> LabeledImages:
+        return self[rows.to(self.images.device)]
 
     def replace(self, **changes: Any) -> LabeledImages:
         """Return a copy with some parts replaced.
@@ -616,7 +653,8 @@ class LabeledImages(ImageSet):
 
 
 def resolve_subset(images: Any, name: str = "images") -> Any:
-    """Convert a `Subset`, `ConcatDataset` or `DataLoader` of `LabeledImages` to a `LabeledImages`.
+    """Convert a `Subset`, `ConcatDataset` or `DataLoader` of `LabeledImages`, or a `Subset` or `DataLoader` of a
+    `StoredImages`, to a set of that kind.
 
     Reading the subset item by item would lose the set's normalization, its `columns` and its number of classes.
 
@@ -627,7 +665,7 @@ def resolve_subset(images: Any, name: str = "images") -> Any:
     """
     if isinstance(images, DataLoader):
         whole = resolve_subset(images.dataset)
-        if isinstance(whole, LabeledImages):
+        if isinstance(whole, ImageSet):
             conversion.whole_dataset(images, name)  # refuses a loader that yields other items
             return whole
         return images
@@ -637,7 +675,7 @@ def resolve_subset(images: Any, name: str = "images") -> Any:
     if not isinstance(images, Subset):
         return images
     whole = resolve_subset(images.dataset)
-    return whole[torch.as_tensor(images.indices)] if isinstance(whole, LabeledImages) else images
+    return whole[torch.as_tensor(images.indices)] if isinstance(whole, ImageSet) else images
 
 
 def require_consistent(

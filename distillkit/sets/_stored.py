@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from threading import Lock
+from typing import Any, TypeAlias, overload
 
 import torch
 from torch import Tensor
 
 from distillkit._utils import check
 from distillkit._utils.conversion import FileBacked
+from distillkit._utils.threads import thread_pool
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.sets._info import replaced_info
 from distillkit.sets._labeled import ImageSet, LabeledImages
@@ -26,11 +30,13 @@ from distillkit.sets._validation import (
     checked_normalization,
 )
 
-__all__ = ["PixelFile", "StoredImages"]
+__all__ = ["PixelFile", "RealImages", "StoredImages", "cached"]
 
 _ARGUMENTS = ("labels", "num_classes", "normalization", "columns", "info", "classes_given", "class_names")
 _READ = 1 << 24
 """Number of bytes of pixels that are converted to floats at a time."""
+_CACHED = 1 << 30
+"""A set of at most this many bytes as floats is read into memory once by functions that read images many times."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +158,32 @@ class StoredImages(ImageSet, FileBacked):
         parts = {name: getattr(part, name) for name in _ARGUMENTS}
         return LabeledImages._unchecked(images=self._encoded(part._rows), **parts)
 
+    def _take(self, rows: Tensor) -> Tensor:
+        return self._encoded(self._rows[rows.cpu()])
+
+    def _part(self, rows: Tensor) -> LabeledImages:
+        return self.read(rows.cpu())
+
+    @contextmanager
+    def _reader(self, rows: Callable[[int], Tensor], count: int) -> Iterator[Callable[[int], Tensor]]:
+        ahead: dict[int, Future[Tensor]] = {}
+        last, lock = -1, Lock()
+
+        def take(i: int) -> Tensor:
+            return self._take(rows(i))
+
+        def read(i: int) -> Tensor:
+            nonlocal last
+            with lock:
+                found = ahead.pop(i, None)
+                if last <= i < count - 1:  # a thread reads what is needed next
+                    last = i + 1
+                    ahead[last] = pool.submit(take, last)
+            return take(i) if found is None else found.result()
+
+        with thread_pool(1, "read") as pool:
+            yield read
+
     def _encoded(self, rows: Tensor) -> Tensor:
         images = torch.empty(len(rows), *self.shape)
         count = max(1, _READ // math.prod(self.shape))
@@ -214,3 +246,12 @@ class StoredImages(ImageSet, FileBacked):
         told = "".join(f"; {k}={self.info[k]}" for k in ("dataset", "split", "client") if k in self.info)
         file = os.fspath(self.path)
         return f"StoredImages({len(self)} images {c}x{h}x{w}; {kind}; {self.normalization}{told}; in {file})"
+
+
+RealImages: TypeAlias = LabeledImages | StoredImages
+"""Real images, in memory or in a file."""
+
+
+def cached(data: RealImages) -> RealImages:
+    """Read a stored set into memory if it is small, for a function that reads its images many times."""
+    return data.read() if isinstance(data, StoredImages) and data.bytes <= _CACHED else data

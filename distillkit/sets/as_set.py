@@ -19,8 +19,9 @@ from distillkit.sets._labeled import (
     resolve_subset,
     set_from_source,
 )
+from distillkit.sets._stored import RealImages, StoredImages
 
-__all__ = ["Images", "as_set"]
+__all__ = ["Images", "as_set", "open_set"]
 
 Images: TypeAlias = LabeledImages | Tensor | NDArray[Any] | Dataset[Any] | DataLoader[Any] | Iterable[Any]
 """Images in any form that `as_set` accepts."""
@@ -86,3 +87,31 @@ def as_set(
     if not isinstance(images, Tensor | np.ndarray):
         raise TypeError(conversion.unsupported(images, name))
     return set_from_source((images, labels), name, **options, progress=progress)
+
+
+def open_set(
+    images: Images | StoredImages,
+    labels: Labels | None = None,
+    *,
+    num_classes: int | None = None,
+    normalization: Normalization | None = None,
+    name: str = "images",
+    progress: bool = True,
+) -> RealImages:
+    """Convert images to a `LabeledImages` as `as_set` does, except for a `StoredImages`, which stays in its file.
+
+    Args:
+        images: a `StoredImages`, a `Subset` or `DataLoader` of one, or anything that `as_set` accepts.
+        labels, num_classes, normalization, name, progress: as in `as_set`. A `StoredImages` has its own labels, classes
+            and normalization.
+
+    Raises:
+        TypeError, ValueError: as in `as_set`, or an argument is passed that a `StoredImages` has.
+    """
+    found: Any = resolve_subset(images, name)
+    if not isinstance(found, StoredImages):
+        return as_set(found, labels, num_classes=num_classes, normalization=normalization, name=name, progress=progress)
+    given = {"labels": labels, "num_classes": num_classes, "normalization": normalization}
+    if passed := [key for key, value in given.items() if value is not None]:
+        raise TypeError(f"{passed[0]} must be left out when {name} is a StoredImages (it has its own)")
+    return found

@@ -20,7 +20,6 @@ from PIL import Image
 from torch.utils.data import DataLoader, Subset
 
 from distillkit import LabeledImages, Normalization
-from distillkit.condense import random_subset
 from distillkit.data import _cache as caches
 from distillkit.data import clients, load_folder, load_npz, open_folder, open_npz, partition
 from distillkit.data.readers import _picture_list
@@ -249,8 +248,6 @@ def test_components_explain_how_to_read_stored_images(pets: Path, tmp_path: Path
     for images in (data, Subset(data, [0, 1]), DataLoader(data)):
         with pytest.raises(TypeError, match=rf"^real {words}"):
             as_set(images, name="real")
-        with pytest.raises(TypeError, match=rf"^images {words}"):
-            random_subset(images, ipc=1)
     refused(lambda: LabeledImages.from_dataset(Subset(data, [0])), TypeError, words)
     with pytest.raises(AttributeError, match="are in a file"):
         _ = data.images

@@ -1,0 +1,225 @@
+"""Components give the same bits for a set in a file as for the same set in memory, and read no more than they need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset
+
+from distillkit import LabeledImages, Normalization
+from distillkit.augment import DSA
+from distillkit.condense import (
+    InnerTraining,
+    class_statistics,
+    distribution_matching,
+    gradient_matching,
+    herding,
+    initial_images,
+    k_center,
+    random_subset,
+    stitch,
+)
+from distillkit.networks import ConvNet, FixedNetwork, RandomNetworks, build
+from distillkit.sets import StoredImages, Tiles, _stored
+from tests.refused import refused
+from tests.stored import write_pixels
+
+SHAPE, CLASSES = (3, 10, 8), 5
+COUNTS = (7, 0, 40, 3, 21)
+SPACE = Normalization([0.4, 0.5, 0.6], [0.2, 0.3, 0.25])
+
+
+def factory(norm: str = "instance") -> nn.Module:
+    return ConvNet(SHAPE, CLASSES, width=4, depth=1, norm=norm)
+
+
+def pixels_and_labels() -> tuple[Tensor, Tensor]:
+    draws = torch.Generator().manual_seed(1)
+    labels = torch.repeat_interleave(torch.arange(CLASSES), torch.tensor(COUNTS))
+    labels = labels[torch.randperm(len(labels), generator=draws)]
+    pixels = torch.randint(0, 256, (len(labels), *SHAPE), generator=draws)
+    return (pixels * (labels + 1).view(-1, 1, 1, 1) // CLASSES).to(torch.uint8), labels
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> StoredImages:
+    pixels, labels = pixels_and_labels()
+    columns = {"user": torch.arange(len(labels))}
+    path = tmp_path_factory.mktemp("stored") / "a.npy"
+    return write_pixels(path, pixels, labels, num_classes=CLASSES, normalization=SPACE, columns=columns)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Record the rows of each read, and keep small sets from being read as a whole."""
+    found: list[list[int]] = []
+    read = _stored.PixelFile.read
+
+    def counted(file: _stored.PixelFile, rows: Tensor) -> Tensor:
+        found.append(rows.tolist())
+        return read(file, rows)
+
+    monkeypatch.setattr(_stored.PixelFile, "read", counted)
+    monkeypatch.setattr(_stored, "_CACHED", 0)
+    return found
+
+
+def parts(result: Any) -> list[Any]:
+    """Return what must be equal: tensors as they are, and the content of sets."""
+    if isinstance(result, LabeledImages):
+        names = sorted(result.columns)
+        columns = [result.columns[name] for name in names]
+        facts = (names, result.info, result.num_classes, result.normalization, result.classes_given)
+        return [result.images, result.labels, *columns, facts]
+    if isinstance(result, nn.Module):
+        return [*result.state_dict().values()]
+    return [*result] if isinstance(result, tuple) else [result]
+
+
+def require_equal(one: Any, two: Any) -> None:
+    for a, b in zip(parts(one), parts(two), strict=True):
+        assert torch.equal(a, b) if isinstance(a, Tensor) else a == b
+
+
+def dm(data: Any, **options: Any) -> LabeledImages:
+    options = {"networks": RandomNetworks(factory), "steps": 3, "batch_real": 5, "ipc": 2, "lr": 0.1} | options
+    return distribution_matching(data, progress=False, **options)
+
+
+def dc(data: Any, **options: Any) -> LabeledImages:
+    inner = InnerTraining(loops=(2, 1), batch=4)
+    options = {"networks": RandomNetworks(factory), "iterations": 2, "batch_real": 5, "ipc": 2} | options
+    return gradient_matching(data, inner=inner, progress=False, **options)
+
+
+def product(real: Tensor, synthetic: Tensor) -> Tensor:
+    return (real.mean(0) - synthetic.mean(0)).abs().sum()
+
+
+def observer() -> nn.Module:
+    """Return a network that knows how bright each class is."""
+    network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, CLASSES))
+    mean = SPACE.encode(torch.full((CLASSES, 3, 1, 1), 0.1) * torch.arange(1, 6).view(-1, 1, 1, 1)).flatten(1)
+    with torch.no_grad():
+        network[2].weight.copy_(50 * mean)
+        network[2].bias.copy_(-25 * mean.square().sum(1))
+    return network
+
+
+FIXED = FixedNetwork(build(factory, 3))
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "dm": dm,
+    "dm, all images": partial(dm, batch_real=None),
+    "dm, augmented, no rate": partial(dm, augment=DSA(), lr=None),
+    "dm, fixed": partial(dm, networks=FIXED, chunk=6, match="embedding+logits"),
+    "dm, batch statistics": partial(dm, networks=RandomNetworks(partial(factory, "batch"))),
+    "dm, own loss": partial(dm, match=product, classes=[0, 4]),
+    "dm, tiles": partial(dm, parametrize=Tiles(2)),
+    "dc": dc,
+    "dc, augmented": partial(dc, augment=DSA(), init="real", classes=[2, 3]),
+    "dc, batch statistics": partial(dc, networks=RandomNetworks(partial(factory, "batch")), lr=None),
+    "stitch": lambda data: stitch(data, observer=observer(), ipc=3, pool=9),
+    "random": lambda data: random_subset(data, ipc=4),
+    "random, tiles": lambda data: random_subset(data, ipc=1, parametrize=Tiles(2), classes=[0, 3]),
+    "herding": lambda data: herding(data, ipc=5),
+    "herding, network": lambda data: herding(data, ipc=2, network=build(factory, 1), chunk=4),
+    "k-center": lambda data: k_center(data, ipc=5),
+    "k-center, network": lambda data: k_center(data, ipc=2, network=build(factory, 1), chunk=4),
+    "class statistics": class_statistics,
+    "class statistics, whole set": partial(class_statistics, whole_set=True),
+    **{f"init {init}": partial(initial_images, ipc=3, init=init) for init in ("real", "noise", "statistics")},
+    "init tiles": partial(initial_images, ipc=2, parametrize=Tiles(2), classes=[2, 4]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*their images are repeated")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_stored_set_gives_the_bits_of_the_set_in_memory(
+    stored: StoredImages, reads: list[list[int]], name: str
+) -> None:
+    expected = CALLS[name](stored.read())
+    reads.clear()
+    require_equal(CALLS[name](stored), expected)
+    assert max(map(len, reads)) <= max(COUNTS)  # never more than a class
+
+
+@pytest.mark.filterwarnings("ignore:.*their images are repeated")
+def test_only_the_drawn_images_are_read(stored: StoredImages, reads: list[list[int]]) -> None:
+    made = random_subset(stored, ipc=2)
+    assert sorted(row for rows in reads for row in rows) == sorted(stored._rows[made.columns["user"]].tolist())
+    reads.clear()
+    dm(stored, init="noise", steps=4)
+    assert sorted(map(len, filter(None, reads))) == 4 * [3] + 12 * [5]  # each batch once, although it is read ahead
+    reads.clear()
+    k_center(stored, ipc=2, network=build(factory, 1), chunk=4)
+    assert max(map(len, reads[:-1])) == 4
+    assert len(reads[-1]) == 8
+    reads.clear()
+    dm(stored, networks=FIXED, init="noise", chunk=4, steps=3)
+    assert sum(map(len, reads)) == len(stored)  # whole classes, once
+    assert max(map(len, reads)) == 4
+    reads.clear()
+    class_statistics(stored[stored.labels == 2])
+    assert sum(map(len, reads)) == 40
+
+
+def test_small_sets_are_read_once(
+    stored: StoredImages, reads: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_stored, "_CACHED", stored.bytes)
+    dm(stored)
+    assert [len(rows) for rows in reads if rows] == [len(stored)]
+    reads.clear()
+    monkeypatch.setattr(_stored, "_CACHED", stored.bytes - 1)
+    dm(stored)
+    assert max(map(len, reads)) <= 8
+
+
+def test_subsets_and_loaders_of_stored_sets_stay_in_the_file(stored: StoredImages, reads: list[list[int]]) -> None:
+    rows = [3, 9, 20, 33, 41]
+    expected = random_subset(stored.read(rows), ipc=1)
+    for data in (Subset(stored, rows), DataLoader(Subset(stored, rows), batch_size=2, shuffle=True)):
+        require_equal(random_subset(data, ipc=1), expected)
+    with pytest.raises(TypeError, match=r"labels must be left out when images is a StoredImages"):
+        random_subset(stored, stored.labels, ipc=1)
+
+
+def test_a_resumed_call_continues_with_the_same_bits(stored: StoredImages, reads: list[list[int]]) -> None:
+    for call in (partial(dm, augment=DSA()), partial(dc, iterations=3)):
+        states: list[Any] = []
+        whole = call(stored, callback=lambda progress, states=states: states.append(progress.state()))
+        require_equal(call(stored, resume=states[0]).images, whole.images)
+    refused(
+        lambda: dc(stored[:70], iterations=3, resume=states[0]), ValueError, "with other arguments: classes=.*data="
+    )
+
+
+@settings(deadline=None, max_examples=30)
+@given(rows=st.lists(st.lists(st.integers(0, 70), max_size=5), min_size=1, max_size=12), data=st.data())
+def test_a_reader_returns_its_rows_in_any_order(
+    stored: StoredImages, rows: list[list[int]], data: st.DataObject
+) -> None:
+    wanted = [torch.tensor(own, dtype=torch.int64) for own in rows]
+    order = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=20))
+    for some in (stored, stored.read()):
+        with some._reader(wanted.__getitem__, len(wanted)) as read:
+            for i in order:
+                assert torch.equal(read(i), some._take(wanted[i]))
+
+
+def test_an_error_while_reading_ahead_is_raised(stored: StoredImages, tmp_path: Path) -> None:
+    pixels, labels = pixels_and_labels()
+    data = write_pixels(tmp_path / "a.npy", pixels, labels, num_classes=CLASSES)
+    rows = torch.arange(4)
+    with data._reader(lambda i: rows[i : i + 1], 4) as read:
+        read(0)
+        data.path.unlink()
+        refused(lambda: [read(i) for i in range(1, 4)], FileNotFoundError, "does not exist")
