@@ -25,6 +25,7 @@ from distillkit.rng import as_generator, derive
 from distillkit.robustness import Perturbation, pixels_in_range, require_perturbations
 from distillkit.sets import Images, LabeledImages, StoredImages, TiledImages, as_set
 from distillkit.sets._class_index import class_labels, class_rows, random_rows, with_class_labels
+from distillkit.sets._devices import on_device
 from distillkit.training import CLASSIC, Protocol, accuracy, require_protocol, train
 
 __all__ = ["Evaluation", "Row", "evaluate"]
@@ -130,6 +131,7 @@ class Evaluation:
     __repr__ = __str__
 
 
+@on_device("data", "test", "real")
 def evaluate(
     data: Images,
     test: Images | StoredImages,
@@ -141,6 +143,7 @@ def evaluate(
     against: Sequence[Perturbation] = (),
     generator: int | torch.Generator = 0,
     chunk: int | None = None,
+    device: torch.device | str | None = None,
     progress: bool = True,
 ) -> Evaluation:
     """Train networks from scratch on a small set, and test them.
@@ -167,6 +170,7 @@ def evaluate(
             normalization.
         generator: an int seed, or a CPU generator from which one seed is drawn.
         chunk: number of images per forward and backward pass; None for a default.
+        device: device that computes, or "auto". Default: nothing moves.
         progress: whether to show a progress bar, which counts epochs.
 
     Raises:

@@ -21,6 +21,7 @@ from distillkit.networks._factory import NetworkFactory
 from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, as_set
 from distillkit.sets._class_index import class_rows, with_class_labels
+from distillkit.sets._devices import on_device
 from distillkit.training import CLASSIC, Protocol, require_protocol
 
 __all__ = ["Scores", "augmentation_robust_score", "label_robust_score", "scores"]
@@ -176,6 +177,7 @@ class Scores:
     __repr__ = __str__
 
 
+@on_device("data", "test", "real")
 def scores(
     data: Images,
     test: Images,
@@ -191,6 +193,7 @@ def scores(
     num_networks: int = 3,
     generator: int | torch.Generator = 0,
     chunk: int | None = None,
+    device: torch.device | str | None = None,
     progress: bool = True,
 ) -> Scores:
     """Score a set by training networks on it, on random real images and on the whole real set.
@@ -224,6 +227,7 @@ def scores(
         num_networks: number of networks per kind of training in the final trainings.
         generator: an int seed, or a CPU generator from which one seed is drawn.
         chunk: number of images per forward and backward pass; None for a default.
+        device: device that computes, or "auto". Default: nothing moves.
         progress: whether to show progress bars.
 
     Raises:

@@ -16,6 +16,7 @@ from distillkit._optimizers import OPTIMIZERS
 from distillkit._sanity_checks import check_perturbed, require_numbers
 from distillkit._utils import check
 from distillkit._utils.batches import batch_indices, require_batch_statistics, uses_batch_statistics
+from distillkit._utils.devices import CHECKED_STEPS, is_accelerator
 from distillkit._utils.eval_mode import eval_mode
 from distillkit._utils.options import Decay, LearningRate, NonNegative, Positive, PositiveInt, check_options
 from distillkit._utils.progress import bar
@@ -31,6 +32,7 @@ from distillkit.networks._validation import check_network, require_network
 from distillkit.rng import as_generator
 from distillkit.robustness import Perturbation, pixels_in_range, require_perturbations
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
+from distillkit.sets._devices import on_device
 
 __all__ = ["CLASSIC", "Protocol", "accuracy", "require_protocol", "train"]
 
@@ -161,6 +163,7 @@ CLASSIC = Protocol()
 """The published protocol without augmentation."""
 
 
+@on_device("data", trains="network")
 def train(
     network: nn.Module,
     data: Images,
@@ -169,6 +172,7 @@ def train(
     generator: int | torch.Generator = 0,
     chunk: int | None = None,
     callback: Callable[[int], object] | None = None,
+    device: torch.device | str | None = None,
     progress: bool = True,
 ) -> nn.Module:
     """Train a network on a small set, in place, and return it in eval mode.
@@ -186,6 +190,7 @@ def train(
         chunk: number of images per forward and backward pass; default: `chunking.chunk_size`. Gradients of a batch are
             summed over its chunks, which is exact. With batch norm, batches are not divided into chunks.
         callback: function that is called after each epoch with the number of finished epochs.
+        device: device that computes, or "auto"; the network returns to its own. Default: nothing moves.
         progress: whether to show a progress bar.
 
     Raises:
@@ -215,7 +220,11 @@ def train(
     network.train()
     whole = uses_batch_statistics(network)
     require_batch_statistics(network, images, min(protocol.batch, len(images)))
-    batches = _batches(protocol, whole, images, labels, data.num_classes, generator)
+    alone = protocol.augment is None and not any(
+        isinstance(m, nn.modules.dropout._DropoutNd) for m in network.modules()
+    )
+    ahead = CHECKED_STEPS if alone and is_accelerator(images.device) else 1
+    batches = _batches(protocol, whole, images, labels, data.num_classes, generator, ahead)
     temperature, scale = 1.0, 1.0
     if protocol.relabel is not None:
         temperature = protocol.relabel.temperature
@@ -241,7 +250,8 @@ def train(
                     check.differentiable(loss, "network", "its parameters").backward()
                     total += loss.detach()
                 optimizer.step(protocol.lr_at(epoch))
-            if not torch.isfinite(total):
+            read = (epoch + 1) % CHECKED_STEPS == 0 or epoch == epochs - 1 or not is_accelerator(images.device)
+            if read and not torch.isfinite(total):
                 raise FloatingPointError(f"the loss is {float(total)} in epoch {epoch}: training diverged; lower lr")
             if protocol.schedule == "drop" and epoch == protocol.epochs // 2 + 1:
                 optimizer.reset()
@@ -270,12 +280,19 @@ def _probabilities(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _batches(
-    protocol: Protocol, merge_single: bool, images: Tensor, labels: Tensor, classes: int, generator: torch.Generator
+    protocol: Protocol,
+    merge_single: bool,
+    images: Tensor,
+    labels: Tensor,
+    classes: int,
+    generator: torch.Generator,
+    ahead: int,
 ) -> Callable[[int], Iterator[tuple[Tensor, Tensor]]]:
     """Return a function that takes the index of an epoch and yields the epoch's batches, each with its labels."""
     options, relabel = protocol.view_options, protocol.relabel
     if relabel is None and protocol.mix is None:
-        return lambda epoch: _plain_batches(merge_single, images, labels, options, generator)
+        orders = _orders(len(images), generator, images.device, ahead, protocol.num_epochs)
+        return lambda epoch: _plain_batches(merge_single, images, labels, options, next(orders), generator)
     seed = int(torch.randint(2**62, (), generator=generator))
     if relabel is not None:
         relabel.require(images, classes, options)
@@ -284,10 +301,16 @@ def _batches(
     return lambda epoch: mixed_batches(images, rows, options, seed, epoch)
 
 
+def _orders(count: int, generator: torch.Generator, device: torch.device, ahead: int, epochs: int) -> Iterator[Tensor]:
+    """Yield a random order of `count` images for each epoch. The orders of `ahead` epochs go to the device together."""
+    for first in range(0, epochs, ahead):
+        drawn = [torch.randperm(count, generator=generator) for _ in range(min(ahead, epochs - first))]
+        yield from torch.stack(drawn).to(device, non_blocking=True)
+
+
 def _plain_batches(
-    merge_single: bool, images: Tensor, labels: Tensor, options: ViewOptions, generator: torch.Generator
+    merge_single: bool, images: Tensor, labels: Tensor, options: ViewOptions, order: Tensor, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    order = torch.randperm(len(images), generator=generator).to(images.device)
     for index in batch_indices(order, options.batch, merge_single=merge_single):
         x, y = images.index_select(0, index), labels.index_select(0, index)
         if options.augment is not None:
@@ -295,6 +318,7 @@ def _plain_batches(
         yield x, y
 
 
+@on_device("data")
 def accuracy(
     network: nn.Module,
     data: Images | StoredImages,
@@ -302,6 +326,7 @@ def accuracy(
     against: Perturbation | None = None,
     generator: int | torch.Generator = 0,
     chunk: int | None = None,
+    device: torch.device | str | None = None,
 ) -> float:
     """Return the accuracy: the share of images whose largest logit belongs to their class, in [0, 1].
 
@@ -312,6 +337,7 @@ def accuracy(
             must be pixels in [0, 1] after removing their normalization.
         generator: seed or random generator for the draws of `against`.
         chunk: number of images per forward pass; the default depends on device and image size.
+        device: device that computes, or "auto". Default: nothing moves.
 
     Raises:
         ValueError: the set is empty, its labels are not class indices, the network returns NaN, or `against` is given

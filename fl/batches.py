@@ -12,6 +12,7 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit._utils.batches import batch_indices
+from distillkit._utils.devices import is_accelerator
 from distillkit._utils.options import CheckedOptions, PositiveInt, check_options
 from distillkit.sets import LabeledImages
 
@@ -84,7 +85,7 @@ class Phase:
 
 def shuffled_indices(
     count: int, batch: int, generator: torch.Generator, epochs: int, steps: int | None,
-    merge_single: bool = False,
+    merge_single: bool = False, like: Tensor | None = None,
 ) -> Iterator[Tensor]:  # fmt: skip
     """Yield the image indices of one batch after another, with a new random order for each pass over the set.
 
@@ -96,6 +97,7 @@ def shuffled_indices(
         steps: exact number of batches, in as many passes as needed; the last pass may be incomplete.
         merge_single: whether a last batch of one image is merged into the batch before it. Set it for a network with
             batch norm, which cannot normalize single values.
+        like: tensor to whose device the order of each pass is moved. Default: indices on the CPU.
 
     Yields:
         Indices, int64 [batch or fewer; batch + 1 if the last batch was merged].
@@ -114,7 +116,9 @@ def shuffled_indices(
         raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
     done = 0
     while done < epochs if steps is None else True:
-        for index in batch_indices(torch.randperm(count, generator=generator), batch, merge_single=merge_single):
+        order = torch.randperm(count, generator=generator)
+        order = order if like is None else order.to(like.device, non_blocking=True)
+        for index in batch_indices(order, batch, merge_single=merge_single):
             if steps is not None:
                 if steps == 0:
                     return
@@ -138,11 +142,11 @@ def select_rows(values: Tensor, index: Tensor) -> Tensor:
     if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim != 1:
         came = f"{index.dtype} {list(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
         raise TypeError(f"index must be an int64 tensor [m], got {came}")
-    if index.device.type == "cpu" and len(index):
+    if not is_accelerator(index.device) and len(index):
         low, high = (int(limit) for limit in index.aminmax())
         if low < 0 or high >= len(values):
             raise IndexError(f"index must be in [0, {len(values)}), got {low} to {high}")
-    return values.index_select(0, index.to(values.device))
+    return values.index_select(0, index.to(values.device, non_blocking=True))
 
 
 def batch_at(data: LabeledImages, index: Tensor) -> Batch:

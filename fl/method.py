@@ -71,11 +71,11 @@ class Predictor(CheckedOptions):
             Sums over all images, float64 [3 + 3K], as `LabelTask.sums` defines them.
         """
         chunk = evaluation_batch_size(data.shape, data.images.device) if chunk is None else chunk
-        total = torch.zeros(3 + 3 * task.num_classes, dtype=torch.float64)
+        total = torch.zeros(3 + 3 * task.num_classes, dtype=torch.float64, device=data.images.device)
         for start in range(0, len(data), chunk):
             logits = self.network(data.images[start : start + chunk])[:, : self.outputs]
             total += task.sums(logits, data.labels[start : start + chunk])
-        return total
+        return total.cpu()
 
 
 def evaluation_batch_size(shape: Sequence[int], device: torch.device) -> int:

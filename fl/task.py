@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from distillkit._utils import check
+from distillkit._utils.devices import is_accelerator
 from distillkit._utils.options import CheckedOptions, PositiveInt
 from distillkit.generate import complement_targets
 from distillkit.losses import binary_distillation, knowledge_distillation
@@ -74,9 +75,9 @@ class LabelTask(Protocol):
                 `MultiLabel`.
 
         Returns:
-            float64 [3 + 3K]: the number of predictions (one per image, or one per image and class if an image may have
-            several classes), the number of correct predictions, the summed loss, then K true positives, K false
-            positives and K false negatives, one for each class.
+            float64 [3 + 3K], on the device of the logits: the number of predictions (one per image, or one per image
+            and class if an image may have several classes), the number of correct predictions, the summed loss, then K
+            true positives, K false positives and K false negatives, one for each class.
         """
 
     def check_sums(self, sums: Tensor) -> None:
@@ -195,14 +196,17 @@ class Classification(CheckedOptions):
         """
         k = self.num_classes
         _require_logits(logits, labels, k, False)
-        labels, predicted = check.class_labels(labels, len(logits), k), logits.argmax(1)
-        right = predicted == labels
-        tp = torch.bincount(labels[right], minlength=k)
-        fp = torch.bincount(predicted[~right & (predicted < k)], minlength=k)
-        fn = torch.bincount(labels[~right], minlength=k)
-        loss = F.cross_entropy(logits.double(), labels, reduction="sum").cpu()
-        head = torch.stack([torch.tensor(float(len(labels)), dtype=torch.float64), right.sum().double().cpu(), loss])
-        return torch.cat([head, torch.cat([tp, fp, fn]).double().cpu()])
+        if not is_accelerator(labels.device):
+            check.class_labels(labels, len(logits), k)
+        predicted = logits.argmax(1)
+        right = (predicted == labels).double()
+        loss = F.cross_entropy(logits.double(), labels, reduction="sum")
+        tp, fp, fn = right.new_zeros(3, logits.shape[1])
+        tp.index_add_(0, labels, right)
+        fp.index_add_(0, predicted, 1 - right)
+        fn.index_add_(0, labels, 1 - right)
+        head = torch.stack([torch.ones_like(right).sum(), right.sum(), loss])
+        return torch.cat([head, tp[:k], fp[:k], fn[:k]])
 
     def check_sums(self, sums: Tensor) -> None:
         """Raise ValueError if the counts in `sums`, a result of the method `sums`, contradict each other.
@@ -295,10 +299,10 @@ class MultiLabel(CheckedOptions):
         _require_logits(logits, labels, self.num_classes, True, self.num_classes)
         logits, truth = logits[:, : self.num_classes], labels > 0.5
         says = logits > 0
-        loss = F.binary_cross_entropy_with_logits(logits.double(), labels.double(), reduction="sum").cpu()
-        head = torch.tensor([float(labels.numel()), float((says == truth).sum()), float(loss)], dtype=torch.float64)
+        loss = F.binary_cross_entropy_with_logits(logits.double(), labels.double(), reduction="sum")
+        head = torch.stack([torch.ones_like(loss) * labels.numel(), (says == truth).sum().double(), loss])
         cells = [(says & truth).sum(0), (says & ~truth).sum(0), (~says & truth).sum(0)]
-        return torch.cat([head, torch.cat(cells).double().cpu()])
+        return torch.cat([head, torch.cat(cells).double()])
 
     def check_sums(self, sums: Tensor) -> None:
         """Raise ValueError if the counts in `sums`, a result of the method `sums`, contradict each other.

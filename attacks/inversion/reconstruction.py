@@ -21,6 +21,7 @@ from distillkit._utils.display import short_repr
 from distillkit.losses import gradient_distance
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.rng import derive
+from distillkit.sets._devices import on_device
 
 __all__ = ["METHODS", "Reconstruction", "invert_message"]
 
@@ -49,6 +50,7 @@ class Reconstruction:
     __repr__ = short_repr
 
 
+@on_device()
 def invert_message(
     message: ObservedMessage,
     shape: Sequence[int],
@@ -65,6 +67,7 @@ def invert_message(
     scale: float = 1.0,
     normalization: Normalization = IDENTITY,
     seed: int = 0,
+    device: torch.device | str | None = None,
 ) -> Reconstruction:
     """Reconstruct the images from which a message was computed, as a server or an eavesdropper could.
 
@@ -105,6 +108,7 @@ def invert_message(
             negative if the sign is reversed. "dlg" fails with a wrong number. "geiping" needs only the sign.
         normalization: the client's normalization of pixels in [0, 1].
         seed: seed of the initial noise.
+        device: device that computes, or "auto"; results return to the device of `message`. Default: nothing moves.
 
     Returns:
         The reconstructed images and labels. The order of images within a class is arbitrary, so pair them with

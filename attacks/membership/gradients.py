@@ -14,6 +14,7 @@ from attacks.membership._inputs import finite_scores
 from distillkit._utils import check
 from distillkit._utils.eval_mode import eval_mode
 from distillkit.rng import derive
+from distillkit.sets._devices import on_device
 
 __all__ = ["gradient_kde", "gradient_norm"]
 
@@ -21,7 +22,15 @@ _NUMBERS = 1 << 26
 """Largest number of gradient values in memory: 256 MiB in float32."""
 
 
-def gradient_norm(network: nn.Module, images: Tensor, labels: Tensor, *, chunk: int | None = None) -> Tensor:
+@on_device()
+def gradient_norm(
+    network: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    chunk: int | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
     """Return minus the norm of each record's gradient, as a membership score: training records have small gradients.
 
     Use it for an adversary who has the network itself (white-box access). The gradient is that of the cross-entropy
@@ -34,6 +43,7 @@ def gradient_norm(network: nn.Module, images: Tensor, labels: Tensor, *, chunk: 
         labels: class indices int [n].
         chunk: number of records processed at once; by default as many as fit in 256 MiB of gradients, at most 256. A
             network that `torch.func.vmap` does not support is processed record by record.
+        device: device that computes, or "auto"; results return to the device of `network`. Default: nothing moves.
 
     Returns:
         Scores, float64 [n], at most 0.

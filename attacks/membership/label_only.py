@@ -11,10 +11,12 @@ from torch.nn import functional as F
 from attacks.membership._inputs import decisions, require_network
 from distillkit._utils import check
 from distillkit.rng import as_generator
+from distillkit.sets._devices import on_device
 
 __all__ = ["label_only"]
 
 
+@on_device()
 def label_only(
     network: nn.Module | Callable[[Tensor], Tensor],
     images: Tensor,
@@ -25,6 +27,7 @@ def label_only(
     draws: int = 8,
     generator: int | torch.Generator = 0,
     chunk: int | None = None,
+    device: torch.device | str | None = None,
 ) -> Tensor:
     """Return the share of altered copies of each record that the model classifies correctly, as a membership score.
 
@@ -47,6 +50,7 @@ def label_only(
         draws: number of copies for each level of noise. All records receive the same noise.
         generator: seed of the noise, or a CPU generator, whose state is advanced.
         chunk: number of images per forward pass; by default, it depends on the device and on the size of an image.
+        device: device that computes, or "auto"; results return to the device of `network`. Default: nothing moves.
 
     Returns:
         Scores, float64 [n], in [0, 1]; higher for members. Many records may have equal scores.

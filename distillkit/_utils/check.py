@@ -317,9 +317,12 @@ def with_values(network: nn.Module, words: str = "network must be one") -> nn.Mo
 
 
 def device(value: torch.device | str, name: str = "device") -> torch.device:
-    """Check that a device exists on this machine and return it."""
+    """Check that a device exists on this machine and return it. "auto" is the accelerator, or the CPU without one."""
     if not isinstance(value, str | torch.device):
-        raise TypeError(f"{name} must be a torch.device or a name such as 'cpu' or 'cuda', got {type(value).__name__}")
+        words = "a torch.device or a name such as 'auto', 'cpu' or 'cuda'"
+        raise TypeError(f"{name} must be {words}, got {type(value).__name__}")
+    if value == "auto":
+        value = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     try:
         found = torch.device(value)
         torch.zeros((), device=found).item()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit._utils.options import Fraction, NonNegativeInt, check_options
-from distillkit.augment._draws import Draws
+from distillkit.augment._draws import Draws, choose
 from distillkit.augment._validation import Augment
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
@@ -88,11 +88,13 @@ class CropFlip:
         seen = self.normalization.decode(images) if whitened else images
         black = seen.new_zeros(1, images.shape[1], 1, 1)
         seen = _shifted(seen, rows, columns, black if whitened else self.normalization.encode(black))
-        seen = torch.where(mirrored, seen.flip(3), seen)
+        seen = choose(mirrored, seen.flip(3), seen)
         seen = self.normalization.encode(seen) if whitened else seen
         if self.cutout:
             inside = [
-                _near(draw.integers(0, side), self.cutout // 2, side).to(images.device).view(-1, 1, *shape)
+                _near(draw.integers(0, side), self.cutout // 2, side)
+                .to(images.device, non_blocking=True)
+                .view(-1, 1, *shape)
                 for side, shape in ((h, (h, 1)), (w, (1, w)))
             ]
             seen = seen.masked_fill(inside[0] & inside[1], 0.0)
@@ -125,8 +127,8 @@ def _shifted(x: Tensor, down: Tensor, right: Tensor, fill: Tensor) -> Tensor:
     Output pixel (i, j) is input pixel (i + down, j + right), or `fill` outside of the image.
     """
     h, w = x.shape[2:]
-    rows = (down.view(-1, 1, 1, 1) + torch.arange(h).view(h, 1)).to(x.device)
-    columns = (right.view(-1, 1, 1, 1) + torch.arange(w)).to(x.device)
+    rows = (down.view(-1, 1, 1, 1) + torch.arange(h).view(h, 1)).to(x.device, non_blocking=True)
+    columns = (right.view(-1, 1, 1, 1) + torch.arange(w)).to(x.device, non_blocking=True)
     there = (rows >= 0) & (rows < h) & (columns >= 0) & (columns < w)
     moved = x.gather(2, rows.clamp(0, h - 1).expand(len(x), x.shape[1], h, w))
     moved = moved.gather(3, columns.clamp(0, w - 1).expand(len(x), x.shape[1], h, w))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit._utils.options import Fraction, NonNegative, check_options
-from distillkit.augment._draws import Draws
+from distillkit.augment._draws import Draws, choose
 from distillkit.rng import as_generator
 
 __all__ = ["DIGITS", "DSA", "NATURAL"]
@@ -132,8 +132,8 @@ class DSA:
         if len(top) == 1:
             i, j = int(top), int(left)
             return padded[:, :, i : i + h, j : j + w]
-        rows = (top.view(-1, 1, 1, 1) + torch.arange(h).view(h, 1)).to(x.device)
-        columns = (left.view(-1, 1, 1, 1) + torch.arange(w)).to(x.device)
+        rows = (top.view(-1, 1, 1, 1) + torch.arange(h).view(h, 1)).to(x.device, non_blocking=True)
+        columns = (left.view(-1, 1, 1, 1) + torch.arange(w)).to(x.device, non_blocking=True)
         padded = padded.gather(2, rows.expand(-1, x.shape[1], -1, padded.shape[3]))
         return padded.gather(3, columns.expand(-1, x.shape[1], h, -1))
 
@@ -142,13 +142,14 @@ class DSA:
         inside = []
         for side, shape in ((h, (-1, 1, h, 1)), (w, (-1, 1, 1, w))):
             length = int(side * self.cutout + 0.5)
-            start = draw.integers(0, side + (1 - length % 2)).view(-1, 1) - length // 2
-            at = torch.arange(side)
-            inside.append(((at >= start) & (at < start + length)).view(shape).to(x.device))
+            start = draw.integers(0, side + (1 - length % 2)) - length // 2
+            start = start.view(()) if len(start) == 1 else start.view(-1, 1).to(x.device, non_blocking=True)
+            at = torch.arange(side, device=x.device)
+            inside.append(((at >= start) & (at < start + length)).view(shape))
         return x.masked_fill(inside[0] & inside[1], 0.0)
 
     def _flip(self, x: Tensor, draw: Draws) -> Tensor:
-        return torch.where(draw.uniform(0, 1) < self.flip, x.flip(3), x)
+        return choose(draw.uniform(0, 1) < self.flip, x.flip(3), x)
 
     def _scale(self, x: Tensor, draw: Draws) -> Tensor:
         sx = draw.uniform(1 / self.scale, self.scale)
@@ -169,9 +170,17 @@ def _warp(x: Tensor, matrix: list[Tensor]) -> Tensor:
     entries xx, xy, yx and yy of the 2x2 matrix M. Each entry is a tensor with one value per image, or with one value
     for the batch.
     """
+    if not matrix[0].ndim:
+        still = torch.eye(2, 3, dtype=x.dtype, device=x.device)[None]
+        column, row = F.affine_grid(still, [1, *x.shape[1:]], align_corners=False).unbind(-1)
+        moved = [column * matrix[k] + row * matrix[k + 1] for k in (0, 2)]
+        return _sampled(x, torch.stack(moved, -1))
     xx, xy, yx, yy = (entry.view(-1, 1) for entry in matrix)
     zero = torch.zeros_like(xx)
     theta = torch.stack([torch.cat([xx, xy, zero], 1), torch.cat([yx, yy, zero], 1)], 1)
-    grid = F.affine_grid(theta, [len(theta), *x.shape[1:]], align_corners=False)
+    return _sampled(x, F.affine_grid(theta, [len(theta), *x.shape[1:]], align_corners=False))
+
+
+def _sampled(x: Tensor, grid: Tensor) -> Tensor:
     grid = grid.expand(len(x), -1, -1, -1)
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False)

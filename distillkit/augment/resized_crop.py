@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from distillkit._utils import check
 from distillkit._utils.options import CheckedOptions, Fraction
-from distillkit.augment._draws import Draws
+from distillkit.augment._draws import Draws, choose
 from distillkit.rng import as_generator
 
 __all__ = ["ResizedCrop"]
@@ -63,7 +63,7 @@ class ResizedCrop(CheckedOptions):
         mirrored = Draws(images, generator, count).uniform(0, 1) < self.flip
         if self.min_scale < 1:
             images = _resized(images, *self._boxes(count, h, w, generator))
-        return torch.where(mirrored, images.flip(3), images)
+        return choose(mirrored, images.flip(3), images)
 
     def _boxes(self, count: int, h: int, w: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Draw the top, left, height and width of `count` crops of an image with `h` x `w` pixels, in pixels."""
@@ -84,7 +84,7 @@ def _resized(images: Tensor, top: Tensor, left: Tensor, height: Tensor, width: T
     h, w = images.shape[2:]
     zero = torch.zeros_like(top)
     rows = [[width / w, zero, (2 * left + width) / w - 1], [zero, height / h, (2 * top + height) / h - 1]]
-    theta = torch.stack([torch.stack(row, 1) for row in rows], 1).to(images)
+    theta = torch.stack([torch.stack(row, 1) for row in rows], 1).to(images, non_blocking=True)
     grid = F.affine_grid(theta, [len(theta), *images.shape[1:]], align_corners=False)
     grid = grid.expand(len(images), -1, -1, -1)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)

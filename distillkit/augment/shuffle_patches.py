@@ -63,7 +63,7 @@ class ShufflePatches:
         count = 1 if siamese else len(images)
         if self.factor > 1:
             for dim in (3, 2):
-                index = self._order(images.shape[dim], count, generator).to(images.device)
+                index = self._order(images.shape[dim], count, generator).to(images.device, non_blocking=True)
                 view = [-1 if d == 0 else len(index[0]) if d == dim else 1 for d in range(4)]
                 images = images.gather(dim, index.view(view).expand(images.shape))
         return images if self.augment is None else apply_augmentation(self.augment, images, generator, siamese=siamese)

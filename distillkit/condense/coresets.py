@@ -19,6 +19,7 @@ from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
 from distillkit.sets import Images, LabeledImages, Labels, StoredImages, Tiles
 from distillkit.sets._class_index import class_rows
+from distillkit.sets._devices import on_device
 from distillkit.sets._info import derived_info
 from distillkit.sets._stored import RealImages
 from distillkit.sets.as_set import open_set
@@ -29,6 +30,7 @@ _CHUNK = 256
 """Number of embeddings whose distances are computed at a time. It bounds memory if pixels are the embeddings."""
 
 
+@on_device("images")
 def random_subset(
     images: Images | StoredImages,
     labels: Labels | None = None,
@@ -41,6 +43,7 @@ def random_subset(
     num_classes: int | None = None,
     normalization: Normalization | None = None,
     chunk: int | None = None,
+    device: torch.device | str | None = None,
     progress: bool = True,
 ) -> LabeledImages:
     """Select `ipc` random images of each class, without replacement. Every condensed set should beat this baseline.
@@ -59,6 +62,7 @@ def random_subset(
         num_classes: number of classes K. Pass it if some classes may be absent from `labels`.
         normalization: normalization of `images`, if `images` is a tensor.
         chunk: ignored, like `network`.
+        device: device that computes, or "auto"; results return to the device of `images`. Default: nothing moves.
         progress: whether to show a progress bar while a dataset is read.
 
     Returns:
@@ -88,6 +92,7 @@ def random_subset(
     return tiles.pack(drawn.replace(info={**drawn.info, "ipc": ipc, "parametrize": repr(tiles)}))
 
 
+@on_device("images")
 def herding(
     images: Images | StoredImages,
     labels: Labels | None = None,
@@ -99,6 +104,7 @@ def herding(
     num_classes: int | None = None,
     normalization: Normalization | None = None,
     chunk: int | None = None,
+    device: torch.device | str | None = None,
     progress: bool = True,
 ) -> LabeledImages:
     """Select real images greedily so that their mean embedding approaches the class mean.
@@ -116,6 +122,7 @@ def herding(
             network trained on the whole set. Default: the pixels are used as embeddings.
         generator: ignored; the selection is deterministic.
         chunk: number of images per forward pass; the default depends on device and image size.
+        device: device that computes, or "auto"; results return to the device of `images`. Default: nothing moves.
         progress: whether to show a progress bar.
 
     Returns, raises: see `random_subset`.
@@ -134,15 +141,16 @@ def herding(
         selected: list[int] = []
         for _ in range(count):
             score = squares + 2 * (f @ total)
-            score[selected] = torch.inf
             selected.append(int(score.argmin()))
             total += f[selected[-1]]
+            squares[selected[-1]] = torch.inf
         return torch.tensor(selected)
 
     info = {"method": "herding", "embedding": _embedding_name(network), **provenance()}
     return _select(real, ipc, classes, order, info, progress)
 
 
+@on_device("images")
 def k_center(
     images: Images | StoredImages,
     labels: Labels | None = None,
@@ -154,6 +162,7 @@ def k_center(
     num_classes: int | None = None,
     normalization: Normalization | None = None,
     chunk: int | None = None,
+    device: torch.device | str | None = None,
     progress: bool = True,
 ) -> LabeledImages:
     """Select real images so that every image of a class is close to a selected image (greedy k-center).
@@ -171,6 +180,7 @@ def k_center(
         network: network that computes the embeddings; see `herding`.
         generator: ignored; the selection is deterministic.
         chunk: number of images per forward pass; the default depends on device and image size.
+        device: device that computes, or "auto"; results return to the device of `images`. Default: nothing moves.
         progress: whether to show a progress bar.
 
     Returns, raises: see `random_subset`.
@@ -183,7 +193,7 @@ def k_center(
         selected = [int(_square_distances(f, f.mean(0)).argmin())]
         nearest = _square_distances(f, f[selected[0]])
         while len(selected) < count:
-            nearest[selected] = -1.0
+            nearest[selected[-1]] = -1.0
             selected.append(int(nearest.argmax()))
             nearest = torch.minimum(nearest, _square_distances(f, f[selected[-1]]))
         return torch.tensor(selected)

@@ -32,6 +32,7 @@ from distillkit.networks._validation import require_sampler
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.normalization import Normalization
 from distillkit.sets import Images, LabeledImages, Labels, StoredImages, Tiles
+from distillkit.sets._devices import on_device
 from distillkit.sets.as_set import open_set
 
 __all__ = ["distance_to_means", "distribution_matching"]
@@ -40,6 +41,7 @@ Match = Callable[[Tensor, Tensor], Tensor]
 """Loss of one class: a function of the embeddings of its real images [n, d] and synthetic images [m, d]."""
 
 
+@on_device("images")
 def distribution_matching(
     images: Images | StoredImages,
     labels: Labels | None = None,
@@ -61,6 +63,7 @@ def distribution_matching(
     chunk: int | None = None,
     callback: Callable[[Progress], object] | None = None,
     resume: Resume | None = None,
+    device: torch.device | str | None = None,
     progress: bool = True,
 ) -> LabeledImages:
     """Condense a set by matching the mean embeddings of real and synthetic images of each class.
@@ -116,6 +119,7 @@ def distribution_matching(
         resume: a state from `Progress.state()`, or the path of a file written by `save_state`. The result is
             bit-identical to that of an uninterrupted call. Pass the other arguments again. `steps` includes the steps
             already taken, and may be larger than before.
+        device: device that computes, or "auto"; results return to the device of `images`. Default: nothing moves.
         progress: whether to show a progress bar.
 
     Returns:

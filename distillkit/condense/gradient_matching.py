@@ -21,6 +21,7 @@ from distillkit.normalization import Normalization
 from distillkit.rng import derive
 from distillkit.sets import Images, LabeledImages, Labels, StoredImages, Tiles
 from distillkit.sets._class_index import with_class_labels
+from distillkit.sets._devices import on_device
 from distillkit.sets.as_set import open_set
 
 __all__ = ["gradient_matching"]
@@ -34,6 +35,7 @@ _STATISTICS_IMAGES = 16
 """Number of real images per class in the batch that provides the statistics of batch norm."""
 
 
+@on_device("images")
 @torch.enable_grad()
 def gradient_matching(
     images: Images | StoredImages,
@@ -56,6 +58,7 @@ def gradient_matching(
     chunk: int | None = None,
     callback: Callable[[Progress], object] | None = None,
     resume: Resume | None = None,
+    device: torch.device | str | None = None,
     progress: bool = True,
 ) -> LabeledImages:
     """Condense a set by gradient matching (DC, DSA).
@@ -101,6 +104,7 @@ def gradient_matching(
             `loss` is the mean over the matching steps of the iteration.
         resume: a state from `Progress.state()`, or the path of a file written by `save_state`. Pass the other
             arguments again. `iterations` includes the iterations already run.
+        device: device that computes, or "auto"; results return to the device of `images`. Default: nothing moves.
         progress: whether to show a progress bar, which counts matching steps.
 
     Returns:

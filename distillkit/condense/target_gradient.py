@@ -19,11 +19,13 @@ from distillkit.fingerprint import network_fingerprint, set_fingerprint, tensor_
 from distillkit.networks._base import Network
 from distillkit.networks._validation import check_network, require_network
 from distillkit.sets import LabeledImages, as_set
+from distillkit.sets._devices import on_device
 from distillkit.sets._info import derived_info
 
 __all__ = ["fit_to_gradient"]
 
 
+@on_device()
 @torch.enable_grad()
 def fit_to_gradient(
     network: nn.Module,
@@ -37,6 +39,7 @@ def fit_to_gradient(
     chunk: int | None = None,
     callback: Callable[[Progress], object] | None = None,
     resume: Resume | None = None,
+    device: torch.device | str | None = None,
     progress: bool = True,
 ) -> LabeledImages:
     """Optimize images so that their parameter gradient matches a given target, as FedLGD's server does.
@@ -62,6 +65,7 @@ def fit_to_gradient(
         callback: function that is called with a `Progress` after each step.
         resume: a state from `Progress.state()`, or the path of a file written by `save_state`. Pass the other
             arguments again. `steps` includes the steps already taken.
+        device: device that computes, or "auto"; results return to the device of `network`. Default: nothing moves.
         progress: whether to show a progress bar.
 
     Returns:

@@ -23,12 +23,14 @@ from distillkit.networks._factory import build
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.rng import as_generator
 from distillkit.sets import LabeledImages, TiledImages, Tiles
+from distillkit.sets._devices import on_device
 
 __all__ = ["invert"]
 
 _COUPLED_BATCH = 256
 
 
+@on_device()
 def invert(
     teacher: nn.Module,
     targets: Tensor,
@@ -49,6 +51,7 @@ def invert(
     normalization: Normalization = IDENTITY,
     batch: int | None = None,
     generator: int | torch.Generator = 0,
+    device: torch.device | str | None = None,
     progress: bool = True,
 ) -> LabeledImages:
     """Create images without data by optimizing noise until a trained network predicts the given labels.
@@ -92,6 +95,7 @@ def invert(
             the statistics of the batch. Otherwise the default depends on the device, and does not affect the result.
         generator: seed or random generator. It is used to draw the initial images from N(0, 1) in the normalized space
             or, with a `LatentDecoder`, the latents and the weights of the generator network.
+        device: device that computes, or "auto"; results return to the device of `teacher`. Default: nothing moves.
         progress: whether to show a progress bar.
 
     Returns:

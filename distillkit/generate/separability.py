@@ -15,6 +15,7 @@ from distillkit.networks._validation import check_network
 from distillkit.networks.convnet import ConvNet
 from distillkit.rng import as_generator
 from distillkit.sets import Images, LabeledImages, Labels, as_set
+from distillkit.sets._devices import on_device
 from distillkit.training import Protocol, accuracy, train
 
 __all__ = ["Separability", "separability"]
@@ -35,6 +36,7 @@ class Separability:
     chance: float
 
 
+@on_device("images")
 def separability(
     images: Images,
     labels: Labels | None = None,
@@ -44,6 +46,7 @@ def separability(
     lr: float = 0.003,
     batch: int = 32,
     generator: int | torch.Generator = 0,
+    device: torch.device | str | None = None,
     progress: bool = True,
 ) -> Separability:
     """Measure how well two classifiers, trained on one half of a set, distinguish the classes of the other half.
@@ -59,6 +62,7 @@ def separability(
         epochs, lr, batch: number of epochs, learning rate and batch size for training the network with Adam.
         generator: seed or random generator for the split, the network and the batches. In a class with an odd number of
             images, the training half gets the extra image.
+        device: device that computes, or "auto". Default: nothing moves.
         progress: whether to show a progress bar.
 
     Raises:

@@ -64,7 +64,7 @@ def views(images: Tensor, options: ViewOptions, seed: int, epoch: int) -> Iterat
     order = torch.randperm(len(images), generator=derive(seed, epoch, "order"))
     for number, index in enumerate(batch_indices(order, options.batch, merge_single=True)):
         generator = derive(seed, epoch, number, "view")
-        x = images.index_select(0, index.to(images.device))
+        x = images.index_select(0, index.to(images.device, non_blocking=True))
         if options.augment is not None:
             x = apply_augmentation(options.augment, x, generator, siamese=False)
         if options.mix is None:
@@ -88,8 +88,8 @@ def mixed_batches(
         options, seed, epoch: as in `views`.
     """
     for view in views(images, options, seed, epoch):
-        own = rows[view.rows.to(rows.device)]
-        yield view.images, torch.lerp(own[view.partner.to(rows.device)], own, view.share)
+        own = rows[view.rows.to(rows.device, non_blocking=True)]
+        yield view.images, torch.lerp(own[view.partner.to(rows.device, non_blocking=True)], own, view.share)
 
 
 def require_mixing(mix: object) -> None:

@@ -71,7 +71,9 @@ class CutMix(CheckedOptions):
             (max(0, at - half), min(side, at + half)) for at, half, side in zip(center, reach, (h, w), strict=True)
         )
         mixed = images.clone()
-        mixed[:, :, top:bottom, left:right] = images[partner.to(images.device), :, top:bottom, left:right]
+        mixed[:, :, top:bottom, left:right] = images[
+            partner.to(images.device, non_blocking=True), :, top:bottom, left:right
+        ]
         return Mixed(mixed, partner, 1 - (bottom - top) * (right - left) / (h * w))
 
 
@@ -107,7 +109,7 @@ class Mixup(CheckedOptions):
         kept, partner = _draw(images, as_generator(generator), self.alpha, self.probability)
         if kept == 1:
             return Mixed(images, partner, 1.0)
-        return Mixed(torch.lerp(images[partner.to(images.device)], images, kept), partner, kept)
+        return Mixed(torch.lerp(images[partner.to(images.device, non_blocking=True)], images, kept), partner, kept)
 
 
 def _draw(images: Tensor, generator: torch.Generator, alpha: float, probability: float) -> tuple[float, Tensor]:

@@ -11,6 +11,7 @@ from distillkit._utils import check
 from distillkit.labels._teacher import describe_teacher, require_teacher, teacher_logits, try_teacher
 from distillkit.sets import Images, LabeledImages, as_set
 from distillkit.sets._class_index import class_labels
+from distillkit.sets._devices import on_device
 from distillkit.sets._info import GUARANTEE, combined_info
 
 __all__ = ["soft_labels"]
@@ -24,6 +25,7 @@ class Guarantee(Protocol):
         """Return the guarantee as a dictionary of JSON values. It has the key "epsilon", and may have other keys."""
 
 
+@on_device("small", "pool")
 def soft_labels(
     small: Images,
     teacher: nn.Module,
@@ -31,6 +33,7 @@ def soft_labels(
     temperature: float = 1.0,
     pool: Images | None = None,
     guarantee: Guarantee | None = None,
+    device: torch.device | str | None = None,
 ) -> LabeledImages:
     """Label every image of a set with the probabilities that a teacher predicts for it.
 
@@ -47,6 +50,7 @@ def soft_labels(
         guarantee: guarantee of differential privacy that covers both the images and the teacher. Pass it if `small` was
             condensed with differential privacy: train the teacher with the same `privacy.Ledger` as the condensation,
             and pass `ledger.guarantee()`. Default: None, so the result has no guarantee.
+        device: device that computes, or "auto"; results return to the device of `small`. Default: nothing moves.
 
     Returns:
         The set with soft labels, float [N, K]. Its columns `logits` [N, K] and `class` [N] contain the teacher's logits

@@ -23,6 +23,7 @@ from distillkit.labels.mixing import CutMix, Mixup
 from distillkit.labels.relabel import Relabel
 from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, as_set
+from distillkit.sets._devices import on_device
 
 __all__ = ["StoredLabels", "stored_soft_labels"]
 
@@ -181,8 +182,8 @@ class StoredLabels:
         at = self._position(epoch)
         logits, classes = self.logits[at], None if self.classes is None else self.classes[at].to(torch.int64)
         for view in views(images, options, self.seed, self.epochs[at]):
-            values = logits[view.rows].to(images.device)
-            index = None if classes is None else classes[view.rows].to(images.device)
+            values = logits[view.rows].to(images.device, non_blocking=True)
+            index = None if classes is None else classes[view.rows].to(images.device, non_blocking=True)
             yield view.images, label_rows(values, index, self.num_classes, self.temperature, images.dtype)
 
     def _position(self, epoch: int) -> int:
@@ -204,6 +205,7 @@ class StoredLabels:
         return f"StoredLabels({epochs} epochs of {count} images, {k} of {self.num_classes} logits, {self.bytes} bytes)"
 
 
+@on_device("small", "pool")
 def stored_soft_labels(
     small: Images,
     protocol: _TrainingViews,
@@ -211,6 +213,7 @@ def stored_soft_labels(
     epochs: Iterable[int] | None = None,
     pool: Images | None = None,
     generator: int | torch.Generator = 0,
+    device: torch.device | str | None = None,
     progress: bool = True,
 ) -> StoredLabels:
     """Compute a teacher's soft labels for the views of some epochs, so that training does not need the teacher.
@@ -231,6 +234,7 @@ def stored_soft_labels(
             with the teacher.
         pool: labeled images on which the teacher's accuracy is checked first; see `soft_labels`.
         generator: an int seed, or a CPU generator from which one seed is drawn in the same way as in `train`.
+        device: device that computes, or "auto"; results return to the device of `small`. Default: nothing moves.
         progress: whether to show a progress bar.
 
     Raises:

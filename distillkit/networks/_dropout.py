@@ -20,7 +20,7 @@ def _drop(layer: nn.modules.dropout._DropoutNd, generator: torch.Generator, x: T
     if layer.p == 1:
         return x * 0
     shape = x.shape if isinstance(layer, nn.Dropout) else (*x.shape[:2], *[1] * (x.ndim - 2))
-    kept = torch.rand(shape, generator=generator).to(x.device) >= layer.p
+    kept = torch.rand(shape, generator=generator).to(x.device, non_blocking=True) >= layer.p
     return x * kept / (1 - layer.p)
 
 

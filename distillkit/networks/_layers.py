@@ -71,7 +71,7 @@ class AveragePool(nn.AvgPool2d):
             return super().forward(maps)
         *some, rows, columns = maps.shape
         half = columns // 2
-        quarters = torch.eye(half, dtype=maps.dtype) / 4
+        quarters = torch.eye(half, dtype=maps.dtype, device=maps.device) / 4
         quarters = quarters[None, :, None].expand(2, half, 2, half).reshape(2 * columns, half)
         return (maps.reshape(-1, 2 * columns) @ quarters).view(*some, rows // 2, half)
 

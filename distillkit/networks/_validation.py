@@ -137,5 +137,6 @@ def require_same_device(network: Network, images: Tensor, name: str = "networks"
     if own is not None and (own.device, own.dtype) != (images.device, images.dtype):
         raise ValueError(
             f"{name} must have the dtype and device of the images ({images.dtype} on {images.device}), got "
-            f"{own.dtype} on {own.device}; convert the network with .to(device, dtype), or the data with data.to(...)"
+            f"{own.dtype} on {own.device}; convert the network with .to(device, dtype), or the data with "
+            "data.to(...), or pass device=, which moves both"
         )

@@ -45,7 +45,7 @@ def train_on_set(
     """
     seed_dropout(network, dropout)
     require_batch_statistics(network, data.images, min(batch, len(data)), "factory")
-    for index in shuffled_indices(len(data), batch, order, epochs, None, uses_batch_statistics(network)):
+    for index in shuffled_indices(len(data), batch, order, epochs, None, uses_batch_statistics(network), data.images):
         check_running()
         part = batch_at(data, index)
         if weight is None:

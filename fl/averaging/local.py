@@ -209,7 +209,9 @@ class Local:
         generator, augment, size = self.client.generator(purpose), self.settings.augment, self.settings.batch
         with preserve_modes(self.net):
             require_batch_statistics(train_mode(self.net), data.images, min(size, len(data)), "factory")
-        for index in shuffled_indices(len(data), size, generator, phase.epochs, phase.steps, self.has_batch_norm):
+        for index in shuffled_indices(
+            len(data), size, generator, phase.epochs, phase.steps, self.has_batch_norm, data.images
+        ):
             batch = batch_at(data, index)
             yield batch if augment is None else replace(batch, images=augment(batch.images, generator))
 
@@ -236,7 +238,7 @@ class Local:
         """
         generator, size = self.generator(addon, "stream"), batch or self.settings.batch
         while True:
-            for index in shuffled_indices(len(data), size, generator, 1, None, self.has_batch_norm):
+            for index in shuffled_indices(len(data), size, generator, 1, None, self.has_batch_norm, data.images):
                 part = replace(batch_at(data, index), joint=joint)
                 if augment is not None:
                     changed = augment(part.images, generator)

@@ -163,7 +163,7 @@ class FedProto(Method):
         net.train()
         require_batch_statistics(net, data.images, min(self.batch, len(data)), "factory")
         order, merge_single = client.generator("batches"), uses_batch_statistics(net)
-        for index in shuffled_indices(len(data), self.batch, order, self.epochs, None, merge_single):
+        for index in shuffled_indices(len(data), self.batch, order, self.epochs, None, merge_single, data.images):
             client.check_running()
             batch = batch_at(data, index)
             labels, z = batch.labels, network.features(batch.images)

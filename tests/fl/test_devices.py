@@ -142,6 +142,27 @@ def test_emulated_device_follows_the_rules_of_cuda() -> None:
                 wrong()
 
 
+@pytest.mark.parametrize("name", ["plain", "SCAFFOLD", "FedProx"])
+def test_steps_of_clients_wait_for_nothing_and_copy_nothing(
+    name: str, run_on_second_device: Callable[..., Run]
+) -> None:
+    """Each pass over the images brings one order of them, without waiting; more batches bring nothing."""
+
+    def method(batch: int) -> Method:
+        addons = {"plain": [], "SCAFFOLD": [fl.addons.SCAFFOLD()], "FedProx": [fl.addons.FedProx(0.1)]}[name]
+        weights: Any = {"weights": "uniform"} if name == "SCAFFOLD" else {}
+        return FedAvg(*addons, factory=Net, lr=0.1, batch=batch, epochs=3, **weights)
+
+    found = []
+    for batch in (8, 2):
+        with second_device() as events:
+            events.clear()
+            events.places.clear()
+            run_on_second_device(method(batch), rounds=1)
+            found.append((events["wait"], events["copy"], events.places.copy()))
+    assert found[0][:2] == found[1][:2], found[1][2] - found[0][2]
+
+
 # Placement of messages and sets on a device.
 
 

@@ -23,12 +23,14 @@ from distillkit.privacy.validation._arguments import as_private_set, initial_ima
 from distillkit.privacy.validation._private_records import apart_from_records
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages, TiledImages, Tiles
+from distillkit.sets._devices import on_device
 
 __all__ = ["condense_private"]
 
 _DEFAULT_PASSES = Passes()
 
 
+@on_device()
 @apart_from_records()
 def condense_private(
     images: Tensor | LabeledImages,
@@ -50,6 +52,7 @@ def condense_private(
     momentum: float = 0.5,
     ledger: Ledger | Account | None = None,
     generator: int | torch.Generator = 0,
+    device: torch.device | str | None = None,
     progress: bool = True,
 ) -> LabeledImages:
     """Condense a private set to `ipc` images per class that are (epsilon, delta) differentially private.
@@ -110,6 +113,7 @@ def condense_private(
             the noise. Default: a new ledger, whose epsilon covers this call alone; pass the same ledger to all calls
             on the same records.
         generator: generator (or its seed) of the public randomness: networks, initial images and augmentation.
+        device: device that computes, or "auto"; results return to the device of `images`. Default: nothing moves.
         progress: whether to show progress bars on a terminal.
 
     Returns:

@@ -28,6 +28,7 @@ from distillkit.privacy.validation._arguments import as_private_set, initial_ima
 from distillkit.privacy.validation._private_records import Untouched, active_records, apart_from_records
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages
+from distillkit.sets._devices import on_device
 
 __all__ = ["image_gradients", "image_sgd"]
 
@@ -125,6 +126,7 @@ def _row_gradients(loss: SeparableLoss, like: Tensor) -> Callable[[Tensor, Tenso
     return lambda embedding, means: captured([], embedding, means)[0]
 
 
+@on_device()
 @apart_from_records()
 def image_sgd(
     images: Tensor | LabeledImages,
@@ -146,6 +148,7 @@ def image_sgd(
     init: str | LabeledImages = "noise",
     ledger: Ledger | Account | None = None,
     generator: int | torch.Generator = 0,
+    device: torch.device | str | None = None,
     progress: bool = True,
     callback: Callable[[int, Tensor], None] | None = None,
 ) -> LabeledImages:
@@ -182,6 +185,7 @@ def image_sgd(
             step. Use a smaller learning rate than for distribution matching without noise.
         callback: function that is called as `callback(step, gradient)` with a copy of every released gradient
             [K, ipc, C, H, W]. It may not use the private images.
+        device: device that computes, or "auto"; results return to the device of `images`. Default: nothing moves.
 
     Returns:
         The synthetic set. As for `condense_private`, its `info` contains the guarantee.

@@ -38,6 +38,7 @@ from distillkit.privacy.validation._private_records import (
 )
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, as_set
+from distillkit.sets._devices import on_device
 
 __all__ = ["train_private", "without_batch_norm"]
 
@@ -71,6 +72,7 @@ def without_batch_norm(network: nn.Module) -> nn.Module:
     return twin
 
 
+@on_device(trains="network")
 @apart_from_records()
 def train_private(
     network: nn.Module,
@@ -90,6 +92,7 @@ def train_private(
     ledger: Ledger | Account | None = None,
     gradients: str = "captured",
     chunk: int | None = None,
+    device: torch.device | str | None = None,
     progress: bool = True,
 ) -> Ledger:
     """Train `network` in place by DP-SGD, so that its weights are differentially private.
@@ -137,6 +140,7 @@ def train_private(
             ledger's remarks state.
         chunk: maximum number of records whose gradients are in memory at once; the default depends on device, network
             and rate * size.
+        device: device that computes, or "auto"; the network returns to its own. Default: nothing moves.
         progress: whether to show a progress bar on a terminal.
 
     Returns:

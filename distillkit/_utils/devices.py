@@ -1,0 +1,15 @@
+"""What differs between a CPU and an accelerator."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["CHECKED_STEPS", "is_accelerator"]
+
+CHECKED_STEPS = 10
+"""On an accelerator, a loss is read after so many steps, because every reading waits for the device."""
+
+
+def is_accelerator(device: torch.device) -> bool:
+    """Return whether a device computes while Python goes on, so that reading a value waits for it."""
+    return device.type != "cpu" or bool(device.index)

@@ -1,0 +1,400 @@
+"""The option `device`: sets and networks move once, results return, and the values are those of the CPU."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attacks.inversion import Gradient, invert_message
+from attacks.membership import gradient_norm, label_only
+from distillkit import LabeledImages
+from distillkit.augment import DSA
+from distillkit.condense import (
+    InnerTraining,
+    distribution_matching,
+    fit_to_gradient,
+    gradient_matching,
+    herding,
+    k_center,
+    random_subset,
+    stitch,
+)
+from distillkit.evaluate import evaluate
+from distillkit.generate import cnn_noise, invert, separability, stylegan_noise
+from distillkit.labels import Relabel, soft_labels, stored_soft_labels
+from distillkit.networks import ConvNet, FixedNetwork, KeepInit, NetworkBall, RandomNetworks, build
+from distillkit.normalization import Normalization
+from distillkit.privacy import EmbeddingNetworks, Ledger, Passes, condense_private, image_sgd, train_private
+from distillkit.scores import scores
+from distillkit.sets import Tiles
+from distillkit.sets._devices import on_device
+from distillkit.training import Protocol, accuracy, train
+from tests.fl.emulated_device import DEVICE, on_second_device, second_device
+
+HALF = Normalization((0.5,), (0.5,))
+SHORT = Protocol(epochs=2, lr=0.05, batch=16)
+
+
+def net() -> ConvNet:
+    return ConvNet((1, 8, 8), 3, width=4, depth=1)
+
+
+def flat() -> nn.Module:
+    """Return a network whose gradients of one example the emulated device can follow."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def data(n: int = 60, seed: int = 0) -> LabeledImages:
+    """Return images of three classes that a network learns at once."""
+    labels = torch.arange(n) % 3
+    noise = 0.1 * torch.rand(n, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+    pixels = (noise + labels.view(-1, 1, 1, 1) * 0.3).clamp(0, 1)
+    return LabeledImages.from_pixels(pixels, labels, num_classes=3, normalization=HALF)
+
+
+def teacher() -> nn.Module:
+    return copy.deepcopy(_teacher())
+
+
+@functools.cache
+def _teacher() -> nn.Module:
+    return train(build(net, 0), data(), Protocol(epochs=20, lr=0.1, batch=16), progress=False)
+
+
+def parameters(network: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in network.parameters()])
+
+
+def trained(**how: Any) -> Tensor:
+    network = build(net, 0)
+    assert train(network, data(), SHORT, progress=False, **how) is network
+    return parameters(network)
+
+
+def trained_privately(**how: Any) -> Tensor:
+    network = build(flat, 0)
+    train_private(network, data(), size=60, sigma=0.0, rate=1.0, steps=2, progress=False, **how)
+    return parameters(network)
+
+
+def privately(function: Any, **how: Any) -> LabeledImages:
+    networks: Any = EmbeddingNetworks(RandomNetworks(net), augment=DSA())
+    return function(data(), ipc=1, networks=networks, steps=2, ledger=Ledger(), progress=False, **how)
+
+
+def student(**how: Any) -> Tensor:
+    protocol = Protocol(epochs=1, batch=16, augment=DSA(), relabel=Relabel(teacher()))
+    network = build(net, 1)
+    return parameters(train(network, data(), protocol, progress=False, **how))
+
+
+WORK: dict[str, Callable[..., Any]] = {
+    "distribution": lambda **how: distribution_matching(
+        data(), networks=RandomNetworks(net), ipc=2, steps=3, batch_real=8, lr=None, augment=DSA(),
+        progress=False, **how,
+    ),
+    "distribution, batch norm": lambda **how: distribution_matching(
+        data(), networks=SAMPLERS["batch norm"](), match="embedding+logits", init="noise", ipc=2, steps=3,
+        parametrize=Tiles(2), progress=False, **how,
+    ),
+    "distribution, fixed": lambda **how: distribution_matching(
+        data(), networks=SAMPLERS["fixed"](), ipc=2, steps=3, progress=False, **how
+    ),
+    "gradient matching": lambda **how: gradient_matching(
+        data(), networks=RandomNetworks(net), ipc=2, iterations=2, batch_real=8, augment=DSA(), progress=False,
+        inner=InnerTraining(loops=(2, 1)), **how,
+    ),
+    "random": lambda **how: random_subset(data(), ipc=2, **how),
+    "herding": lambda **how: herding(data(), network=build(net, 0), ipc=2, **how),
+    "k-center": lambda **how: k_center(data(), network=build(net, 0), ipc=2, **how),
+    "stitch": lambda **how: stitch(data(), observer=teacher(), ipc=2, progress=False, **how),
+    "gradient": lambda **how: fit_to_gradient(
+        build(net, 0), data(6), [torch.ones_like(p) for p in net().parameters()], steps=2, progress=False, **how
+    ),
+    "train": trained,
+    "relabel": student,
+    "accuracy": lambda **how: accuracy(teacher(), data(30, 1), **how),
+    "evaluate": lambda **how: evaluate(
+        data(9), data(30, 1), net, real=data(), num_networks=1, protocol=SHORT, progress=False, **how
+    ).rows[1].accuracies,
+    "scores": lambda **how: scores(
+        data(9), data(30, 1), net, real=data(), protocol=replace(SHORT, augment=DSA()), num_networks=1,
+        progress=False, **how,
+    ).hlr,
+    "soft labels": lambda **how: soft_labels(data(9), teacher(), pool=data(), **how),
+    "stored labels": lambda **how: stored_soft_labels(
+        data(9), Protocol(epochs=1, relabel=Relabel(teacher())), pool=data(), progress=False, **how
+    ).logits,
+    "invert": lambda **how: invert(
+        teacher(), torch.arange(3), shape=(1, 8, 8), steps=3, parametrize=Tiles(2), progress=False, **how
+    ),
+    "separability": lambda **how: separability(data(), epochs=1, progress=False, **how).small_net,
+    "cnn noise": lambda **how: cnn_noise(3, 2, 8, 1, progress=False, normalization=HALF, **how).to("cpu"),
+    "stylegan noise": lambda **how: stylegan_noise(3, 2, 8, 1, progress=False, normalization=HALF, **how).to("cpu"),
+    "condense_private": lambda **how: privately(
+        partial(condense_private, epsilon=float("inf"), num_networks=1, passes=Passes(first_share=0.0)), **how
+    ),
+    "trained networks": lambda **how: condense_private(
+        data(), epsilon=float("inf"), ipc=1, networks=RandomNetworks(net), num_networks=2, steps=2, progress=False,
+        passes=Passes(train=Protocol(epochs=1)), ledger=Ledger(), **how,
+    ),
+    "image_sgd": lambda **how: privately(partial(image_sgd, size=60, sigma=0.0, rate=1.0), **how),
+    "train_private": trained_privately,
+    "message": lambda **how: invert_message(
+        Gradient.of(build(net, 0), *data(2)), (1, 8, 8), 2, labels=torch.tensor([0, 1]), steps=3, **how
+    ).images,
+    "gradient norm": lambda **how: gradient_norm(build(flat, 0), *data(6), **how),
+    "label only": lambda **how: label_only(teacher(), *data(6), **how),
+}  # fmt: skip
+ROUNDED = {"train_private", "image_sgd", "condense_private", "trained networks", "gradient norm"}
+"""Computed by other operators on the emulated device."""
+
+
+def values(result: Any) -> list[Tensor]:
+    """Return all tensors of a result."""
+    if isinstance(result, LabeledImages):
+        return [result.images, result.labels, *result.columns.values()]
+    return [result if isinstance(result, Tensor) else torch.tensor(result, dtype=torch.float64)]
+
+
+@pytest.fixture
+def second(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Emulate a second device, which private functions would refuse as a mode of PyTorch."""
+    for module in ("capture._captured_function", "condensation.public_embedders"):
+        monkeypatch.setattr(f"distillkit.privacy.{module}.require_plain", lambda tensors, what: None)
+    with second_device():
+        yield
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "trained networks" else n for n in WORK]
+)
+def test_every_component_computes_on_a_device_and_returns(name: str, second: None) -> None:
+    wanted, found = WORK[name](), WORK[name](device=DEVICE)
+    for mine, other in zip(values(found), values(wanted), strict=True):
+        assert not on_second_device(mine)
+        assert (
+            torch.allclose(mine.double(), other.double(), rtol=1e-4, atol=1e-5)
+            if name in ROUNDED
+            else (mine.equal(other))
+        )
+    if isinstance(found, LabeledImages) and "noise" not in name and name != "stitch":
+        assert (wanted.info["device"], found.info["device"]) == ("cpu", str(DEVICE))
+
+
+@on_device("images", trains="trained")
+def seen(images: Any, labels: Any = None, *, trained: Any = None, options: Any = None, device: Any = None) -> Any:
+    """Return the arguments of a call as the function gets them."""
+    return images, labels, trained, options
+
+
+def places(value: Any) -> set[bool]:
+    if isinstance(value, nn.Module):
+        return {on_second_device(p) for p in value.parameters()}
+    return {on_second_device(t) for t in values(value)}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        data(6),
+        (data(6).images, data(6).labels),
+        (data(6).images.numpy(), [0, 1, 2, 0, 1, 2]),
+        torch.utils.data.TensorDataset(*data(6)),
+        torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data(6))),
+        list(zip(*data(6), strict=True)),
+    ],
+)
+def test_images_in_every_form_move_with_their_labels(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    got: list[Any] = []
+    watched = on_device("images")(lambda images, labels=None, *, device=None: got.append((images, labels)))
+    with second_device():
+        call = (form,) if not isinstance(form, list) else (torch.utils.data.Subset(form, range(6)),)  # type: ignore[arg-type]
+        watched(*call, device=DEVICE)
+        if isinstance(form, tuple):
+            watched(*form, device=DEVICE)
+        for images, labels in got:
+            assert labels is None
+            assert places(images) == {True}
+            assert images.labels.tolist() == [0, 1, 2, 0, 1, 2]
+
+
+def test_without_a_device_the_arguments_are_the_callers_own() -> None:
+    given = [data(3), None, net(), Protocol(relabel=Relabel(net()))]
+    found = seen(given[0], trained=given[2], options=given[3])
+    assert all(mine is own for mine, own in zip(found, given, strict=True))
+
+
+def test_results_return_to_the_first_argument_and_a_trained_network_to_its_own_device() -> None:
+    with second_device():
+        network, far = net(), data(3).to(DEVICE)
+        inside = seen(far, trained=network, device="cpu")[0]
+        assert places(inside) == {False}  # a call that trains returns what the function returns
+        assert places(on_device()(lambda images, device=None: images)(far, device="cpu")) == {True}
+
+        @on_device(trains="network")
+        def fails(network: nn.Module, device: Any = None) -> None:
+            assert places(network) == {True}
+            raise ValueError("stop")
+
+        with pytest.raises(ValueError, match="stop"):
+            fails(network, device=DEVICE)
+        assert places(network) == {False}
+
+
+def test_networks_are_copied_and_options_follow_their_networks() -> None:
+    with second_device():
+        own = net()
+        protocol = Protocol(relabel=Relabel(own), augment=DSA())
+        there = on_device()(lambda network, options, device=None: options)(own, protocol, device=DEVICE)
+        assert places(own) == {False}
+        assert places(protocol.relabel.teacher) == {False}  # type: ignore[union-attr]
+        assert places(there.relabel.teacher) == {False}  # the result is back
+        got: list[Any] = []
+        on_device()(lambda x, options, device=None: got.append(options))(data(3), protocol, device=DEVICE)
+        assert places(got[0].relabel.teacher) == {True}
+        assert got[0].augment is protocol.augment
+
+
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "random": lambda: RandomNetworks(net),
+    "kept": lambda: RandomNetworks(KeepInit(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Linear(5, 3)))),
+    "fixed": lambda: FixedNetwork(build(net, 0)),
+    "ball": lambda: NetworkBall(build(net, 0), 2.0),
+    "batch norm": lambda: RandomNetworks(lambda: ConvNet((1, 8, 8), 3, width=4, depth=1, norm="batch")),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("count", [1, 8, 9, 20])
+def test_samplers_give_networks_on_the_device_with_the_values_of_the_cpu(name: str, count: int) -> None:
+    sampler = SAMPLERS[name]()
+    draws = [torch.Generator().manual_seed(seed) for seed in range(count)]
+    wanted = [copy.deepcopy(sampler.draw(g.clone_state()).state_dict()) for g in draws]
+    with second_device():
+        there: list[Any] = []
+        on_device()(lambda x, networks, device=None: there.append(networks))(data(3), sampler, device=DEVICE)
+        [moved] = there
+        assert type(moved) is type(sampler)
+        assert repr(moved) == repr(sampler)
+        once = [copy.deepcopy(moved.draw(g.clone_state())) for g in draws]
+        ahead = [copy.deepcopy(network) for network in moved.draw.ahead(g.clone_state() for g in draws)]
+        for found in (once, ahead):
+            assert len(found) == count
+            for network, state in zip(found, wanted, strict=True):
+                assert places(network) == {True}
+                assert all(value.cpu().equal(state[n]) for n, value in network.state_dict().items())
+        assert not any(p.requires_grad for p in moved.draw(draws[0]).parameters())
+        assert places(sampler.draw(draws[0])) == {False}
+
+
+def test_unknown_devices_and_mixtures_are_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="device must be a torch.device or a name such as 'auto'"):
+        herding(data(9), network=net(), ipc=1, device=3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="device must be one that this machine has, got 'nowhere'"):
+        herding(data(9), network=net(), ipc=1, device="nowhere")
+    with second_device(), pytest.raises(ValueError, match=r"pass device=, which moves both"):
+        train(net().to(DEVICE), data(9), SHORT)
+
+
+def test_auto_is_the_accelerator_or_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert random_subset(data(), ipc=1, device="auto").info["device"] == "cpu"
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device(DEVICE))
+    with second_device():
+        assert random_subset(data(), ipc=1, device="auto").info["device"] == str(DEVICE)
+
+
+def test_signatures_show_the_option() -> None:
+    for function in (train, evaluate, invert, herding, condense_private, train_private, invert_message):
+        option = inspect.signature(function).parameters["device"]
+        assert option.kind is option.KEYWORD_ONLY
+        assert option.default is None
+
+
+def test_arrays_may_be_given_with_a_device() -> None:
+    images, labels = data().images.numpy(), np.arange(60) % 3
+    with second_device():
+        found = herding(images, labels, network=build(net, 0), ipc=1, normalization=HALF, num_classes=3, device=DEVICE)
+        wanted = herding(data(), network=build(net, 0), ipc=1)
+    assert found.images.equal(wanted.images)
+    assert not on_second_device(found.images)
+
+
+# Waiting for the device, and copies. A longer run must not have more of them.
+
+
+def counted(work: Callable[[int], object], short: int, long: int) -> tuple[dict[str, int], str]:
+    """Return the additional events of a longer run, and where they happened."""
+    found = []
+    for steps in (short, long):
+        with second_device() as events:
+            events.clear()
+            events.places.clear()
+            work(steps)
+            found.append((dict(events), events.places.copy()))
+    (few, there), (many, where) = found
+    return {k: many.get(k, 0) - few.get(k, 0) for k in ("wait", "copy")}, str(where - there)
+
+
+NOTHING = {"wait": 0, "copy": 0}
+DROPOUT = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(), nn.Linear(8, 3))
+
+
+def evaluated(epochs: int, **how: Any) -> object:
+    protocol = Protocol(**{"epochs": epochs, "batch": 64, "schedule": "constant", **how})
+    return evaluate(data(9), data(30, 1), net, num_networks=1, protocol=protocol, progress=False, device=DEVICE)
+
+
+STEPS: dict[str, tuple[Callable[[int], object], int, int]] = {
+    "evaluate": (evaluated, 2, 10),
+    "evaluate with batches": (lambda n: evaluated(n, batch=4), 2, 10),
+    "evaluate, AdamW": (lambda n: evaluated(n, optimizer="adamw"), 2, 10),
+    "images": (lambda n: accuracy(net(), data(8 * n, 1), chunk=8, device=DEVICE), 2, 10),
+    "invert": (
+        lambda n: invert(
+            teacher(), torch.arange(3), shape=(1, 8, 8), steps=n, total_variation=0.1, image_l2=0.1, progress=False,
+            device=DEVICE,
+        ),
+        2, 10,
+    ),
+    "invert two networks": (
+        lambda n: invert(
+            nn.Sequential(nn.BatchNorm2d(1), net()), torch.arange(3), shape=(1, 8, 8), student=net(), batch_norm=1.0,
+            parametrize=Tiles(2), steps=n, progress=False, device=DEVICE,
+        ),
+        2, 10,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_wait_for_nothing_and_copy_nothing(name: str) -> None:
+    more, where = counted(*STEPS[name])
+    assert more == NOTHING, where
+
+
+def test_augmented_training_copies_draws_without_waiting() -> None:
+    more, where = counted(lambda n: evaluated(n, augment=DSA()), 2, 10)
+    assert more["wait"] == 0, where
+    assert 0 < more["copy"] <= 8 * 20, where
+
+
+def test_a_loss_is_checked_every_ten_epochs_on_an_accelerator() -> None:
+    for epochs, waits in ((10, 0), (20, 1), (25, 2)):
+        more, where = counted(evaluated, 10 if epochs > 10 else 5, epochs)
+        assert (more["wait"], more["copy"]) == (waits, waits), where
+    with second_device(), pytest.raises(FloatingPointError, match="in epoch 9: training diverged"):
+        evaluated(100, lr=1e30)
+    with second_device(), pytest.raises(FloatingPointError, match="in epoch 4: training diverged"):
+        evaluated(5, lr=1e30)
