@@ -190,10 +190,11 @@ class Normalization:
     def _columns(self, like: Tensor) -> tuple[Tensor, Tensor]:
         if not like.is_floating_point():
             raise TypeError(f"images must be floating point, got {like.dtype}; divide uint8 pixels by 255")
-        mean, std = like.new_tensor(self.mean), like.new_tensor(self.std)
+        mean, std = (torch.tensor(v, dtype=like.dtype, device="cpu") for v in (self.mean, self.std))
         if len(mean) not in (1, like.shape[1]):
             raise ValueError(f"images have {like.shape[1]} channels, but the normalization has {len(mean)}")
-        return mean.view(1, -1, 1, 1), std.view(1, -1, 1, 1)
+        mean, std = (t.view(1, -1, 1, 1).to(like.device, non_blocking=True) for t in (mean, std))
+        return mean, std
 
     def encode(self, pixels: Tensor) -> Tensor:
         """Convert pixels to the normalized space.

@@ -208,7 +208,7 @@ def invert_message(
             "start (restarts) or a defence, the message may be scaled or have the opposite sign (scale), or the "
             "client's network was in the other mode (training or eval) or had other weights",
             UserWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     rows = torch.arange(count, device=truth.device) if known else permuted[chosen].argsort(stable=True)
     images = _to_pixels(found[chosen][0], losses[chosen], normalization)[rows]

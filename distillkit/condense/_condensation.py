@@ -29,6 +29,7 @@ from distillkit.networks.samplers import NetworkSampler
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages, TiledImages, Tiles
 from distillkit.sets._class_index import class_rows, with_class_labels
+from distillkit.sets._devices import DrawOnDevice
 from distillkit.sets._info import derived_info
 from distillkit.sets._stored import RealImages, cached
 
@@ -108,8 +109,8 @@ class Condensation(PixelDescent):
     def _decode(self, images: Tensor) -> Tensor:
         return images if self.tiles is None else self.tiles.decode(images)
 
-    def step(self, distance: Distance) -> float:
-        """Take one step of SGD with momentum on the optimized images, and return the loss as a float.
+    def step(self, distance: Distance) -> float | Tensor:
+        """Take one step of SGD with momentum on the optimized images, and return the loss, as `PixelDescent.step`.
 
         If the learning rate is None, it is chosen first.
 
@@ -142,7 +143,7 @@ class Condensation(PixelDescent):
             raise ValueError(f"lr must be given, because the gradient at noise images has size {size}; try lr=1.0")
         return float(f"{_FIRST_CHANGE / statistics.fmean(self.real.normalization.std) / size:.3g}")
 
-    def report(self, loss: float, bar: Bar | None = None) -> None:
+    def report(self, loss: float | Tensor, bar: Bar | None = None) -> None:
         """Count a finished step, and report it to the callback and the progress bar.
 
         Warn once if pixels are far outside [0, 1].
@@ -172,9 +173,10 @@ class Condensation(PixelDescent):
         Yields:
             The index of the step, counted from 0, and the network for this step.
         """
-        first = self.done
-        for step in self.remaining_steps():
-            network = self.networks.draw(derive(self.seed, step, "network"))
+        first, draw = self.done, self.networks.draw
+        generators = (derive(self.seed, step, "network") for step in self.remaining_steps())
+        drawn = draw.ahead(generators) if isinstance(draw, DrawOnDevice) else map(draw, generators)
+        for step, network in zip(self.remaining_steps(), drawn, strict=True):
             if step == first:
                 check_network(network, self.images, name="networks", **needs)
                 require_batch_statistics(network, self.images, smallest, "networks")

@@ -126,7 +126,7 @@ class TrainedNetwork:
         for norm in self.norms:
             norm.train()
         for _ in range(epochs):
-            order = torch.randperm(len(images), generator=generator).to(images.device)
+            order = torch.randperm(len(images), generator=generator).to(images.device, non_blocking=True)
             for index in batch_indices(order, options.batch, merge_single=bool(self.norms)):
                 batch = images.index_select(0, index)
                 if augment is not None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from distillkit._optimizers import sgd_step
 from distillkit._utils import check
+from distillkit._utils.devices import CHECKED_STEPS, is_accelerator
 from distillkit._utils.progress import Bar
 from distillkit.condense._state import Progress, Resume, pack_arguments, restore_state
 
@@ -74,8 +75,10 @@ class PixelDescent:
         """Iterate over the indices of the steps that are not done yet: from `done` (0 at the start) to `steps` - 1."""
         yield from range(self.done, self.steps)
 
-    def step(self, distance: Distance) -> float:
-        """Take one step of SGD with momentum on the optimized images, and return the loss as a float.
+    def step(self, distance: Distance) -> float | Tensor:
+        """Take one step of SGD with momentum on the optimized images, and return the loss.
+
+        It is a float on a CPU. On an accelerator it is a tensor, which `report` reads from time to time.
 
         Args:
             distance: function of the images [N, C, H, W] that returns the loss, a scalar tensor, and its gradient with
@@ -86,24 +89,31 @@ class PixelDescent:
         """
         assert self.lr is not None
         loss, gradient = distance(self.images)
-        value = float(loss)
-        if not math.isfinite(value):
-            raise FloatingPointError(f"the loss is {value} in step {self.done + 1}: matching diverged; lower lr")
+        value = loss if is_accelerator(self.images.device) else _finite(loss, self.done + 1)
         sgd_step([self.images], [gradient], [self.velocity], lr=self.lr, momentum=self.momentum)
         return value
 
-    def report(self, loss: float, bar: Bar | None = None) -> None:
+    def report(self, loss: float | Tensor, bar: Bar | None = None) -> None:
         """Count a finished step, and report it to the callback and the progress bar.
 
         Args:
-            loss: the loss of this step.
+            loss: the loss of this step. A tensor is read for a callback, every `CHECKED_STEPS` steps and at the end.
             bar: progress bar to advance by one step, or None.
+
+        Raises:
+            FloatingPointError: a loss that was read is not finite.
         """
-        self.done, self.loss = self.done + 1, loss
+        self.done += 1
+        if self.callback is not None or self.done % CHECKED_STEPS == 0 or self.done == self.steps:
+            loss = _finite(loss, self.done)
+        if not isinstance(loss, Tensor):
+            self.loss = loss
         if bar is not None:
-            bar.set_postfix_str(f"loss {loss:.3g}", refresh=False)
+            if not isinstance(loss, Tensor):
+                bar.set_postfix_str(f"loss {loss:.3g}", refresh=False)
             bar.update()
-        if self.callback is not None:
+        if self.callback is not None and self.loss is not None:
+            loss = self.loss
             state = {"images": self.images, "velocity": self.velocity, "step": torch.tensor(self.done)}
             state |= {"seed": torch.tensor(self.seed), "loss": torch.tensor(loss, dtype=torch.float64)}
             if self._automatic:
@@ -113,3 +123,10 @@ class PixelDescent:
             self.callback(Progress(self.done, self.steps, loss, self.images, state, pack))
             if changed := [name for name in before if not torch.equal(before[name], state[name])]:
                 raise ValueError(f"callback must not change {changed[0]}, which the next step uses: change a clone")
+
+
+def _finite(loss: float | Tensor, step: int) -> float:
+    value = float(loss)
+    if not math.isfinite(value):
+        raise FloatingPointError(f"the loss is {value} in step {step}: matching diverged; lower lr")
+    return value

@@ -167,7 +167,7 @@ class DrawOnDevice:
 
     def _load(self, drawn: list[Tensor]) -> Iterator[Any]:
         own = _values(self._network)
-        for values in torch.stack(drawn).to(self.device):
+        for values in torch.stack(drawn).to(self.device, non_blocking=True):
             with torch.no_grad():
                 for tensor, value in zip(own, values.split([t.numel() for t in own]), strict=True):
                     tensor.copy_(value.view_as(tensor))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from attacks.inversion import Gradient, invert_message
 from attacks.membership import gradient_norm, label_only
 from distillkit import LabeledImages
-from distillkit.augment import DSA
+from distillkit.augment import DSA, CropFlip, ResizedCrop, ShufflePatches
 from distillkit.condense import (
     InnerTraining,
     distribution_matching,
@@ -356,7 +356,18 @@ def evaluated(epochs: int, **how: Any) -> object:
     return evaluate(data(9), data(30, 1), net, num_networks=1, protocol=protocol, progress=False, device=DEVICE)
 
 
+def condensed(steps: int, networks: Any, **how: Any) -> object:
+    options = {"ipc": 2, "steps": steps, "batch_real": 8, "progress": False, "device": DEVICE, **how}
+    return distribution_matching(data(), networks=networks, **options)
+
+
 STEPS: dict[str, tuple[Callable[[int], object], int, int]] = {
+    "distribution matching": (lambda n: condensed(n, RandomNetworks(net)), 3, 8),
+    "distribution matching, DSA": (lambda n: condensed(n, SAMPLERS["ball"](), augment=DSA()), 3, 8),
+    "distribution matching, batch norm": (lambda n: condensed(n, SAMPLERS["batch norm"]()), 3, 8),
+    "distribution matching, fixed": (
+        lambda n: condensed(n, SAMPLERS["fixed"](), match="embedding+logits", parametrize=Tiles(2)), 3, 8
+    ),
     "evaluate": (evaluated, 2, 10),
     "evaluate with batches": (lambda n: evaluated(n, batch=4), 2, 10),
     "evaluate, AdamW": (lambda n: evaluated(n, optimizer="adamw"), 2, 10),
@@ -382,6 +393,12 @@ STEPS: dict[str, tuple[Callable[[int], object], int, int]] = {
 def test_steps_wait_for_nothing_and_copy_nothing(name: str) -> None:
     more, where = counted(*STEPS[name])
     assert more == NOTHING, where
+
+
+@pytest.mark.parametrize("augment", [CropFlip(HALF, pad=2), ResizedCrop(), ShufflePatches(2, DSA())])
+def test_siamese_draws_are_copied_without_waiting(augment: Any) -> None:
+    more, where = counted(lambda n: condensed(n, RandomNetworks(net), augment=augment), 3, 8)
+    assert more["wait"] == 0, where
 
 
 def test_augmented_training_copies_draws_without_waiting() -> None:
