@@ -25,7 +25,7 @@ class Guarantee(Protocol):
         """Return the guarantee as a dictionary of JSON values. It has the key "epsilon", and may have other keys."""
 
 
-@on_device("small", "pool")
+@on_device("small", "pool", makes=False)
 def soft_labels(
     small: Images,
     teacher: nn.Module,

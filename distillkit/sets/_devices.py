@@ -9,13 +9,13 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ParamSpec, TypeVar, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from distillkit._utils import check, conversion
+from distillkit._utils import check
 from distillkit.sets._labeled import LabeledImages
-from distillkit.sets.as_set import as_set
+from distillkit.sets._stored import RealImages, StoredImages
+from distillkit.sets.as_set import open_set
 
 __all__ = ["DrawOnDevice", "on_device"]
 
@@ -27,7 +27,7 @@ _MOST = 1 << 23
 """Networks are drawn `_AHEAD` steps ahead, or fewer if they have more than `_MOST` values together."""
 
 
-def on_device(*sets: str, trains: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
+def on_device(*sets: str, trains: str = "", makes: bool = True) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator that gives a function's keyword `device` its meaning.
 
     With a device, copies of sets, tensors, networks and samplers are on the device during the call. Tensors and sets in
@@ -37,6 +37,7 @@ def on_device(*sets: str, trains: str = "") -> Callable[[Callable[P, R]], Callab
     Args:
         sets: names of the arguments that accept images in any form. The first may have its labels in `labels`.
         trains: name of a network that is changed in place. It moves itself, and returns even after an error.
+        makes: whether the images of a returned set are new, so that their device is recorded.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -45,14 +46,16 @@ def on_device(*sets: str, trains: str = "") -> Callable[[Callable[P, R]], Callab
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             if kwargs.get("device") is None:
-                return _recorded(function(*args, **kwargs))
+                return _recorded(function(*args, **kwargs), makes)
             device = check.device(cast(str, kwargs["device"]))
             bound = signature.bind(*args, **{name: value for name, value in kwargs.items() if name != "device"})
             given = bound.arguments
             for name in sets:
-                if _is_source(given.get(name)):
+                if not isinstance(given.get(name), RealImages | None):
                     names = ("labels", "num_classes", "normalization") if name == sets[0] else ()
-                    given[name] = as_set(given[name], **{n: given.pop(n, None) for n in names}, name=name)
+                    options = {n: given.pop(n, None) for n in names}
+                    shown = bool(given.get("progress", True))
+                    given[name] = open_set(given[name], **options, name=name, progress=shown)
             home = next((found for value in given.values() if (found := _device_of(value))), torch.device("cpu"))
             trained = given.get(trains)
             before = _device_of(trained)
@@ -60,7 +63,7 @@ def on_device(*sets: str, trains: str = "") -> Callable[[Callable[P, R]], Callab
                 name: value if name == trains else _moved(value, device) for name, value in given.items()
             }
             if not isinstance(trained, nn.Module) or before is None:
-                return _moved(_recorded(function(*bound.args, **bound.kwargs)), home, inside=True)
+                return _moved(_recorded(function(*bound.args, **bound.kwargs), makes), home, inside=True)
             try:
                 trained.to(device)
                 return function(*bound.args, **bound.kwargs)
@@ -72,26 +75,17 @@ def on_device(*sets: str, trains: str = "") -> Callable[[Callable[P, R]], Callab
     return decorate
 
 
-def _is_source(value: object) -> bool:
-    """Return whether `value` is a form of images that `as_set` reads into memory."""
-    inner = value
-    while not isinstance(inner, conversion.FileBacked) and (found := getattr(inner, "dataset", None)) is not None:
-        inner = found
-    known = isinstance(value, Tensor | np.ndarray) or conversion.is_labeled_source(value)
-    return known and not isinstance(inner, conversion.FileBacked)
-
-
-def _recorded(result: R) -> R:
-    if isinstance(result, LabeledImages) and "device" not in result.info:
+def _recorded(result: R, makes: bool) -> R:
+    if isinstance(result, LabeledImages) and makes:
         result.info = {**result.info, "device": str(result.images.device)}
     return result
 
 
 def _device_of(value: object) -> torch.device | None:
     """Return the device of a tensor, a set or a network; None for other values."""
-    if isinstance(value, LabeledImages):
-        value = value.images
-    elif isinstance(value, nn.Module):
+    if isinstance(value, RealImages):
+        return value._empty.images.device
+    if isinstance(value, nn.Module):
         value = next(value.parameters(), None)
     return value.device if isinstance(value, Tensor) else None
 
@@ -101,6 +95,8 @@ def _moved(value: Any, device: torch.device, inside: bool = False) -> Any:
 
     The tensors of a dataclass move only with `inside`.
     """
+    if isinstance(value, StoredImages):
+        return value._on(device)
     if isinstance(value, Tensor | LabeledImages):
         return value.to(device) if _device_of(value) != device else value
     if isinstance(value, nn.Module):

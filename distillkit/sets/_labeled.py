@@ -18,6 +18,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from distillkit import _sanity_checks
 from distillkit._utils import check, conversion
+from distillkit._utils.devices import is_accelerator
 from distillkit._utils.display import as_html, sample_rows, tile
 from distillkit._utils.files import read_tensors, write_tensors
 from distillkit._utils.pixels import Size, to_pixels
@@ -51,6 +52,8 @@ Labels: TypeAlias = Tensor | NDArray[Any] | Sequence[int]
 """Class indices [N] or label rows [N, K]."""
 
 _FORMAT = "distillkit.LabeledImages/1"
+_AHEAD = 128
+"""Number of samples whose indices are copied to an accelerator together."""
 _ARGUMENTS = ("images", "labels", "num_classes", "normalization", "columns", "info", "classes_given", "class_names")
 _CONTENT = ("images", "stored", "labels", "columns", "normalization")
 _REPR_KEYS = (
@@ -334,7 +337,21 @@ class LabeledImages(ImageSet):
         return self._with(images=self.images[index], **self._selected(index))
 
     def _take(self, rows: Tensor) -> Tensor:
-        return self.images.index_select(0, rows.to(self.images.device))
+        return self.images.index_select(0, rows.to(self.images.device, non_blocking=True))
+
+    @contextmanager
+    def _reader(self, rows: Callable[[int], Tensor], count: int) -> Iterator[Callable[[int], Tensor]]:
+        ahead: dict[int, Tensor] = {}
+
+        def read(i: int) -> Tensor:
+            if i not in ahead:
+                some = [rows(k) for k in range(i, min(count, i + _AHEAD))]
+                moved = torch.cat(some).to(self.images.device, non_blocking=True)
+                ahead.clear()
+                ahead.update(enumerate(moved.split([len(own) for own in some]), i))
+            return self._take(ahead[i])
+
+        yield read if is_accelerator(self.images.device) else lambda i: self._take(rows(i))
 
     def _part(self, rows: Tensor) -> LabeledImages:
         return self[rows.to(self.images.device)]

@@ -108,6 +108,8 @@ class StoredImages(ImageSet, FileBacked):
             of channels than the images.
     """
 
+    _device = torch.device("cpu")
+
     def __init__(
         self,
         file: PixelFile,
@@ -156,7 +158,8 @@ class StoredImages(ImageSet, FileBacked):
         """
         part = self if indices is None else self[indices]
         parts = {name: getattr(part, name) for name in _ARGUMENTS}
-        return LabeledImages._unchecked(images=self._encoded(part._rows), **parts)
+        made = LabeledImages._unchecked(images=part._encoded(part._rows), **parts)
+        return made if made.labels.device == self._device else made.to(self._device)
 
     def _take(self, rows: Tensor) -> Tensor:
         return self._encoded(self._rows[rows.cpu()])
@@ -189,7 +192,13 @@ class StoredImages(ImageSet, FileBacked):
         count = max(1, _READ // math.prod(self.shape))
         for some, out in zip(rows.split(count), images.split(count)):
             out.copy_(self.normalization.encode(self._file.read(some).float() / 255))
-        return images
+        return images.to(self._device)
+
+    def _on(self, device: torch.device) -> StoredImages:
+        """Return this set with pictures that are read to another device."""
+        made = self._with_rows(self._rows)
+        made._device = device
+        return made
 
     def replace(self, **changes: Any) -> StoredImages:
         """Return a copy with some parts replaced.
@@ -209,7 +218,9 @@ class StoredImages(ImageSet, FileBacked):
         return self._with_rows(self._rows, **{"info": replaced_info(self, changes), **changes})
 
     def _with_rows(self, rows: Tensor, **changes: Any) -> StoredImages:
-        return StoredImages(self._file, rows, **self._changed(_ARGUMENTS, changes))
+        made = StoredImages(self._file, rows, **self._changed(_ARGUMENTS, changes))
+        made._device = self._device
+        return made
 
     @property
     def images(self) -> Tensor:

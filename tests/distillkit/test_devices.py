@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ from distillkit.sets import Tiles
 from distillkit.sets._devices import on_device
 from distillkit.training import Protocol, accuracy, train
 from tests.fl.emulated_device import DEVICE, on_second_device, second_device
+from tests.stored import write_pixels
 
 HALF = Normalization((0.5,), (0.5,))
 SHORT = Protocol(epochs=2, lr=0.05, batch=16)
@@ -189,7 +191,7 @@ def test_every_component_computes_on_a_device_and_returns(name: str, second: Non
             if name in ROUNDED
             else (mine.equal(other))
         )
-    if isinstance(found, LabeledImages) and "noise" not in name and name != "stitch":
+    if isinstance(found, LabeledImages) and "noise" not in name and name not in ("stitch", "soft labels"):
         assert (wanted.info["device"], found.info["device"]) == ("cpu", str(DEVICE))
 
 
@@ -320,6 +322,29 @@ def test_signatures_show_the_option() -> None:
         option = inspect.signature(function).parameters["device"]
         assert option.kind is option.KEYWORD_ONLY
         assert option.default is None
+
+
+def test_the_device_of_the_last_condensation_is_recorded() -> None:
+    with second_device():
+        first = random_subset(data(), ipc=2, device=DEVICE)
+        networks: Any = {"networks": RandomNetworks(net), "steps": 1, "progress": False}
+        again = distribution_matching(data(), init=first, **networks)
+        labelled = soft_labels(first, teacher(), pool=data())
+        assert [one.info["device"] for one in (first, again, labelled)] == [str(DEVICE), "cpu", str(DEVICE)]
+
+
+def test_stored_images_are_read_to_the_device(tmp_path: Path) -> None:
+    pixels = (255 * data().pixels()).round().to(torch.uint8)
+    stored = write_pixels(tmp_path / "p.npy", pixels, data().labels, num_classes=3, normalization=HALF)
+    how: dict[str, Any] = {"networks": RandomNetworks(net), "ipc": 2, "steps": 2, "batch_real": 8, "progress": False}
+    with second_device():
+        wanted, found = distribution_matching(stored, **how), distribution_matching(stored, **how, device=DEVICE)
+        assert found.images.equal(wanted.images)
+        assert places(found) == places(stored.read()) == {False}
+        there = stored._on(DEVICE)[torch.arange(4)]
+        assert places(there.read()) == places(there.read([0])) == {True}
+        assert places(there._take(torch.tensor([1]))) == {True}
+        assert accuracy(teacher(), stored, device=DEVICE) == accuracy(teacher(), stored)
 
 
 def test_arrays_may_be_given_with_a_device() -> None:
