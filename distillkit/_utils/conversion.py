@@ -6,7 +6,7 @@ import io
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -41,12 +41,12 @@ _WANTED = "an image (a tensor or array [C, H, W] or a PIL picture) and its label
 
 
 class Found(NamedTuple):
-    """What a source holds: images and labels, the names of its classes, and whether these are names of folders."""
+    """What a source holds: images and labels, the names of its classes, and what these are names of."""
 
     images: Any
     labels: Any
     names: tuple[str, ...] = ()
-    folders: bool = False
+    origin: Literal["dataset", "folders", "labels"] = "dataset"
 
 
 class FileBacked(ABC):
@@ -246,8 +246,8 @@ def channels_first(images: Tensor, name: str, *, array: bool) -> Tensor:
     return images
 
 
-def _names_of(source: object, label: str | None) -> tuple[tuple[str, ...], bool]:
-    """Return the names of the classes of a dataset, or (), and whether the dataset lists folders."""
+def _names_of(source: object, label: str | None) -> tuple[tuple[str, ...], Literal["dataset", "folders"]]:
+    """Return the names of the classes of a dataset, or (), and what these are names of."""
     while (inner := getattr(source, "dataset", None)) is not None:
         source = inner
     features = getattr(source, "features", None)
@@ -255,7 +255,7 @@ def _names_of(source: object, label: str | None) -> tuple[tuple[str, ...], bool]
     if isinstance(features, Mapping) and label is not None:
         names = getattr(features.get(label), "names", None)
     found = tuple(names) if isinstance(names, list | tuple) and all(isinstance(n, str) for n in names) else ()
-    return found, callable(getattr(source, "find_classes", None))  # as torchvision's ImageFolder
+    return found, "folders" if callable(getattr(source, "find_classes", None)) else "dataset"  # as ImageFolder
 
 
 def repeats_items(source: object) -> bool:
@@ -302,7 +302,7 @@ def read(
     if isinstance(source, tuple | list) and len(source) == 2 and not _is_items(source):
         images, own = source
         if isinstance(images, Tensor | np.ndarray) and convert is None:
-            return Found(images, *label_indices(own, class_names))
+            return Found(images, *label_indices(own, class_names), "labels")
         if len(images) != len(own):
             raise ValueError(f"labels must have one entry per image: got {len(own)} for {len(images)} images")
         source = list(zip(images, own.tolist() if hasattr(own, "tolist") and np.ndim(own) == 1 else own))
@@ -330,10 +330,12 @@ def read(
             shown.update()
     if not images:
         raise ValueError(f"{name} must hold at least one item, got an empty {type(source).__name__}")
-    names, folders = _names_of(source, None if chosen is None else chosen[1])
+    names, origin = _names_of(source, None if chosen is None else chosen[1])
+    names = tuple(class_names) or names
     if all(isinstance(one, Tensor) for one in labels):
-        return Found(torch.stack(images), torch.stack(labels), tuple(class_names) or names, folders)
-    return Found(torch.stack(images), *label_indices(labels, tuple(class_names) or names, f"the labels of {name}"))
+        return Found(torch.stack(images), torch.stack(labels), names, origin)
+    own, found = label_indices(labels, names, f"the labels of {name}")
+    return Found(torch.stack(images), own, found, origin if names else "labels")
 
 
 def _image_and_label(

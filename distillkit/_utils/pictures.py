@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["picture_array"]
+__all__ = ["picture_array", "picture_shape"]
 
 _GRAY = ("1", "L", "LA", "La")
 _COLOR = ("P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV")
@@ -45,6 +45,16 @@ def picture_array(picture: Any, background: float | None, remedy: str) -> NDArra
             picture = layered
     array: NDArray[np.uint8] = np.array(picture.convert("L" if gray else "RGB"))
     return array
+
+
+def picture_shape(picture: Any) -> tuple[int, int, int]:
+    """Return the shape (C, H, W) of a picture from its header, and refuse what `picture_array` refuses there."""
+    _require_one_frame_of_known_range(picture)
+    width, height = picture.size
+    late = getattr(picture, "format", None) == "PNG" and not any("exif" in str(key) for key in picture.info)
+    if not late and picture.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8):  # Pillow would decode a PNG to look
+        width, height = height, width
+    return 1 if picture.mode in _GRAY or picture.mode.startswith("I") else 3, height, width
 
 
 def _deep_gray(picture: Any, background: float | None, remedy: str) -> NDArray[np.uint16]:

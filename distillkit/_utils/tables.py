@@ -5,10 +5,10 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from typing import Any
 
 from distillkit._utils import check
+from distillkit._utils.extras import optional
 
 __all__ = ["NONE", "Table", "data_frame", "flat", "html_table", "markdown_table"]
 
@@ -30,10 +30,7 @@ def data_frame(rows: Sequence[Mapping[str, Any]], index: Sequence[str]) -> Any:
     Raises:
         ImportError: pandas is not installed.
     """
-    try:
-        pandas = import_module("pandas")
-    except ImportError as error:
-        raise ImportError("frame() needs pandas: pip install 'distillkit[pandas]'") from error
+    pandas = optional("pandas", "pandas", "frame()")
     columns = dict.fromkeys([*index, *(name for row in rows for name in row)])
     return pandas.DataFrame([dict(row) for row in rows], columns=list(columns)).set_index(list(index))
 

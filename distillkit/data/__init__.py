@@ -9,6 +9,7 @@ from distillkit.data.readers.cifar10c import CORRUPTIONS, load_cifar10c
 from distillkit.data.readers.client_arrays import load_client_arrays
 from distillkit.data.readers.folder import load_folder, open_folder
 from distillkit.data.readers.npz import load_npz, open_npz
+from distillkit.data.readers.table import load_table, open_table
 from distillkit.data.set_files import load_set, set_cards
 from distillkit.data.split import Split, StoredSplit, split_by
 
@@ -27,10 +28,12 @@ __all__ = [
     "load_folder",
     "load_npz",
     "load_set",
+    "load_table",
     "mnist_m_like",
     "open_dataset",
     "open_folder",
     "open_npz",
+    "open_table",
     "partition",
     "set_cards",
     "split_by",

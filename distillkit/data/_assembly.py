@@ -14,7 +14,6 @@ from distillkit.data._cache import Cache, cached_normalization
 from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages, StoredImages
-from distillkit.sets._validation import FOUND_CLASSES
 
 __all__ = ["SplitBuilder", "assemble_raw"]
 
@@ -84,7 +83,7 @@ class SplitBuilder:
             "columns": self.columns.get(part),
             "info": {**self.info, "split": part},
             "classes_given": self.classes_given,
-            "class_names": self.classes if self.classes_given or self.info.get("classes") == FOUND_CLASSES else (),
+            "class_names": self.classes if self.classes_given or "classes" in self.info else (),
         }
 
 

@@ -26,7 +26,6 @@ from distillkit.normalization import IDENTITY, ZCA, Normalization
 from distillkit.sets._export import read_npz, read_picture_folder, write_npz, write_picture_folder
 from distillkit.sets._info import combined_info, repeated_info, replaced_info
 from distillkit.sets._validation import (
-    FOUND_CLASSES,
     as_index,
     checked_class_names,
     checked_columns,
@@ -780,7 +779,11 @@ def set_from_source(
     if given:
         return made.replace(class_names=given, classes_given=True)
     if len(found.names) != made.num_classes:
+        if found.origin == "labels" and found.names:
+            raise ValueError(
+                f"num_classes={num_classes}, but the labels name {len(found.names)} classes; pass all by class_names="
+            )
         return made
     classes_given = num_classes is not None or made.labels.ndim == 2
-    info = {**made.info, "classes": FOUND_CLASSES if found.folders else "dataset"}
+    info = {**made.info, "classes": found.origin}
     return made.replace(class_names=found.names, classes_given=classes_given, info=info)

@@ -16,6 +16,7 @@ from distillkit.normalization import Normalization
 
 __all__ = [
     "FOUND_CLASSES",
+    "FOUND_LABELS",
     "as_index",
     "checked_class_names",
     "checked_columns",
@@ -30,6 +31,8 @@ __all__ = [
 
 FOUND_CLASSES = "folders"
 """Value of `info["classes"]` of a set whose classes, and so the labels, come from a listing of folders."""
+FOUND_LABELS = "labels"
+"""Value of `info["classes"]` of a set whose classes are the different labels that occur in its data."""
 
 
 def checked_images(images: Any, labels: Any, num_classes: int | None) -> tuple[Tensor, Tensor, int]:

@@ -210,7 +210,7 @@ def test_pictures_in_all_forms_give_equal_sets(
     assert torch.equal(made.images, STACKED)
     assert torch.equal(made.labels, LABELS)
     assert (made.num_classes, made.classes_given, words or made.class_names == ()) == (3, False, True)
-    assert made.info == ({"classes": "dataset"} if words else {})
+    assert made.info == ({"classes": "labels"} if words else {})
 
 
 SPLIT = Split(LabeledImages(PIXELS, LABELS), LabeledImages(PIXELS, LABELS), ("a", "b", "c"))

@@ -12,20 +12,22 @@ from typing import Any
 import torch
 
 from distillkit._utils.user_warnings import warn
+from distillkit.data.readers._picture_decoding import Problems
 from distillkit.data.readers._picture_list import PictureList
 from distillkit.sets._export import is_exported_folder
 from distillkit.sets._validation import FOUND_CLASSES, checked_class_names
 
-__all__ = ["SUFFIXES", "list_folder", "split_folders", "subfolders"]
+__all__ = ["SPLITS", "SUFFIXES", "list_folder", "split_folders", "subfolders"]
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
-_SPLITS = {
+SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("test", "testing"), "test"),
     **dict.fromkeys(("val", "valid", "validation"), "validation"),
 }
-_LIKE_A_SPLIT = re.compile(rf"(?i:{'|'.join(sorted(_SPLITS, key=len, reverse=True))})(?![a-z])")
+"""The part of a dataset by the names of its folder, or in a table's column."""
+_LIKE_A_SPLIT = re.compile(rf"(?i:{'|'.join(sorted(SPLITS, key=len, reverse=True))})(?![a-z])")
 _UNREAD = (".avif", ".dcm", ".heic", ".heif", ".jfif", ".jp2", ".npy", ".npz", ".svg")
 """Endings of files that probably are images, too, but cannot be read."""
 _TABLES = (".csv", ".tsv", ".xls", ".xlsx", ".parquet")
@@ -58,14 +60,17 @@ def list_folder(path: Path, declared: Sequence[str] | None = None) -> PictureLis
         _require_class_folders(path, parts["train"], classes)
     elif not classes:
         raise ValueError("classes must have at least one name, or be None for the folders that exist")
-    listed = {part: _class_pictures(folder, classes, part, declared is not None) for part, folder in parts.items()}
+    problems: Problems = {}
+    listed = {
+        part: _class_pictures(folder, classes, part, declared is not None, problems) for part, folder in parts.items()
+    }
     if ignored := sum(others for _, _, others in listed.values()):
         info["files_ignored"] = ignored
     if skipped:
         info["folders_ignored"] = skipped
     files = {part: found for part, (found, _, _) in listed.items()}
     labels = {part: torch.tensor(found, dtype=torch.long) for part, (_, found, _) in listed.items()}
-    return PictureList(files, labels, tuple(classes), info, open_with="open_folder")
+    return PictureList(files, labels, tuple(classes), info, open_with="open_folder", problems=problems)
 
 
 def subfolders(path: Path) -> list[Path]:
@@ -91,7 +96,7 @@ def split_folders(path: Path) -> tuple[dict[str, Path], list[str]]:
         ValueError: two folders are the same split, or there is a `test` or `val`, but no `train` with class folders.
     """
     folders = subfolders(path)
-    named = [(folder, _SPLITS.get(folder.name.lower())) for folder in folders]
+    named = [(folder, SPLITS.get(folder.name.lower())) for folder in folders]
     found = {part: folder for folder, part in named if part}
     if twice := [part for part, n in Counter(part for _, part in named if part).items() if n > 1]:
         names = ", ".join(folder.name for folder, part in named if part == twice[0])
@@ -117,8 +122,8 @@ def _require_class_folders(path: Path, train: Path, classes: list[str]) -> None:
     remedy = f"expected {train.name}/class/picture.png; sort the pictures into one folder per class"
     if tables and (like_splits or len(classes) == 1):
         raise ValueError(
-            f"{train} has {_few(classes)} beside {_few(tables)}, which probably holds the labels; labels in tables are "
-            f"not read; {remedy}"
+            f"{train} has {_few(classes)} beside {_few(tables)}, which probably holds the labels; read it with "
+            f"load_table(.../{tables[0]!r}, folder={str(train / classes[0])!r}); otherwise, {remedy}"
         )
     if len(like_splits) == len(classes):
         raise ValueError(f"{train} has {_few(classes)}, which look like splits, not like classes; {remedy}")
@@ -138,26 +143,31 @@ def _holds_pictures(folder: Path) -> bool:
     return any(f.suffix.lower() in SUFFIXES and not f.name.startswith(".") for f in folder.iterdir())
 
 
-def _class_pictures(folder: Path, classes: list[str], part: str, declared: bool) -> tuple[list[Path], list[int], int]:
-    """Return the picture files of one split, their labels, and the number of other files in its class folders."""
-    if unknown := [found.name for found in subfolders(folder) if found.name not in classes]:
-        if declared:
-            raise ValueError(f"{folder} has folders that are not in classes: {', '.join(unknown)}; add or move them")
-        raise ValueError(f"{folder} has classes that the training split does not: {', '.join(unknown)}")
+def _class_pictures(
+    folder: Path, classes: list[str], part: str, declared: bool, problems: Problems
+) -> tuple[list[Path], list[int], int]:
+    """Return the picture files of one split, their labels, and the number of other files in its class folders.
+
+    Folders without pictures, unknown folders and broken links are added to `problems`.
+    """
+    if unknown := [f"{folder.name}/{found.name}" for found in subfolders(folder) if found.name not in classes]:
+        kind = "folders that are not in classes; add or move them"
+        problems.setdefault(kind if declared else "classes that the training split does not have", []).extend(unknown)
     files: list[Path] = []
     labels: list[int] = []
     others, unread = 0, list[Path]()
     for label, name in enumerate(classes):
-        below = _files(folder / name)
+        below = _files(folder / name, problems)
         found = [f for f in below if f.suffix.lower() in SUFFIXES]
         if part == "train" and not found and not declared:
-            raise FileNotFoundError(f"class folder {folder / name} holds no pictures ({', '.join(SUFFIXES)})")
+            kind = f"missing pictures ({', '.join(SUFFIXES)}) in class folders"
+            problems.setdefault(kind, []).append(f"{folder.name}/{name}")
         others += len(below) - len(found)
         unread += [f for f in below if f.suffix.lower() in _UNREAD]
         files += found
         labels += [label] * len(found)
     flat = sum(f.suffix.lower() in SUFFIXES for f in folder.iterdir() if not f.name.startswith("."))
-    if not files:
+    if not files and not problems:
         content = f"{flat} pictures but no class folders" if flat else "no pictures"
         raise ValueError(
             f"{folder} holds {content}; expected {folder.name}/class/picture.png, or no {folder.name} at all (then a "
@@ -196,7 +206,7 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
 
 
-def _files(folder: Path) -> list[Path]:
+def _files(folder: Path, problems: Problems) -> list[Path]:
     """Return all files below `folder` whose names do not begin with a dot, sorted."""
     files: list[Path] = []
     if not folder.is_dir():
@@ -207,5 +217,6 @@ def _files(folder: Path) -> list[Path]:
             warn(f"{root} has links to folders, which are not followed: {', '.join(links)}")
         files += [Path(root, name) for name in names if not name.startswith(".")]
     if broken := [file for file in sorted(files) if not file.exists()]:
-        raise FileNotFoundError(f"{broken[0]} is a broken link ({len(broken)} in {folder}); repair or delete it")
-    return sorted(files)
+        names = [f"{folder.name}/{file.relative_to(folder)}" for file in broken]
+        problems.setdefault("missing targets of links; repair or delete them", []).extend(names)
+    return sorted(set(files) - set(broken))

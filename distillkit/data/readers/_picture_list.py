@@ -14,12 +14,17 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit._utils.pixels import AnyPath, Size, height_and_width, to_bytes
 from distillkit.data._assembly import SplitBuilder
-from distillkit.data._cache import files_key, fill_in_threads, open_cache
+from distillkit.data._cache import CacheWriter, files_key, fill_in_threads, open_cache
 from distillkit.data._hold_out import HoldOut, hold_out_classes, hold_out_content, record_digests
-from distillkit.data.readers._picture_decoding import read_picture, read_pictures, require_same_shape
+from distillkit.data.readers._picture_decoding import (
+    Problems,
+    read_picture,
+    read_pictures,
+    require_readable,
+    require_same_shape,
+)
 from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import Normalization
-from distillkit.sets._validation import FOUND_CLASSES
 
 __all__ = [
     "PictureList",
@@ -43,6 +48,8 @@ class PictureList:
         columns: further columns of each part by name, such as `user`.
         users: names of the users. The column `user` contains indices into this tuple.
         open_with: name of the function that opens these pictures without loading them, for error messages.
+        problems: what is known to be wrong with the files.
+        key: text that distinguishes lists of pictures in the same folder.
     """
 
     files: dict[str, list[Path]]
@@ -52,6 +59,13 @@ class PictureList:
     columns: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     users: tuple[str, ...] = ()
     open_with: str = "open_dataset"
+    problems: Problems = field(default_factory=dict)
+    key: str = ""
+
+    def require_readable(self, path: Path, size: Size | None, channels: int | None, *, progress: bool) -> None:
+        """Refuse pictures and folders with all that is wrong with them, before any picture is decoded."""
+        files = [file for part in self.files.values() for file in part]
+        require_readable(str(path), files, size, channels, self.problems, progress=progress)
 
 
 def load_pictures(
@@ -81,7 +95,9 @@ def load_pictures(
     Raises:
         ValueError: a picture cannot be read, the pictures have different shapes, or they do not fit in memory.
     """
-    listing = list_pictures(check.path(path, "path"), **options)
+    path = check.path(path, "path")
+    listing = list_pictures(path, **options)
+    listing.require_readable(path, size, channels, progress=progress)
     pixels = read_pictures(listing.files, size, channels, background, open_with=listing.open_with, progress=progress)
     digests = record_digests(to_bytes(pixels["train"])) if hold_out == "content" else None
     pixels, builder = _with_test(listing, pixels, normalization, test_fraction, digests)
@@ -115,16 +131,26 @@ def open_pictures(
     path = check.path(path, "path")
     listing = list_pictures(path, **options)
     files = [file for part in listing.files.values() for file in part]
-    first = listing.files["train"][0]
-    c, h, w = read_picture(first, size, channels, background).shape
+    first = files[0] if files else path
+    try:
+        if listing.problems:
+            raise ValueError("some are missing")
+        c, h, w = read_picture(first, size, channels, background).shape
+    except ValueError:
+        listing.require_readable(path, size, channels, progress=progress)  # names all that is wrong
+        raise
 
     def picture(row: int) -> Tensor:
         decoded = read_picture(files[row], size, channels, background)
         return to_bytes(require_same_shape(decoded, files[row], first, (c, h, w)))
 
     key = files_key((os.path.relpath(file, path), file.stat()) for file in files)
-    fill, wanted = fill_in_threads(picture, workers), f"{height_and_width(size)} {channels}"
-    wanted += "" if background is None else f" {background}"
+
+    def fill(cache: CacheWriter, done: Callable[[int], object]) -> None:
+        listing.require_readable(path, size, channels, progress=progress)
+        fill_in_threads(picture, workers)(cache, done)
+
+    wanted = f"{height_and_width(size)} {channels}" + ("" if background is None else f" {background}") + listing.key
     opened = open_cache(path, key, len(files), (c, h, w), fill, options=wanted, folder=cache, progress=progress)
     rows = dict(zip(listing.files, torch.arange(len(files)).split([len(part) for part in listing.files.values()])))
     digests = [d.tobytes() for d in opened.file.digests[rows["train"]].numpy()] if hold_out == "content" else None
@@ -152,7 +178,7 @@ def _with_test(
             table["train"], table["test"] = table["train"][kept], table["train"][held_out]
         own = columns.get("train", {})
         columns["train"], columns["test"] = ({name: c[rows] for name, c in own.items()} for rows in (kept, held_out))
-    given = info.get("classes") != FOUND_CLASSES
+    given = "classes" not in info
     builder = SplitBuilder(labels, listing.classes, normalization, info, given, columns, users=listing.users)
     return parts, builder
 

@@ -13,7 +13,7 @@ from distillkit.data.readers._picture_list import load_pictures, open_pictures
 from distillkit.data.split import Split, StoredSplit, warn_of_repeats
 from distillkit.normalization import Normalization
 
-__all__ = ["SUFFIXES", "load_folder", "open_folder"]
+__all__ = ["SUFFIXES", "load_folder", "open_folder", "picture_options"]
 
 
 def load_folder(
@@ -66,7 +66,7 @@ def load_folder(
             The sub-folders are probably not classes: all of them have names of splits, a table beside them probably
             contains the labels, or there is only one sub-folder, and its pictures are in further sub-folders.
     """
-    own = _checked(test_fraction, hold_out, classes, background)
+    own = picture_options(test_fraction, hold_out, classes, background)
     form: dict[str, Any] = {"size": size, "channels": channels, "normalization": normalization}
     return warn_of_repeats(load_pictures(list_folder, path, progress=progress, **form, **own))
 
@@ -109,15 +109,16 @@ def open_folder(
         OSError: the cache cannot be written, for example because the disk is full.
         distillkit.locking.InUse: another process has been writing this cache for a day.
     """
-    own = _checked(test_fraction, hold_out, classes, background)
+    own = picture_options(test_fraction, hold_out, classes, background)
     form: dict[str, Any] = {"size": size, "channels": channels, "normalization": normalization}
     where: dict[str, Any] = {"cache": cache, "workers": workers, "progress": progress}
     return warn_of_repeats(open_pictures(list_folder, path, **form, **where, **own))
 
 
-def _checked(
+def picture_options(
     test_fraction: float, hold_out: str, classes: Sequence[str] | None, background: float | None
 ) -> dict[str, Any]:
+    """Check the options that readers of picture files have in common, and return them by the names inside."""
     return {
         "test_fraction": check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0),
         "background": background

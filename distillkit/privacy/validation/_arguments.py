@@ -18,7 +18,7 @@ from distillkit.privacy.errors import NotAccountable, PrivacyError, PrivateIniti
 from distillkit.privacy.ledger import Account, Ledger
 from distillkit.privacy.validation._private_records import active_records, declare_records
 from distillkit.sets import LabeledImages, StoredImages, TiledImages, Tiles, as_set
-from distillkit.sets._validation import FOUND_CLASSES
+from distillkit.sets._validation import FOUND_CLASSES, FOUND_LABELS
 
 __all__ = [
     "NEW_LEDGER_REMARK",
@@ -117,10 +117,11 @@ def refuse_derived(info: Mapping[str, Any], name: str = "images") -> None:
             "them, so no guarantee would cover it. Pass the original records. If the images are public, or themselves "
             "the records to protect, say so by data.replace(info={...}) without the entry 'derived'"
         )
-    if _mentions(info, "classes", FOUND_CLASSES):
+    if any(_mentions(info, "classes", found) for found in (FOUND_CLASSES, FOUND_LABELS)):
         raise PrivacyError(
-            f"the classes of {name} must be declared: they come from the folders that exist, so one picture could add "
-            "a class and publish its name. Use load_folder(path, classes=[...], hold_out='content')"
+            f"the classes of {name} must be declared: they come from the folders or labels that exist, so one picture "
+            "could add a class and publish its name. Use load_folder(path, classes=[...], hold_out='content'), "
+            "load_table(..., classes=[...], hold_out='content') or as_set(..., class_names=[...])"
         )
     if _mentions(info, "hold_out", "random"):
         raise PrivacyError(

@@ -109,9 +109,13 @@ def test_a_class_may_be_absent_from_test_but_not_from_train(tmp_path: Path) -> N
     folder(tmp_path / "test", ("dog",))
     assert load_folder(tmp_path).test.counts().tolist() == [0, 5]
     folder(tmp_path / "test", ("cow",))
-    refused(lambda: load_folder(tmp_path), ValueError, "test has classes that the training split does not: cow")
+    refused(lambda: load_folder(tmp_path), ValueError, "1 classes that the training split does not have: test/cow")
     (tmp_path / "train" / "cow").mkdir()
-    refused(lambda: load_folder(tmp_path), FileNotFoundError, "cow holds no pictures")
+    refused(
+        lambda: load_folder(tmp_path),
+        FileNotFoundError,
+        r"1 missing pictures \(\.png, .*\) in class folders: train/cow$",
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,7 +195,11 @@ def test_links(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="dog has links to folders, which are not followed: deep"):
         load_folder(tmp_path / "pets")
     (tmp_path / "pets" / "dog" / "8.png").symlink_to(tmp_path / "gone.png")
-    refused(lambda: load_folder(tmp_path / "pets"), FileNotFoundError, r"dog/8\.png is a broken link \(1 in")
+    refused(
+        lambda: load_folder(tmp_path / "pets"),
+        FileNotFoundError,
+        r"1 missing targets of links; repair or delete them: dog/8\.png$",
+    )
 
 
 def test_missing_folders_are_named(tmp_path: Path) -> None:
@@ -205,13 +213,19 @@ def test_an_unreadable_picture_is_named(tmp_path: Path) -> None:
     whole = (tmp_path / "cat" / "1.png").read_bytes()
     for damaged in (whole[: len(whole) // 2], b"", b"not a picture"):
         (tmp_path / "dog" / "3.png").write_bytes(damaged)
-        refused(lambda: load_folder(tmp_path), ValueError, r"cannot read picture .*dog/3\.png: ")
+        refused(
+            lambda: load_folder(tmp_path),
+            ValueError,
+            r"cannot (read picture .*dog/3\.png: |be read: dog/3\.png \(cannot identify)",
+        )
 
 
 def test_pictures_of_different_sizes_need_a_size(tmp_path: Path) -> None:
     folder(tmp_path)
     save(tmp_path / "dog" / "9.png", picture(9, 7, 8, 3))
-    with pytest.raises(ValueError, match=r"cat/0\.png is \[3, 6, 6\] .*dog/9\.png is \[3, 7, 8\]; give size="):
+    with pytest.raises(
+        ValueError, match=r"without the \(6, 6\) pixels .* of cat/0\.png and 9 more; give size=.*: dog/9\.png$"
+    ):
         load_folder(tmp_path)
     assert load_folder(tmp_path, size=4).train.shape == (3, 4, 4)
     assert load_folder(tmp_path, size=(4, 5)).train.shape == (3, 4, 5)
@@ -220,7 +234,11 @@ def test_pictures_of_different_sizes_need_a_size(tmp_path: Path) -> None:
 def test_grey_and_colour_need_channels(tmp_path: Path) -> None:
     folder(tmp_path)
     grey = save(tmp_path / "dog" / "9.png", picture(9, 6, 6))
-    refused(lambda: load_folder(tmp_path), ValueError, r"dog/9\.png is \[1, 6, 6\]; give channels=1 or channels=3")
+    refused(
+        lambda: load_folder(tmp_path),
+        ValueError,
+        r"1 pictures without the 3 channels of cat/0\.png and 9 more; give channels=1 or channels=3: dog/9\.png$",
+    )
     colour = load_folder(tmp_path, channels=3, test_fraction=0.0).train
     assert np.array_equal(bytes_of(colour.pixels())[-1], np.repeat(grey[..., None], 3, 2))
     luma = load_folder(tmp_path, channels=1, test_fraction=0.0).train.pixels()[0, 0]
@@ -248,7 +266,7 @@ def test_picture_modes(tmp_path: Path) -> None:
     assert np.array_equal(bytes_of(pixels)[1], colour)
     assert np.array_equal(bytes_of(pixels)[2], np.repeat(grey[..., None], 3, 2))
     save(other / "colour" / "d.tiff", picture(3, 6, 6).astype(np.float32))
-    refused(lambda: load_folder(other), ValueError, r"d\.tiff: pixels of mode F have no defined range")
+    refused(lambda: load_folder(other), ValueError, r"d\.tiff \(pixels of mode F have no defined range")
 
 
 def arrays(rows: int | None = None, channels: tuple[int, ...] = (), val: bool = False) -> dict[str, Array]:

@@ -1,0 +1,253 @@
+"""Tables of picture files and labels: competitions, hospitals' lists, and what is wrong with them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from distillkit import Normalization
+from distillkit.data import Split, load_folder, load_table, open_table
+from distillkit.privacy import PrivacyError
+from distillkit.privacy.validation._arguments import refuse_derived
+from tests.refused import refused
+
+HALF = Normalization([0.5], [0.5])
+ANIMALS = ["cat", "dog", "cat", "eel", "dog", "cat", "eel", "dog", "cat", "eel", "dog", "eel"]
+
+
+def picture(seed: int, *shape: int) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, shape or (6, 5, 3), dtype=np.uint8)
+
+
+def save(path: Path, number: int, *shape: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(picture(number, *shape)).save(path)
+
+
+def competition(path: Path, header: str = "id,breed", names: str = "{:03d}", ending: str = ".png") -> Path:
+    """Make `train.csv` with ids without ending, and the folder `train`."""
+    for i in range(len(ANIMALS)):
+        save(path / "train" / f"{names.format(i)}{ending}", i)
+    lines = [f"{names.format(i)},{animal}" for i, animal in enumerate(ANIMALS)]
+    (path / "train.csv").write_text("\n".join([header, *lines]), encoding="utf-8")
+    return path / "train.csv"
+
+
+def same(split: Split, labels: list[str] = ANIMALS) -> bool:
+    """Return whether every picture of both parts has its label."""
+    seen = {}
+    for part in split:
+        for image, label in zip(part.pixels(), part.labels.tolist()):
+            seen[(image * 255).round().byte().permute(1, 2, 0).numpy().tobytes()] = split.classes[label]
+    return seen == {picture(i).tobytes(): label for i, label in enumerate(labels)}
+
+
+def test_a_competition_is_read(tmp_path: Path, global_rng_untouched: None) -> None:
+    table = competition(tmp_path)
+    split = load_table(table, folder=tmp_path / "train", normalization=HALF, progress=False)
+    assert split.classes == split.train.class_names == ("cat", "dog", "eel")
+    assert (len(split.train), len(split.test)) == (9, 3)
+    assert same(split)
+    assert split.train.info == {
+        "dataset": "train", "classes": "labels", "test_fraction": 0.2, "hold_out": "random", "split": "train",
+    }  # fmt: skip
+    whole = load_table(table, folder=tmp_path / "train", test_fraction=0).train
+    assert whole.labels.tolist() == [split.classes.index(animal) for animal in ANIMALS]  # in the order of the rows
+    assert not whole.classes_given
+
+
+def test_equals_the_folder_of_the_same_pictures(tmp_path: Path) -> None:
+    table = competition(tmp_path)
+    for i, animal in enumerate(ANIMALS):
+        save(tmp_path / "sorted" / animal / f"{i:03d}.png", i)
+    by_table, by_folder = load_table(table, folder=tmp_path / "train"), load_folder(tmp_path / "sorted")
+    assert by_table.train.normalization == pytest.approx(by_folder.train.normalization) or same(by_table)
+    assert by_table.classes == by_folder.classes
+    assert by_table.train.counts().tolist() == by_folder.train.counts().tolist()
+
+
+FORMS: dict[str, Callable[[Path], Any]] = {
+    "csv": lambda path: path,
+    "tsv": lambda path: written(path, ".tsv"),
+    "parquet": lambda path: written(path, ".parquet"),
+    "frame": lambda path: pd.read_csv(path, dtype=str),
+    "mapping": lambda path: pd.read_csv(path, dtype=str).to_dict("list"),
+}
+
+
+def written(path: Path, ending: str) -> Path:
+    frame, other = pd.read_csv(path, dtype=str), path.with_suffix(ending)
+    frame.to_csv(other, sep="\t", index=False) if ending == ".tsv" else frame.to_parquet(other)
+    return other
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_all_forms_of_a_table_give_equal_sets(form: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    table = FORMS[form](competition(tmp_path))
+    assert same(load_table(table, folder=str(tmp_path / "train"), normalization=HALF))
+
+
+def test_stored_equals_memory(tmp_path: Path) -> None:
+    table = competition(tmp_path)
+    options: dict[str, Any] = {"folder": tmp_path / "train", "normalization": HALF, "progress": False}
+    memory, stored = load_table(table, **options), open_table(table, cache=tmp_path / "cache", **options)
+    for one, other in zip(memory, stored):
+        read = other.read()
+        assert torch.equal(one.images, read.images)
+        assert torch.equal(one.labels, read.labels)
+        assert (one.class_names, one.info) == (read.class_names, read.info)
+    frame = pd.read_csv(table, dtype=str)
+    options |= {"test_fraction": 0}
+    parts = [open_table(frame[i:j], cache=tmp_path / "cache", **options).train for i, j in ((0, 7), (7, 12))]
+    assert torch.equal(torch.cat([part.read().images for part in parts]), load_table(frame, **options).train.images)
+
+
+def test_columns_are_found_by_their_names(tmp_path: Path) -> None:
+    for header in ("id,breed", "breed,id", "image_id,label", "image,weird"):
+        table = competition(tmp_path, header)
+        first, second = header.split(",")
+        frame = pd.read_csv(table, dtype=str, names=[first, second], header=0)
+        if first == "breed":
+            frame = frame[[second, first]].set_axis([first, second], axis=1)
+        assert same(load_table(frame, folder=tmp_path / "train", normalization=HALF))
+    wide = pd.DataFrame({"key": [f"{i:03d}.png" for i in range(12)], "b": ANIMALS, "c": ANIMALS[::-1]})
+    refused(
+        lambda: load_table(wide), TypeError, r"no column is the image among key, b, c; name it: load_table\(table, im"
+    )
+    refused(lambda: load_table(wide, image="key"), TypeError, "no column is the label among key, b, c")
+    refused(
+        lambda: load_table(wide, image="nope"), ValueError, "image must be one of the columns key, b, c, got 'nope'"
+    )
+    for name in ("split", "user"):
+        wrong: dict[str, Any] = {name: "nope"}
+        refused(
+            lambda wrong=wrong: load_table(wide, image="key", label="b", **wrong), ValueError, f"{name} must be one"
+        )
+    assert same(load_table(wide, image="key", label="c", folder=tmp_path / "train", normalization=HALF), ANIMALS[::-1])
+
+
+def test_splits_and_owners(tmp_path: Path) -> None:
+    competition(tmp_path)
+    parts = ["train", "Training", "VAL", "test"] * 3
+    sites = ["north", "south", "east"] * 4
+    frame = pd.DataFrame({"id": [f"{i:03d}" for i in range(12)], "label": ANIMALS, "split": parts, "site": sites})
+    split = load_table(frame, folder=tmp_path / "train", user="site", normalization=HALF)
+    assert split.validation is not None
+    assert [len(part) for part in (*split, split.validation)] == [6, 3, 3]
+    assert split.users == ("east", "north", "south")
+    owners = [split.users[k] for k in split.train.columns["user"].tolist()]
+    assert owners == [site for site, part in zip(sites, parts) if part in ("train", "Training")]
+    assert split.test.labels.tolist() == [split.classes.index(a) for a, p in zip(ANIMALS, parts) if p == "test"]
+    assert len(load_table(frame, folder=tmp_path / "train", split=None, test_fraction=0).train) == 12
+    moved = load_table(frame.rename(columns={"split": "fold"}), folder=tmp_path / "train", label="label", split="fold")
+    assert len(moved.test) == 3
+    frame["split"] = "test"
+    refused(lambda: load_table(frame, folder=tmp_path / "train"), ValueError, "12 rows of other splits than train")
+
+
+def test_numbers_are_ordered_by_value_and_keep_zeros(tmp_path: Path) -> None:
+    competition(tmp_path)
+    for kind in (str, int, float):
+        frame = pd.DataFrame({"id": [f"{i:03d}" for i in range(12)], "label": [kind(k) for k in [10, 2, 1] * 4]})
+        split = load_table(frame, folder=tmp_path / "train", test_fraction=0)
+        assert split.classes == ("1", "2", "10")
+        assert split.train.labels.tolist() == [2, 1, 0] * 4
+    declared = load_table(frame, folder=tmp_path / "train", classes=["10", "5", "2", "1"], test_fraction=0).train
+    assert (declared.labels.tolist(), declared.class_names) == ([0, 2, 3] * 4, ("10", "5", "2", "1"))
+    assert declared.classes_given
+    refuse_derived(declared.info, "data")
+    found = load_table(frame, folder=tmp_path / "train", test_fraction=0).train
+    refused(lambda: refuse_derived(found.info, "data"), PrivacyError, r"folders or labels that exist.*load_table\(")
+
+
+def test_several_label_columns_are_rows(tmp_path: Path) -> None:
+    competition(tmp_path)
+    frame = pd.DataFrame({"id": [f"{i:03d}" for i in range(12)], "a": [1, 0] * 6, "b": [0.25, 1] * 6})
+    split = load_table(frame, label=["b", "a"], folder=tmp_path / "train", test_fraction=0)
+    assert split.classes == split.train.class_names == ("b", "a")
+    assert split.train.labels.tolist() == [[0.25, 1.0], [1.0, 0.0]] * 6
+    frame["b"] = frame["b"].astype(object)
+    frame.loc[3, "b"] = "x"
+    refused(
+        lambda: load_table(frame, label=["b", "a"], folder=tmp_path / "train"),
+        ValueError,
+        "1 rows whose labels are no numbers: 003",
+    )
+
+
+def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    competition(tmp_path)
+    train = tmp_path / "train"
+    (train / "000.png").write_bytes(b"no picture")
+    (train / "001.png").unlink()
+    save(train / "002.jpg", 2)
+    save(train / "003.png", 3, 6, 5)
+    save(train / "004.png", 4, 7, 5, 3)
+    labels: list[Any] = [*ANIMALS[:5], None, "fox", *ANIMALS[7:]]
+    parts = ["train"] * 7 + ["unknown"] + ["train"] * 4
+    names = [*(f"{i:03d}" for i in range(9)), "008", "010", None]
+    frame = pd.DataFrame({"id": names, "label": labels, "split": parts})
+    with pytest.raises(ValueError, match="train cannot be read as one set:") as raised:
+        load_table(frame, folder=train, classes=["cat", "dog", "eel"])
+    lines = str(raised.value).splitlines()[1:]
+    assert {line.split(" of train")[0].split(";")[0] for line in lines} == {
+        "- 1 names of several files",
+        "- 1 missing pictures: 001",
+        "- 1 pictures that cannot be read: 000.png (cannot identify image file)",
+        "- 1 pictures without the (6, 5) pixels (height, width) of 002.jpg and 7 more",
+        "- 1 pictures without the 3 channels of 002.jpg and 7 more",
+        "- 1 rows without a label: 005",
+        "- 1 rows without a file: row 11",
+        "- 1 rows whose label is not in classes: fox",
+        "- 1 rows whose split is none",
+        "- 2 pictures in several rows",
+    }
+    assert any(line.endswith("valid, validation: unknown") for line in lines)
+    assert any(line.endswith("; keep one row of each: 008, 008") for line in lines)
+    refused(
+        lambda: open_table(frame, folder=train, cache=tmp_path / "c"), ValueError, "train cannot be read as one set"
+    )
+
+
+def test_missing_pictures_name_the_folder_that_has_them(tmp_path: Path) -> None:
+    table = competition(tmp_path)
+    for read in (load_table, open_table):
+        with pytest.raises(
+            FileNotFoundError, match=r"12 missing pictures; pass folder='.*/train', which has .*: 000, 001, 002, \.\.\."
+        ):
+            read(table)
+    refused(
+        lambda: load_folder(tmp_path), ValueError, r"train\.csv, which .*read it with load_table\(.*folder='.*train'"
+    )
+
+
+def test_what_is_no_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused(lambda: load_table(tmp_path / "none.csv"), FileNotFoundError, r"no file .*none\.csv; expected a \.csv")
+    (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "b.csv").write_text("", encoding="utf-8")
+    (tmp_path / "c.csv").write_text("id,label\n", encoding="utf-8")
+    (tmp_path / "d.parquet").write_text("id", encoding="utf-8")
+    for name, words in (
+        ("a.csv", "damaged or no"),
+        ("b.csv", "no table"),
+        ("c.csv", "no rows"),
+        ("d.parquet", "no table"),
+    ):
+        refused(lambda name=name: load_table(tmp_path / name), ValueError, words)
+    inside = pd.DataFrame({"image": [{"bytes": b"", "path": None}], "label": [0]})
+    refused(lambda: load_table(inside), TypeError, r"holds pictures, not files; read it with as_set\(pandas")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    refused(
+        lambda: load_table(tmp_path / "c.csv"),
+        ImportError,
+        r"load_table needs pandas: pip install 'distillkit\[data\]'",
+    )
