@@ -314,7 +314,7 @@ def test_classes_that_were_found_in_the_data_are_not_given(tmp_path: Path) -> No
         for call in CALLS.values():
             with pytest.raises(PrivacyError, match=r"load_folder\(path, classes="):
                 call(data)
-    with pytest.raises(ValueError, match="not in classes; add or move them: c"):
+    with pytest.raises(ValueError, match="not in classes; add or move them: f/c"):
         load_folder(path, classes=CLASSES[:2])
     more = load_folder(path, classes=("c", "none", "b", "a"), test_fraction=0)
     assert (more.train.classes_given, more.classes) == (True, ("c", "none", "b", "a"))

@@ -118,7 +118,11 @@ def open_folder(
 def picture_options(
     test_fraction: float, hold_out: str, classes: Sequence[str] | None, background: float | None
 ) -> dict[str, Any]:
-    """Check the options that readers of picture files have in common, and return them by the names inside."""
+    """Check the options that readers of picture files have in common, and return them as `load_pictures` takes them.
+
+    Args:
+        test_fraction, hold_out, classes, background: as in `load_folder`.
+    """
     return {
         "test_fraction": check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0),
         "background": background
