@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,11 +14,13 @@ from torch.nn import functional as F
 from distillkit._utils import check
 from distillkit._utils.user_warnings import warn
 from distillkit.augment import ResizedCrop, ShufflePatches
-from distillkit.sets import LabeledImages, StoredImages
+from distillkit.sets import StoredImages
+from distillkit.sets._stored import RealImages
 
 __all__ = ["check_baseline", "check_factor", "check_test_images", "images_among", "warn_of_overlap"]
 
-_CHUNK = 1024
+_CHUNK, _VALUES = 1024, 1 << 23
+"""Largest number of images, and of their pixel values, that are compared at a time."""
 _SAME_PIXEL = 1.5 / 255
 """Largest difference of two pixels in [0, 1] that is taken for rounding to 8 bits."""
 _CANDIDATES = 8
@@ -45,7 +48,7 @@ def check_factor(info: Mapping[str, Any], augment: object, *, relabel: bool) -> 
     )
 
 
-def check_test_images(test: LabeledImages | StoredImages, training: Mapping[str, LabeledImages | None]) -> None:
+def check_test_images(test: RealImages, training: Mapping[str, RealImages | None]) -> None:
     """Warn if test images are among training images, or if the test set seems to be the small set.
 
     Images are compared as pixels in [0, 1], so a new normalization, order or dtype does not hide them.
@@ -84,7 +87,7 @@ def warn_of_overlap(found: int, total: int, name: str, where: str) -> None:
         )
 
 
-def check_baseline(data: LabeledImages, real: LabeledImages, *, relabel: bool) -> None:
+def check_baseline(data: RealImages, real: RealImages, *, relabel: bool) -> None:
     """Refuse a set of real images from which no random images can be drawn that are comparable with a small set.
 
     Args:
@@ -108,7 +111,7 @@ def check_baseline(data: LabeledImages, real: LabeledImages, *, relabel: bool) -
             f"real must be the real training images, at least as many as data has ({len(data)}), because random images "
             f"are drawn from it; got {len(real)}"
         )
-    if bool(images_among(real, data).all()):
+    if all(bool(found.all()) for found in _found_among(real, data)):
         raise ValueError("real must be the real training images, but all of its images are in data: pass the whole set")
     own, other = data.counts().tolist(), real.counts().tolist()
     short = [f"{c} ({n})" for c, (n, wanted) in enumerate(zip(other, own)) if n < wanted]
@@ -117,33 +120,44 @@ def check_baseline(data: LabeledImages, real: LabeledImages, *, relabel: bool) -
         warn(f"real has fewer images than data in {len(short)} classes: {listed}; random images of these repeat")
 
 
-def images_among(some: LabeledImages | StoredImages, among: LabeledImages) -> Tensor:
-    """Return for each image of the first set whether it is in the second one, as bools [N]."""
+def images_among(some: RealImages, among: RealImages) -> Tensor:
+    """Return for each image of the first set whether it is in the second one, as bools [N].
+
+    The recorded hashes of two stored sets are compared; images in memory are equal up to rounding to 8 bits.
+    """
     check.default_device()
+    if isinstance(some, StoredImages) and isinstance(among, StoredImages) and some.shape == among.shape:
+        known = {digest.tobytes() for digest in among.digests.numpy()}
+        return torch.tensor([digest.tobytes() in known for digest in some.digests.numpy()], dtype=torch.bool)
+    return torch.cat([torch.zeros(0, dtype=torch.bool), *_found_among(some, among)])
+
+
+def _found_among(some: RealImages, among: RealImages) -> Iterator[Tensor]:
+    """Yield for consecutive parts of the first set whether its images are in the second one."""
     if some.shape != among.shape:
-        return torch.zeros(len(some), dtype=torch.bool)
+        yield torch.zeros(len(some), dtype=torch.bool)
+        return
     rows: dict[bytes, list[int]] = defaultdict(list)
     for start, pixels in _pixels(among):
         for row, key in enumerate(_summaries(pixels), start):
             if len(rows[key]) < _CANDIDATES:
                 rows[key].append(row)
-    found = torch.zeros(len(some), dtype=torch.bool)
-    for start, pixels in _pixels(some):
+    for _, pixels in _pixels(some):
+        found = torch.zeros(len(pixels), dtype=torch.bool)
         pairs = [(i, row) for i, key in enumerate(_summaries(pixels)) for row in rows.get(key, ())]
         for part in torch.tensor(pairs, dtype=torch.int64).view(-1, 2).split(_CHUNK):
             own, other = part.unbind(1)
-            images = among.images.index_select(0, other.to(among.images.device)).float()
+            images = among._take(other).float()
             difference = pixels[own] - among.normalization.decode(images).cpu()
-            found[start + own[difference.abs().flatten(1).amax(1) <= _SAME_PIXEL]] = True
-    return found
+            found[own[difference.abs().flatten(1).amax(1) <= _SAME_PIXEL]] = True
+        yield found
 
 
-def _pixels(data: LabeledImages | StoredImages) -> Iterator[tuple[int, Tensor]]:
+def _pixels(data: RealImages) -> Iterator[tuple[int, Tensor]]:
     """Yield the index of the first image and the pixels, float32 on the CPU, of consecutive parts of a set."""
-    for start in range(0, len(data), _CHUNK):
-        rows = slice(start, start + _CHUNK)
-        images = data.read(rows).images if isinstance(data, StoredImages) else data.images[rows]
-        yield start, data.normalization.decode(images.detach().float()).cpu()
+    size = max(1, min(_CHUNK, _VALUES // math.prod(data.shape)))
+    for rows in torch.arange(len(data)).split(size) if len(data) else ():
+        yield int(rows[0]), data.normalization.decode(data._take(rows).detach().float()).cpu()
 
 
 def _summaries(pixels: Tensor) -> list[bytes]:

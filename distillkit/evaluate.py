@@ -23,9 +23,11 @@ from distillkit.networks._factory import NetworkFactory, build, require_factory
 from distillkit.protocols import describe_protocol
 from distillkit.rng import as_generator, derive
 from distillkit.robustness import Perturbation, pixels_in_range, require_perturbations
-from distillkit.sets import Images, LabeledImages, StoredImages, TiledImages, as_set
+from distillkit.sets import Images, LabeledImages, StoredImages, TiledImages
 from distillkit.sets._class_index import class_labels, class_rows, random_rows, with_class_labels
 from distillkit.sets._devices import on_device
+from distillkit.sets._stored import RealImages, cached, images_of
+from distillkit.sets.as_set import open_set
 from distillkit.training import CLASSIC, Protocol, accuracy, require_protocol, train
 
 __all__ = ["Evaluation", "Row", "evaluate"]
@@ -133,13 +135,13 @@ class Evaluation:
 
 @on_device("data", "test", "real")
 def evaluate(
-    data: Images,
+    data: Images | StoredImages,
     test: Images | StoredImages,
     factory: NetworkFactory | Mapping[str, NetworkFactory],
     *,
     num_networks: int = 3,
     protocol: Protocol = CLASSIC,
-    real: Images | None = None,
+    real: Images | StoredImages | None = None,
     against: Sequence[Perturbation] = (),
     generator: int | torch.Generator = 0,
     chunk: int | None = None,
@@ -149,7 +151,7 @@ def evaluate(
     """Train networks from scratch on a small set, and test them.
 
     Args:
-        data: the set to evaluate: a `LabeledImages`, or anything that `sets.as_set` accepts.
+        data: the set to evaluate: a `LabeledImages`, a `StoredImages`, or anything that `sets.as_set` accepts.
         test: test images with class indices, with the same normalization, shape and classes as `data`. A `StoredImages`
             is read in chunks.
         factory: function without arguments that returns a network, which is moved to the data's device. To test several
@@ -185,18 +187,18 @@ def evaluate(
     num_networks = check.positive_int(num_networks, "num_networks")
     require_protocol(protocol)
     perturbations = require_perturbations(against)
-    data = as_set(data, name="data", progress=progress)
-    if not isinstance(test, StoredImages):
-        test = as_set(test, name="test", progress=progress)
-    data.require_compatible(test[:0].read() if isinstance(test, StoredImages) else test, names=("data", "test"))
+    data, test = (open_set(s, name=n, progress=progress) for s, n in ((data, "data"), (test, "test")))
+    data = cached(data)
+    like = data._empty
+    like.require_compatible(test._empty, names=("data", "test"))
     for name, count in (("data", len(data)), ("test", len(test))):
         if not count:
             raise ValueError(f"{name} must hold at least one image, got an empty set")
     if test.labels.ndim != 1:
         raise ValueError(f"test must have class indices as labels, got rows of shape {list(test.labels.shape)}")
     if real is not None:
-        real = as_set(real, name="real", progress=progress)
-        data.require_compatible(real, names=("data", "real"))
+        real = open_set(real, name="real", progress=progress)
+        like.require_compatible(real._empty, names=("data", "real"))
     with each_warning_once() as outermost:
         if outermost:
             if real is not None:
@@ -209,13 +211,13 @@ def evaluate(
     if not factories:
         raise ValueError("factory must name at least one architecture, got an empty mapping")
     if isinstance(protocol.relabel, Relabel):
-        protocol.relabel.require(data.images, data.num_classes, protocol.view_options)
+        protocol.relabel.require(images_of(data), data.num_classes, protocol.view_options)
         try_teacher(
             cast(nn.Module, protocol.relabel.teacher), *((real, "real") if real is not None else (test, "test"))
         )
     seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
     if not isinstance(test, StoredImages):
-        test = test.to(data.images.device, data.images.dtype)
+        test = test.to(like.images.device, like.images.dtype)
         for part in test.images.split(1024) if perturbations else ():
             pixels_in_range(part, test.normalization, "test")
     rows = []
@@ -227,7 +229,7 @@ def evaluate(
                 accuracies, begun, architecture = [], time.perf_counter(), name
                 changed: dict[str, list[float]] = {other: [] for other in perturbations}
                 for i in range(num_networks):
-                    network = build(make, derive(seed, name, i, "network")).to(data.images)
+                    network = build(make, derive(seed, name, i, "network")).to(like.images)
                     architecture = name or type(network).__name__
                     own = data
                     if real is not None and kind == "random real":
@@ -244,9 +246,10 @@ def evaluate(
     return Evaluation(tuple(rows), protocol, len(data), perturbations)
 
 
-def _random_like(data: LabeledImages, real: LabeledImages, generator: torch.Generator) -> LabeledImages:
+def _random_like(data: RealImages, real: RealImages, generator: torch.Generator) -> LabeledImages:
     counts = torch.bincount(class_labels(data), minlength=data.num_classes)
     wanted = counts.nonzero().flatten().tolist()
     index, _ = random_rows(class_rows(with_class_labels(real), wanted), counts[wanted].tolist(), generator)
-    drawn = real[index.to(real.images.device)].to(data.images.device, data.images.dtype)
+    like = data._empty.images
+    drawn = real._part(index).to(like.device, like.dtype)
     return data.tiles.pack(drawn) if isinstance(data, TiledImages) else drawn

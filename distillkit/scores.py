@@ -19,9 +19,11 @@ from distillkit._utils.user_warnings import each_warning_once
 from distillkit.evaluate import Row, evaluate
 from distillkit.networks._factory import NetworkFactory
 from distillkit.rng import as_generator, derive
-from distillkit.sets import Images, LabeledImages, as_set
+from distillkit.sets import Images, StoredImages
 from distillkit.sets._class_index import class_rows, with_class_labels
 from distillkit.sets._devices import on_device
+from distillkit.sets._stored import RealImages
+from distillkit.sets.as_set import open_set
 from distillkit.training import CLASSIC, Protocol, require_protocol
 
 __all__ = ["Scores", "augmentation_robust_score", "label_robust_score", "scores"]
@@ -179,11 +181,11 @@ class Scores:
 
 @on_device("data", "test", "real")
 def scores(
-    data: Images,
-    test: Images,
+    data: Images | StoredImages,
+    test: Images | StoredImages,
     factory: NetworkFactory,
     *,
-    real: Images,
+    real: Images | StoredImages,
     protocol: Protocol = CLASSIC,
     whole: Protocol | None = None,
     search: Sequence[Mapping[str, Any]] = ({},),
@@ -236,7 +238,7 @@ def scores(
     Source: DD-Ranking (Li et al., 2025). Deviations: accuracies are fractions, and are measured after the last training
     step. The authors' code uses the best of many tests, in per cent, and searches the learning rate on the test set.
     """
-    data, test, real = (as_set(s, name=n) for s, n in ((data, "data"), (test, "test"), (real, "real")))
+    data, test, real = (open_set(s, name=n) for s, n in ((data, "data"), (test, "test"), (real, "real")))
     require_protocol(protocol)
     if protocol.augment is None:
         raise ValueError(
@@ -259,7 +261,7 @@ def scores(
     check_test_images(test, {"data": data, "real": real})
     check_factor(data.info, protocol.augment, relabel=protocol.relabel is not None)
 
-    def measure(variant: Protocol, train_set: LabeledImages | None, *names: str) -> None:
+    def measure(variant: Protocol, train_set: RealImages | None, *names: str) -> None:
         """Train networks, and store the results in `Scores.rows` and the selected settings in `Scores.settings`.
 
         Args:
@@ -301,7 +303,7 @@ def _checked_settings(protocol: Protocol, settings: Mapping[str, Any]) -> None:
     replace(protocol, **settings)
 
 
-def _split(real: LabeledImages, share: float, seed: int) -> tuple[LabeledImages, LabeledImages]:
+def _split(real: RealImages, share: float, seed: int) -> tuple[RealImages, RealImages]:
     """Split a set into two parts. The second part gets the fraction `share` of each class, at least one image."""
     first, second = [], []
     for c, rows in class_rows(with_class_labels(real)).items():

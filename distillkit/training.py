@@ -31,8 +31,10 @@ from distillkit.networks._dropout import seeded_dropout
 from distillkit.networks._validation import check_network, require_network
 from distillkit.rng import as_generator
 from distillkit.robustness import Perturbation, pixels_in_range, require_perturbations
-from distillkit.sets import Images, LabeledImages, StoredImages, as_set
+from distillkit.sets import Images, StoredImages
 from distillkit.sets._devices import on_device
+from distillkit.sets._stored import RealImages, cached, images_like, images_of, read_batches
+from distillkit.sets.as_set import open_set
 
 __all__ = ["CLASSIC", "Protocol", "accuracy", "require_protocol", "train"]
 
@@ -166,7 +168,7 @@ CLASSIC = Protocol()
 @on_device("data", trains="network")
 def train(
     network: nn.Module,
-    data: Images,
+    data: Images | StoredImages,
     protocol: Protocol = CLASSIC,
     *,
     generator: int | torch.Generator = 0,
@@ -181,9 +183,10 @@ def train(
 
     Args:
         network: network that maps images to logits [N, K], with the same device and dtype as the images.
-        data: a set, or anything that `sets.as_set` accepts. Labels are class indices, or rows of probabilities (soft
-            labels). For soft labels, the cross-entropy equals the distillation loss at temperature 1 up to a constant.
-            Rows whose sums differ from 1 by at most 0.01, as after storage in half precision, are renormalized.
+        data: a set, or anything that `sets.as_set` accepts. The batches of a `StoredImages` are read ahead. Labels are
+            class indices, or rows of probabilities (soft labels). For soft labels, the cross-entropy equals the
+            distillation loss at temperature 1 up to a constant. Rows whose sums differ from 1 by at most 0.01, as after
+            storage in half precision, are renormalized.
         protocol: training protocol.
         generator: seed or random generator for the order of the images, the augmentation, and `nn.Dropout` layers. All
             other random layers, such as stochastic depth, use the global random state; a warning is then given.
@@ -200,14 +203,16 @@ def train(
         FloatingPointError: the loss is not finite.
     """
     require_protocol(protocol)
-    data = as_set(data, name="data", progress=progress)
-    images, labels = (values.detach() for values in data)
+    data = cached(open_set(data, name="data", progress=progress))
+    images = images_of(data)
+    like = images_like(images)
+    labels = data.labels.detach().to(like.device)
     if not len(data):
         raise ValueError("data must hold at least one image, got an empty set")
-    labels = _probabilities(labels, images.dtype) if labels.ndim == 2 else labels
+    labels = _probabilities(labels, like.dtype) if labels.ndim == 2 else labels
     require_normalization(protocol.augment, data.normalization)
     generator = as_generator(generator)
-    check_network(require_network(network), images, classes=data.num_classes)
+    check_network(require_network(network), like, classes=data.num_classes)
     with each_warning_once() as outermost:
         if outermost:
             check_factor(data.info, protocol.augment, relabel=protocol.relabel is not None)
@@ -219,11 +224,11 @@ def train(
         )
     network.train()
     whole = uses_batch_statistics(network)
-    require_batch_statistics(network, images, min(protocol.batch, len(images)))
+    require_batch_statistics(network, like.new_zeros(1, *data.shape), min(protocol.batch, len(images)))
     alone = protocol.augment is None and not any(
         isinstance(m, nn.modules.dropout._DropoutNd) for m in network.modules()
     )
-    ahead = CHECKED_STEPS if alone and is_accelerator(images.device) else 1
+    ahead = CHECKED_STEPS if alone and is_accelerator(like.device) else 1
     batches = _batches(protocol, whole, images, labels, data.num_classes, generator, ahead)
     temperature, scale = 1.0, 1.0
     if protocol.relabel is not None:
@@ -240,17 +245,17 @@ def train(
     ):
         global_state = torch.get_rng_state()
         for epoch in range(epochs):
-            total = images.new_zeros(())
+            total = like.new_zeros(())
             for x, y in batches(epoch):
                 network.zero_grad()
-                size = len(x) if whole else chunk_size(images, chunk)
+                size = len(x) if whole else chunk_size(like, chunk)
                 for part, target in zip(x.split(size), y.split(size), strict=True):
                     logits = network(part) if temperature == 1 else network(part) / temperature
                     loss = F.cross_entropy(logits, target, reduction="sum") * scale / len(x)
                     check.differentiable(loss, "network", "its parameters").backward()
                     total += loss.detach()
                 optimizer.step(protocol.lr_at(epoch))
-            read = (epoch + 1) % CHECKED_STEPS == 0 or epoch == epochs - 1 or not is_accelerator(images.device)
+            read = (epoch + 1) % CHECKED_STEPS == 0 or epoch == epochs - 1 or not is_accelerator(like.device)
             if read and not torch.isfinite(total):
                 raise FloatingPointError(f"the loss is {float(total)} in epoch {epoch}: training diverged; lower lr")
             if protocol.schedule == "drop" and epoch == protocol.epochs // 2 + 1:
@@ -282,7 +287,7 @@ def _probabilities(rows: Tensor, dtype: torch.dtype) -> Tensor:
 def _batches(
     protocol: Protocol,
     merge_single: bool,
-    images: Tensor,
+    images: Tensor | StoredImages,
     labels: Tensor,
     classes: int,
     generator: torch.Generator,
@@ -291,13 +296,13 @@ def _batches(
     """Return a function that takes the index of an epoch and yields the epoch's batches, each with its labels."""
     options, relabel = protocol.view_options, protocol.relabel
     if relabel is None and protocol.mix is None:
-        orders = _orders(len(images), generator, images.device, ahead, protocol.num_epochs)
+        orders = _orders(len(images), generator, labels.device, ahead, protocol.num_epochs)
         return lambda epoch: _plain_batches(merge_single, images, labels, options, next(orders), generator)
     seed = int(torch.randint(2**62, (), generator=generator))
     if relabel is not None:
         relabel.require(images, classes, options)
         return lambda epoch: relabel.batches(images, options, seed, epoch)
-    rows = labels if labels.ndim == 2 else F.one_hot(labels, classes).to(images.dtype)
+    rows = labels if labels.ndim == 2 else F.one_hot(labels, classes).to(images_like(images).dtype)
     return lambda epoch: mixed_batches(images, rows, options, seed, epoch)
 
 
@@ -309,10 +314,16 @@ def _orders(count: int, generator: torch.Generator, device: torch.device, ahead:
 
 
 def _plain_batches(
-    merge_single: bool, images: Tensor, labels: Tensor, options: ViewOptions, order: Tensor, generator: torch.Generator
+    merge_single: bool,
+    images: Tensor | StoredImages,
+    labels: Tensor,
+    options: ViewOptions,
+    order: Tensor,
+    generator: torch.Generator,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    for index in batch_indices(order, options.batch, merge_single=merge_single):
-        x, y = images.index_select(0, index), labels.index_select(0, index)
+    batches = batch_indices(order, options.batch, merge_single=merge_single)
+    for index, x in zip(batches, read_batches(images, batches), strict=True):
+        y = labels.index_select(0, index)
         if options.augment is not None:
             x = apply_augmentation(options.augment, x, generator, siamese=False)
         yield x, y
@@ -343,8 +354,7 @@ def accuracy(
         ValueError: the set is empty, its labels are not class indices, the network returns NaN, or `against` is given
             and the set's pixels are not in [0, 1] or `against` returns no finite images.
     """
-    if not isinstance(data, StoredImages):
-        data = as_set(data, name="data")
+    data = open_set(data, name="data")
     if not len(data) or data.labels.ndim != 1:
         came = "an empty set" if not len(data) else f"rows of shape {list(data.labels.shape)}"
         raise ValueError(f"data must hold at least one image and have class indices as labels, got {came}")
@@ -352,10 +362,12 @@ def accuracy(
     if against is not None:
         [against] = require_perturbations([against]).values()
     like = next(network.parameters(), torch.empty(0))
-    images = data.read([]).images.to(like) if isinstance(data, StoredImages) else data.images
+    images = data._empty.images.to(like) if isinstance(data, StoredImages) else data.images
     size = chunk_size(images, chunk)
     check_network(network, images, classes=data.num_classes, probabilities="accept" if against is None else "warn")
-    parts: Iterable[Tensor] = _read_chunks(data, size, like) if isinstance(data, StoredImages) else images.split(size)
+    parts: Iterable[Tensor] = images.split(size)
+    if isinstance(data, StoredImages):
+        parts = (part.to(like) for part in read_batches(data, torch.arange(len(data)).split(size)))
     generator = as_generator(generator)
     if against is not None:
         parts = _perturbed(network, parts, data, against, generator)
@@ -367,15 +379,10 @@ def accuracy(
     return float((guesses == data.labels.to(guesses.device)).double().mean())
 
 
-def _read_chunks(data: StoredImages, size: int, like: Tensor) -> Iterator[Tensor]:
-    for start in range(0, len(data), size):
-        yield data.read(slice(start, start + size)).images.to(like)
-
-
 def _perturbed(
     network: nn.Module,
     parts: Iterable[Tensor],
-    data: LabeledImages | StoredImages,
+    data: RealImages,
     against: Perturbation,
     generator: torch.Generator,
 ) -> Iterator[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,8 @@ from distillkit._utils.user_warnings import warn
 from distillkit.chunking import chunk_size, forward_chunks
 from distillkit.fingerprint import tensor_fingerprint
 from distillkit.networks._validation import check_network, require_network
-from distillkit.sets import LabeledImages, StoredImages
 from distillkit.sets._class_index import class_labels
+from distillkit.sets._stored import RealImages, images_of, read_batches
 
 __all__ = ["describe_teacher", "require_teacher", "teacher_logits", "try_teacher"]
 
@@ -47,24 +48,26 @@ def require_teacher(teacher: object, images: Tensor, classes: int, role: str = "
     return teacher
 
 
-def teacher_logits(teacher: nn.Module, images: Tensor, chunk: int | None = None) -> Tensor:
+def teacher_logits(teacher: nn.Module, images: Tensor | Iterable[Tensor], chunk: int | None = None) -> Tensor:
     """Compute a teacher's logits [N, K] for images, in eval mode and without gradients.
 
     Args:
         teacher: the network.
-        images: float [N, C, H, W].
-        chunk: number of images per forward pass; the default depends on device and image size.
+        images: float [N, C, H, W], or an iterable of such tensors.
+        chunk: number of images per forward pass; the default depends on device and image size. Pass it with an
+            iterable.
 
     Raises:
         ValueError: a logit is NaN.
     """
     with eval_mode(teacher):
-        logits = torch.cat(list(forward_chunks(teacher, images, chunk_size(images, chunk))))
+        size = chunk_size(images, chunk) if isinstance(images, Tensor) else chunk or 1
+        logits = torch.cat(list(forward_chunks(teacher, images, size)))
     require_numbers(logits, "teacher", "images")
     return logits
 
 
-def try_teacher(teacher: nn.Module, pool: LabeledImages | StoredImages, name: str, role: str = "teacher") -> float:
+def try_teacher(teacher: nn.Module, pool: RealImages, name: str, role: str = "teacher") -> float:
     """Refuse a teacher whose accuracy on labeled images is not clearly above chance, and return the accuracy.
 
     The teacher classifies at most 2,000 images, which are evenly spaced in the set. Its number of correct predictions
@@ -83,11 +86,13 @@ def try_teacher(teacher: nn.Module, pool: LabeledImages | StoredImages, name: st
     if not len(pool):
         raise ValueError(f"{name} must hold at least one image to try the {role} on, got an empty set")
     some = pool[torch.arange(0, len(pool), max(1, math.ceil(len(pool) / _MAX_IMAGES)))]
-    some = some.read() if isinstance(some, StoredImages) else some
-    like = next(teacher.parameters(), some.images) if isinstance(teacher, nn.Module) else some.images
-    some = some.to(like.device, like.dtype)
-    require_teacher(teacher, some.images, some.num_classes, role)
-    logits = teacher_logits(teacher, some.images)
+    empty = some._empty
+    like = next(teacher.parameters(), empty.images) if isinstance(teacher, nn.Module) else empty.images
+    empty = empty.to(like.device, like.dtype)
+    require_teacher(teacher, empty.images, some.num_classes, role)
+    size = chunk_size(empty.images)
+    parts = read_batches(images_of(some), torch.arange(len(some)).split(size))
+    logits = teacher_logits(teacher, (part.to(like.device, like.dtype) for part in parts), size)
     if len(some) >= _FEW and bool(((logits >= 0) & (logits <= 1)).all()):
         warn(
             f"all outputs of {role} lie in [0, 1], as after a sigmoid, but logits are expected: soft labels are then "

@@ -13,6 +13,7 @@ from distillkit._utils.batches import batch_indices
 from distillkit.augment import Augmentation, apply_augmentation
 from distillkit.labels.mixing import CutMix, Mixup
 from distillkit.rng import derive
+from distillkit.sets._stored import StoredImages, read_batches
 
 __all__ = ["Mixing", "View", "ViewOptions", "mixed_batches", "require_mixing", "views"]
 
@@ -50,21 +51,21 @@ class View(NamedTuple):
     share: float
 
 
-def views(images: Tensor, options: ViewOptions, seed: int, epoch: int) -> Iterator[View]:
+def views(images: Tensor | StoredImages, options: ViewOptions, seed: int, epoch: int) -> Iterator[View]:
     """Yield the batches of views (augmented and possibly mixed images) of one epoch. Every image is used once.
 
     A last batch of one image is merged into the batch before it, whatever the network, because stored labels of views
     may be used to train any network.
 
     Args:
-        images: the images of the set, float [N, C, H, W].
+        images: the images of the set, float [N, C, H, W], or the set if it is stored.
         options: batch size, augmentation and mixing.
         seed, epoch: seed, and number of the epoch. The views depend only on the four arguments.
     """
     order = torch.randperm(len(images), generator=derive(seed, epoch, "order"))
-    for number, index in enumerate(batch_indices(order, options.batch, merge_single=True)):
+    batches = batch_indices(order, options.batch, merge_single=True)
+    for number, (index, x) in enumerate(zip(batches, read_batches(images, batches), strict=True)):
         generator = derive(seed, epoch, number, "view")
-        x = images.index_select(0, index.to(images.device, non_blocking=True))
         if options.augment is not None:
             x = apply_augmentation(options.augment, x, generator, siamese=False)
         if options.mix is None:
@@ -75,7 +76,7 @@ def views(images: Tensor, options: ViewOptions, seed: int, epoch: int) -> Iterat
 
 
 def mixed_batches(
-    images: Tensor, rows: Tensor, options: ViewOptions, seed: int, epoch: int
+    images: Tensor | StoredImages, rows: Tensor, options: ViewOptions, seed: int, epoch: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the views of one epoch in batches, with their labels.
 
@@ -83,7 +84,7 @@ def mixed_batches(
     of the view is then the average of the labels of the two images, weighted by their shares of the view.
 
     Args:
-        images: float [N, C, H, W].
+        images: as in `views`.
         rows: soft or one-hot labels of the images, float [N, K].
         options, seed, epoch: as in `views`.
     """

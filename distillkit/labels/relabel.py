@@ -13,6 +13,7 @@ from distillkit._utils.options import PositiveInt, Temperature, check_options
 from distillkit.labels._rows import label_rows, stored_logits
 from distillkit.labels._teacher import describe_teacher, require_teacher, teacher_logits
 from distillkit.labels._views import Mixing, ViewOptions, require_mixing, views
+from distillkit.sets._stored import StoredImages, images_like
 
 __all__ = ["Relabel"]
 
@@ -57,11 +58,11 @@ class Relabel:
         if self.teacher is not None and not isinstance(self.teacher, nn.Module):
             require_teacher(self.teacher, torch.empty(0), 0)
 
-    def require(self, images: Tensor, classes: int, options: ViewOptions) -> None:
+    def require(self, images: Tensor | StoredImages, classes: int, options: ViewOptions) -> None:
         """Check before training that the teacher fits the data.
 
         Args:
-            images: images of the set, float [N, C, H, W].
+            images: images of the set, float [N, C, H, W], or the set if it is stored.
             classes: number of classes, K.
             options: batch size, augmentation and mixing of the augmented images ("views").
 
@@ -70,20 +71,22 @@ class Relabel:
         """
         if self.teacher is None:
             raise ValueError("protocol must have a teacher to relabel: use PROTOCOLS[...].with_teacher(teacher)")
-        require_teacher(self.teacher, images, classes)
+        require_teacher(self.teacher, images_like(images), classes)
 
-    def batches(self, images: Tensor, options: ViewOptions, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(
+        self, images: Tensor | StoredImages, options: ViewOptions, seed: int, epoch: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of augmented images ("views") of one epoch, each with the teacher's soft labels.
 
         Args:
-            images: images of the set, float [N, C, H, W].
+            images: as in `require`.
             options: batch size, augmentation and mixing of the views.
             seed, epoch: seed, and number of the epoch, which determine the views.
         """
         assert self.teacher is not None
         for view in views(images, options, seed, epoch):
             values, index, classes = self.logits(view.images)
-            yield view.images, label_rows(values, index, classes, self.temperature, images.dtype)
+            yield view.images, label_rows(values, index, classes, self.temperature, view.images.dtype)
 
     def logits(self, images: Tensor) -> tuple[Tensor, Tensor | None, int]:
         """Return the teacher's logits in half precision, the class index of each logit, and the number of classes.

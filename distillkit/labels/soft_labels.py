@@ -9,10 +9,11 @@ from torch import nn
 
 from distillkit._utils import check
 from distillkit.labels._teacher import describe_teacher, require_teacher, teacher_logits, try_teacher
-from distillkit.sets import Images, LabeledImages, as_set
+from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 from distillkit.sets._class_index import class_labels
 from distillkit.sets._devices import on_device
 from distillkit.sets._info import GUARANTEE, combined_info
+from distillkit.sets.as_set import open_set
 
 __all__ = ["soft_labels"]
 
@@ -31,7 +32,7 @@ def soft_labels(
     teacher: nn.Module,
     *,
     temperature: float = 1.0,
-    pool: Images | None = None,
+    pool: Images | StoredImages | None = None,
     guarantee: Guarantee | None = None,
     device: torch.device | str | None = None,
 ) -> LabeledImages:
@@ -74,8 +75,8 @@ def soft_labels(
     if guarantee is not None and pool is not None:
         raise ValueError("pool must be None with a guarantee, because it would not cover the published accuracy on it")
     info = _with_guarantee(small.info, guarantee)
-    labelled = as_set(pool, name="pool") if pool is not None else small
-    small.require_compatible(labelled, names=("small", "pool"))
+    labelled = open_set(pool, name="pool") if pool is not None else small
+    small.require_compatible(labelled._empty, names=("small", "pool"))
     accuracy = try_teacher(teacher, labelled, name="small" if pool is None else "pool")
     logits = teacher_logits(teacher, small.images)
     made = {**describe_teacher(teacher), "temperature": temperature, "teacher_accuracy": accuracy}

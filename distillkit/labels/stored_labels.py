@@ -22,8 +22,10 @@ from distillkit.labels._views import Mixing, ViewOptions, views
 from distillkit.labels.mixing import CutMix, Mixup
 from distillkit.labels.relabel import Relabel
 from distillkit.rng import as_generator, derive
-from distillkit.sets import Images, as_set
+from distillkit.sets import Images, StoredImages
 from distillkit.sets._devices import on_device
+from distillkit.sets._stored import cached, images_of
+from distillkit.sets.as_set import open_set
 
 __all__ = ["StoredLabels", "stored_soft_labels"]
 
@@ -146,13 +148,13 @@ class StoredLabels:
         elif index.numel() and not 0 <= int(index.min()) <= int(index.max()) < self.num_classes:
             raise ValueError(f"classes must be in [0, {self.num_classes}), got up to {int(index.max())}")
 
-    def require(self, images: Tensor, classes: int, options: ViewOptions) -> None:
+    def require(self, images: Tensor | StoredImages, classes: int, options: ViewOptions) -> None:
         """Check before training that the labels belong to these images and options.
 
         The stored labels are those of augmented and possibly mixed versions of the images, called views.
 
         Args:
-            images: images of the set, float [N, C, H, W].
+            images: images of the set, float [N, C, H, W], or the set if it is stored.
             classes: number of classes, K.
             options: batch size, augmentation and mixing of the views.
 
@@ -170,11 +172,13 @@ class StoredLabels:
         if classes != self.num_classes:
             raise ValueError(f"protocol has stored labels of {self.num_classes} classes, but the data has {classes}")
 
-    def batches(self, images: Tensor, options: ViewOptions, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(
+        self, images: Tensor | StoredImages, options: ViewOptions, seed: int, epoch: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of views (augmented, possibly mixed images) of one epoch, and their stored soft labels.
 
         Args:
-            images: images of the set, float [N, C, H, W].
+            images: as in `require`.
             options: batch size, augmentation and mixing of the views.
             seed: ignored, because the stored seed determines the views.
             epoch: number of the epoch.
@@ -182,9 +186,9 @@ class StoredLabels:
         at = self._position(epoch)
         logits, classes = self.logits[at], None if self.classes is None else self.classes[at].to(torch.int64)
         for view in views(images, options, self.seed, self.epochs[at]):
-            values = logits[view.rows].to(images.device, non_blocking=True)
-            index = None if classes is None else classes[view.rows].to(images.device, non_blocking=True)
-            yield view.images, label_rows(values, index, self.num_classes, self.temperature, images.dtype)
+            values = logits[view.rows].to(view.images.device, non_blocking=True)
+            index = None if classes is None else classes[view.rows].to(view.images.device, non_blocking=True)
+            yield view.images, label_rows(values, index, self.num_classes, self.temperature, view.images.dtype)
 
     def _position(self, epoch: int) -> int:
         if epoch in self.epochs:
@@ -207,11 +211,11 @@ class StoredLabels:
 
 @on_device("small", "pool")
 def stored_soft_labels(
-    small: Images,
+    small: Images | StoredImages,
     protocol: _TrainingViews,
     *,
     epochs: Iterable[int] | None = None,
-    pool: Images | None = None,
+    pool: Images | StoredImages | None = None,
     generator: int | torch.Generator = 0,
     device: torch.device | str | None = None,
     progress: bool = True,
@@ -241,20 +245,21 @@ def stored_soft_labels(
         TypeError, ValueError: an argument is invalid, the protocol has no teacher, or the teacher's accuracy on the
             pool is not clearly above chance.
     """
-    small = as_set(small, name="small", progress=progress)
+    small = cached(open_set(small, name="small", progress=progress))
     relabel = getattr(protocol, "relabel", None)
     if not isinstance(relabel, Relabel) or relabel.teacher is None:
         raise ValueError(
             "protocol must relabel views with a teacher: use Protocol(relabel=Relabel(teacher, ...)), or "
             "PROTOCOLS[...].with_teacher(teacher)"
         )
-    images, options = small.images, protocol.view_options
+    images, options = images_of(small), protocol.view_options
     if not len(small):
         raise ValueError("small must hold at least one image, got an empty set")
     relabel.require(images, small.num_classes, options)
     chosen = _epochs(range(protocol.num_epochs) if epochs is None else epochs, protocol.num_epochs)
     if pool is not None:
-        small.require_compatible(pool := as_set(pool, name="pool"), names=("small", "pool"))
+        pool = open_set(pool, name="pool")
+        small._empty.require_compatible(pool._empty, names=("small", "pool"))
     try_teacher(relabel.teacher, small if pool is None else pool, name="small" if pool is None else "pool")
     seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
     kept = min(relabel.top_k or small.num_classes, small.num_classes)
@@ -283,8 +288,9 @@ def _epochs(epochs: Iterable[int], most: int) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-def _describe(images: Tensor, options: ViewOptions) -> dict[str, Any]:
+def _describe(images: Tensor | StoredImages, options: ViewOptions) -> dict[str, Any]:
+    content = images if isinstance(images, Tensor) else images.digests
     return {
-        "images": tensor_fingerprint([images]), "batch": options.batch, "augment": stable_repr(options.augment),
+        "images": tensor_fingerprint([content]), "batch": options.batch, "augment": stable_repr(options.augment),
         "mix": repr(options.mix),
     }  # fmt: skip

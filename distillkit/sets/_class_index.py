@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit.sets._labeled import LabeledImages
 from distillkit.sets._stored import RealImages
 from distillkit.sets._validation import class_of_rows
 
 __all__ = ["class_indices", "class_labels", "class_rows", "random_rows", "with_class_labels"]
+
+Set = TypeVar("Set", bound=RealImages)
 
 
 def class_rows(real: RealImages, classes: Sequence[int] | None = None) -> dict[int, Tensor]:
@@ -85,7 +87,7 @@ def random_rows(
     return torch.cat(chosen), short
 
 
-def class_labels(data: LabeledImages) -> Tensor:
+def class_labels(data: RealImages) -> Tensor:
     """Return the class index of each image, int64 [N].
 
     Args:
@@ -95,11 +97,13 @@ def class_labels(data: LabeledImages) -> Tensor:
     return class_of_rows(data.labels, data.columns)
 
 
-def with_class_labels(data: LabeledImages) -> LabeledImages:
+def with_class_labels(data: Set) -> Set:
     """Return the set with class indices as labels. Soft labels are replaced by the class of each image.
 
     Args:
         data: a set with class indices or soft labels as labels. With soft labels, the class is read from
             `data.columns["class"]`. Without this column, it is the index of the largest entry of the soft label.
     """
-    return data if data.labels.ndim == 1 else data._with(labels=class_labels(data).to(data.labels.device))
+    if data.labels.ndim == 1:
+        return data
+    return cast(Set, data._with(labels=class_labels(data).to(data.labels.device)))

@@ -30,7 +30,7 @@ from distillkit.sets._validation import (
     checked_normalization,
 )
 
-__all__ = ["PixelFile", "RealImages", "StoredImages", "cached"]
+__all__ = ["PixelFile", "RealImages", "StoredImages", "cached", "images_like", "images_of", "read_batches"]
 
 _ARGUMENTS = ("labels", "num_classes", "normalization", "columns", "info", "classes_given", "class_names")
 _READ = 1 << 24
@@ -215,7 +215,10 @@ class StoredImages(ImageSet, FileBacked):
             raise TypeError(
                 f"replace takes {', '.join(_ARGUMENTS)}, got {', '.join(unknown)}; the pictures stay in their file"
             )
-        return self._with_rows(self._rows, **{"info": replaced_info(self, changes), **changes})
+        return self._with(**{"info": replaced_info(self, changes), **changes})
+
+    def _with(self, **changes: Any) -> StoredImages:
+        return self._with_rows(self._rows, **changes)
 
     def _with_rows(self, rows: Tensor, **changes: Any) -> StoredImages:
         made = StoredImages(self._file, rows, **self._changed(_ARGUMENTS, changes))
@@ -261,6 +264,25 @@ class StoredImages(ImageSet, FileBacked):
 
 RealImages: TypeAlias = LabeledImages | StoredImages
 """Real images, in memory or in a file."""
+
+
+def images_of(data: RealImages) -> Tensor | StoredImages:
+    """Return the tensor of a set's images, or a stored set itself."""
+    return data if isinstance(data, StoredImages) else data.images.detach()
+
+
+def images_like(images: Tensor | StoredImages) -> Tensor:
+    """Return a tensor with the shape (except N), dtype and device of images."""
+    return images._empty.images if isinstance(images, StoredImages) else images
+
+
+def read_batches(images: Tensor | StoredImages, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield the images of each batch of indices; a stored set is read ahead."""
+    if isinstance(images, Tensor):
+        yield from (images.index_select(0, index.to(images.device, non_blocking=True)) for index in batches)
+    else:
+        with images._reader(batches.__getitem__, len(batches)) as read:
+            yield from map(read, range(len(batches)))
 
 
 def cached(data: RealImages) -> RealImages:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
-from distillkit import LabeledImages, Normalization
+from distillkit import LabeledImages, Normalization, _evaluation_checks, chunking
 from distillkit.augment import DSA
 from distillkit.condense import (
     InnerTraining,
@@ -27,8 +27,13 @@ from distillkit.condense import (
     random_subset,
     stitch,
 )
+from distillkit.evaluate import evaluate
+from distillkit.labels import CutMix, Mixup, Relabel, soft_labels, stored_soft_labels
 from distillkit.networks import ConvNet, FixedNetwork, RandomNetworks, build
+from distillkit.robustness import Corruption
+from distillkit.scores import scores
 from distillkit.sets import StoredImages, Tiles, _stored
+from distillkit.training import Protocol, accuracy, train
 from tests.refused import refused
 from tests.stored import write_pixels
 
@@ -39,6 +44,11 @@ SPACE = Normalization([0.4, 0.5, 0.6], [0.2, 0.3, 0.25])
 
 def factory(norm: str = "instance") -> nn.Module:
     return ConvNet(SHAPE, CLASSES, width=4, depth=1, norm=norm)
+
+
+def whole_set() -> LabeledImages:
+    pixels, labels = pixels_and_labels()
+    return LabeledImages.from_pixels(pixels, labels, num_classes=CLASSES, normalization=SPACE)
 
 
 def pixels_and_labels() -> tuple[Tensor, Tensor]:
@@ -69,6 +79,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
     monkeypatch.setattr(_stored.PixelFile, "read", counted)
     monkeypatch.setattr(_stored, "_CACHED", 0)
+    monkeypatch.setattr(_evaluation_checks, "_VALUES", 20 * 240)
+    monkeypatch.setattr(chunking, "_PIXELS_CPU", 16 * 80)
     return found
 
 
@@ -140,7 +152,51 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*their images are repeated")
+def fit(data: Any, norm: str = "instance", soft: bool = False, **options: Any) -> nn.Module:
+    if soft:
+        data = data.replace(labels=torch.nn.functional.one_hot(data.labels, CLASSES) * 0.5 + 0.1)
+    protocol = Protocol(**{"epochs": 2, "batch": 16, **options})
+    return train(build(partial(factory, norm), 7), data, protocol, generator=3, progress=False)
+
+
+def relabelled(data: Any, **options: Any) -> nn.Module:
+    protocol = Protocol(epochs=2, batch=16, augment=DSA(), relabel=Relabel(observer(), mix=CutMix()), **options)
+    return fit(data, batch=16, augment=DSA(), relabel=stored_soft_labels(data, protocol, epochs=[0, 2], pool=data))
+
+
+def evaluated(data: Any, against: tuple[Any, ...] = (), **options: Any) -> Any:
+    small = random_subset(whole_set(), ipc=2, classes=[0, 2, 3, 4], generator=9)
+    options = {"num_networks": 1, "protocol": Protocol(epochs=1), "progress": False, "against": against} | options
+    found = evaluate(small, data, factory, real=data, **options)
+    return [part for row in found.rows for part in (row.accuracies, row.against)]
+
+
+def labelled(data: Any) -> LabeledImages:
+    return soft_labels(random_subset(data, ipc=1), observer(), pool=data)
+
+
+def scored(data: Any) -> Any:
+    protocol = Protocol(epochs=1, batch=16, augment=DSA())
+    small = random_subset(data, ipc=1)
+    return scores(small, data, factory, real=data, num_networks=1, protocol=protocol, progress=False).record()["rows"]
+
+
+CALLS |= {
+    "train": fit,
+    "train, soft labels, augmented": partial(fit, soft=True, augment=DSA()),
+    "train, batch norm, single last image": partial(fit, norm="batch", batch=10),
+    "train, mixed": partial(fit, mix=Mixup()),
+    "train, relabelled": partial(fit, relabel=Relabel(observer(), mix=CutMix())),
+    "train, stored labels": relabelled,
+    "evaluate": evaluated,
+    "evaluate, attacked": partial(evaluated, against=(Corruption("gaussian_noise", 2),)),
+    "accuracy": lambda data: accuracy(observer(), data, chunk=8),
+    "soft labels": labelled,
+    "scores": scored,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*their images are repeated", "ignore:.*are also in", "ignore:.*few", "ignore:test")
 @pytest.mark.parametrize("name", CALLS)
 def test_a_stored_set_gives_the_bits_of_the_set_in_memory(
     stored: StoredImages, reads: list[list[int]], name: str
