@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit._utils.batches import require_batch_statistics
+from distillkit._utils.batches import require_batch_statistics, uses_batch_statistics
 from distillkit._utils.display import stable_repr
 from distillkit._utils.progress import Bar
 from distillkit._utils.provenance import provenance
+from distillkit._utils.shares import require_unsplit
 from distillkit._utils.user_warnings import warn
 from distillkit.augment import Augmentation, apply_augmentation
 from distillkit.condense._pixel_descent import Distance, PixelDescent
@@ -77,6 +78,10 @@ class Condensation(PixelDescent):
         classes: Sequence[int] | None, augment: Augmentation | None, generator: int | torch.Generator,
         parametrize: Tiles | None, arguments: Mapping[str, Any], **descent: Any,
     ) -> None:  # fmt: skip
+        if descent["lr"] is None:
+            require_unsplit("lr=None chooses a rate for all classes; pass a number as lr", "over_classes")
+        if isinstance(init, str) and init != "real":
+            require_unsplit(f"init={init!r} draws all classes together; pass 'real' or a set as init", "over_classes")
         seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
         self.real = real = cached(real)
         self.method, self.networks, self.augment, self.generator = method, networks, augment, generator
@@ -178,6 +183,8 @@ class Condensation(PixelDescent):
         drawn = draw.ahead(generators) if isinstance(draw, DrawOnDevice) else map(draw, generators)
         for step, network in zip(self.remaining_steps(), drawn, strict=True):
             if step == first:
+                if uses_batch_statistics(network):
+                    require_unsplit("batch norm uses the statistics of all classes; use group norm", "over_classes")
                 check_network(network, self.images, name="networks", **needs)
                 require_batch_statistics(network, self.images, smallest, "networks")
             yield step, network

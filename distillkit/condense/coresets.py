@@ -11,6 +11,7 @@ from distillkit._sanity_checks import check_class_sizes
 from distillkit._utils import check
 from distillkit._utils.progress import bar
 from distillkit._utils.provenance import provenance
+from distillkit._utils.shares import require_unsplit
 from distillkit.chunking import chunk_size, forward_chunks
 from distillkit.networks._base import Network, split
 from distillkit.networks._factory import frozen_copy
@@ -76,6 +77,7 @@ def random_subset(
         TypeError, ValueError: `images`, `labels` or `ipc` is invalid, the labels are soft, or a class in `classes` has
             no images.
     """
+    require_unsplit("all classes share one sequence of random numbers; call random_subset itself", "over_classes")
     draws = as_generator(generator)
     real = open_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     tiles = Tiles.require(parametrize)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit._utils.progress import bar
+from distillkit._utils.shares import require_unsplit
 from distillkit.augment import Augmentation, require_augmentation
 from distillkit.condense._condensation import Condensation
 from distillkit.condense._inner_training import InnerTraining, TrainedNetwork, loops_for
@@ -134,6 +135,8 @@ def gradient_matching(
         tiles = Tiles.require(parametrize) or Tiles(1)
         ipc = max(1, int(with_class_labels(init).counts().max()) // tiles.count)
     matching_steps, epochs = inner.loops or loops_for(ipc)
+    if matching_steps > 1 and epochs:
+        require_unsplit("networks train on the images of all classes; pass inner with loops=(1, 0)", "over_classes")
     limit = len(real) if batch_real is None else check.positive_int(batch_real, "batch_real")
     options: dict[str, object] = {"loops": [matching_steps, epochs], "metric": metric, "batch_real": batch_real}
     options |= {"lr_net": float(inner.lr), "batch_net": inner.batch}

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from distillkit._utils import check
+from distillkit._utils.shares import require_unsplit
 from distillkit.privacy._journal import Journal
 from distillkit.privacy._sealed import Sealed
 from distillkit.privacy.accounting._ranges import check_delta
@@ -230,6 +231,7 @@ class Ledger(Sealed):
             NotAccountable: the events and the earlier events do not all have the same neighboring relation.
             distillkit.locking.InUse: another process is in a `run_lock` block for this ledger.
         """
+        require_unsplit("every private release would be made and charged several times; call the private function once")
         with self._synced():
             self._check_budget(events)
             self._charge(events)

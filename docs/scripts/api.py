@@ -30,7 +30,7 @@ PACKAGES = {
         "distillkit", "distillkit.sets", "distillkit.normalization", "distillkit.data", "distillkit.data.partition",
         "distillkit.augment", "distillkit.select", "distillkit.condense", "distillkit.generate", "distillkit.networks",
         "distillkit.losses", "distillkit.labels", "distillkit.training", "distillkit.protocols", "distillkit.evaluate",
-        "distillkit.scores", "distillkit.robustness",
+        "distillkit.scores", "distillkit.robustness", "distillkit.distributed",
         "distillkit.study", "distillkit.plot", "distillkit.serialization", "distillkit.rng", "distillkit.privacy",
     ],
     "fl": ["fl", "fl.addons", "fl.filters", "fl.methods", "fl.study", "fl.secure", "fl.deploy.flower"],
