@@ -19,11 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distillkit._utils.extras import optional
 from distillkit._utils.files import atomic_replace
 from distillkit._utils.user_warnings import warn
 from distillkit.normalization import Normalization
 
-__all__ = ["is_exported_folder", "read_npz", "read_picture_folder", "write_npz", "write_picture_folder"]
+__all__ = ["as_rows", "is_exported_folder", "read_npz", "read_picture_folder", "write_npz", "write_picture_folder"]
 
 _FORMAT = "distillkit.LabeledImages.export/2"
 _STEP = 1 / 255
@@ -76,8 +77,6 @@ def write_picture_folder(
     path: Path, pixels: Tensor, labels: Tensor, classes: Tensor, facts: Mapping[str, Any], lost: list[str]
 ) -> None:
     """Write a set as PNG pictures in one folder per class, with `labels.csv` and `set.json`."""
-    from PIL import Image
-
     if pixels.shape[1] not in (1, 3):
         raise ValueError(f"PNG pictures have 1 or 3 channels, got {pixels.shape[1]}; export to an .npz")
     target = Path(os.path.abspath(path))
@@ -85,22 +84,17 @@ def write_picture_folder(
         raise FileExistsError(f"{path} exists and is not an empty folder; remove it, or give another path")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"cannot write {path}: the folder {target.parent} does not exist; create it first")
-    pixels, labels = pixels.detach().cpu().float(), labels.detach().cpu()
-    exported = (pixels.clamp(0, 1) * 255).round()
-    outside = float(((pixels < -_STEP / 2) | (pixels > 1 + _STEP / 2)).float().mean()) if len(pixels) else 0.0
-    error = float((exported / 255 - pixels).abs().max()) if len(pixels) else 0.0
-    lost = [*([f"{outside:.1%} of the pixels, which lie outside [0, 1] and are clipped"] if outside else []), *lost]
-    if lost:
-        warn(f"PNG pictures leave out {'; '.join(lost)}. An .npz or .safetensors file keeps everything")
+    labels = labels.detach().cpu()
+    pictures, error, lost = _as_pictures(pixels, lost)
     folders = _class_folders(facts.get("class_names", ()), facts["num_classes"])
     rows, width = classes.detach().cpu(), len(str(max(len(labels) - 1, 0)))
     files = [f"{folders[k]}/{i:0{width}d}.png" for i, k in enumerate(rows.tolist())]
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         digests = []
-        for file, picture in zip(files, exported.byte().permute(0, 2, 3, 1).numpy()):
+        for file, picture in zip(files, pictures):
             (temporary / file).parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture).save(temporary / file)
+            picture.save(temporary / file)
             digests.append(_digest((temporary / file).read_bytes()))
         temporary.mkdir(parents=True, exist_ok=True)
         _write_labels(temporary / "labels.csv", files, digests, rows, labels, facts.get("class_names", ()))
@@ -111,6 +105,49 @@ def write_picture_folder(
         os.replace(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _as_pictures(pixels: Tensor, lost: list[str]) -> tuple[list[Any], float, list[str]]:
+    """Return pixels [N, C, H, W] as PIL pictures of 8 bits, with the largest error, and warn of all that is lost."""
+    from PIL import Image
+
+    pixels = pixels.detach().cpu().float()
+    exported = (pixels.clamp(0, 1) * 255).round()
+    outside = float(((pixels < -_STEP / 2) | (pixels > 1 + _STEP / 2)).float().mean()) if len(pixels) else 0.0
+    error = float((exported / 255 - pixels).abs().max()) if len(pixels) else 0.0
+    lost = [*([f"{outside:.1%} of the pixels, which lie outside [0, 1] and are clipped"] if outside else []), *lost]
+    if lost:
+        warn(f"PNG pictures leave out {'; '.join(lost)}. An .npz or .safetensors file keeps everything")
+    arrays = exported.byte().permute(0, 2, 3, 1).numpy()
+    return [Image.fromarray(one[..., 0] if one.shape[2] == 1 else one) for one in arrays], error, lost
+
+
+def as_rows(
+    pixels: Tensor, labels: Tensor, columns: Mapping[str, Tensor], facts: Mapping[str, Any], lost: list[str]
+) -> Any:
+    """Return a set as a `datasets.Dataset` with the columns `image`, `label` and those of the set."""
+    datasets = optional("datasets", "data", "to_huggingface")
+    if pixels.shape[1] not in (1, 3):
+        raise ValueError(f"PNG pictures have 1 or 3 channels, got {pixels.shape[1]}; export to an .npz")
+    if taken := {"image", "label"} & set(columns):
+        raise ValueError(
+            f"the columns image and label hold the set; rename {taken.pop()!r} by data.replace(columns=...)"
+        )
+    tensors = {name: one.detach().cpu() for name, one in {"label": labels, **columns}.items()}
+    tensors = {name: one.float() if one.dtype == torch.bfloat16 else one for name, one in tensors.items()}
+    types: dict[str, Any] = {"image": datasets.Image()}
+    for name, one in tensors.items():
+        types[name] = datasets.Value(str(one.dtype).removeprefix("torch."))
+        for length in reversed(one.shape[1:]):
+            types[name] = datasets.List(types[name], length)
+    if labels.ndim == 1:
+        names = facts.get("class_names") or [str(k) for k in range(facts["num_classes"])]
+        types["label"] = datasets.ClassLabel(names=list(names))
+    content = {"image": _as_pictures(pixels, lost)[0], **{name: one.tolist() for name, one in tensors.items()}}
+    about = datasets.DatasetInfo(
+        description=json.dumps({"format": _FORMAT, **facts}), features=datasets.Features(types)
+    )
+    return datasets.Dataset.from_dict(content, features=about.features, info=about)
 
 
 def read_picture_folder(path: Path) -> tuple[Tensors, dict[str, Any]]:

@@ -23,7 +23,7 @@ from distillkit._utils.display import as_html, sample_rows, tile
 from distillkit._utils.files import read_tensors, write_tensors
 from distillkit._utils.pixels import Size, to_pixels
 from distillkit.normalization import IDENTITY, ZCA, Normalization
-from distillkit.sets._export import read_npz, read_picture_folder, write_npz, write_picture_folder
+from distillkit.sets._export import as_rows, read_npz, read_picture_folder, write_npz, write_picture_folder
 from distillkit.sets._info import combined_info, repeated_info, replaced_info
 from distillkit.sets._validation import (
     as_index,
@@ -583,15 +583,15 @@ class LabeledImages(ImageSet):
 
         An `.npz` file contains the whole set without loss. It has one array for each tensor that the method `parts`
         returns, and arrays `mean`, `std` and `class_names`. The images are normalized, so `images * std + mean` gives
-        pixels.
+        pixels. Those of a `TiledImages` are the stored images.
 
         A folder has one sub-folder per class. Their alphabetical order is the order of the classes, so torchvision's
         `ImageFolder` can read the folder. If the labels are rows, such as soft labels, the class of an image is read
         from `columns["class"]`. Without this column, it is the class of the largest entry of the row. `labels.csv`
         contains the file and the label of each picture, including label rows. `set.json` contains the JSON values that
         the method `parts` returns. Pixels are rounded to 8 bits, with an error of at most 1/510, and clipped to [0, 1].
-        The tensors in `columns` are not written, nor is the ZCA whitening of a whitened set. A warning lists what is
-        clipped or not written.
+        The tensors in `columns` are not written, nor is the ZCA whitening of a whitened set. Tiled images are decoded.
+        A warning lists what is clipped or not written.
 
         Args:
             path: path of a file that ends in `.npz`, or of a folder, which must either be empty or not exist.
@@ -605,19 +605,43 @@ class LabeledImages(ImageSet):
             ValueError: the path has a suffix other than `.npz`, or the images of a folder have neither 1 nor 3
                 channels.
         """
-        path, (tensors, facts) = check.path(path, "path"), LabeledImages.parts(self)  # decoded images, if tiled
+        path = check.path(path, "path")
         if path.suffix == ".npz":
-            write_npz(path, tensors, facts)
+            write_npz(path, *self.parts())
         elif path.suffix and not path.is_dir():
             raise ValueError(f"path must end in .npz, or be a folder without suffix, got {path.name!r}; see also save")
         else:
-            lost = [f"the column {name!r}" for name in self.columns]
-            if self.normalization.zca is not None:
-                lost.append("the whitening")
-                facts |= {"mean": IDENTITY.mean, "std": IDENTITY.std}
-            pixels, classes = self.normalization.decode(self.images), class_of_rows(self.labels, self.columns)
+            pixels, facts, lost = self._as_pixels()
+            lost = [*(f"the column {name!r}" for name in self.columns), *lost]
+            classes = class_of_rows(self.labels, self.columns)
             write_picture_folder(path, pixels, self.labels, classes, facts, lost)
         return path
+
+    def to_huggingface(self) -> Any:
+        """Return the set as a `datasets.Dataset` of Hugging Face, to publish, map or stream it.
+
+        The column `image` has pictures of 8 bits, with an error of at most 1/510, clipped to [0, 1]. The column `label`
+        is a `ClassLabel` with the class names ("0", "1", ... if there are none), or a list of numbers for label rows.
+        The tensors in `columns` become further columns. `info.description` is a JSON object with the normalization and
+        the `info` of the set. Tiled images are decoded, and whitened images are not whitened any more; a warning says
+        so. `as_set` reads the result.
+
+        Raises:
+            ImportError: `datasets` is not installed: `pip install 'distillkit[data]'`.
+            ValueError: the images have neither 1 nor 3 channels, or a column is named "image" or "label".
+        """
+        pixels, facts, lost = self._as_pixels()
+        return as_rows(pixels, self.labels, self.columns, facts, lost)
+
+    def _as_pixels(self) -> tuple[Tensor, dict[str, Any], list[str]]:
+        """Return pixels, the JSON values of `parts` about them, and what pictures do not hold."""
+        facts, lost = LabeledImages.parts(self)[1], list[str]()
+        if "tiles" in self.parts()[1]:
+            lost.append(f"the stored form of {len(self)} tiled images, which are decoded")
+        if self.normalization.zca is not None:
+            lost.append("the whitening")
+            facts |= {"mean": IDENTITY.mean, "std": IDENTITY.std}
+        return self.normalization.decode(self.images), facts, lost
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> LabeledImages:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from distillkit import LabeledImages
-from distillkit.sets import as_set
+from distillkit import LabeledImages, Normalization
+from distillkit.normalization import IDENTITY, ZCA
+from distillkit.rng import derive
+from distillkit.sets import Tiles, as_set
 from distillkit.study import as_split
 from tests.refused import refused
 
@@ -85,3 +92,67 @@ def test_the_folder_layout_with_a_table_is_read(tmp_path: Path) -> None:
     assert made.class_names == NAMES[:3]
     order = [int(one.mul(255).round().byte()[0, 0, 0]) for one in made.images]
     assert sorted(zip(order, made.labels.tolist())) == sorted(zip(ARRAYS[:, 0, 0, 0].tolist(), LABELS))
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    channels=st.sampled_from([1, 3]),
+    sides=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    names=st.sampled_from([(), ("eel", "ape", "cat")]),
+    soft=st.booleans(),
+    normalization=st.sampled_from([IDENTITY, Normalization([0.4], [0.3])]),
+)
+def test_a_set_comes_back_from_rows(
+    seed: int, channels: int, sides: tuple[int, int], names: tuple[str, ...], soft: bool, normalization: Normalization
+) -> None:
+    rng = derive(seed)
+    pixels = torch.rand(5, channels, *sides, generator=rng)
+    labels = torch.rand(5, 3, generator=rng).softmax(1) if soft else torch.randint(3, (5,), generator=rng)
+    columns = {"class": torch.arange(5) % 2, "logits": torch.rand(5, 2, 3, generator=rng)}
+    data = LabeledImages.from_pixels(
+        pixels, labels, num_classes=3, class_names=names, normalization=normalization, columns=columns, info={"a": 1}
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rows = data.to_huggingface()
+    again = as_set(rows, normalization=normalization, progress=False)
+    assert torch.allclose(again.pixels(), pixels, atol=1 / 510 + 1e-6)
+    assert torch.equal(again.labels, labels)
+    assert again.num_classes == 3
+    assert again.class_names == (() if soft else names or ("0", "1", "2"))
+    assert rows["class"][:] == columns["class"].tolist()
+    assert torch.equal(torch.tensor(rows["logits"][:]), columns["logits"])
+    assert json.loads(rows.info.description)["info"] == {"a": 1}
+    assert torch.equal(as_set(again.to_huggingface(), normalization=normalization).images, again.images)
+
+
+def test_what_rows_cannot_hold_is_said() -> None:
+    pixels, labels = torch.rand(4, 3, 8, 8, generator=derive(0)), torch.arange(4) % 2
+    data = LabeledImages(pixels, labels)
+    with pytest.warns(UserWarning, match="the stored form of 4 tiled images, which are decoded"):
+        rows = Tiles(2).pack(data).to_huggingface()
+    assert len(rows) == 4
+    with pytest.warns(UserWarning, match="of the pixels, which lie outside"):
+        LabeledImages(pixels * 2 - 0.5, labels).to_huggingface()
+    whitened = Normalization([0.0], [1.0], ZCA.fit(torch.rand(400, 3, 2, 2, generator=derive(1))))
+    small = LabeledImages.from_pixels(pixels[..., :2, :2], labels, normalization=whitened)
+    with pytest.warns(UserWarning, match="leave out the whitening"):
+        back = as_set(small.to_huggingface())
+    assert torch.allclose(back.pixels(), pixels[..., :2, :2], atol=0.003)
+    refused(lambda: LabeledImages(pixels[:, :2], labels).to_huggingface(), ValueError, "1 or 3 channels, got 2; export")
+    taken = data.replace(columns={"label": labels})
+    refused(taken.to_huggingface, ValueError, r"rename 'label' by data\.replace\(columns=")
+    half = data.to(dtype=torch.bfloat16).replace(labels=torch.eye(2, dtype=torch.bfloat16)[labels])
+    assert as_set(half.to_huggingface()).labels.tolist() == torch.eye(2)[labels].tolist()
+
+
+def test_missing_datasets_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    data = LabeledImages(torch.rand(1, 1, 2, 2), [0])
+    refused(data.to_huggingface, ImportError, r"to_huggingface needs datasets: pip install 'distillkit\[data\]'")
+
+
+def test_a_tensor_dataset_comes_back() -> None:
+    data = as_set(rows())
+    assert torch.equal(as_set(TensorDataset(*data)).images, data.images)

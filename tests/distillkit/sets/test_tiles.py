@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -54,11 +55,16 @@ def test_encoding_places_the_means_of_pixels_where_decoding_finds_them(factor: i
     assert torch.allclose(first, means[0])
 
 
-def test_exports_and_messages_hold_the_decoded_images(tmp_path: Path) -> None:
+def test_files_hold_the_stored_and_messages_the_decoded_images(tmp_path: Path) -> None:
     data = tiled()
-    again = LabeledImages.load(data.export(tmp_path / "a.npz"))
-    assert type(again) is LabeledImages
-    assert torch.equal(again.images, data.images)
+    for file in (data.export(tmp_path / "a.npz"), data.save(tmp_path / "a.safetensors")):
+        again = LabeledImages.load(file)
+        assert isinstance(again, TiledImages)
+        assert torch.equal(again.stored, data.stored)
+        assert torch.equal(again.images, data.images)
+        assert again.tiles == data.tiles
+    with np.load(tmp_path / "a.npz") as file:
+        assert np.array_equal(file["images"], data.stored.numpy())
     (sent,) = dict(decode(encode(Message.unchecked({"set": data})))[0].items()).values()
     assert type(sent) is LabeledImages
     assert torch.equal(sent.images, data.images)
