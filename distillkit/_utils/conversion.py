@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,11 +27,12 @@ from torch.utils.data import (
 
 from distillkit._utils.pictures import picture_array
 from distillkit._utils.progress import bar
+from distillkit._utils.user_warnings import warn
 
 __all__ = [
     "IMAGE_COLUMNS", "LABEL_COLUMNS", "FileBacked", "Found", "as_tensor", "channels_first", "channels_last", "column",
     "format_bytes", "is_dataset", "is_labeled_source", "is_pictures", "label_indices", "read", "repeats_items",
-    "require_in_memory", "unsupported", "whole_dataset",
+    "require_in_memory", "require_memory", "unsupported", "whole_dataset",
 ]  # fmt: skip
 
 IMAGE_COLUMNS = ("image", "img", "picture", "photo", "pixel_values")
@@ -79,6 +81,21 @@ def require_in_memory(source: Any, name: str) -> None:
     if isinstance(source, FileBacked):
         hint = source.read_hint(f"a {type(source).__name__}")
         raise TypeError(f"{name} must be in memory, but the images of {hint}")
+
+
+def require_memory(count: int, shape: Sequence[int], open_with: str) -> None:
+    """Refuse pictures that exceed the machine's memory as floats, and warn if they need more than half of it."""
+    if not hasattr(os, "sysconf"):
+        return
+    size, memory = 4 * count * math.prod(shape), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    message = (
+        f"{count} pictures of {list(shape)} take {format_bytes(size)} as floats, and this machine has "
+        f"{format_bytes(memory)} of memory; use {open_with}(...), which reads them when needed, or give a smaller size="
+    )
+    if size > memory:
+        raise ValueError(message)
+    if size > memory / 2:
+        warn(message)
 
 
 def format_bytes(size: int) -> str:
@@ -316,6 +333,8 @@ def read(
             if not isinstance(item, tuple | list) or len(item) != 2:
                 raise TypeError(f"{name} must give pairs, {_WANTED}; item {i} is {_short(item)}")
             images.append(_image(item[0], f"{name}[{i}]", convert))
+            if not i:
+                require_memory(total, images[0].shape, "distillkit.data.store_dataset")
             own = item[1] if isinstance(item[1], str) else as_tensor(item[1], f"the label of {name}[{i}]", lists=True)
             word = isinstance(own, Tensor | str) or (own is None and i and isinstance(labels[0], str))
             labels.append(own if word else torch.as_tensor(_number(own, f"{name}[{i}]")))

@@ -12,6 +12,7 @@ from distillkit.data.readers.npz import load_npz, open_npz
 from distillkit.data.readers.table import load_table, open_table
 from distillkit.data.set_files import load_set, set_cards
 from distillkit.data.split import Split, StoredSplit, split_by
+from distillkit.data.store_dataset import store_dataset
 
 __all__ = [
     "CORRUPTIONS",
@@ -37,6 +38,7 @@ __all__ = [
     "partition",
     "set_cards",
     "split_by",
+    "store_dataset",
     "synth_digits_like",
 ]
 __dir__ = __all__.copy

@@ -16,12 +16,12 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -38,7 +38,16 @@ from distillkit.locking import locked
 from distillkit.normalization import Normalization
 from distillkit.sets._stored import PixelFile
 
-__all__ = ["BLOCK", "Cache", "CacheWriter", "cached_normalization", "files_key", "fill_in_threads", "open_cache"]
+__all__ = [
+    "BLOCK",
+    "Cache",
+    "CacheWriter",
+    "cached_normalization",
+    "files_key",
+    "fill_in_threads",
+    "open_cache",
+    "open_written",
+]
 
 Shape = tuple[int, int, int]
 Fill: TypeAlias = "Callable[[CacheWriter, Callable[[int], object]], None]"
@@ -49,6 +58,7 @@ BLOCK = 32
 _FORMAT = "distillkit.pixels/1"
 _ROUNDING = "bilinear antialiased float32, luma 601, rounded to uint8"
 _DIGEST = 16
+_NONE: Mapping[str, str] = {}
 _PATIENCE = 24 * 3600.0
 _LOCK = threading.Lock()
 
@@ -154,25 +164,30 @@ class CacheWriter:
         complete: path of the `.safetensors` file, which is written last and marks the cache as complete.
         count: number of pictures.
         shape: shape (C, H, W) of every picture.
+        resume: whether pictures of an interrupted write are kept.
 
     Attributes:
-        count, shape: see the arguments.
+        count, shape: see the arguments. If the number of pictures is known only at the end, set `count` then.
     """
 
-    def __init__(self, complete: Path, count: int, shape: Shape) -> None:
+    def __init__(self, complete: Path, count: int, shape: Shape, resume: bool = True) -> None:
         self._complete, self.count, self.shape = complete, count, shape
         self._pixels, self._rows = complete.with_suffix(".npy"), complete.with_suffix(".rows")
         self._each, self._row = math.prod(shape), _DIGEST + 16 * shape[0]
-        if not self._resumable():
+        if not (resume and self._resumable()):
             if (free := shutil.disk_usage(complete.parent).free) < count * self._each:
                 raise OSError(errno.ENOSPC, f"{format_bytes(free)} are free")
             with self._pixels.open("wb") as file:
-                header = {"descr": "|u1", "fortran_order": False, "shape": (count, *shape)}
-                np.lib.format.write_array_header_1_0(file, header)
+                self._write_header(file)
                 file.truncate(file.tell() + count * self._each)
             with self._rows.open("wb") as file:
                 file.truncate(count * self._row)
         self._start = _start_of(self._pixels, count, shape)
+
+    def _write_header(self, file: BinaryIO) -> None:
+        """Write the header, whose length does not depend on `count`."""
+        header = {"descr": "|u1", "fortran_order": False, "shape": (self.count, *self.shape)}
+        np.lib.format.write_array_header_1_0(file, header)
 
     def _resumable(self) -> bool:
         """Return whether an interrupted write can be resumed.
@@ -215,18 +230,21 @@ class CacheWriter:
             file.seek(begin * self._row)
             file.write(facts)
 
-    def finish(self, source: Path) -> None:
+    def finish(self, source: Path, more: Mapping[str, Tensor] | None = None, facts: Mapping[str, str] = _NONE) -> None:
         """Flush the pictures to disk, and mark the cache as complete.
 
         Args:
             source: file or folder with the pictures; its name is recorded in the cache.
+            more, facts: further tensors and facts that are recorded.
         """
         with self._pixels.open("r+b") as file:
+            self._write_header(file)
             os.fsync(file.fileno())
         rows = np.frombuffer(self._rows.read_bytes(), np.uint8).reshape(self.count, self._row)
         sums = np.ascontiguousarray(rows[:, _DIGEST:]).view(np.int64).reshape(self.count, 2, self.shape[0])
         tensors = {"digests": torch.from_numpy(rows[:, :_DIGEST].copy()), "sums": torch.from_numpy(sums)}
-        write_tensors(self._complete, tensors, {"format": _FORMAT, "source": str(source), "rounding": _ROUNDING})
+        facts = {"format": _FORMAT, "source": str(source), "rounding": _ROUNDING, **facts}
+        write_tensors(self._complete, {**tensors, **(more or {})}, facts)
         self._rows.unlink()
 
 
@@ -264,6 +282,23 @@ def _read_cache(complete: Path, count: int, shape: Shape) -> Cache | None:
     if tensors["digests"].shape != (count, _DIGEST) or pixels.stat().st_size != start + count * math.prod(shape):
         return None
     return Cache(PixelFile(pixels, start, shape, tensors["digests"]), tensors["sums"])
+
+
+def open_written(complete: Path) -> tuple[Cache, dict[str, Tensor], dict[str, str]]:
+    """Open the pictures whose `.safetensors` file is `complete`, with everything that was recorded with them.
+
+    Raises:
+        ValueError: the files are damaged, or of another kind.
+    """
+    tensors, facts = read_tensors(complete, kind=_FORMAT, content="the hashes of stored pictures")
+    pixels = complete.with_suffix(".npy")
+    with pixels.open("rb") as file:
+        np.lib.format.read_magic(file)
+        _, *shape = np.lib.format.read_array_header_1_0(file)[0]
+    cache = _read_cache(complete, len(tensors["digests"]), cast(Shape, tuple(shape)))
+    if cache is None:
+        raise ValueError(f"{pixels} is damaged: it does not have the size that {complete} records; delete both")
+    return cache, tensors, facts
 
 
 def _start_of(pixels: Path, count: int, shape: Shape) -> int:

@@ -806,6 +806,7 @@ NOT_CALLED = {
     ),
     **dict.fromkeys(("Separability", "Split", "StoredSplit"), "a result"),
     **dict.fromkeys(("StoredImages", "open_folder", "open_npz"), "use a file: `data/test_stored_folder.py`"),
+    "store_dataset": "writes a file: `data/test_store_dataset.py`",
     **dict.fromkeys(
         (
             "DamagedRun",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distillkit._utils.conversion import format_bytes
+from distillkit._utils.conversion import require_memory
 from distillkit._utils.pictures import picture_array, picture_shape
 from distillkit._utils.pixels import Size, height_and_width, to_pixels
 from distillkit._utils.progress import bar
-from distillkit._utils.user_warnings import warn
 
 __all__ = ["Problems", "read_picture", "read_pictures", "require_readable", "require_same_shape"]
 
@@ -52,7 +50,7 @@ def read_pictures(
     first = files["train"][0]
     shape = read_picture(first, size, channels, background).shape
     count = sum(map(len, files.values()))
-    _require_memory(count, shape, open_with)
+    require_memory(count, shape, open_with)
     pixels = {part: torch.empty(len(own), *shape) for part, own in files.items()}
     with bar(count, "reading pictures", unit="picture", progress=progress) as shown:
         for part, own in files.items():
@@ -131,18 +129,3 @@ def require_same_shape(picture: Tensor, file: Path, first: Path, shape: Sequence
     raise ValueError(
         f"pictures differ: {first} is {list(shape)} (C, H, W), {file} is {list(picture.shape)}; give {remedy}"
     )
-
-
-def _require_memory(count: int, shape: Sequence[int], open_with: str) -> None:
-    """Refuse pictures that exceed the machine's memory as floats, and warn if they need more than half of it."""
-    if not hasattr(os, "sysconf"):
-        return
-    size, memory = 4 * count * math.prod(shape), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    message = (
-        f"{count} pictures of {list(shape)} take {format_bytes(size)} as floats, and this machine has "
-        f"{format_bytes(memory)} of memory; use {open_with}(...), which reads them when needed, or give a smaller size="
-    )
-    if size > memory:
-        raise ValueError(message)
-    if size > memory / 2:
-        warn(message)
