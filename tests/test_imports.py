@@ -86,11 +86,12 @@ def component(module: str) -> str:
 def strays_of_attacks(found: Iterator[Import] | list[Import]) -> list[Import]:
     """Return the imports that attacks may not make: all but leaves, losses, sanity checks and value types of a set.
 
-    The report on a privacy claim may read the ledger, because it computes epsilon again.
+    The report on a privacy claim may read the ledger, because it computes epsilon again. Commands of the command line
+    use what its other commands use.
     """
     allowed = {"attacks", *(f"distillkit.{name}" for name in (*LEAVES, *VALUES, "losses", SANITY_CHECKS))}
     ledger = Import("attacks.reporting.privacy_claim", "distillkit.privacy", "Ledger")
-    own = [one for one in found if one.by.split(".")[0] == "attacks" and one != ledger]
+    own = [one for one in found if one.by.split(".")[0] == "attacks" and one.by != "attacks.commands" and one != ledger]
     return [one for one in own if not {one.module.split(".")[0], component(one.module)} & allowed]
 
 

@@ -1,0 +1,269 @@
+"""The command line: its commands are the library's calls, its help shows commands that run, its errors are one line."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from PIL import Image
+
+from attacks import leaks
+from distillkit import LabeledImages, Normalization
+from distillkit.commands import main
+from distillkit.condense import distribution_matching
+from distillkit.data import load, load_folder, load_set
+from distillkit.networks import ConvNet, RandomNetworks
+from distillkit.rng import derive
+
+COMMANDS = ("attack", "condense", "doctor", "evaluate", "label", "report", "sets", "study")
+SMALL = ("--width", "8", "--depth", "2", "--quiet", "--device", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*words: object, code: int = 0) -> Result:
+    found = CliRunner().invoke(main, [str(word) for word in words])
+    assert found.exit_code == code, (found.output, found.exception)
+    return found
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with 3 x 20 pictures of 12 x 12 pixels: a colour per class, and noise."""
+    top = tmp_path_factory.mktemp("data") / "photos"
+    for c, name in enumerate(("cat", "dog", "owl")):
+        (top / name).mkdir(parents=True)
+        for i in range(20):
+            pixels = torch.randint(0, 120, (12, 12, 3), generator=derive(c, i)).numpy().astype(np.uint8)
+            pixels[..., c] += 100
+            Image.fromarray(pixels).save(top / name / f"{i}.png")
+    return top
+
+
+@pytest.fixture(scope="module")
+def small(photos: Path) -> LabeledImages:
+    """Return the photos' set as the library makes it."""
+    train = load_folder(photos, size=8).train
+    networks = RandomNetworks(lambda: ConvNet(train.shape, 3, width=8, depth=2))
+    return distribution_matching(train, networks=networks, ipc=2, steps=4, batch_real=64, lr=None, progress=False)
+
+
+def condensed(photos: Path, *more: object, out: str = "small.safetensors") -> Result:
+    return run("condense", photos, "--size", 8, "--ipc", 2, "--steps", 4, "--out", out, *SMALL, *more)
+
+
+def test_every_package_registers_its_commands() -> None:
+    assert tuple(sorted(entry.name for entry in entry_points(group="distillkit.commands"))) == COMMANDS
+    listed = run("--help").output
+    assert all(re.search(rf"^  {name} +\w", listed, re.M) for name in COMMANDS)
+    assert re.fullmatch(r"distillkit, version [\d.]+\n", run("--version").output)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_an_example_that_runs(name: str, folder: Path) -> None:
+    said = " ".join(run(name, "--help").output.split())
+    _, first, *words = shlex.split(said.partition("Example: ")[2])
+    assert first == name
+    run(name, *words)
+    if "--out" in words:
+        assert (folder / words[words.index("--out") + 1]).exists()
+
+
+def test_condense_is_the_library_call(photos: Path, folder: Path, small: LabeledImages) -> None:
+    result = condensed(photos, "--json")
+    found, record = LabeledImages.load("small.safetensors"), json.loads(result.stdout)
+    assert torch.equal(found.images, small.images)
+    assert (found.class_names, found.normalization) == (("cat", "dog", "owl"), small.normalization)
+    assert (record["images"], record["info"]["ipc"]) == (6, 2)
+    with Image.open("small.png") as picture:
+        assert picture.width > 100
+
+
+def test_condense_ends_in_time_and_continues_to_the_same_set(photos: Path, folder: Path, small: LabeledImages) -> None:
+    state = folder / "small.state.safetensors"
+    said = condensed(photos, "--seconds", 1e-9).output
+    assert "stopped after 1 of 4 steps; --resume continues" in said
+    first = LabeledImages.load("small.safetensors")
+    assert (first.info["steps"], state.exists()) == (1, True)
+    assert not torch.equal(first.images, small.images)
+    condensed(photos, "--resume")
+    assert torch.equal(LabeledImages.load("small.safetensors").images, small.images)
+    assert not state.exists()
+
+
+@pytest.mark.parametrize("method", ["dc", "stitch", "random", "herding", "k-center"])
+def test_every_method_condenses_a_folder(method: str, photos: Path) -> None:
+    steps = ("--steps", 1) if method == "dc" else ("--epochs", 2) if method == "stitch" else ()
+    words = ("condense", photos, "--size", 8, "--ipc", 2, "--method", method, *steps, "--out", "small.safetensors")
+    run(*words, *SMALL)
+    found = LabeledImages.load("small.safetensors")
+    assert found.counts().tolist() == [2, 2, 2]
+    assert found.info["method"] == {"dc": "gradient matching", "k-center": "k-center"}.get(method, found.info["method"])
+
+
+def test_private_set_states_its_epsilon(photos: Path) -> None:
+    words = ("condense", photos, "--size", 8, "--ipc", 1, "--method", "private", "--steps", 2, "--out", "p.safetensors")
+    run(*words, "--epsilon", 8, "--classes", "cat, dog,owl", "--channels", 3, *SMALL)
+    found = LabeledImages.load("p.safetensors")
+    assert found.info["epsilon"] <= 8
+    assert found.normalization == Normalization((0.5,) * 3, (0.5,) * 3)
+    assert found.class_names == ("cat", "dog", "owl")
+    for left_out in ("--epsilon", "--classes", "--channels"):
+        given = {"--epsilon": 8, "--classes": "cat,dog,owl", "--channels": 3}
+        rest = [word for name, value in given.items() if name != left_out for word in (name, value)]
+        assert "needs --epsilon, --classes and --channels" in run(*words, *rest, *SMALL, code=2).output
+
+
+def test_attack_and_report_are_the_measurement_of_the_library(photos: Path, folder: Path) -> None:
+    """The set's file has its size and normalization, so that the folder is enough; its split is that of `condense`."""
+    run("condense", photos, "--size", 8, "--ipc", 2, "--method", "random", "--out", "copies.safetensors", *SMALL)
+    copies = LabeledImages.load("copies.safetensors")
+    with pytest.warns(UserWarning, match="12 records"):
+        expected = leaks(copies, *load_folder(photos, size=8))
+    result = run("attack", "copies.safetensors", "--train", photos, "--json", "--quiet")
+    assert json.loads(result.stdout) == json.loads(json.dumps(expected.record()))
+    assert "Warning: held_out holds 12 records" in result.stderr
+    result = run("report", "copies.safetensors", "--train", photos, "--html", "report.html", "--quiet")
+    assert "it leaks; it publishes " in result.output
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert page.count("<img") == 2
+    assert "PSNR in dB: inf" in page
+    assert "<td" in page
+
+
+def test_held_out_records_are_those_given(photos: Path, folder: Path) -> None:
+    condensed(photos)
+    shutil.copytree(photos, "others")
+    for picture in Path("others").rglob("*.png"):
+        with Image.open(picture) as one:
+            Image.fromarray(255 - np.asarray(one)).save(picture)
+    words = ("attack", "small.safetensors", "--train", photos, "--quiet", "--json")
+    own, other = (json.loads(run(*words, *more).stdout) for more in ((), ("--held-out", "others")))
+    assert (
+        own["nearest"]["fpr"]["of"] != other["nearest"]["fpr"]["of"] if "of" in own["nearest"]["fpr"] else own != other
+    )
+
+
+def test_evaluate_tests_on_the_part_that_was_held_out(photos: Path, folder: Path) -> None:
+    condensed(photos)
+    words = ("evaluate", "small.safetensors", "--test", photos, "--epochs", 2, "--networks", 2, "--real", *SMALL)
+    record = json.loads(run(*words, "--json", "--html", "page.html").stdout)
+    assert [row["data"] for row in record["rows"]] == ["set", "random real"]
+    assert [len(row["accuracies"]) for row in record["rows"]] == [2, 2]
+    assert all((12 * rate) % 1 < 1e-6 or (12 * rate) % 1 > 1 - 1e-6 for rate in record["rows"][0]["accuracies"])
+    assert (folder / "page.html").read_text(encoding="utf-8").count("<img") == 1
+
+
+def test_label_writes_the_teachers_rows(photos: Path) -> None:
+    condensed(photos)
+    said = run("label", "small.safetensors", "--train", photos, "--epochs", 15, "--out", "soft.npz", *SMALL).output
+    soft = load_set("soft.npz")
+    assert soft.labels.shape == (6, 3)
+    assert torch.allclose(soft.labels.sum(1), torch.ones(6))
+    assert re.search(r"the teacher is right on \d+\.\d % of the held-out images", said)
+
+
+def test_sets_lists_and_exports(folder: Path) -> None:
+    listed = run("sets").output
+    assert re.search(r"\| digits-dm-10 +\| distribution matching .*\| +98\.1 \| +98\.1 \| +0 \| +– \|", listed)
+    run("sets", "digits-dm-1", "--out", "one.npz")
+    assert torch.equal(load_set("one.npz").images, load_set("digits-dm-1").images)
+    assert set(json.loads(run("sets", "--json").stdout)) >= {"digits-dm-10"}
+
+
+def test_study_runs_once_and_is_shown_again(folder: Path) -> None:
+    words = (
+        "study",
+        "digits",
+        "--size",
+        8,
+        "--methods",
+        "FedAvg, FedAvgM",
+        "--rounds",
+        1,
+        "--seeds",
+        2,
+        "--clients",
+        3,
+    )
+    first = json.loads(run(*words, "--lr", "0.1,0.3", "--out", "runs", "--json", *SMALL).stdout)["runs"]
+    assert {(line["method"], line["seed"]) for line in first} == {(m, s) for m in ("FedAvg", "FedAvgM") for s in (0, 1)}
+    again = run("study", "runs", "--html", "page.html")
+    assert "| FedAvgM " in again.output
+    assert (folder / "page.html").read_text(encoding="utf-8").count("<img") == 1
+
+
+def test_doctor_says_what_an_extra_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = json.loads(run("doctor", "--json").stdout)
+    assert record["device of auto"] == str(torch.get_default_device()) or torch.accelerator.is_available()
+    assert record["missing"]["opendp"] == []
+    assert set(record["missing"]) == {"flower", "opendp", "data", "pandas", "secure"}
+
+
+ODD: dict[str, tuple[str, int, str]] = {
+    "unknown command": ("conedense photos", 2, "No such command 'conedense'"),
+    "no source": ("condense --out a.safetensors", 2, "Missing argument 'SOURCE'"),
+    "no out": ("condense digits", 2, "Missing option '--out'"),
+    "source that is not there": ("condense photo --out a.safetensors", 1, "no set or file 'photo'"),
+    "no images per class": ("condense digits --ipc 0 --out a.safetensors", 2, "0 is not in the range x>=1"),
+    "unknown method": ("condense digits --method mtt --out a.safetensors", 2, "'mtt' is not one of 'dm'"),
+    "time for a coreset": ("condense digits --method random --seconds 3 --out a.safetensors", 2, "are for dm and dc"),
+    "unknown device": ("condense digits --device gpu7 --steps 1 --out a.safetensors", 1, "device must be"),
+    "not a table": ("condense nothing.csv --out a.safetensors", 1, "nothing.csv"),
+    "set of another form": ("attack digits-dm-1 --train cifar10", 1, "cifar10"),
+    "set that is not there": ("evaluate none --test digits", 1, "no set or file 'none'"),
+    "held-out part missing": ("attack digits-dm-1 --train digits-dm-10", 2, "give --held-out"),
+    "real without training part": ("evaluate digits-dm-1 --test digits-dm-10 --real", 2, "has one part"),
+    "report without records": ("report digits-dm-1", 2, "needs --train"),
+    "out without set": ("sets --out a.npz", 2, "--out needs a SET"),
+    "study without folder": ("study digits", 2, "--out is missing"),
+    "unknown add-on": ("study digits --methods FedAverage --out runs", 2, "not 'FedAverage'"),
+    "add-on with arguments": ("study digits --methods SharedImage --out runs", 2, "cannot make SharedImage"),
+    "rate that is no number": ("study digits --lr fast --out runs", 1, "could not convert string to float: 'fast'"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_errors_are_one_line(name: str, folder: Path) -> None:
+    words, code, said = ODD[name]
+    found = run(*shlex.split(words), code=code)
+    assert isinstance(found.exception, SystemExit)
+    assert said in " ".join(found.output.split())
+    assert "Traceback" not in found.output
+    assert list(folder.iterdir()) == [] or name.startswith(("rate", "add-on", "unknown add-on"))
+
+
+def test_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTILLKIT_TRACEBACK", "1")
+    found = CliRunner().invoke(main, ["sets", "none"])
+    assert isinstance(found.exception, FileNotFoundError)
+
+
+def test_completion_knows_the_commands() -> None:
+    from click.shell_completion import ShellComplete
+
+    found = ShellComplete(main, {}, "distillkit", "_DISTILLKIT_COMPLETE").get_completions([], "")
+    assert tuple(one.value for one in found) == COMMANDS
+
+
+def test_set_keeps_its_form_when_the_source_has_another(folder: Path) -> None:
+    """A set of 16 x 16 pixels is compared with digits of 16 x 16, whatever their normalization would be."""
+    found: dict[str, Any] = json.loads(run("attack", "digits-dm-1", "--train", "digits", "--json").stdout)
+    small = load_set("digits-dm-1")
+    assert found == json.loads(json.dumps(leaks(small, *load("digits", size=16)).record()))
+    assert isinstance(main, click.Group)
