@@ -9,9 +9,9 @@ FLOWER := .venv-flower
 demo: $(STAMP)
 	$(BIN)/python examples/quickstart.py
 
-# Single cells of the papers' tables, on a GPU, in pieces of eight minutes; ARGS=--smoke runs tiny settings on a CPU.
+# Tests, benchmarks and the papers' sizes on an accelerator, in pieces of minutes; ARGS=--smoke runs tiny settings on a CPU.
 gpu: $(STAMP)
-	$(BIN)/python examples/paper_cells.py $(ARGS)
+	$(BIN)/python examples/gpu/run.py $(ARGS)
 
 # One process per core, at most four, because each may use 3 GB. Use `make test WORKERS=0` for a single process.
 WORKERS := logical

@@ -129,7 +129,7 @@ def stitch(
             shown.update()
     info = {
         "method": "stitch", "publishes": "pixels of real images", "ipc": ipc, "factor": factor, "pool": pool,
-        "crops": crops, "min_scale": min_scale,
+        "crops": crops, "min_scale": min_scale, "device": str(best.device),
         "observer": {**describe_teacher(observer), "accuracy": accuracy},
         "confidence": float(torch.cat(confidences).mean()),
         "absent": [c for c in range(real.num_classes) if c not in rows] if classes is None else [],

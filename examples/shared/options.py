@@ -57,7 +57,7 @@ def command_line(
     add("--seeds", type=int, nargs="+", default=None, metavar="S", help="seeds; default: the preset's")
     add("--out", type=Path, default=None, help=f"folder of the results; default: {out}-<preset>")
     add("--workers", type=number(1), default=max(1, os.cpu_count() or 1), help=workers)
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
+    add("--device", default="auto", help="where to compute: auto, cpu, cuda, ...")
     root = "root of the datasets by name; default: $DISTILLKIT_DATA"
     own = f"{root}; or your own pictures: one folder (class/picture.png) or .npz to split, or one per client"
     add("--data", type=Path, nargs="+" if pictures else None, metavar="PATH", help=own if pictures else root)
@@ -77,6 +77,10 @@ def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str] | None
     In the result, `data` is the root of named datasets, or None; `pictures` lists the user's own folders and files.
     """
     found = parser.parse_args(words)
+    try:
+        torch.empty(0, device=None if found.device == "auto" else found.device)
+    except (RuntimeError, AssertionError) as error:
+        parser.error(f"argument --device: this machine has no {found.device}: {str(error).splitlines()[0]}")
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal may lack characters of tables
     if isinstance(found.data, list):
@@ -88,5 +92,5 @@ def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str] | None
     found.out = found.out or Path(f"{found.default_out}-{found.preset}")
     del found.default_out
     if found.device == "auto":
-        found.device = "cuda" if torch.cuda.is_available() else "cpu"
+        found.device = str(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     return found

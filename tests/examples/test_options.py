@@ -17,7 +17,7 @@ from fl.study import Federated
 from tests.examples.image_folder import folder
 from tests.scripts import EXAMPLES, ROOT, load_script
 
-NAMES = sorted({*EXAMPLES} - {"paper_cells"})  # which runs other scripts, and has options of its own
+NAMES = sorted({*EXAMPLES} - {"gpu", "paper_cells"})  # which run other scripts, and have options of their own
 OPTIONS = ROOT / "examples" / "shared" / "options.py"
 COMMON = ("--preset", "--seeds", "--out", "--workers", "--device", "--data", "--estimate")
 

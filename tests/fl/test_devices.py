@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,14 @@ def test_devices_are_never_mixed(name: str, run_on_second_device: Callable[..., 
         return
     assert_same(run, wanted)
     assert rows(run) == rows(wanted)
+
+
+@pytest.mark.device
+@pytest.mark.skipif("DISTILLKIT_DEVICE" not in os.environ, reason="no accelerator is named")
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_run_on_the_accelerator_of_this_machine(name: str) -> None:
+    run = play(METHODS[name](), evaluate="drawn", device=os.environ["DISTILLKIT_DEVICE"])
+    assert [(row["failed"], row.get("failed_evaluation")) for row in run.rows] == [({}, None)] * 2
 
 
 def test_memory_of_later_rounds_is_kept(run_on_second_device: Callable[..., Run], tmp_path: Path) -> None:

@@ -1,0 +1,129 @@
+"""Check, measure and use the accelerator of this machine in pieces of a few minutes. `make gpu` calls this.
+
+    python examples/gpu/run.py --data DATA     # an interrupted call continues
+    python examples/gpu/run.py --smoke         # tiny sizes, on a CPU too
+
+The pieces: `tests` compares every component with the CPU; `table` measures steps beside PyTorch's layers, and what the
+device can do; `dm` condenses CIFAR-10 by DM with the paper's 20,000 steps; `cells` runs `paper_cells.py`. `gpu.jsonl`
+has a line for each result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of all examples
+
+import torch
+
+from distillkit.augment import DSA
+from distillkit.condense import Progress, distribution_matching, load_state, save_state
+from distillkit.data import load
+from distillkit.evaluate import evaluate
+from distillkit.networks import ConvNet, RandomNetworks
+from distillkit.training import Protocol
+from gpu.speed import Write, per_step, table
+from shared.files import current_commit
+from shared.study import UNFINISHED
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the pieces that are not finished yet."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--data", help="root of the datasets; default: $DISTILLKIT_DATA")
+    add("--pieces", nargs="+", choices=PIECES, default=list(PIECES), help="default: all")
+    add("--seconds", type=int, default=420, help="largest number of seconds of a piece of `dm` and `cells`")
+    add("--device", default="auto", help="where to compute")
+    add("--smoke", action="store_true", help="tiny sizes")
+    add("--out", type=Path, default=Path("runs/gpu"), help="folder of the results")
+    o = parser.parse_args(words)
+    if o.device == "auto":
+        o.device = str(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+    o.out.mkdir(parents=True, exist_ok=True)
+    log = o.out / "gpu.jsonl"
+    name = torch.cuda.get_device_name(o.device) if o.device.startswith("cuda") else o.device
+    known = {"device": name, "commit": current_commit(), "torch": str(torch.__version__), "smoke": o.smoke}
+
+    def write(piece: str, **row: Any) -> None:
+        with log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"piece": piece, **row, **known}) + "\n")
+        print(piece, *(f"{key}={value}" for key, value in row.items()), flush=True)
+
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
+    done = {line["piece"] for line in lines if line.get("finished") and line["device"] == name}
+    for piece in (piece for piece in o.pieces if piece not in done):
+        began = time.perf_counter()
+        finished = PIECES[piece](o, partial(write, piece))
+        write(piece, finished=finished, seconds=round(time.perf_counter() - began, 1))
+        if not finished:
+            raise SystemExit(UNFINISHED)
+
+
+def tests(o: argparse.Namespace, write: Write) -> bool:
+    """Run the tests that are marked `device` on the device."""
+    words = ["-m", "device", "-q", "-k", "herding or train or invert or FedAvg"] if o.smoke else ["-m", "device", "-q"]
+    places = [str(ROOT / "tests" / name / "test_devices.py") for name in ("distillkit", "fl")]
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", *words, *places], cwd=ROOT, check=False, capture_output=True, text=True,
+        env={**os.environ, "DISTILLKIT_DEVICE": o.device}, encoding="utf-8",
+    )  # fmt: skip
+    said = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR", "E  ")) or "passed" in line]
+    write(status=ran.returncode, said=said)
+    return True
+
+
+def dm(o: argparse.Namespace, write: Write) -> bool:
+    """Condense CIFAR-10 to 10 images per class, and test the set with three networks."""
+    train, test = load("digits", size=16) if o.smoke else load("cifar10", root=o.data)
+    steps, path = 30 if o.smoke else 20_000, o.out / "dm.safetensors"
+    make = partial(ConvNet, train.shape, train.num_classes, width=16 if o.smoke else 128)
+    how: dict[str, Any] = {"networks": RandomNetworks(make), "ipc": 10, "augment": DSA(), "device": o.device}
+    step = per_step(lambda n: distribution_matching(train, steps=n, progress=False, **how), 20, torch.device(o.device))
+    began, fits = time.perf_counter(), step * steps < 0.8 * o.seconds
+
+    def callback(progress: Progress) -> None:
+        if time.perf_counter() - began > o.seconds:
+            save_state(path, progress.state())
+            raise TimeoutError
+
+    try:
+        resume = load_state(path) if path.exists() else None
+        saved: dict[str, Any] = {} if fits else {"callback": callback}  # a callback reads the loss of every step
+        small = distribution_matching(train, steps=steps, resume=resume, **saved, **how)
+    except TimeoutError:
+        return False
+    small.save(o.out / "dm-set.safetensors")
+    protocol = Protocol(epochs=5 if o.smoke else 1000, augment=DSA())
+    row = evaluate(small, test, make, protocol=protocol, num_networks=1 if o.smoke else 3, device=o.device).rows[0]
+    write(what="DM, 10 images per class", steps=steps, accuracies=row.accuracies, published="48.9 %")
+    return True
+
+
+def cells(o: argparse.Namespace, write: Write) -> bool:
+    """Run or continue the cells of the papers' tables."""
+    words = ["--smoke", "--cells", "vhl-fashionmnist"] if o.smoke else ["--data", o.data] if o.data else []
+    words += ["--device", o.device, "--seconds", str(o.seconds), "--out", str(o.out / "cells")]
+    command = [sys.executable, str(ROOT / "examples" / "paper_cells.py"), *words]
+    write(status=subprocess.run(command, check=False).returncode)
+    return True
+
+
+PIECES: dict[str, Callable[[argparse.Namespace, Write], bool]] = {
+    "tests": tests, "table": table, "dm": dm, "cells": cells,
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

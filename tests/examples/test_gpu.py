@@ -1,0 +1,47 @@
+"""The program for accelerators, with tiny sizes on a CPU: records, pieces that continue, and tests of the device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distillkit import LabeledImages
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "gpu.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def test_interrupted_condensation_continues_with_the_same_result(script: Any, tmp_path: Path) -> None:
+    words = ["--smoke", "--pieces", "dm", "--device", "cpu"]
+    with pytest.raises(SystemExit) as ended:
+        script.main([*words, "--out", str(tmp_path / "a"), "--seconds", "0"])
+    assert ended.value.code == 3
+    assert [line["finished"] for line in lines(tmp_path / "a")] == [False]
+    for name in ("a", "b"):
+        script.main([*words, "--out", str(tmp_path / name)])
+    first, second = (LabeledImages.load(tmp_path / name / "dm-set.safetensors") for name in ("a", "b"))
+    assert first.images.equal(second.images)
+    before = lines(tmp_path / "b")
+    assert [line.get("finished") for line in before] == [None, True]
+    assert {line["device"] for line in before} == {"cpu"}
+    script.main([*words, "--out", str(tmp_path / "b")])
+    assert lines(tmp_path / "b") == before
+
+
+def test_table_and_tests_of_the_device_are_written(script: Any, tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    script.main(["--smoke", "--pieces", "tests", "table", "--device", "cpu", "--out", str(tmp_path)])
+    assert torch.get_num_threads() == threads
+    found = lines(tmp_path)
+    assert found[0]["status"] == 0
+    assert "7 passed" in found[0]["said"][-1]
+    assert found[2]["tflops"] > 0
+    assert found[3]["gb_per_s"] > 0
+    steps = [line for line in found if "ms" in line]
+    assert len(steps) == 5
+    assert [line["piece"] for line in found if line.get("finished")] == ["tests", "table"]
