@@ -12,7 +12,6 @@ and no search. The folder of each run contains set.safetensors and grid.png.
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,9 +24,10 @@ from distillkit.fingerprint import set_fingerprint
 from distillkit.networks import RandomNetworks, build
 from distillkit.study import Condense, Study, Task, grid, summary_table
 from distillkit.training import Protocol, train
-from shared.data import refuse_unused
-from shared.options import command_line, number, parse_arguments
+from shared.data import named_or_own
+from shared.options import command_line, number, parse_arguments, refuse_unused
 from shared.study import run_study
+from shared.teacher import kept
 
 SEARCH: dict[str, list[dict[str, Any]]] = {
     "herding": grid(epochs=[0, 4]), "k-center": grid(epochs=[0, 4]),
@@ -39,7 +39,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {"dataset": "digits", "ipc": 1, "steps": 2, "iterations": 1, "loops": (2, 1), "batch_real": 8, "epochs": 2,
         "nets": 2, "embedding_images": 100, "embedding_epochs": 1, "width": 8, "depth": 2},
     "cpu": {"dataset": "fashionmnist", "ipc": 10, "steps": 400, "iterations": 3, "loops": (10, 2), "batch_real": 64,
-        "init": "real", "epochs": 75, "batch": 25, "nets": 3, "embedding_images": 5000, "embedding_epochs": 4},
+        "init": "real", "epochs": 75, "batch": 25, "nets": 3, "seeds": [0], "embedding_images": 5000,
+        "embedding_epochs": 4},
     "paper": {"dataset": "fashionmnist", "ipc": 10, "steps": 20_000, "iterations": 1000, "batch_real": 256,
         "epochs": 1000, "nets": 20, "seeds": [*range(5)], "embedding_images": None, "embedding_epochs": 20},
 }  # fmt: skip
@@ -52,53 +53,47 @@ WHOLE = {
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """Return the options of the command line, with the preset's values as defaults."""
-    parser = command_line(__doc__, out="runs/condense")
+    parser = command_line(__doc__, out="runs/condense", presets=PRESETS)
     add = parser.add_argument
     add("--dataset", help=f"one of {', '.join(data.NAMES)}; or a folder of pictures (class/picture.png), or an .npz")
     add("--methods", nargs="+", choices=["random", *SEARCH], default=["random", *SEARCH])
     add("--network", default="convnet", help="network to train on the set, and to draw in DM, DC and DSA")
-    add("--loops", type=number(1), nargs=2, metavar=("OUTER", "INNER"), help="of DC and DSA; default: as published")
     add("--longer", type=number(1), nargs=2, action="append", default=[], metavar=("EPOCHS", "BATCH"),
         help="make further sets with the same settings, each tested with one network trained in this way")  # fmt: skip
     add("--no-augment", action="store_true", help="train the tested networks without augmentation")
-    add("--channels", type=int, choices=(1, 3))
     for name, text in WHOLE.items():
         add(f"--{name}", type=number(1), help=text)
-    preset = PRESETS[parser.parse_known_args(words)[0].preset]
-    parser.set_defaults(**{"seeds": [0], "init": "noise", "batch": 256, "width": 128, "depth": 3, **preset})
+    parser.set_defaults(init="noise", batch=256, width=128, depth=3, loops=None)
     found = parse_arguments(parser, words)
-    path = Path(found.dataset).expanduser()
-    reader = partial(data.load_folder if path.is_dir() else data.load_npz, path.resolve())
-    named = partial(data.load, found.dataset, root=found.data)
-    found.read = partial(reader if path.exists() else named, size=found.size, channels=found.channels)
+    found.name, found.read = named_or_own(found.dataset, found.data, size=found.size)
+    own = Path(found.dataset).expanduser().exists()
     unused = partial(refuse_unused, parser, words)
-    unused(f"with --dataset {found.dataset}", "--data", unless=found.dataset != "digits" and not path.exists())
+    unused(f"with --dataset {found.dataset}", "--data", unless=found.dataset != "digits" and not own)
     unused("with a --network that is no convnet", "--width", "--depth", unless=found.network == "convnet")
     unused("without dm in --methods", "--steps", unless="dm" in found.methods)
-    unused("without dc or dsa in --methods", "--iterations", "--loops", unless={"dc", "dsa"} & {*found.methods})
+    unused("without dc or dsa in --methods", "--iterations", unless={"dc", "dsa"} & {*found.methods})
     unused("without dm, dc or dsa in --methods", "--batch-real", unless={"dm", "dc", "dsa"} & {*found.methods})
     try:
         found.read()
     except (ValueError, FileNotFoundError) as error:
         parser.error(f"--dataset {found.dataset}: {error}")
-    found.loops = tuple(found.loops or loops_for(found.ipc))
+    found.loops = found.loops or loops_for(found.ipc)
     return found
 
 
 Choose = Callable[..., Any]
-_TRAINED: dict[Any, Any] = {}
 
 
 def embedded(real: LabeledImages, *, choose: Choose, factory: Any, ipc: int, images: int | None, epochs: int) -> Any:
     """Select images in the embedding space of a network trained on the task; if `epochs` is 0, in pixel space."""
     if not epochs:
         return choose(real, ipc=ipc)
-    key = (set_fingerprint(real.to("cpu")), images, epochs)
-    if key not in _TRAINED:
+
+    def fresh() -> Any:
         part = real if images is None else random_subset(real, ipc=-(-min(images, len(real)) // real.num_classes))
-        _TRAINED.clear()
-        _TRAINED[key] = train(build(factory, 0), part, Protocol(epochs=epochs, batch=64), generator=0)
-    return choose(real, ipc=ipc, network=_TRAINED[key])
+        return train(build(factory, 0), part, Protocol(epochs=epochs, batch=64), generator=0)
+
+    return choose(real, ipc=ipc, network=kept((set_fingerprint(real.to("cpu")), images, epochs), fresh))
 
 
 def candidates(o: argparse.Namespace) -> dict[str, Condense]:
@@ -136,8 +131,7 @@ def main(words: list[str] | None = None) -> None:
     """Run the example."""
     o = arguments(words)
     options = {"width": o.width, "depth": o.depth} if o.network == "convnet" else {}
-    name = re.sub(r"[^\w.-]+", "-", Path(o.dataset).stem.lower(), flags=re.ASCII)
-    task = Task(name, o.read, factory=o.network, factory_options=options)
+    task = Task(o.name, o.read, factory=o.network, factory_options=options)
     study = Study(o.out, task, candidates(o), seeds=o.seeds)
     note = "Mean over the networks that were trained on each set; accuracy std is over these networks."
     columns = ["accuracy_std", "images", "cpu_seconds_condense", "cpu_seconds_test"]

@@ -25,36 +25,33 @@ from distillkit.fingerprint import set_fingerprint
 from distillkit.labels import CutMix, Relabel, soft_labels
 from distillkit.networks import build
 from distillkit.rng import derive
-from distillkit.study import Condense, Job, Records, Study, Task, summary_table
+from distillkit.study import Condense, Job, Records, Study, summary_table
 from distillkit.training import Protocol, accuracy, train
+from shared.data import convnet_task
 from shared.label_regimes import per_view
 from shared.options import command_line, parse_arguments
 from shared.study import run_study
-from shared.teacher import untrained_teacher
+from shared.teacher import kept, untrained_teacher
 
-SIZES = {"digits": 16, "usps": 16}
 REGIMES = ("teacher", "true labels", "decisions", "one row", "one row, T=4", "per view, T=4", "per view, T=20")
 """Labels of the student's images; "teacher" is an attack on the teacher itself."""
 PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {"datasets": ["digits"], "seeds": [0], "ipc": 2, "canaries": 10, "records": 60, "epochs": 1, "updates": 4,
-        "width": 8},
-    "cpu": {"datasets": ["digits", "usps"], "seeds": [0, 1, 2], "ipc": 50, "canaries": 100, "records": 900,
-        "epochs": 60, "updates": 600, "width": 32},
+    "smoke": {"datasets": ["digits"], "ipc": 2, "canaries": 10, "records": 60, "epochs": 1, "updates": 4,
+        "width": 8, "size": None},
+    "cpu": {"datasets": ["digits", "usps"], "ipc": 50, "canaries": 100, "records": 900,
+        "epochs": 60, "updates": 600, "width": 32, "size": None},
 }  # fmt: skip
-_TEACHERS: dict[Any, nn.Module] = {}
 
 
 def train_teacher(records: LabeledImages, seed: int, epochs: int) -> nn.Module:
-    """Train a teacher without augmentation, so that it memorizes; the last two are kept in memory."""
-    key = (set_fingerprint(records), seed, epochs)
-    if key not in _TEACHERS:
+    """Train a teacher without augmentation, so that it memorizes."""
+
+    def fresh() -> nn.Module:
         network = build(partial(untrained_teacher, records), derive(seed, "network"))
         protocol = Protocol(epochs, lr=0.02, batch=64, schedule="cosine")
-        trained = train(network, records, protocol, generator=derive(seed, "order"), progress=False)
-        for old in list(_TEACHERS)[:-1]:
-            del _TEACHERS[old]
-        _TEACHERS[key] = trained
-    return _TEACHERS[key]
+        return train(network, records, protocol, generator=derive(seed, "order"), progress=False)
+
+    return kept((set_fingerprint(records), seed, epochs), fresh)
 
 
 def train_student(
@@ -112,15 +109,12 @@ def label_leak(
 
 def main(words: list[str] | None = None) -> None:
     """Run the example: one study for each dataset."""
-    parser = command_line(__doc__, out="runs/label-leaks", presets=tuple(PRESETS))
+    parser = command_line(__doc__, out="runs/label-leaks", presets=PRESETS)
     parser.add_argument("--datasets", nargs="+", help=f"names of datasets: {', '.join(data.NAMES)}")
-    parser.set_defaults(**PRESETS[parser.parse_known_args(words)[0].preset])
     o = parse_arguments(parser, words)
     for name in o.datasets:
-        load = partial(data.load, name, root=o.data, size=SIZES.get(name))
-        own = load()
-        depth = 3 if min(own.train.shape[1:]) >= 28 else 2
-        task = Task(name, load, factory="convnet", factory_options={"width": o.width, "depth": depth})
+        task = convnet_task(o, name)
+        own = task.load()
         epochs = max(1, o.updates // -(-o.ipc * own.train.num_classes // 25))
         protocol = Protocol(epochs, batch=25, augment=CropFlip(own.train.normalization, pad=2, flip=0.0))
         attack = {"protocol": protocol, "records": o.records, "canaries": o.canaries, "epochs": o.epochs}

@@ -13,7 +13,6 @@ of the training images, with hard labels. The preset `cpu` takes hours; an inter
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,14 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import condense
-from distillkit import data
+from attacks import leaks
+from distillkit import LabeledImages, data
 from distillkit.condense import distribution_matching, random_subset
 from distillkit.networks import RandomNetworks
 from distillkit.privacy import EmbeddingNetworks, Passes, condense_private
 from distillkit.sets import Tiles
 from distillkit.study import Condense, Records, Study, Task, grid, summary_table
+from shared.data import convnet_task
 from shared.label_regimes import TRANSFER, label_regimes
-from shared.leaks import measure_leaks
+from shared.measurement import measure_runs, share_table
 from shared.options import command_line, number, parse_arguments
 from shared.study import run_study
 from shared.teacher import inverted, stitched
@@ -41,13 +42,16 @@ OURS: dict[str, list[dict[str, Any]]] = {
 """Searches of the methods that `condense.py` does not have. The number of class means is their epsilon."""
 METHODS = ("random", "random-tiles", *condense.SEARCH, *OURS)
 TILES = Tiles(2)
+LEAKS = {
+    "copies": "copies %", "within_25_db": "within 25 dB %", "within_25_db_of_held_out": "of held-out records %"
+}  # fmt: skip
+NOTE = "Share of a set's images that equal a training record, or are close to one (PSNR of at least 25 dB)."
 COLUMNS = ("labels.row", "labels.view", "cpu_seconds_condense", "epsilon")
-SIZES = {"digits": 16, "usps": 16}
 PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {"datasets": ["digits"], "ipc": [1], "seeds": [0], "steps": 2, "iterations": 1, "batch_real": 8,
+    "smoke": {"datasets": ["digits"], "ipc": [1], "steps": 2, "iterations": 1, "batch_real": 8,
         "updates": 4, "width": 8, "embedding_images": 100, "embedding_epochs": 1, "inversion_steps": 2,
         "means_steps": 2, "teacher_images": 1500},
-    "cpu": {"datasets": ["digits", "usps"], "ipc": [1, 10], "seeds": [0, 1, 2], "steps": 300, "iterations": 100,
+    "cpu": {"datasets": ["digits", "usps"], "ipc": [1, 10], "steps": 300, "iterations": 100,
         "batch_real": 64, "updates": 300, "width": 32, "embedding_images": 5000, "embedding_epochs": 4,
         "inversion_steps": 300, "means_steps": 200, "teacher_images": 240_000},
 }  # fmt: skip
@@ -55,28 +59,16 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """Return the options of the command line, with the preset's values as defaults."""
-    parser = command_line(__doc__, out="runs/leaderboard", presets=("smoke", "cpu"))
+    parser = command_line(__doc__, out="runs/leaderboard", presets=PRESETS)
     add = parser.add_argument
     add("--datasets", nargs="+", help=f"names ({', '.join(data.NAMES)}), folders of pictures, or .npz files")
     add("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     add("--ipc", type=number(1), nargs="+", help="numbers of images per class")
-    add("--updates", type=number(1), help="updates of each tested network")
     add("--width", type=number(1), help="width of the ConvNets that are tested and drawn")
     add("--steps", type=number(1), help="steps of distribution matching")
     add("--size", type=number(8), help="image size; default: 16 for digits and USPS, otherwise that of the data")
     add("--transfer", nargs="*", choices=sorted(TRANSFER), default=[], help="further networks, tested with hard labels")
-    parser.set_defaults(**PRESETS[parser.parse_known_args(words)[0].preset])
     return parse_arguments(parser, words)
-
-
-def task(o: argparse.Namespace, said: str) -> Task:
-    """Return the task of a dataset by name, of a folder of pictures, or of an .npz file."""
-    path, size = Path(said).expanduser(), o.size or SIZES.get(said)
-    reader = partial(data.load_folder if path.is_dir() else data.load_npz, path.resolve())
-    load = partial(reader if path.exists() else partial(data.load, said, root=o.data), size=size)
-    name = re.sub(r"[^\w.-]+", "-", path.stem.lower(), flags=re.ASCII)
-    depth = 3 if min(load().train.shape[1:]) >= 28 else 2
-    return Task(name, load, factory="convnet", factory_options={"width": o.width, "depth": depth})
 
 
 def candidates(o: argparse.Namespace, dataset: str, ipc: int) -> dict[str, Condense]:
@@ -134,16 +126,21 @@ def main(words: list[str] | None = None) -> None:
     """Run the example: one study for each dataset."""
     o = arguments(words)
     for said in o.datasets:
-        own = task(o, said)
+        own = convnet_task(o, said)
         found = {name: one for ipc in o.ipc for name, one in candidates(o, said, ipc).items()}
         study = Study(o.out / own.name, own, found, seeds=o.seeds)
-        options = argparse.Namespace(**{**vars(o), "out": study.out})
 
         def tables(records: Records, own: Task = own) -> list[object]:
             made = Records(r for r in records if r.task == own.name)
-            return [summary_table(made, columns=COLUMNS), measure_leaks(made, own.load())]
+            images = own.load()
 
-        run_study(study, options, tables, by=(), ends=False)
+            def leaked(folder: Path) -> dict[str, float]:
+                return leaks(LabeledImages.load(folder / "set.safetensors"), images.train, images.test).record()
+
+            found = measure_runs(made, "leaks.json", leaked)
+            return [summary_table(made, columns=COLUMNS), share_table(found, LEAKS, NOTE)]
+
+        run_study(study, o, tables, by=(), ends=False)
 
 
 if __name__ == "__main__":

@@ -33,32 +33,24 @@ class Cell:
         always: options of the script at any size.
         paper: further options at the paper's size.
         gain: gain in accuracy points that the paper reports.
-        minutes: estimated minutes per seed on one H200 GPU, derived from counted operations, not measured.
     """
 
     script: str
     always: str
     paper: str
     gain: str
-    minutes: int
 
 
 CELLS = {
-    "vhl-cifar10-two-classes": Cell(
-        "vhl", "--pair", "--dataset cifar10 --split two-classes --rounds 100", "+30.1", 12
-    ),
-    "vhl-fashionmnist": Cell("vhl", "--pair", "--dataset fashionmnist --rounds 150", "+5.2", 20),
-    "feddm-cifar10-0.01": Cell("feddm", "--only claim", "--dataset cifar10 --split 0.01 --tries 1", "+24.5", 30),
-    "fedcog-cifar10-two-classes": Cell(
-        "fedcog", "--headline", "--datasets cifar10 --division two-classes", "+3.45", 25
-    ),
-    "feddm-cifar10-0.1": Cell("feddm", "--only claim", "--dataset cifar10 --split 0.1 --tries 1", "+10.1", 85),
-    "vhl-cifar10": Cell("vhl", "--pair", "--dataset cifar10", "+7.8", 115),
-    "single-image": Cell("single_image", "--headline", "", "+1.8", 20),
-    "fedlgd-digits": Cell(
-        "fedlgd", "--no-ablations", "--domains mnist usps mnistm synthdigits-like", "+4.7", 20
-    ),
-}  # fmt: skip
+    "vhl-cifar10-two-classes": Cell("vhl", "--pair", "--dataset cifar10 --split two-classes --rounds 100", "+30.1"),
+    "vhl-fashionmnist": Cell("vhl", "--pair", "--dataset fashionmnist --rounds 150", "+5.2"),
+    "feddm-cifar10-0.01": Cell("feddm", "--only claim", "--dataset cifar10 --split 0.01 --tries 1", "+24.5"),
+    "fedcog-cifar10-two-classes": Cell("fedcog", "--headline", "--datasets cifar10 --division two-classes", "+3.45"),
+    "feddm-cifar10-0.1": Cell("feddm", "--only claim", "--dataset cifar10 --split 0.1 --tries 1", "+10.1"),
+    "vhl-cifar10": Cell("vhl", "--pair", "--dataset cifar10", "+7.8"),
+    "single-image": Cell("single_image", "--headline", "", "+1.8"),
+    "fedlgd-digits": Cell("fedlgd", "--no-ablations", "--domains mnist usps mnistm synthdigits-like", "+4.7"),
+}
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -68,21 +60,14 @@ def main(words: Sequence[str] | None = None) -> None:
     add("--data", help="root of the datasets; default: $DISTILLKIT_DATA")
     add("--cells", nargs="+", choices=CELLS, default=list(CELLS), help="cells to run; default: all")
     add("--seconds", type=int, default=480, help="largest number of seconds of a piece")
-    add("--pieces", type=int, default=None, help="stop after this number of pieces; default: when all are finished")
     add("--seeds", nargs="+", default=["0"], help="seeds; default: 0")
     add("--device", default="auto", help="where to compute")
     add("--smoke", action="store_true", help="tiny settings on scikit-learn's digits")
     add("--out", type=Path, default=Path("runs/paper-cells"), help="folder of the results")
     o = parser.parse_args(words)
-    pieces = 0
     for name in o.cells:
-        while o.pieces is None or pieces < o.pieces:
-            pieces += 1
-            if run_piece(name, o):
-                break
-        else:
-            print(f"{name} and later cells are not finished; the same call continues.", flush=True)
-            return
+        while not run_piece(name, o):
+            pass
 
 
 def run_piece(name: str, o: argparse.Namespace) -> bool:

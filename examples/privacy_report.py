@@ -33,15 +33,14 @@ from fl import CheckpointError, FedAvg, FedDM
 from fl.methods import PrivateFedDM
 from fl.study import Federated, NotRepeatable, repeat
 from fl.study import load as load_run
-from shared.data import refuse_data, refuse_unused
-from shared.options import command_line, number, parse_arguments
+from shared.options import command_line, number, parse_arguments, refuse_unused
 
 DELTA = 1e-5
 FEW: dict[str, Any] = {"clients": 10, "alpha": 0.01}
 MANY: dict[str, Any] = {"clients": 60, "alpha": 0.1, "min_size": 2}
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {"rounds": 1, "steps": 1, "shadows": 0},
-    "cpu": {"rounds": 3, "steps": 10, "shadows": 8},
+    "cpu": {"seeds": [0], "rounds": 3, "steps": 10, "shadows": 8},
 }
 SERVER: dict[str, Any] = {"server_lr": 0.03, "server_batch": 32, "server_epochs": 5}
 RAW = Protocol(epochs=60, lr=0.03, batch=32)
@@ -62,15 +61,13 @@ def make_run(options: Any, seed: int) -> Path:
     digits = partial(load, "digits", size=16)
     task = Task("digits", digits, assign, factory_options=network, rounds=options.rounds)
     sizes = {"ipc": 10, "batch_real": 32, "steps": options.steps, "init": options.init, "rho": 20.0, **SERVER}
-    candidates = {
-        "FedDM": Federated(FedDM, settings=sizes, transcript=True),
-        "FedAvg": Federated(FedAvg, settings={"batch": 32, "lr": 0.1}, transcript=True),
-        "private": Federated(
-            private, settings={"epsilon": 8.0, "steps": 10 * options.steps, "rounds": options.rounds}, delta=DELTA,
-            transcript=True,
-        ),
+    candidates: dict[str, tuple[Any, dict[str, Any]]] = {
+        "FedDM": (FedDM, sizes), "FedAvg": (FedAvg, {"batch": 32, "lr": 0.1}),
+        "private": (private, {"epsilon": 8.0, "steps": 10 * options.steps, "rounds": options.rounds}),
     }  # fmt: skip
-    study = Study(options.out, task, {options.method: candidates[options.method]}, seeds=[seed])
+    make, settings = candidates[options.method]
+    candidate = Federated(make, settings=settings, delta=DELTA, transcript=True)
+    study = Study(options.out, task, {options.method: candidate}, seeds=[seed])
     if options.estimate:
         print(f"{study.estimate(device=options.device)}\nEach of {options.shadows} shadows takes as long.")
         raise SystemExit
@@ -113,27 +110,22 @@ def write_report(folder: Path, options: Any) -> Report:
 
 def main(words: Sequence[str] | None = None) -> list[Report]:
     """Run the example."""
-    doc = (__doc__ or "").splitlines()[0]
-    parser = command_line(doc, out="runs/privacy_report", presets=[*PRESETS], workers="shadows at a time", study=False)
+    doc, at_once = (__doc__ or "").splitlines()[0], "shadows at a time"
+    parser = command_line(doc, out="runs/privacy_report", presets=PRESETS, workers=at_once, data=False, study=False)
     add = parser.add_argument
     add("--run", type=Path, default=None, help="run of a study with transcript=True; default: make one")
     add("--method", choices=("FedDM", "FedAvg", "private"), default="FedDM", help="method of the run made here")
     add("--init", choices=("real", "noise"), default="real", help="initialization of FedDM's images")
-    add("--rounds", type=number(1), default=None, help="rounds of the run made here; default: the preset's")
-    add("--steps", type=number(0), default=None, help="steps of each client per round; default: the preset's")
     add("--shadows", type=number(0), default=None, help="repetitions on halves of the records; default: the preset's")
     options = parse_arguments(parser, words)
-    refuse_data(parser, options)
-    unused = ("--method", "--init", "--rounds", "--steps", "--seeds", "--out", "--device", "--estimate")
+    unused = ("--method", "--init", "--seeds", "--out", "--device", "--estimate")
     refuse_unused(parser, words, "with --run", *unused, unless=not options.run)
     refuse_unused(parser, words, f"with --method {options.method}", "--init", unless=options.method == "FedDM")
-    for name, value in PRESETS[options.preset].items():
-        setattr(options, name, value if getattr(options, name) is None else getattr(options, name))
     if options.shadows % 2 or 0 < options.shadows < 8:
         parser.error(f"--shadows must be 0, or even and at least 8, got {options.shadows}")
     torch.set_num_threads(1)
     found = []
-    for seed in options.seeds or [0]:
+    for seed in options.seeds:
         try:
             found.append(write_report(options.run or make_run(options, seed), options))
         except (CheckpointError, DamagedRun, DamagedTranscript, NoRun, NotRepeatable, IncompatibleImages) as error:

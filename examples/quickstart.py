@@ -20,17 +20,16 @@ from fl import FedAvg, FedDM, Real
 from fl.addons import FedProx
 from fl.engine.store import Store
 from fl.study import Federated, at_equal
-from shared.data import refuse_data
 from shared.options import command_line, parse_arguments
 from shared.study import run_study
 
 COSTS = ("bytes_up", "bytes_down", "client_seconds", "seconds")
 SKEWED, SKEWED_MORE = 0.1, 0.01
 PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {"alphas": (SKEWED, SKEWED_MORE), "seeds": [0], "rounds": 2, "steps": 2, "server_epochs": 2},
+    "smoke": {"alphas": (SKEWED, SKEWED_MORE), "rounds": 2, "steps": 2, "server_epochs": 2},
     "look": {"alphas": (SKEWED_MORE,), "seeds": [0], "rounds": 10, "steps": 10, "server_epochs": 20},
-    "cpu": {"alphas": (SKEWED, SKEWED_MORE), "seeds": [0, 1, 2], "rounds": 10, "steps": 10, "server_epochs": 20},
-    "paper": {"alphas": (SKEWED, SKEWED_MORE), "seeds": [0, 1, 2], "rounds": 20, "steps": 1000, "server_epochs": 500},
+    "cpu": {"alphas": (SKEWED, SKEWED_MORE), "rounds": 10, "steps": 10, "server_epochs": 20},
+    "paper": {"alphas": (SKEWED, SKEWED_MORE), "rounds": 20, "steps": 1000, "server_epochs": 500},
 }
 SEARCH = {
     "FedAvg": grid(epochs=[1, 5], lr=[0.03, 0.1, 0.3, 1.0]),
@@ -60,11 +59,8 @@ def task(alpha: float, rounds: int) -> Task:
 
 def candidates(name: str) -> dict[str, Candidate]:
     """Return the four candidates with the search of the preset `name`. Real uses FedDM's settings."""
-    search, preset = SEARCH, PRESETS[name]
-    if name == "look":
-        search = {candidate: [settings] for candidate, settings in CHOSEN.items()}
-    if name == "smoke":
-        search = {candidate: settings[:1] for candidate, settings in SEARCH.items()}
+    preset, least = PRESETS[name], 1 if name == "smoke" else None
+    search = {one: [CHOSEN[one]] if name == "look" else tried[:least] for one, tried in SEARCH.items()}
     sizes = {"ipc": 10, "batch_real": 32, "steps": preset["steps"], "server_batch": 32}
     sizes["server_epochs"] = preset["server_epochs"]
     seen: dict[str, Any] = {"transcript": name == "look"}  # for examples/privacy_report.py
@@ -92,18 +88,17 @@ def pictures(study: Study, records: Records) -> None:
 
 def main() -> None:
     """Run the example."""
-    parser = command_line((__doc__ or "").splitlines()[0], out="runs/quickstart", presets=tuple(PRESETS))
+    parser = command_line((__doc__ or "").splitlines()[0], out="runs/quickstart", presets=PRESETS, data=False)
     parser.set_defaults(preset="look")
     parser.add_argument("--equal-seconds", action="store_true", help="also give FedAvg FedDM's client seconds")
     arguments = parse_arguments(parser)
-    refuse_data(parser, arguments)
-    preset = PRESETS[arguments.preset]
     compared = candidates(arguments.preset)
-    long = f"FedAvg, {6 * preset['rounds']} rounds"
+    more = 6 * arguments.rounds
+    long = f"FedAvg, {more} rounds"
     if arguments.equal_seconds:
-        compared[long] = Federated(FedAvg, settings={"batch": 32, "rounds": 6 * preset["rounds"]}, like="FedAvg")
-    tasks = [task(alpha, preset["rounds"]) for alpha in preset["alphas"]]
-    study = Study(arguments.out, tasks, compared, seeds=arguments.seeds or preset["seeds"], tune_seeds=(100, 101))
+        compared[long] = Federated(FedAvg, settings={"batch": 32, "rounds": more}, like="FedAvg")
+    tasks = [task(alpha, arguments.rounds) for alpha in arguments.alphas]
+    study = Study(arguments.out, tasks, compared, seeds=arguments.seeds, tune_seeds=(100, 101))
 
     def tables(records: Records) -> list[object]:
         equal = [record for record in records if record.method in ("FedDM", long)]

@@ -10,8 +10,6 @@ from typing import Any
 from distillkit.serialization import to_config
 from distillkit.study import Candidate, Records, Study, Task
 
-__all__ = ["Claim", "described"]
-
 
 @dataclass(frozen=True)
 class Claim:

@@ -23,8 +23,6 @@ from papers.feddm.candidates import PRESETS, headline
 from papers.fedlgd.domains import digits
 from shared.datasets import load_subset
 
-__all__ = ["CLAIMS"]
-
 DIGITS_SIZES: dict[str, dict[str, Any]] = {
     "smoke": {
         "domains": ("digits", "digits-m-like"), "train": 100, "test": 40, "rounds": 2, "ipc": 2, "condense": 3,

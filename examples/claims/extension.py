@@ -8,8 +8,6 @@ from typing import Any
 
 from distillkit.study import Study
 
-__all__ = ["extended"]
-
 Search = Sequence[Mapping[str, Any]]
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from distillkit.study import PowerAnalysis, Record, paired_differences, read_records
 
-__all__ = ["Design", "read_design", "used_seeds"]
-
 VERDICTS = (
     "shown: the whole confidence interval of the mean difference is above 0; refuted: otherwise, the whole interval is "
     "below the stated effect; not shown: otherwise"
@@ -29,7 +27,7 @@ class Design:
         method, base: names of the candidate and the baseline.
         power: power analysis of the pilot runs. Its column, effect and level define the test.
         used_seeds: seeds of earlier runs, which the study must not use again.
-        study: description of the study; see `_claim.described`.
+        study: description of the study; see `claim.described`.
     """
 
     claim: str

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of all examples
 
@@ -28,14 +29,14 @@ from claims.extension import extended
 from claims.real_images import CLAIMS as ON_IMAGES
 from claims.registration import Design, read_design, used_seeds
 from distillkit.study import Records, Study, paired_differences, power_analysis, read_records, summary_table
-from shared.data import refuse_unused
 from shared.files import write_file
-from shared.options import command_line, parse_arguments
+from shared.options import command_line, parse_arguments, refuse_unused
 from shared.study import UNFINISHED, run_study
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 CLAIMS = ON_IMAGES | CONDENSED
 DESIGNS = RESULTS / "designs"
+PRESETS: dict[str, dict[str, Any]] = {"smoke": {"seeds": None}, "cpu": {"seeds": None}}
 PILOT, TUNING = range(200, 205), (100, 101)
 FIRST = 300
 """First seed of the registered runs."""
@@ -43,7 +44,7 @@ FIRST = 300
 
 def main(words: list[str] | None = None) -> None:
     """Run the pilot of a claim, register its design, or run the registered design."""
-    parser = command_line(__doc__, out="runs/claim", presets=("smoke", "cpu"))
+    parser = command_line(__doc__, out="runs/claim", presets=PRESETS)
     parser.add_argument("claim", choices=CLAIMS, help="claim to test")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--pilot", action="store_true", help="run the pairs that show how results vary by seed")

@@ -18,8 +18,6 @@ from fl import FedDM, Method, RunFolder, simulate
 from fl.methods import FedLGD
 from membership.scorers import Numbers, Start, convnet, published
 
-__all__ = ["feddm", "fedlgd", "run_and_observe"]
-
 
 def run_and_observe(method: Method, clients: Sequence[LabeledImages], rounds: int, seed: int) -> tuple[nn.Module, Any]:
     """Run a federated method, and collect the images in its messages.

@@ -22,8 +22,6 @@ from distillkit.rng import derive
 from membership.federated import feddm, fedlgd
 from membership.scorers import Numbers, Start, convnet, published, trained
 
-__all__ = ["NUMBERS", "ROWS", "pipeline"]
-
 NUMBERS: dict[str, Numbers] = {
     "smoke": {
         "records": 400, "epochs": 1, "set_epochs": 1, "ipc": 2, "steps": 2, "clients": 2, "rounds": 2, "round_steps": 2,

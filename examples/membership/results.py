@@ -12,8 +12,6 @@ from torch import Tensor
 from attacks import clopper_pearson
 from attacks.membership import SHADOW_ATTACKS, Attack, AttackResult, ShadowScores, Target, leave_one_out, lira
 
-__all__ = ["CHOICES", "FEW", "MODEL", "Line", "result_lines", "share"]
-
 Line = dict[str, Any]
 FEW = 16
 

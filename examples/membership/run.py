@@ -27,11 +27,10 @@ from membership.pipelines import NUMBERS, ROWS, pipeline
 from membership.results import Line, result_lines
 from membership.tables import TABLES, table
 from membership.transcript import demo
-from shared.data import refuse_data, refuse_unused
 from shared.files import current_commit, write_file
-from shared.options import command_line, number, parse_arguments
+from shared.options import command_line, number, parse_arguments, refuse_unused
 
-SHADOWS = {"smoke": 8, "cpu": 66}
+PRESETS: dict[str, dict[str, Any]] = {"smoke": {"shadows": 8}, "cpu": {"seeds": [0], "shadows": 66}}
 TRANSCRIPT = "transcript"
 
 
@@ -42,7 +41,6 @@ def written(path: Path) -> list[Line]:
 
 def write(path: Path, lines: Sequence[Line]) -> None:
     """Write records atomically, one per line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -75,18 +73,17 @@ def run(row: str, o: Any, seed: int, facts: Line) -> list[Line]:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run the example."""
-    every = (*ROWS, TRANSCRIPT)
-    parser = command_line(__doc__, out="runs/membership", presets=[*SHADOWS], workers="runs at a time", study=False)
+    every, at_once = (*ROWS, TRANSCRIPT), "runs at a time"
+    parser = command_line(__doc__, out="runs/membership", presets=PRESETS, workers=at_once, data=False, study=False)
     parser.add_argument("--rows", nargs="+", choices=every, default=every, help="pipelines to attack")
     parser.add_argument("--shadows", type=number(8), default=None, help="even number of runs; default: the preset's")
     parser.set_defaults(device="cpu")
     o = parse_arguments(parser, words)
-    refuse_data(parser, o)
     if o.device != "cpu":
         parser.error("--device must be cpu: these networks are too small to benefit from a GPU")
-    if len(o.seeds or [0]) > 1:
+    if len(o.seeds) > 1:
         parser.error("--seeds takes one seed here: use more --shadows instead of more seeds")
-    [seed], o.shadows = o.seeds or [0], o.shadows or SHADOWS[o.preset]
+    [seed] = o.seeds
     if o.shadows % 2:
         parser.error(f"--shadows must be even because they come in pairs of complements, got {o.shadows}")
     refuse_unused(parser, words, f"with --rows {TRANSCRIPT} alone", "--shadows", unless={*o.rows} - {TRANSCRIPT})

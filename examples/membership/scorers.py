@@ -13,8 +13,6 @@ from distillkit import LabeledImages
 from distillkit.networks import ConvNet, build
 from distillkit.training import Protocol, train
 
-__all__ = ["Numbers", "Start", "convnet", "distances", "published", "trained"]
-
 Start = Literal["real", "noise"]
 Numbers = dict[str, Any]
 

@@ -11,7 +11,6 @@ from membership.pipelines import ROWS
 
 NONE = "–"
 
-__all__ = ["TABLES", "table"]
 
 Line = Mapping[str, Any]
 NAMES = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,11 +10,7 @@ import quickstart
 from attacks import clopper_pearson, roc
 from attacks.reporting.copies import closest_images
 from attacks.reporting.similarity import PSNR_LEVELS, random_baseline
-from distillkit.networks import ConvNet
-from fl import FedDM
 from membership.federated import run_and_observe
-
-__all__ = ["demo"]
 
 
 def demo(preset: str, seed: int) -> dict[str, Any]:
@@ -27,16 +22,12 @@ def demo(preset: str, seed: int) -> dict[str, Any]:
         instead of the images. "auc", and "tpr" and "fpr" at a false-positive rate of 1 %, are results of an attack by
         distance. "images" is the number of sent images.
     """
-    chosen: dict[str, Any] = quickstart.CHOSEN["FedDM"]
-    small = quickstart.PRESETS["smoke" if preset == "smoke" else "look"]
-    task = quickstart.task(quickstart.SKEWED_MORE, small["rounds"])
-    split = task.load()
+    name = "smoke" if preset == "smoke" else "look"
+    task = quickstart.task(quickstart.SKEWED_MORE, quickstart.PRESETS[name]["rounds"])
+    split, candidate = task.load(), quickstart.candidates(name)["FedDM"]
     clients = [split.train[rows] for rows in task.assign(split, seed).owners]
-    method = FedDM(
-        factory=partial(ConvNet, (1, 16, 16), width=32, depth=2), ipc=10, batch_real=32, steps=small["steps"],
-        server_batch=32, server_epochs=small["server_epochs"], **chosen,
-    )  # fmt: skip
-    _, sets = run_and_observe(method, clients, small["rounds"], seed)
+    method: Any = candidate.build(task, split, {**candidate.settings, **quickstart.CHOSEN["FedDM"]})
+    _, sets = run_and_observe(method, clients, task.rounds, seed)
     decode = split.train.normalization.decode
     rounds, members, others = [decode(one).clamp(0, 1) for one in sets], split.train.pixels(), split.test.pixels()
     decibels = {

@@ -19,8 +19,6 @@ from fl import AddOn, FedAvg, FedDM, Method, Real, addons
 from fl.methods import FedLGD, FedProto, FedRep, SingleImage
 from fl.study import Federated
 
-__all__ = ["OWN", "PERSONAL", "VHL", "averaging", "candidates", "ensemble"]
-
 RATE, TWO, RATES = 0.2, [0.1, 0.3], grid(lr=[0.03, 0.1, 0.2, 0.3])
 """Learning rates of the clients: fixed, searched together with another setting, and searched alone."""
 

@@ -22,28 +22,21 @@ from fl.addons import SCAFFOLD
 from fl.methods import FedProto
 from fl.study import Federated
 from methods.candidates import OWN, PERSONAL, VHL, averaging, candidates, ensemble
-from shared.data import refuse_data
 from shared.options import command_line, parse_arguments
 from shared.study import run_study
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {"seeds": [0], "rounds": 2, "late": 2, "divisor": 20},
-    "cpu": {"seeds": [0, 1, 2], "rounds": 10, "late": 9, "divisor": 1},
+    "smoke": {"rounds": 2, "late": 2, "divisor": 20},
+    "cpu": {"rounds": 10, "late": 9, "divisor": 1},
 }
 COLUMNS = ("accuracy_own", "bytes_up", "bytes_down", "client_seconds")
 
 
 def task(rounds: int) -> Task:
     """Return the task: the digits of ten clients, with a ConvNet of two blocks and 14,826 parameters."""
-    return Task(
-        "digits",
-        partial(load, "digits", size=16),
-        partial(partition.dirichlet, clients=10, alpha=0.1),
-        factory_options={"width": 32, "depth": 2},
-        rounds=rounds,
-        own_tests=0.2,
-        server_share=1 / 7,
-    )
+    data, assign = partial(load, "digits", size=16), partial(partition.dirichlet, clients=10, alpha=0.1)
+    network = {"width": 32, "depth": 2}
+    return Task("digits", data, assign, factory_options=network, rounds=rounds, own_tests=0.2, server_share=1 / 7)
 
 
 def controls() -> dict[str, Federated]:
@@ -84,13 +77,11 @@ def kind(name: str) -> tuple[bool, bool]:
 
 def main() -> None:
     """Run the example."""
-    parser = command_line((__doc__ or "").splitlines()[0], out="runs/methods", presets=tuple(PRESETS))
+    parser = command_line((__doc__ or "").splitlines()[0], out="runs/methods", presets=PRESETS, data=False)
     parser.add_argument("--methods", nargs="+", default=None, metavar="NAME", help="only these methods and FedAvg")
     parser.add_argument("--controls", action="store_true", help="also run the control candidates")
     arguments = parse_arguments(parser)
-    refuse_data(parser, arguments)
-    preset = PRESETS[arguments.preset]
-    usual, further = candidates(preset["late"], preset["divisor"]), controls()
+    usual, further = candidates(arguments.late, arguments.divisor), controls()
     found = {**usual, **further}
     if unknown := sorted(set(arguments.methods or ()) - set(found)):
         parser.error(f"--methods must be among {'; '.join(found)}; got {'; '.join(unknown)}")
@@ -99,7 +90,7 @@ def main() -> None:
     compared = {name: candidate for name, candidate in found.items() if name in wanted}
     if arguments.preset == "smoke":
         compared = {name: replace(candidate, search=candidate.search[:1]) for name, candidate in compared.items()}
-    study = Study(arguments.out, task(preset["rounds"]), compared, seeds=arguments.seeds or preset["seeds"])
+    study = Study(arguments.out, task(arguments.rounds), compared, seeds=arguments.seeds)
     run_study(study, arguments, tables, by=())
 
 

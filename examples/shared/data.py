@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from distillkit.data import NAMES, load_domains, load_folder, load_npz
+from distillkit.data import NAMES, Split, load, load_domains, load_folder, load_npz
 from distillkit.data.readers.folder import SUFFIXES
 from distillkit.study import Task
-
-__all__ = ["own_task", "refuse_data", "refuse_unused", "require_data", "root_or_pictures"]
 
 WHERE = """\
 --data (or DISTILLKIT_DATA) is the folder of the datasets: MNIST/raw, FashionMNIST/raw, USPS, MNIST-M, SVHN,
@@ -32,7 +30,7 @@ def root_or_pictures(paths: Sequence[Path]) -> tuple[Path | None, list[Path]]:
     paths = [path.expanduser() for path in paths]
     if missing := [str(path) for path in paths if not path.exists()]:
         raise FileNotFoundError(f"no such file or folder: {', '.join(missing)}\n{WHERE}")
-    return (None, paths) if len(paths) > 1 or own_pictures(paths[0]) else (paths[0], [])
+    return (None, paths) if len(paths) > 1 or own_pictures(paths[0]) else (paths[0].resolve(), [])
 
 
 def own_pictures(path: Path) -> bool:
@@ -47,40 +45,6 @@ def own_pictures(path: Path) -> bool:
     if any(name.startswith(tuple(known for known in NAMES if known != "digits")) for name in names):
         return False
     return any(file.suffix.lower() in SUFFIXES for deep in ("*/*", "*/*/*") for file in path.glob(deep))
-
-
-def refuse_data(parser: argparse.ArgumentParser, o: argparse.Namespace) -> None:
-    """Exit if `--data` was given to a script that uses scikit-learn's digits.
-
-    Args:
-        parser: the script's parser.
-        o: the parsed arguments.
-
-    Raises:
-        SystemExit: `--data` was given.
-    """
-    if o.data is not None:
-        parser.error(f"--data {o.data} has no effect: these digits come with scikit-learn; omit it")
-
-
-def refuse_unused(
-    parser: argparse.ArgumentParser, words: Sequence[str] | None, why: str, *options: str, unless: object = False
-) -> None:
-    """Exit if an option was given that has no effect because of other options.
-
-    Args:
-        parser: the script's parser.
-        words: the words that the parser parses; None for the command line.
-        why: reason why the options are ignored, such as "without --dp".
-        options: the ignored options, such as "--epsilon".
-        unless: condition under which the options have an effect; if true, the function does nothing.
-    """
-    nothing: dict[str, list[Any]] = {option: [] for option in options}
-    marked = {option[2:].replace("-", "_"): mark for option, mark in nothing.items()}
-    found = vars(parser.parse_args(words, argparse.Namespace(**marked)))
-    given = [option for option, mark in nothing.items() if found[option[2:].replace("-", "_")] is not mark]
-    if given and not unless:
-        parser.error(f"{given[0]} has no effect {why}; omit it")
 
 
 def require_data(tasks: Iterable[Task]) -> None:
@@ -102,6 +66,36 @@ def require_data(tasks: Iterable[Task]) -> None:
         seen.add(repr(task.data))
 
 
+def file_name(path: Path) -> str:
+    """Return the stem of a path, with characters that suit the name of a task."""
+    return re.sub(r"[^\w.-]+", "-", path.stem, flags=re.ASCII)
+
+
+def named_or_own(said: str, root: Path | None, **options: Any) -> tuple[str, Callable[[], Split]]:
+    """Return a name, and the function that reads a dataset by its name, a folder of pictures, or an .npz file.
+
+    Args:
+        said: name or path.
+        root: root of the datasets by name.
+        options: options of the reader, such as `size`.
+    """
+    path = Path(said).expanduser()
+    own = partial(load_folder if path.is_dir() else load_npz, path.resolve())
+    return file_name(path).lower(), partial(own if path.exists() else partial(load, said, root=root), **options)
+
+
+def convnet_task(o: argparse.Namespace, said: str) -> Task:
+    """Return the task of a dataset by name, of a folder of pictures, or of an .npz file, with a ConvNet of `o.width`.
+
+    Args:
+        o: result of `parse_arguments`, with `width` and `size`; without a size, digits and USPS have 16 pixels.
+        said: name or path.
+    """
+    name, load = named_or_own(said, o.data, size=o.size or {"digits": 16, "usps": 16}.get(said))
+    depth = 3 if min(load().train.shape[1:]) >= 28 else 2
+    return Task(name, load, factory="convnet", factory_options={"width": o.width, "depth": depth})
+
+
 def own_task(o: argparse.Namespace, **options: Any) -> Task:
     """Return the pictures of `--data` as a task. Several folders are one client each; one folder is partitioned.
 
@@ -112,11 +106,11 @@ def own_task(o: argparse.Namespace, **options: Any) -> Task:
         options: options of the `Task`. `partition` divides a single folder among clients; otherwise it is not used.
     """
     paths = [path.resolve() for path in o.pictures]
-    stems = [re.sub(r"[^\w.-]+", "-", path.stem, flags=re.ASCII) for path in paths]
+    stems = [file_name(path) for path in paths]
     names = stems if len(set(stems)) == len(stems) else [f"{i}-{stem}" for i, stem in enumerate(stems)]
     if len(paths) > 1:
         sources = dict(zip(names, map(str, paths)))
         own = {**options, "partition": None}
         return Task("-".join(names), partial(load_domains, sources, size=o.size, channels=3, progress=False), **own)
-    load = load_npz if paths[0].is_file() else partial(load_folder, progress=False)
-    return Task(names[0], partial(load, str(paths[0]), size=o.size, channels=3), **options)
+    read = load_npz if paths[0].is_file() else partial(load_folder, progress=False)
+    return Task(names[0], partial(read, str(paths[0]), size=o.size, channels=3), **options)

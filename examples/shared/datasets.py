@@ -10,27 +10,22 @@ from distillkit import LabeledImages, Normalization
 from distillkit.data import Split, load
 from distillkit.rng import derive
 
-__all__ = ["load_part", "load_private", "load_subset"]
-
 
 def _shuffled(data: LabeledImages, purpose: str) -> LabeledImages:
     return data[torch.randperm(len(data), generator=derive(0, purpose))]
 
 
 def load_subset(
-    name: str,
-    root: Path | None,
-    records: int | None,
-    size: int | None = None,
-    normalization: Normalization | None = None,
+    name: str, root: Path | None, records: int | None, size: int | None = None, space: Normalization | None = None
 ) -> Split:
     """Return a named dataset, or a fixed random subset of its training images and half as many test images.
 
     Args:
-        name, root, size, normalization: arguments of `load`.
+        name, root, size: arguments of `load`.
         records: number of training images; None for all images.
+        space: normalization.
     """
-    split = load(name, root=root, size=size, normalization=normalization)
+    split = load(name, root=root, size=size, normalization=space)
     if records is None:
         return split
     train, test = (_shuffled(one, "records") for one in (split.train, split.test))
@@ -38,7 +33,7 @@ def load_subset(
 
 
 def load_part(
-    name: str, root: str | None, size: int | None, channels: int | None, train: int | None, test: int | None
+    name: str, root: Path | None, size: int | None, channels: int | None, train: int | None, test: int | None
 ) -> Split:
     """Return a named dataset in random order, with at most `train` training images and `test` test images.
 

@@ -6,8 +6,6 @@ import os
 import subprocess
 from pathlib import Path
 
-__all__ = ["current_commit", "write_file"]
-
 
 def write_file(path: Path, text: str) -> None:
     """Write a file atomically: completely or not at all."""
@@ -19,14 +17,9 @@ def write_file(path: Path, text: str) -> None:
 
 def current_commit() -> str | None:
     """Return the commit of the working tree, followed by `+` if files were changed; None outside a repository."""
-
-    def git(*words: str) -> str:
-        return subprocess.check_output(
-            ["git", *words], cwd=Path(__file__).parent, text=True, stderr=subprocess.DEVNULL, encoding="utf-8"
-        )
-
+    command = ["git", "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]  # --exclude: without tags
     try:
-        commit, changed = git("rev-parse", "--short=12", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
+        ran = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, check=True, encoding="utf-8")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return commit.strip() + ("+" if changed else "")
+    return ran.stdout.strip()

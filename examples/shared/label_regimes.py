@@ -23,8 +23,6 @@ from distillkit.study import Job
 from distillkit.training import Protocol, accuracy
 from shared.teacher import train_teacher, untrained_teacher
 
-__all__ = ["TRANSFER", "label_regimes", "per_view", "vit"]
-
 
 def _teacher_of(job: Job, real: LabeledImages, images: int) -> nn.Module:
     """Return the task's teacher, which all runs share (`teacher-TASK.safetensors` in the study's folder)."""
@@ -70,12 +68,7 @@ TRANSFER: dict[str, Callable[..., nn.Module]] = {"resnet8": partial(named_networ
 
 
 def label_regimes(
-    small: LabeledImages,
-    job: Job,
-    *,
-    protocol: Protocol,
-    teacher_images: int,
-    transfer: Sequence[str] = (),
+    small: LabeledImages, job: Job, *, protocol: Protocol, teacher_images: int, transfer: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Train networks on a set with a teacher's labels, and other networks with hard labels.
 

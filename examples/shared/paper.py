@@ -1,27 +1,28 @@
-"""Shared parts of the scripts for papers: a column of the paper's numbers, selected settings, curves and pictures."""
+"""Shared parts of the scripts for papers: a column of the paper's numbers, tables, selected settings and pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from distillkit import LabeledImages, plot
 from distillkit.plot.figure import subplots
-from distillkit.study import Candidate, Record, Records, Table, curves
+from distillkit.study import Candidate, Records, Table, paired_differences, summary_table
 from fl import Entry
 from fl.engine.store import Store
 
-__all__ = ["ablation_curves", "sets_sent", "settings_of", "with_paper"]
+Paper = Mapping[str, Mapping[str, str]]
+"""The paper's accuracies in per cent, as printed, by task and candidate."""
 
 
-def with_paper(table: Table, paper: Mapping[str, Mapping[str, str]], source: str) -> Table:
+def with_paper(table: Table, paper: Paper, source: str) -> Table:
     """Return a table with a column of the paper's numbers, if the paper has one for any of its rows.
 
     Args:
         table: one row per task and candidate.
-        paper: the paper's accuracies in per cent, as printed, by task and candidate.
+        paper: the paper's numbers.
         source: name of the paper's table, and its differences from this study; printed below the table.
     """
     if not any(row["method"] in paper.get(row["task"], {}) for row in table.rows):
@@ -39,27 +40,34 @@ def settings_of(records: Records, candidates: Mapping[str, Candidate], method: s
         method: name of the candidate.
         task: name of the task.
     """
-    found = next((r for r in records if (r.method, r.task) == (method, task)), None)
-    return (
-        {**candidates[method].settings, **candidates[method].search[0]}
-        if found is None
-        else dict(found.last("settings") or {})
-    )
+    found = next((r.last("settings") for r in records if (r.method, r.task) == (method, task)), None)
+    return dict(found or {**candidates[method].settings, **candidates[method].search[0]})
 
 
-def ablation_curves(records: Sequence[Record], main: Sequence[str], names: Sequence[str], path: Path) -> None:
-    """Draw the curves of some ablations and of the main candidates, for the first seed and the ablations' tasks.
+def late_tables(
+    records: Records,
+    main: Collection[str],
+    base: str,
+    compared: Sequence[str],
+    columns: Sequence[str],
+    paper: Paper,
+    source: str,
+) -> list[Table]:
+    """Return a table of the main candidates, their paired differences from one of them, and a table of one seed.
 
     Args:
-        records: records of the study.
-        main: names of the main candidates.
-        names: names of the ablations.
-        path: path of the picture; nothing is written if there are no records.
+        records: records with the column `accuracy_late`.
+        main: names of the main candidates. The last table shows all candidates on the tasks of the others.
+        base: name of the main candidate with which the others are compared.
+        compared: columns of the differences, one table each.
+        columns: columns of the tables.
+        paper, source: as for `with_paper`.
     """
-    tasks = {record.task for record in records if record.method in names}
-    own = [r for r in records if r.task in tasks and r.seed == records[0].seed and r.method in (*main, *names)]
-    if own:
-        curves(own).savefig(path, dpi=150)
+    own = [record for record in records if record.method in main]
+    tried = {record.task for record in records if record.method not in main}
+    rest = [record for record in records if record.seed == records[0].seed and record.task in tried]
+    shown = [with_paper(summary_table(some, columns=columns), paper, source) for some in (own, rest) if some]
+    return [shown[0], *(paired_differences(own, base, column=column) for column in compared), *shown[1:]]
 
 
 def sets_sent(records: Sequence[Any], entry: Entry[LabeledImages], path: Path, *, per_class: int = 3) -> None:

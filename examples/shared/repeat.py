@@ -8,8 +8,6 @@ from dataclasses import replace
 from distillkit.study import Record, Study, read_records
 from shared.files import current_commit
 
-__all__ = ["repeat_run"]
-
 
 def repeat_run(study: Study, records: str, run: str, *, device: str) -> int:
     """Repeat a recorded run with its settings, print how it compares, and return 1 if it differs, otherwise 0.

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from distillkit.study import Record, Records, Study, curves, pictures, tuning_table
 from shared.data import require_data
 from shared.files import write_file
 from shared.repeat import repeat_run
-
-__all__ = ["UNFINISHED", "run_study"]
 
 UNFINISHED = 3
 """Exit status of a script that `--seconds` stopped."""
@@ -24,6 +22,7 @@ def run_study(
     tables: Callable[[Records], Sequence[object]],
     *,
     by: Sequence[str] = ("round",),
+    main: Collection[str] | None = None,
     sets: int = 0,
     claim: str | None = None,
     ends: bool = True,
@@ -37,6 +36,7 @@ def run_study(
         tables: function of the records that returns the contents of `table.md`: tables and sentences. The searched
             configurations are added below them.
         by: horizontal axes of the curves, see `distillkit.study.curves`; empty for candidates without rounds.
+        main: names of the candidates that the curves show; None for all.
         sets: images per class in a picture of the sets that the candidates made; 0 for no picture.
         claim: the hypothesis and its test, printed before the runs and below the tables.
         ends: whether the script exits after `--estimate`. Pass False if another study follows.
@@ -75,8 +75,9 @@ def run_study(
     parts = [*tables(shown), *([claim] if claim else []), *([tuning_table(study.out)] if searched else [])]
     text = "\n\n".join(map(str, parts))
     write_file(study.out / "table.md", f"{text}\n")
+    drawn = [record for record in shown if main is None or record.method in main]
     for cost in by:
-        curves(shown, by=cost).savefig(study.out / f"accuracy_by_{cost}.png", dpi=150)
+        curves(drawn, by=cost).savefig(study.out / f"accuracy_by_{cost}.png", dpi=150)
     if sets:
         pictures(records, per_class=sets).savefig(study.out / "sets.png", dpi=150)
     print(f"\n{text}\n\nWritten to {study.out} in {time.perf_counter() - began:.0f} s.", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
@@ -17,9 +18,16 @@ from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
 from distillkit.training import Protocol, train
 
-__all__ = ["inverted", "stitched", "train_teacher", "untrained_teacher"]
+_KEPT: dict[Any, Any] = {}
 
-_TRAINED: dict[Any, nn.Module] = {}
+
+def kept(key: Hashable, make: Callable[[], nn.Module]) -> nn.Module:
+    """Return the result of `make`, or its earlier result for this key. The last two are kept in memory."""
+    if key not in _KEPT:
+        for old in list(_KEPT)[:-1]:
+            del _KEPT[old]
+        _KEPT[key] = make()
+    return _KEPT[key]
 
 
 def untrained_teacher(real: LabeledImages) -> ConvNet:
@@ -29,23 +37,20 @@ def untrained_teacher(real: LabeledImages) -> ConvNet:
 
 
 def train_teacher(real: LabeledImages, images: int) -> nn.Module:
-    """Train a teacher on real images; the one trained last is kept in memory.
+    """Train a teacher on real images.
 
     Args:
         real: the real images.
         images: number of images that the training sees, with repetition; at most 60 epochs.
     """
-    key = (set_fingerprint(real.to("cpu")), images)
-    if key not in _TRAINED:
-        epochs = max(1, min(60, images // len(real)))
-        protocol = Protocol(
-            epochs, lr=0.02, batch=64, schedule="cosine",
-            augment=CropFlip(real.normalization, pad=2, flip=0.0),
-        )  # fmt: skip
+
+    def fresh() -> nn.Module:
+        epochs, augment = max(1, min(60, images // len(real))), CropFlip(real.normalization, pad=2, flip=0.0)
+        protocol = Protocol(epochs, lr=0.02, batch=64, schedule="cosine", augment=augment)
         network = build(partial(untrained_teacher, real), derive(0, "teacher")).to(real.images)
-        _TRAINED.clear()
-        _TRAINED[key] = train(network, real, protocol, generator=derive(0, "order"), progress=False)
-    return _TRAINED[key]
+        return train(network, real, protocol, generator=derive(0, "order"), progress=False)
+
+    return kept((set_fingerprint(real.to("cpu")), images), fresh)
 
 
 def inverted(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -14,26 +14,17 @@ import torch
 from distillkit.data import load, partition
 from distillkit.serialization import to_config
 from distillkit.study import Task
+from shared import data
+from shared.options import command_line, parse_arguments
 from tests.examples.image_folder import folder
-from tests.scripts import load_script
 
 
-@pytest.fixture(scope="module")
-def data() -> ModuleType:
-    return load_script("examples/shared/data.py")
+def words(*given: object) -> Namespace:
+    parser = command_line("Nothing.", out="runs/nothing", presets={"cpu": {}}, pictures=True)
+    return parse_arguments(parser, list(map(str, given)))
 
 
-@pytest.fixture(scope="module")
-def options() -> ModuleType:
-    return load_script("examples/shared/options.py")
-
-
-def words(options: ModuleType, *given: object) -> object:
-    parser = options.command_line("Nothing.", out="runs/nothing", pictures=True)
-    return options.parse_arguments(parser, list(map(str, given)))
-
-
-def test_dataset_root_and_user_images_are_distinguished(options: ModuleType, tmp_path: Path) -> None:
+def test_dataset_root_and_user_images_are_distinguished(tmp_path: Path) -> None:
     mine, split = folder(tmp_path / "mine"), folder(tmp_path / "split" / "train").parent
     for name in ("MNIST/raw", "cifar-10-batches-py", "MNIST-M", "empty"):
         (tmp_path / name.split("/")[0] / "root" / name).mkdir(parents=True)
@@ -41,37 +32,35 @@ def test_dataset_root_and_user_images_are_distinguished(options: ModuleType, tmp
     (tmp_path / "npz" / "cifar10.npz").touch()
     folder(tmp_path / "npz" / "photos")
     for root in ("MNIST/root", "cifar-10-batches-py/root", "MNIST-M/root", "empty/root", "npz"):
-        found = words(options, "--data", tmp_path / root)
-        assert (found.data, found.pictures) == (tmp_path / root, []), root  # type: ignore[attr-defined]
+        found = words("--data", tmp_path / root)
+        assert (found.data, found.pictures) == (tmp_path / root, []), root
     for own in (mine, split, tmp_path / "npz" / "cifar10.npz"):
-        found = words(options, "--data", own)
-        assert (found.data, found.pictures) == (None, [own])  # type: ignore[attr-defined]
-    found = words(options, "--data", mine, tmp_path / "npz")
-    assert (found.data, found.pictures) == (None, [mine, tmp_path / "npz"])  # type: ignore[attr-defined]
-    assert (words(options).data, words(options).pictures) == (None, [])  # type: ignore[attr-defined]
+        found = words("--data", own)
+        assert (found.data, found.pictures) == (None, [own])
+    found = words("--data", mine, tmp_path / "npz")
+    assert (found.data, found.pictures) == (None, [mine, tmp_path / "npz"])
+    assert (words().data, words().pictures) == (None, [])
 
 
 def test_missing_folder_is_refused_with_the_expected_content(
-    options: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        words(options, "--data", tmp_path / "nowhere")
+        words("--data", tmp_path / "nowhere")
     said = capsys.readouterr().err
     assert f"no such file or folder: {tmp_path / 'nowhere'}" in said
     assert "MNIST/raw" in said
     assert "class/picture.png" in said
 
 
-def test_one_folder_is_partitioned_and_several_are_clients(
-    data: ModuleType, options: ModuleType, tmp_path: Path
-) -> None:
+def test_one_folder_is_partitioned_and_several_are_clients(tmp_path: Path) -> None:
     deal = partial(partition.iid, clients=4)
-    one = data.own_task(words(options, "--data", folder(tmp_path / "my cats"), "--size", 8), partition=deal, rounds=3)
+    one = data.own_task(words("--data", folder(tmp_path / "my cats"), "--size", 8), partition=deal, rounds=3)
     assert (one.name, one.rounds, one.load().train.shape) == ("my-cats", 3, (3, 8, 8))
     assert [len(c) for c in one.assign(one.load(), 0).clients] == [4, 4, 4, 4]
     places = [folder(tmp_path / where / "photos", shade, mode) for where, shade, mode in
               (("north", 0, "RGB"), ("south", 100, "RGB"), ("west", 9, "L"))]  # fmt: skip
-    three = data.own_task(words(options, "--data", *places, "--size", 8), partition=deal)
+    three = data.own_task(words("--data", *places, "--size", 8), partition=deal)
     split = three.load()
     parse_split = three.assign(split, 0)
     assert split.domains == ("0-photos", "1-photos", "2-photos")
@@ -82,18 +71,18 @@ def test_one_folder_is_partitioned_and_several_are_clients(
     assert all(json.dumps(to_config(task, store=tmp_path / "store", name="task")) for task in (one, three))
 
 
-def test_npz_file_is_partitioned_too(data: ModuleType, options: ModuleType, tmp_path: Path) -> None:
+def test_npz_file_is_partitioned_too(tmp_path: Path) -> None:
     pixels, labels = np.zeros((6, 8, 8), np.uint8), np.arange(6) % 2
     pixels[3:] = 200
     parts = {f"{part}_{kind}": array for part in ("train", "test") for kind, array in
              (("images", pixels), ("labels", labels))}  # fmt: skip
     np.savez(tmp_path / "scans.npz", **parts)
-    task = data.own_task(words(options, "--data", tmp_path / "scans.npz", "--size", 8))
+    task = data.own_task(words("--data", tmp_path / "scans.npz", "--size", 8))
     assert (task.name, len(task.load().test)) == ("scans", 6)
     assert torch.equal(task.load().train.labels, torch.tensor(labels))
 
 
-def test_missing_dataset_ends_the_script_with_instructions(data: ModuleType, tmp_path: Path) -> None:
+def test_missing_dataset_ends_the_script_with_instructions(tmp_path: Path) -> None:
     deal = partial(partition.iid, clients=2)
     for name, need in (("cifar10", "data_batch_1"), ("mnist", "train-images-idx3-ubyte")):
         task = Task("missing", partial(load, name, root=str(tmp_path)), deal)
@@ -102,6 +91,6 @@ def test_missing_dataset_ends_the_script_with_instructions(data: ModuleType, tmp
         assert all(word in str(ended.value) for word in (need, f"{name}.npz", "--data", "class/picture.png"))
     (tmp_path / "bad" / "cats").mkdir(parents=True)
     (tmp_path / "bad" / "cats" / "a.png").write_text("no picture", encoding="utf-8")
-    task = data.own_task(words(load_script("examples/shared/options.py"), "--data", tmp_path / "bad"), partition=deal)
+    task = data.own_task(words("--data", tmp_path / "bad"), partition=deal)
     with pytest.raises(SystemExit, match=r"cannot be read: cats/a\.png"):
         data.require_data([task])

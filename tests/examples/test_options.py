@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import re
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from distillkit.data import load, partition
 from distillkit.study import Records, Study, Task, read_records, summary_table, write_records
 from fl import FedAvg
 from fl.study import Federated
+from shared.options import command_line, number, parse_arguments
+from shared.study import run_study
 from tests.examples.image_folder import folder
 from tests.scripts import EXAMPLES, ROOT, load_script
 
 NAMES = sorted({*EXAMPLES} - {"gpu", "paper_cells"})  # which run other scripts, and have options of their own
 OPTIONS = ROOT / "examples" / "shared" / "options.py"
-COMMON = ("--preset", "--seeds", "--out", "--workers", "--device", "--data", "--estimate")
+COMMON = ("--preset", "--seeds", "--out", "--workers", "--device", "--estimate")
+WITHOUT_DATA = ("membership", "methods", "privacy_report", "quickstart")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.py")), ids=lambda p: f"{p.parent.name}/{p.name}")
@@ -52,7 +58,8 @@ def test_help_names_the_common_options_and_the_purpose(
         example.main()
     said = capsys.readouterr().out
     assert ended.value.code == 0
-    assert [option for option in COMMON if f"  {option} " not in said and f"  {option}\n" not in said] == []
+    wanted = COMMON if name in WITHOUT_DATA else (*COMMON, "--data")
+    assert [option for option in wanted if f"  {option} " not in said and f"  {option}\n" not in said] == []
     assert (example.__doc__ or "").splitlines()[0].split(":")[0] in " ".join(said.split())
 
 
@@ -69,38 +76,40 @@ def test_unknown_options_are_refused_by_name(
     assert f"argument {words.split()[0]}: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["membership", "methods", "privacy_report", "quickstart"])
-def test_ignored_data_are_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", [name, "--data", str(tmp_path), "--out", str(tmp_path / "out")])
-    with pytest.raises(SystemExit) as ended:
-        load_script(EXAMPLES[name]).main()
-    assert ended.value.code == 2
-    assert "has no effect: these digits come with scikit-learn; omit it" in capsys.readouterr().err
+def test_folder_values_and_seeds_are_the_presets_by_default() -> None:
+    def parsed(*words: str) -> Namespace:
+        parser = command_line("Nothing.", out="runs/nothing", presets={"smoke": {"few": 1}, "cpu": {"few": 2}})
+        parser.add_argument("--few", type=number(1))
+        return parse_arguments(parser, words)
 
-
-def test_folder_is_the_presets_by_default() -> None:
-    options = load_script("examples/shared/options.py")
-    parser = options.command_line("Nothing.", out="runs/nothing")
-    assert options.parse_arguments(parser, []).out == Path("runs/nothing-cpu")
-    assert options.parse_arguments(parser, ["--preset", "smoke"]).out == Path("runs/nothing-smoke")
-    assert options.parse_arguments(parser, ["--preset", "smoke", "--out", "here"]).out == Path("here")
-    assert options.parse_arguments(parser, ["--device", "cpu"]).device == "cpu"
-    assert options.parse_arguments(parser, []).device in ("cpu", "cuda")
+    assert (parsed().out, parsed().few, parsed().seeds) == (Path("runs/nothing-cpu"), 2, [0, 1, 2])
+    smoke = parsed("--preset", "smoke")
+    assert (smoke.out, smoke.few, smoke.seeds) == (Path("runs/nothing-smoke"), 1, [0])
+    given = parsed("--preset", "smoke", "--out", "here", "--few", "7", "--seeds", "5")
+    assert (given.out, given.few, given.seeds) == (Path("here"), 7, [5])
+    assert parsed("--device", "cpu").device == "cpu"
+    assert parsed().device in ("cpu", "cuda")
 
 
 def test_claim_is_printed_first_and_with_the_table_and_estimates_run_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options, run_study = load_script("examples/shared/options.py"), load_script("examples/shared/study.py").run_study
     task = Task("digits", partial(load, "digits", size=8), partial(partition.iid, clients=2), rounds=1,
                 factory_options={"width": 4, "depth": 1})  # fmt: skip
-    study = Study(tmp_path / "out", task, {"FedAvg": Federated(FedAvg, settings={"steps": 1})}, seeds=[0])
-    parser = options.command_line("Nothing.", out="runs/nothing")
+    study = Study(
+        tmp_path / "out",
+        task,
+        {name: Federated(FedAvg, settings={"steps": 1}) for name in ("FedAvg", "Other")},
+        seeds=[0],
+    )
+    parser = command_line("Nothing.", out="runs/nothing", presets={"cpu": {}})
+    drawn: list[list[str]] = []
+    monkeypatch.setattr(
+        "shared.study.curves", lambda records, by: drawn.append([r.method for r in records]) or Figure()
+    )
 
-    def play(*words: str, **how: object) -> str:
-        given = options.parse_arguments(parser, ["--workers", "1", "--device", "cpu", *words])
+    def play(*words: str, **how: Any) -> str:
+        given = parse_arguments(parser, ["--workers", "1", "--device", "cpu", *words])
         run_study(study, given, lambda found: [summary_table(found)], claim="FedAvg learns.", **how)
         return capsys.readouterr().out
 
@@ -109,7 +118,8 @@ def test_claim_is_printed_first_and_with_the_table_and_estimates_run_nothing(
         play("--estimate")
     assert not (tmp_path / "out" / "study.json").exists()
     capsys.readouterr()
-    said = play()
+    said = play(by=("round", "bytes"), main=("FedAvg",))
+    assert drawn == [["FedAvg"]] * 2
     assert said.index("FedAvg learns.") < said.index("digits, seed 0, FedAvg") < said.index("| task")
     assert (tmp_path / "out" / "table.md").read_text(encoding="utf-8").endswith("FedAvg learns.\n")
 
@@ -117,6 +127,7 @@ def test_claim_is_printed_first_and_with_the_table_and_estimates_run_nothing(
 @pytest.mark.parametrize(
     ("name", "words", "said"),
     [
+        *((name, "--data PICTURES", "unrecognized arguments: --data") for name in WITHOUT_DATA),
         ("feddm", "--epsilon 8", "--epsilon has no effect without --dp"),
         *(("feddm", f"--dp none {option}", f"{option.split()[0]} has no effect with --dp")
           for option in ("--only claim", "--tries 2", "--rounds 3", "--steps 1")),
@@ -131,13 +142,13 @@ def test_claim_is_printed_first_and_with_the_table_and_estimates_run_nothing(
           for name in ("feddm", "fedcog", "fedlgd", "vhl", "single_image")),
         ("membership", "--rows transcript --shadows 8", "--shadows has no effect with --rows transcript alone"),
         *(("privacy_report", f"--run there {option}", f"{option.split()[0]} has no effect with --run")
-          for option in ("--method FedDM", "--init real", "--rounds 1", "--steps 1", "--seeds 0", "--out o")),
+          for option in ("--method FedDM", "--init real", "--seeds 0", "--out o")),
         ("privacy_report", "--method FedAvg --init real", "--init has no effect with --method FedAvg"),
         ("private_sets", "--methods random --epsilons 8", "--epsilons has no effect without class_means"),
         ("private_sets", "--methods class_means larger", "--methods larger are not for --dataset digits"),
         ("condense", "--network mlp --width 8", "--width has no effect with a --network that is no convnet"),
         ("condense", "--methods random dsa --steps 3", "--steps has no effect without dm in --methods"),
-        ("condense", "--methods dm --loops 1 1", "--loops has no effect without dc or dsa in --methods"),
+        ("condense", "--methods dm --iterations=1", "--iterations has no effect without dc or dsa in --methods"),
         ("condense", "--methods herding --batch-real 8", "--batch-real has no effect without dm, dc or dsa"),
         ("condense", "--dataset PICTURES --data .", "--data has no effect with --dataset "),
     ],

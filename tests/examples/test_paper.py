@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 from distillkit import LabeledImages
 from distillkit.study import Record, Records, summary_table
 from fl import FedAvg, FedDM, simulate
 from fl.study import Federated
+from shared import paper
+from shared.measurement import measure_runs, share_table
 from tests.distillkit.study.sample_records import record
 from tests.scripts import load_script
 
 
-@pytest.fixture(scope="module")
-def paper() -> ModuleType:
-    return load_script("examples/shared/paper.py")
-
-
-def test_papers_numbers_are_beside_ours_with_their_source(paper: ModuleType) -> None:
+def test_papers_numbers_are_beside_ours_with_their_source() -> None:
     records = Records([record([0.1, a], candidate, 0) for candidate, a in (("FedAvg", 0.5), ("FedDM", 0.7))])
     table = paper.with_paper(summary_table(records), {"digits": {"FedDM": "72.0 ± 0.1"}}, "Table 2 of somebody, 2023.")
     assert table.header[-1] == "paper %"
@@ -34,7 +29,7 @@ def test_papers_numbers_are_beside_ours_with_their_source(paper: ModuleType) -> 
     assert paper.with_paper(summary_table(records), {"mnist": {"FedDM": "1"}}, "another") == summary_table(records)
 
 
-def test_settings_of_a_candidate_are_those_of_its_run_or_first_trials(paper: ModuleType) -> None:
+def test_settings_of_a_candidate_are_those_of_its_run_or_first_trials() -> None:
     records = Records([record(0.5, "FedDM", 0, settings={"rho": 5.0, "ipc": 10})])
     candidates = {"FedDM": Federated(FedDM, search=[{"rho": 20.0}, {"rho": 5.0}], settings={"ipc": 10})}
     assert paper.settings_of(records, candidates, "FedDM", "digits") == {"rho": 5.0, "ipc": 10}
@@ -42,7 +37,7 @@ def test_settings_of_a_candidate_are_those_of_its_run_or_first_trials(paper: Mod
 
 
 def test_received_images_are_drawn_from_each_candidates_first_run(
-    paper: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def factory(outputs: int) -> torch.nn.Module:
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 4), torch.nn.Linear(4, outputs))
@@ -69,24 +64,46 @@ def test_received_images_are_drawn_from_each_candidates_first_run(
     assert not (tmp_path / "none.png").exists()
 
 
-def test_ablations_are_drawn_beside_the_headline_if_they_ran(
-    paper: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[list[tuple[str, str, int]]] = []
+def test_late_tables_compare_the_main_candidates_and_show_one_seed_of_the_others() -> None:
+    keys = [(task, method, seed) for task in ("a", "b") for method in ("Base", "New") for seed in (3, 4)]
+    line = {"accuracy_last": 0.5, "accuracy_late": 0.5, "accuracy_best": 0.6}
+    records = Records(
+        Record({**line, "task": task, "method": method, "seed": seed, "accuracy_late": 0.5 + 0.1 * (method == "New")})
+        for task, method, seed in [*keys, ("b", "Ablation", 3)]
+    )
+    given: Any = {"columns": ("accuracy_late",), "paper": {"b": {"New": "99"}}, "source": "Table 1"}
+    own, *differences, rest = paper.late_tables(
+        records, ("Base", "New"), "Base", ("accuracy_late", "accuracy_best"), **given
+    )
+    assert [(row["task"], row["method"]) for row in own.rows] == [(t, m) for t in "ab" for m in ("Base", "New")]
+    assert [row["difference"] for table in differences for row in table.rows] == pytest.approx([0.1, 0.1, 0.0, 0.0])
+    assert [(row["task"], row["method"]) for row in rest.rows] == [("b", m) for m in ("Base", "New", "Ablation")]
+    assert all(table.header[-1] == "paper %" for table in (own, rest))
+    assert len(paper.late_tables(Records(records[:-1]), ("Base", "New"), "Base", ("accuracy_late",), **given)) == 2
 
-    def curves(records: Sequence[Record]) -> Figure:
-        drawn.append([(r.task, r.method, r.seed) for r in records])
-        return Figure()
 
-    monkeypatch.setattr(paper, "curves", curves)
-    keys = [(task, candidate, seed) for seed in (0, 1) for task in ("a", "b") for candidate in ("Main", "Other")]
-    lines = [*keys, ("b", "Ablation", 0)]
-    records = [Record({"task": t, "method": m, "seed": s, "accuracy_last": 0.5}) for t, m, s in lines]
-    paper.ablation_curves(records, ["Main"], ["Ablation"], tmp_path / "one.png")
-    assert drawn == [[("b", "Main", 0), ("b", "Ablation", 0)]]
-    assert (tmp_path / "one.png").exists()
-    paper.ablation_curves(records[:-1], ["Main"], ["Ablation"], tmp_path / "none.png")
-    assert not (tmp_path / "none.png").exists()
+def test_measurements_are_made_once_and_shown_by_method(tmp_path: Path) -> None:
+    records = Records(
+        Record({"task": "t", "method": method, "seed": seed, "accuracy_last": 0.5}, (), tmp_path / f"{method}-{seed}")
+        for method in ("A", "B", "C") for seed in (0, 1)
+    )  # fmt: skip
+    failed = Record({"task": "t", "method": "D", "seed": 0, "accuracy_last": None, "error": "no"}, (), tmp_path / "D-0")
+    measured: list[str] = []
+
+    def measure(folder: Path) -> dict[str, float] | None:
+        measured.append(folder.name)
+        return None if folder.name.startswith("C") else {"x": 0.1 * int(folder.name[-1]), "y": 0.5}
+
+    for _ in range(2):
+        found = measure_runs(Records([*records, failed]), "x.json", measure)
+    assert sorted(measured) == ["A-0", "A-1", "B-0", "B-1", "C-0", "C-0", "C-1", "C-1"]
+    assert found == {name: [{"x": 0.0, "y": 0.5}, {"x": 0.1, "y": 0.5}] for name in "AB"}
+    table = share_table(found, {"x": "x %"}, "A note.", {"B": {"x": "7.0", "y": "1"}})
+    assert table.header == ("method", "x %")
+    assert [[row["method"], row["x"]] for row in table.rows] == [["A", 0.05], ["B", 0.05]]
+    assert [cells[1].startswith("5.0") for cells in table.cells] == [True, True]
+    assert [cells[1].endswith(" (7.0)") for cells in table.cells] == [False, True]
+    assert table.notes == ("A note.",)
 
 
 @pytest.mark.parametrize("name", ["fedlgd", "vhl", "feddm", "fedcog", "single_image"])

@@ -97,13 +97,3 @@ def test_user_images_are_clients_and_a_user_image_is_shared(
 def test_missing_data_are_reported_with_instructions(script: Any, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"(?s)cifar10 cannot be read.*cifar10\.npz"):
         script.main(["--data", str(tmp_path), "--out", str(tmp_path / "out")])
-
-
-def test_sharing_rate_applies_to_the_selections(planned: Any) -> None:
-    study = planned("--preset", "cpu", "--headline", "--rate", "1")
-    [task] = study.design.tasks.values()
-    assert task.name == "cifar10-rate1"
-    for name, candidate in study.design.candidates.items():
-        made = candidate.make(factory=lambda outputs: None, task=task, lr=0.01, server_lr=0.01)
-        shared = next(addon for addon in made.addons if type(addon).__name__ == "SharedImage")
-        assert shared.rate == 1.0, name

@@ -14,8 +14,6 @@ from fl import AddOn, ClientOptimizer, FedAvg, Method
 from fl.addons import MOON, SCAFFOLD, Ditto, FedAvgM, FedCOG, FedProx, FineTune, LocalAccuracy
 from fl.study import Federated
 
-__all__ = ["BASES", "PAPER", "SOURCE", "SPACES", "ablations", "pair"]
-
 SPACES = {
     "fashionmnist": Normalization([0.5], [0.5]),
     "cifar10": Normalization([0.4914, 0.4822, 0.4465], [0.2023, 0.1994, 0.2010]),

@@ -14,7 +14,6 @@ shows images that anybody can generate from the last global model.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,28 +25,34 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the folder of al
 from distillkit import LabeledImages, plot
 from distillkit.data import partition
 from distillkit.generate import invert
-from distillkit.study import Record, Records, Study, Table, Task, curves, paired_differences, summary_table
+from distillkit.study import Record, Records, Study, Table, Task
 from fl.study import load as load_run
-from papers.fedcog.candidates import BASES, PAPER, SOURCE, SPACES, ablations, pair
-from shared.data import own_task, refuse_unused
+from papers.fedcog.candidates import PAPER, SOURCE, SPACES, ablations, pair
+from shared.data import own_task
 from shared.datasets import load_subset
-from shared.options import command_line, number, parse_arguments
-from shared.paper import ablation_curves, with_paper
+from shared.options import command_line, number, parse_arguments, refuse_unused
+from shared.paper import late_tables
 from shared.study import run_study
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {"rounds": 6, "start": 5, "steps": 10, "generation": 10, "images": 32, "batch": 32, "lr": [0.05]},
+    "smoke": {
+        "records": None, "rounds": 6, "start": 5, "steps": 10, "generation": 10, "images": 32, "batch": 32,
+        "lr": [0.05],
+    },
     "cpu": {
-        "rounds": 30, "start": 25, "steps": 40, "generation": 50, "images": 64, "batch": 32,
+        "records": 10_000, "rounds": 30, "start": 25, "steps": 40, "generation": 50, "images": 64, "batch": 32,
         "lr": [0.003, 0.01, 0.03, 0.1],
     },
-    "paper": {"rounds": 70, "start": 51, "steps": 400, "generation": 100, "images": 256, "batch": 64, "lr": [0.01]},
+    "paper": {
+        "records": None, "rounds": 70, "start": 51, "steps": 400, "generation": 100, "images": 256, "batch": 64,
+        "lr": [0.01],
+    },
 }  # fmt: skip
-"""`start`: FedCOG's first round; `steps`: training steps of a client per round; `generation`: steps of Adam that
-generate the `images`, whose number is given."""
-RECORDS = {"smoke": None, "cpu": 10_000, "paper": None}  # number of training images; half as many test images
+"""`records`: number of training images; `start`: FedCOG's first round; `steps`: training steps of a client per round;
+`generation`: steps of Adam that generate the `images`, whose number is given."""
 SIZE = {"digits": 16}
 LEFT_OUT = {"smoke": ["digits-two-classes"], "cpu": ["cifar10-two-classes"], "paper": []}
+COLUMNS = ("accuracy_late", "accuracy_locals.mean", "accuracy_own", "bytes_up", "client_seconds")
 CLAIM = """\
 Claim, written before any run: from FedCOG's first round on, the global model is better with FedCOG than without it.
 "Accuracy late" is the mean over these rounds; before them, both models are the same under the same seed. With the
@@ -56,12 +61,12 @@ rate, without a search of its own. The claim holds on a task if the whole interv
 All other candidates have one seed and FedAvg's rate, and are not tuned."""
 
 
-def tasks(o: Any, rounds: int) -> list[Task]:
+def tasks(o: Any) -> list[Task]:
     """Return the partitions NIID-1 and NIID-2 of each dataset.
 
     A tenth of the training images is for the clients' own tests, and another tenth for the server.
     """
-    options: Any = {"factory": "simple_cnn", "rounds": rounds, "own_tests": 0.1, "server_share": 0.1}
+    options: Any = {"factory": "simple_cnn", "rounds": o.rounds, "own_tests": 0.1, "server_share": 0.1}
     assigns = {
         "dirichlet": partial(partition.dirichlet, clients=10, alpha=0.1),
         "two-classes": partial(partition.class_clusters, clients=10, k=2),
@@ -69,25 +74,12 @@ def tasks(o: Any, rounds: int) -> list[Task]:
     if o.pictures:
         return [own_task(o, partition=assigns["dirichlet"], **options)]
     names = ["digits"] if o.preset == "smoke" else o.datasets
-    data = {
-        name: partial(load_subset, name, o.data, RECORDS[o.preset], SIZE.get(name), SPACES.get(name)) for name in names
-    }
-    left_out = [] if o.division else LEFT_OUT[o.preset]
-    every = [f"{name}-{kind}" for name in names for kind in o.division or assigns]
-    wanted = [name for name in every if name not in left_out]
-    return [Task(name, data[name.split("-")[0]], assigns[name.split("-", 1)[1]], **options) for name in wanted]
-
-
-def tables(records: Records, late: int, headline: Sequence[str]) -> list[Table]:
-    """Return the main comparison with the paper's numbers, the paired differences, and the one-seed ablations."""
-    found = records.late(late)
-    columns = ["accuracy_late", "accuracy_locals.mean", "accuracy_own", "bytes_up", "client_seconds"]
-    main = [record for record in found if record.method in headline]
-    tried = {record.task for record in found if record.method not in headline}
-    rest = [record for record in found if record.seed == found[0].seed and record.task in tried]
-    parts = [with_paper(summary_table(main, columns=columns), PAPER, SOURCE)]
-    parts += [paired_differences(main, "FedAvg", column=column) for column in ("accuracy_late", "accuracy_last")]
-    return parts + ([with_paper(summary_table(rest, columns=columns), PAPER, SOURCE)] if rest else [])
+    every = [(name, kind) for name in names for kind in o.division or assigns]
+    return [
+        Task(f"{name}-{kind}", partial(load_subset, name, o.data, o.records, SIZE.get(name), SPACES.get(name)),
+             assigns[kind], **options)
+        for name, kind in every if o.division or f"{name}-{kind}" not in LEFT_OUT[o.preset]
+    ]  # fmt: skip
 
 
 def generated(record: Record, train: LabeledImages, path: Any) -> None:
@@ -100,37 +92,33 @@ def generated(record: Record, train: LabeledImages, path: Any) -> None:
 
 def main(words: list[str] | None = None) -> None:
     """Run the example."""
-    parser = command_line(__doc__, out="runs/fedcog", pictures=True)
+    parser = command_line(__doc__, out="runs/fedcog", presets=PRESETS, pictures=True)
     add = parser.add_argument
     add("--datasets", nargs="+", choices=[*SPACES], default=[*SPACES], help="datasets of the paper")
     add("--division", nargs="+", choices=("dirichlet", "two-classes"), help="NIID-1, NIID-2; default: the preset's")
     add("--headline", action="store_true", help="only FedAvg and FedCOG, without other bases and ablations")
-    add("--rounds", type=number(1), default=None, help="rounds of a run; default: the preset's")
-    add("--steps", type=number(1), default=None, help="steps of each phase; default: the preset's")
+    add("--rounds", type=number(1), help="rounds of a run; default: the preset's")
+    add("--steps", type=number(1), dest="limit", help="steps of each phase; default: the preset's")
     o = parse_arguments(parser, words)
     refuse_unused(
         parser, words, "with pictures of your own in --data", "--datasets", "--division", unless=not o.pictures
     )
-    p = PRESETS[o.preset] | ({"rounds": o.rounds} if o.rounds else {})
-    p |= {"start": min(p["start"], p["rounds"])} | ({"steps": o.steps, "generation": o.steps} if o.steps else {})
-    compared, seeds = tasks(o, p["rounds"]), o.seeds or ([0] if o.preset == "smoke" else [0, 1, 2])
-    p |= {"augment": o.preset == "paper"}
+    o.start, o.augment = min(o.start, o.rounds), o.preset == "paper"
+    o.steps, o.generation = o.limit or o.steps, o.limit or o.generation
+    compared, p = tasks(o), vars(o)
     candidates = pair(p)
     headline = list(candidates)
     if not o.headline:
         named = [task.name for task in compared]
-        candidates |= ablations(p, [n for n in named if n.endswith("dirichlet")] or named, seeds[:1])
-    study = Study(o.out, compared, candidates, seeds=seeds)
-    rounds = p["rounds"] - p["start"] + 1
-    records = run_study(study, o, lambda found: tables(found, rounds, headline), by=(), claim=CLAIM)
-    main = [record for record in records if record.method in headline]
-    for by in ("round", "bytes_up", "client_seconds"):
-        curves(main, by=by).savefig(study.out / f"accuracy_by_{by}.png", dpi=150)
-    bases = [name for name in candidates if name in BASES or " + " in name][1:]
-    parts = [name for name in candidates if name.startswith("FedCOG") and "tuned" not in name][1:]
-    ablation_curves(records, headline, bases, study.out / "bases_by_round.png")
-    ablation_curves(records, headline, parts, study.out / "parts_by_round.png")
-    last = [record for record in main if record.method == "FedCOG"][-1]
+        candidates |= ablations(p, [n for n in named if n.endswith("dirichlet")] or named, o.seeds[:1])
+    study = Study(o.out, compared, candidates, seeds=o.seeds)
+
+    def tables(records: Records) -> list[Table]:
+        found = records.late(o.rounds - o.start + 1)
+        return late_tables(found, headline, "FedAvg", ("accuracy_late", "accuracy_last"), COLUMNS, PAPER, SOURCE)
+
+    records = run_study(study, o, tables, by=("round", "bytes_up", "client_seconds"), main=headline, claim=CLAIM)
+    last = [record for record in records if record.method == "FedCOG"][-1]
     generated(last, study.design.tasks[last.task].load().train, study.out / "generated.png")
 
 

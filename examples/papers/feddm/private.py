@@ -22,8 +22,6 @@ from fl.methods import PrivateFedDM, SummedFedDM
 from fl.study import Federated
 from shared.datasets import load_private
 
-__all__ = ["CLIENTS", "CLOSING", "DATASETS", "DELTA", "PRIVATE_COSTS", "TITLES", "private_study"]
-
 CLIENTS, DELTA = 10, 1e-5
 RECORDS = {"digits": 1438, "mnist": 60_000, "fashionmnist": 60_000, "public": 1438}  # public numbers
 DATASETS = tuple(name for name in RECORDS if name != "public")
@@ -51,9 +49,10 @@ SEARCH: dict[str, list[dict[str, Any]]] = {
 """Six configurations each. `rate`: sampling rate of DP-SGD; `times`: factor of the server's epochs, for methods
 in which the server trains on one set instead of ten."""
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {"seeds": [0], "server_epochs": 2, "records": 300},
-    "cpu": {"seeds": [0, 1, 2], "server_epochs": 20}, "paper": {"seeds": [0, 1, 2], "server_epochs": 500},
+COMMON: dict[str, Any] = {"dataset": ["digits"], "split": ["dirichlet"], "records": None}
+PRIVATE: dict[str, dict[str, Any]] = {
+    "smoke": COMMON | {"server_epochs": 2, "records": 300},
+    "cpu": COMMON | {"server_epochs": 20}, "paper": COMMON | {"server_epochs": 500},
 }  # fmt: skip
 FIXED: dict[str, dict[str, Any]] = {
     "class_means": {"steps": 100, "warm": True, "rho": 5.0}, "image_sgd": {"rate": 0.2, "server_lr": 0.03, "rho": 5.0},
@@ -99,12 +98,11 @@ def method(
 
 def private_study(o: Any) -> Study:
     """Return a study of FedDM without privacy, and of private FedDM and DP-SGD weight averaging at each epsilon."""
-    smoke, given, network = {"rounds": 2, "steps": 2}, PRESETS[o.preset], {"width": 16, "depth": 2}
-    records = given.get("records")
+    smoke, network = {"rounds": 2, "steps": 2}, {"width": 16, "depth": 2}
 
     def candidate(name: str, epsilon: float | None) -> Federated:
         search = SEARCH[name] if o.preset != "smoke" else [{**SEARCH[name][2], **smoke}]
-        return Federated(partial(method, name, epsilon, given["server_epochs"], records), search=search, delta=DELTA)
+        return Federated(partial(method, name, epsilon, o.server_epochs, o.records), search=search, delta=DELTA)
 
     private = [] if o.dp == ["none"] else [*(name for name in o.dp if name != "none"), *ADDONS]
     candidates = {
@@ -114,14 +112,12 @@ def private_study(o: Any) -> Study:
     dirichlet = partial(partition.dirichlet, clients=CLIENTS, alpha=0.1)
     assign = dirichlet if o.split == "dirichlet" else partial(partition.iid, clients=CLIENTS)
     fixed: Any = {"size": 16, "normalization": Normalization([0.25], [0.4]), "draw": "records"}
-    read = partial(load_private, o.dataset, o.data, records, **fixed)
+    read = partial(load_private, o.dataset, o.data, o.records, **fixed)
     task = Task(f"{o.dataset}-{o.split}", read, assign, factory_options=network)
     public = Task(
         "public", partial(load_private, "usps", o.data, RECORDS["public"], **fixed), dirichlet, factory_options=network
     )
-    return Study(
-        o.out, task, candidates, seeds=o.seeds or given["seeds"], tune_on=None if o.preset == "smoke" else public
-    )
+    return Study(o.out, task, candidates, seeds=o.seeds, tune_on=None if o.preset == "smoke" else public)
 
 
 PRIVATE_COSTS = ("relation", "rounds", "bytes_up", "client_seconds")

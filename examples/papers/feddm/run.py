@@ -12,7 +12,6 @@ other methods, splits and options on one seed, with the settings of the first. -
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import replace
 from functools import partial
@@ -25,10 +24,10 @@ from distillkit.data import load, partition
 from distillkit.study import Records, Study, Task, paired_differences, summary_table
 from fl import FedDM
 from papers.feddm.candidates import COSTS, PAPER, PRESETS, SOURCE, ablations, headline
-from papers.feddm.private import CLIENTS, CLOSING, DATASETS, PRIVATE_COSTS, TITLES, private_study
-from shared.data import own_task, refuse_unused, require_data
+from papers.feddm.private import CLIENTS, CLOSING, DATASETS, PRIVATE, PRIVATE_COSTS, TITLES, private_study
+from shared.data import own_task, require_data
 from shared.datasets import load_part
-from shared.options import command_line, number, parse_arguments
+from shared.options import command_line, number, parse_arguments, refuse_unused, split_type
 from shared.paper import sets_sent, settings_of, with_paper
 from shared.study import run_study
 
@@ -42,39 +41,31 @@ One seed: a difference of a point or two may be chance. All weight averaging has
 FedProx. FedDM's variants differ from it only as their names say. Settings were chosen only on Dirichlet(0.01)."""
 
 
-def parse_split(text: str) -> str:
-    """Parse a split: "iid", the alpha of a Dirichlet distribution, or "dirichlet" for alpha 0.1."""
-    if text not in ("iid", "dirichlet") and not 0 < float(text) < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be iid, dirichlet or an alpha above 0, got {text}")
-    return text
-
-
 def arguments(words: list[str] | None) -> Any:
     """Return the options of the command line, with the preset's values as defaults."""
-    parser = command_line(__doc__, out="runs/feddm", pictures=True)
+    presets = PRIVATE if "--dp" in (sys.argv if words is None else words) else PRESETS
+    parser = command_line(__doc__, out="runs/feddm", presets=presets, pictures=True)
     add = parser.add_argument
     add("--dataset", nargs="+", choices=["digits", "mnist", "fashionmnist", "cifar10"], help="default: the preset's")
-    add("--split", type=parse_split, nargs="+", help="iid, or a Dirichlet alpha; the claim uses the first")
+    splits = split_type("iid", "dirichlet")
+    add("--split", type=splits, nargs="+", help="iid, or a Dirichlet alpha; the claim uses the first")
     add("--only", choices=["claim"], help="run only the first study of each dataset")
     add("--tries", type=number(1), help="most configurations per candidate; default: the preset's")
     add("--rounds", type=number(1), help="rounds of a run; default: the preset's")
-    add("--steps", type=number(1), help="limit on the steps of each phase and on the server's epochs")
+    add("--steps", type=number(1), dest="few", help="limit on the steps of each phase and on the server's epochs")
     add("--dp", nargs="+", choices=["none", *TITLES], help="run the private study with these methods")
     add("--epsilon", type=float, nargs="+", default=[8.0], help="with --dp: epsilon of the whole run")
     o = parse_arguments(parser, words)
     refuse_unused(parser, words, "without --dp", "--epsilon", unless=o.dp)
     if o.dp:
         refuse_unused(parser, words, "with --dp", "--only", "--tries", "--rounds", "--steps")
-        [name, *more], [how, *others] = o.dataset or ["digits"], o.split or ["dirichlet"]
+        [name, *more], [how, *others] = o.dataset, o.split
         if o.pictures or more or others or name not in DATASETS or how not in ("dirichlet", "iid"):
             got = f"{' and '.join([name, *more])} by {' and '.join([how, *others])}"
             parser.error(f"--dp is for {', '.join(DATASETS)} by dirichlet or iid, one of each, got {got}")
         o.dataset, o.split = name, how
         return o
     refuse_unused(parser, words, "with these pictures in --data", *["--dataset", "--split"][: len(o.pictures)])
-    o.few, o.steps = o.steps, None
-    for name, value in {"seeds": [0, 1, 2], **PRESETS[o.preset]}.items():
-        setattr(o, name, value if getattr(o, name, None) is None else getattr(o, name))
     return o
 
 

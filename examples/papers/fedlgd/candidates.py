@@ -14,8 +14,6 @@ from fl.addons import MOON, SCAFFOLD, VHL, Condensed, FedNova, FedProx
 from fl.methods import FedLGD
 from fl.study import Federated
 
-__all__ = ["SEARCH", "candidates"]
-
 RATES, TWO = [0.03, 0.1, 0.3, 1.0], [0.1, 0.3]
 SEARCH: dict[str, list[dict[str, Any]]] = {
     "FedAvg": grid(lr=RATES), "FedProx": grid(lr=TWO, mu=[0.01, 0.1]), "FedNova": grid(lr=RATES),

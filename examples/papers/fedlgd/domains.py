@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from distillkit import LabeledImages, Normalization, plot
 from distillkit.data import Split, as_domains, load, mnist_m_like, partition, synth_digits_like
-from distillkit.networks import split
 from distillkit.plot.figure import subplots
-from distillkit.study import Record, Records, Table, Task, mean_std
+from distillkit.study import Records, Table, Task
 from fl.addons import Anchors, Condensed
 from fl.engine.store import Store, read_message
 from fl.study import load as load_run
-from shared.files import write_file
-
-__all__ = ["AVERAGES", "DOMAINS", "digits", "domain_table", "draw"]
+from shared.measurement import measure_runs, share_table
 
 DOMAINS = ("mnist", "svhn", "usps", "synthdigits", "mnistm")
 TABLE_1 = {
@@ -36,7 +30,7 @@ AVERAGES = [{"domains": {name: f"{row[k][-1]:.1f}" for name, row in TABLE_1.item
 """Averages in the ConvNet rows of Table 1, in per cent, for 10 and for 50 images per class."""
 
 
-def digits(names: tuple[str, ...], root: str | None, size: int, train: int | None, test: int | None) -> Split:
+def digits(names: tuple[str, ...], root: Path | None, size: int, train: int | None, test: int | None) -> Split:
     """Return equally many digits of several sources, in three channels with mean and std 0.5 as in the authors' code.
 
     Args:
@@ -67,71 +61,48 @@ def domain_table(records: Records, images: Split, ipc: int) -> list[Table]:
     """Return a table of each candidate's accuracy by domain after the last round, with the paper's in brackets.
 
     Args:
-        records: records of the study; the accuracies are cached in each run's folder (`domains.json`).
+        records: records of the study; the accuracies are stored in each run's folder (`domains.json`).
         images: images of the study's task. If they have no domains, the result is an empty list.
         ipc: condensed images per class, which select the columns of Table 1.
     """
-    found: dict[str, list[dict[str, float]]] = {}
-    for record in (r for r in records if images.domains and r.rows):
-        found.setdefault(record.method, []).append(_by_domain(record, images))
-    if not found:
+    if not images.domains:
         return []
-    cells, rows = [], []
-    for method, runs in found.items():
-        said = [mean_std([run[name] for run in runs], 100.0) for name in images.domains]
-        known = TABLE_1[method][ipc == 50] if method in TABLE_1 and ipc in (10, 50) else ()
-        paper = dict(zip(DOMAINS, known))
-        cells.append((method, *(f"{s} ({paper[n]:.1f})" if n in paper else s for n, s in zip(images.domains, said))))
-        rows.append({"method": method, **{n: sum(run[n] for run in runs) / len(runs) for n in images.domains}})
-    note = "Accuracy on the tests of each domain; in brackets that of Table 1, which has five. ± is over seeds."
-    return [Table(("method", *(f"{name} %" for name in images.domains)), tuple(cells), rows, (note,), left=1)]
+    groups = images.test.columns["domain"]
+    tests = {name: images.test[groups == number] for number, name in enumerate(images.domains)}
 
-
-@torch.no_grad()
-def _by_domain(record: Record, images: Split) -> dict[str, float]:
-    path = Path(str(record.folder)) / "domains.json"
-    if not path.exists():
-        [network], found = load_run(path.parent).models.values(), dict[str, float]()
-        for number, name in enumerate(images.domains):
-            own = images.test[(images.test.columns["domain"] == number).nonzero().flatten()]
+    @torch.no_grad()
+    def by_domain(folder: Path) -> dict[str, float]:
+        [network] = load_run(folder).models.values()
+        found = dict[str, float]()
+        for name, own in tests.items():
             said = torch.cat([network(part)[:, : own.num_classes].argmax(1) for part in own.images.split(500)])
             found[name] = float((said == own.labels).double().mean())
-        write_file(path, json.dumps(found) + "\n")
-    return dict(json.loads(path.read_text(encoding="utf-8")))
+        return found
+
+    averages = TABLE_1 if ipc in (10, 50) else {}
+    paper = {method: dict(zip(DOMAINS, map(str, row[ipc == 50]))) for method, row in averages.items()}
+    note = "Accuracy on the tests of each domain; in brackets that of Table 1, which has five. ± is over seeds."
+    columns = {name: f"{name} %" for name in images.domains}
+    return [share_table(measure_runs(records, "domains.json", by_domain), columns, note, paper)]
 
 
-def draw(records: Records, task: Task, images: Split, out: Path) -> None:
-    """Draw the clients' real and condensed images, the server's anchors, and the distances between clients.
+def draw(records: Records, task: Task, images: Split, path: Path) -> None:
+    """Draw the clients' real and condensed images, and the server's anchors, of FedLGD's first run.
 
     Args:
-        records: records of the study; the first runs of FedAvg and FedLGD are shown.
+        records: records of the study.
         task, images: task of the study, and its images.
-        out: folder of the pictures.
+        path: path of the picture.
     """
-    folders = {r.method: Path(str(r.folder)) for r in reversed(records) if r.rows}
-    seed = next(r.seed for r in records if r.method == "FedLGD")
-    clients = task.assign(images, seed).clients
+    record = next(record for record in records if record.method == "FedLGD" and record.rows)
+    folder, clients = Path(str(record.folder)), task.assign(images, record.seed).clients
     names = images.domains or [f"client {number}" for number in range(len(clients))]
-    own = {name: client for name, client in zip(names, clients) if len(client)}
-    condensed = {name: _condensed(folders["FedLGD"], number) for number, name in enumerate(names) if name in own}
-    anchors = load_run(folders["FedLGD"]).sets.get(Anchors.anchors.key)
-    sets = {f"{n}, {kind}": o for kind, group in (("real", own), ("condensed", condensed)) for n, o in group.items()}
-    _grids({**sets, "anchors": anchors} if anchors else sets, len(own), out / "sets.png")
-    some = {name: client[torch.arange(0, len(client), -(-len(client) // 60))] for name, client in own.items()}
-    methods = [name for name in ("FedAvg", "FedLGD, weight 0", "FedLGD") if name in folders]
-    figure, axes = subplots(None, len(methods), 5.6, 4.2)
-    for ax, name in zip(axes, methods):
-        plot.tsne(_embedded(folders[name], some), {n: c.labels for n, c in some.items()}, classes=images.classes, ax=ax)
-        ax.set_title(f"{name}: embeddings of the clients' images", fontsize=9)
-    figure.savefig(out / "tsne.png", dpi=150, bbox_inches="tight")
-    if len(own) > 1:
-        first = {name: _condensed(folders["FedAvg"], number) for number, name in enumerate(names) if name in own}
-        before, after = (_embedded(folders["FedAvg"], one) for one in (some, first))
-        plot.mmd_table(before, after).savefig(out / "mmd.png", dpi=150)
-
-
-def _grids(sets: Mapping[str, LabeledImages], across: int, path: Path) -> None:
-    figure, axes = subplots(None, len(sets), 2.2, 4.6, columns=across)
+    own = {number: name for number, name in enumerate(names) if len(clients[number])}
+    sets = {f"{name}, real": clients[number] for number, name in own.items()}
+    sets |= {f"{name}, condensed": _condensed(folder, number) for number, name in own.items()}
+    anchors = load_run(folder).sets.get(Anchors.anchors.key)
+    sets |= {"anchors": anchors} if anchors else {}
+    figure, axes = subplots(None, len(sets), 2.2, 4.6, columns=len(own))
     for ax, (name, one) in zip(axes, sets.items()):
         plot.grid(one, per_class=3, ax=ax)
         ax.set_title(name, fontsize=8)
@@ -142,9 +113,3 @@ def _condensed(folder: Path, client: int) -> LabeledImages:
     """Return the set on which a client trained in its last round, from the state that the client keeps."""
     path = max((Store(folder).memories / str(client)).glob("*.safetensors"), key=lambda p: int(p.stem.split("-")[0]))
     return read_message(path)[0][Condensed.own]
-
-
-@torch.no_grad()
-def _embedded(folder: Path, sets: Mapping[str, LabeledImages]) -> dict[str, Any]:
-    [network] = load_run(folder).models.values()
-    return {name: split(network).features(one.images) for name, one in sets.items()}

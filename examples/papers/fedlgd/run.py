@@ -20,11 +20,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the folder of all examples
 
 from distillkit.data import partition
-from distillkit.study import Records, Study, Task, curves, paired_differences, summary_table
+from distillkit.study import Records, Study, Task, paired_differences, summary_table
 from papers.fedlgd.candidates import SEARCH, candidates
 from papers.fedlgd.domains import AVERAGES, DOMAINS, digits, domain_table, draw
-from shared.data import own_task, refuse_unused
-from shared.options import command_line, number, parse_arguments
+from shared.data import own_task
+from shared.options import command_line, number, parse_arguments, refuse_unused
 from shared.paper import with_paper
 from shared.study import run_study
 
@@ -38,14 +38,14 @@ ablations have one seed, and the settings of FedLGD or FedAvg except for the cha
 
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {"domains": ["digits", "digits-m-like", "synthdigits-like"], "train": 200, "test": 60, "pixels": 16,
-        "rounds": 8, "width": 16, "depth": 2, "seeds": [0], "ipc": 2, "anchors": 2, "condense": 10, "refine": 3,
+        "rounds": 8, "width": 16, "depth": 2, "ipc": 2, "anchors": 2, "condense": 10, "refine": 3,
         "match": 5, "batch_real": 8, "noise": {"per_class": 10, "options": {"width": 8}}, "other_ipc": [4]},
     "cpu": {"domains": ["mnist", "usps", "mnistm", "synthdigits-like"], "train": 2000, "test": 500, "pixels": 16,
-        "rounds": 60, "width": 32, "depth": 2, "seeds": [0, 1, 2], "ipc": 10, "anchors": 10, "condense": 100,
+        "rounds": 60, "width": 32, "depth": 2, "ipc": 10, "anchors": 10, "condense": 100,
         "refine": 10, "match": 100, "batch_real": 32, "noise": {"per_class": 50, "options": {"width": 16}},
         "other_ipc": [5, 20]},
     "paper": {"domains": list(DOMAINS), "train": None, "test": None, "pixels": 28, "rounds": 100, "width": 128,
-        "depth": 3, "seeds": [0, 1, 2], "ipc": 50, "anchors": 10, "condense": 10_000, "refine": 100, "match": 500,
+        "depth": 3, "ipc": 50, "anchors": 10, "condense": 10_000, "refine": 100, "match": 500,
         "batch_real": 256, "noise": {}, "other_ipc": [10]},
 }  # fmt: skip
 
@@ -55,13 +55,12 @@ def task(o: argparse.Namespace) -> Task:
     options: dict[str, Any] = {"rounds": o.rounds, "factory_options": {"width": o.width, "depth": o.depth}}
     if o.pictures:
         return own_task(o, partition=partial(partition.dirichlet, clients=4, alpha=1.0), **options)
-    root = None if o.data is None else str(o.data.expanduser().resolve())
-    return Task("domains", partial(digits, tuple(o.domains), root, o.pixels, o.train, o.test), **options)
+    return Task("domains", partial(digits, tuple(o.domains), o.data, o.pixels, o.train, o.test), **options)
 
 
 def main(words: list[str] | None = None) -> None:
     """Run the example."""
-    parser = command_line(__doc__, out="runs/fedlgd", pictures=True)
+    parser = command_line(__doc__, out="runs/fedlgd", presets=PRESETS, pictures=True)
     add = parser.add_argument
     add("--domains", nargs="+", metavar="NAME", help="sources of digits, one per client; default: the preset's")
     add("--ipc", type=number(1), help="condensed images per class; default: the preset's")
@@ -70,9 +69,8 @@ def main(words: list[str] | None = None) -> None:
     add("--no-ablations", action="store_true", help="only the methods of Table 1")
     o = parse_arguments(parser, words)
     refuse_unused(parser, words, "with pictures of your own in --data", "--domains", unless=not o.pictures)
-    for name, value in PRESETS[o.preset].items():
-        most = o.steps if name in ("condense", "refine", "match") else None
-        setattr(o, name, getattr(o, name, None) or (min(value, most) if most else value))
+    for name in ("condense", "refine", "match"):
+        setattr(o, name, min(getattr(o, name), o.steps or getattr(o, name)))
     study = Study(o.out, asked := task(o), candidates(o), seeds=o.seeds)
     images = cache(asked.load)
     source = "Table 1, ConvNet, average of five domains with 10 images a class (50 where ours are 50)."
@@ -82,10 +80,8 @@ def main(words: list[str] | None = None) -> None:
         against = [paired_differences([r for r in records if r.method in SEARCH], base) for base in ("FedAvg", "VHL")]
         return [with_paper(table, AVERAGES[o.ipc == 50], source), *against, *domain_table(records, images(), o.ipc)]
 
-    records = run_study(study, o, tables, by=(), claim=CLAIM)
-    for by in ("round", "bytes_down", "client_seconds"):
-        curves([r for r in records if r.method in SEARCH], by=by).savefig(study.out / f"accuracy_by_{by}.png", dpi=150)
-    draw(records, asked, images(), study.out)
+    records = run_study(study, o, tables, by=("round", "bytes_down", "client_seconds"), main=SEARCH, claim=CLAIM)
+    draw(records, asked, images(), study.out / "sets.png")
 
 
 if __name__ == "__main__":

@@ -22,8 +22,6 @@ from fl.addons import FedDF, FedProx
 from fl.methods import ClippedCrossEntropy, SingleImage
 from fl.study import Federated
 
-__all__ = ["PAPER", "SOURCE", "SPACES", "ablations", "headline", "photograph"]
-
 SPACES = {"cifar10": Normalization([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616])}
 NOTHING = "No selection"
 CHOSEN = "Single image"
@@ -87,13 +85,8 @@ def single(
 
 def baseline(preset: Mapping[str, Any], addon: Any, factory: Any, task: Task, lr: float, server_lr: float) -> Method:
     """Return FedAvg with the same clients; `addon` maps the server's learning rate to the add-ons."""
-    options = {
-        "optimizer": "adam",
-        "lr": lr,
-        "objective": ClippedCrossEntropy(),
-        **clients(preset, task, factory, False),
-    }
-    return FedAvg(*addon(server_lr), **options)
+    options = clients(preset, task, factory, False)
+    return FedAvg(*addon(server_lr), optimizer="adam", lr=lr, objective=ClippedCrossEntropy(), **options)
 
 
 def headline(preset: Mapping[str, Any], image: Tensor, **shared: Any) -> dict[str, Federated]:

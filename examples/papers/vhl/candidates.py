@@ -17,8 +17,6 @@ from fl import AddOn, ClientOptimizer, FedAvg
 from fl.addons import SCAFFOLD, VFA, VFTL, VHL, FedNova, FedProx, NaiveVHL
 from fl.study import Federated
 
-__all__ = ["BASES", "PAPER", "SEARCH", "SOURCE", "candidates", "parse_split", "split_of"]
-
 SEARCH = {"FedAvg": grid(lr=[0.003, 0.01, 0.03, 0.1]), "FedAvg + VHL": grid(lr=[0.01, 0.03], calibration=[0.1, 1.0])}
 BASES = ("FedProx", "SCAFFOLD", "FedNova")
 PAPER = {
@@ -33,15 +31,6 @@ PAPER = {
     },
 }  # fmt: skip
 SOURCE = "Tables 1, 2 and 6: best of 1,000 rounds of a ResNet-18 on all images, with five of ten clients in each round."
-
-
-def parse_split(text: str) -> str:
-    """Parse a split: the alpha of a Dirichlet distribution, "two-classes", or "clusters"."""
-    if text in ("two-classes", "clusters"):
-        return text
-    if not 0 < float(text) < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be two-classes, clusters or an alpha above 0, got {text}")
-    return f"{float(text):g}"
 
 
 def split_of(name: str) -> Callable[..., list[Tensor]]:
