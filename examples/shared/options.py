@@ -115,6 +115,11 @@ def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str] | None
     return found
 
 
+def given_options(words: Sequence[str] | None) -> list[str]:
+    """Return the options that a list of words (default: the command line) names."""
+    return [word.partition("=")[0] for word in (sys.argv[1:] if words is None else words)]
+
+
 def refuse_unused(
     parser: argparse.ArgumentParser, words: Sequence[str] | None, why: str, *options: str, unless: object = False
 ) -> None:
@@ -127,6 +132,6 @@ def refuse_unused(
         options: the ignored options, such as "--epsilon".
         unless: condition under which the options have an effect; if true, the function does nothing.
     """
-    named = [word.partition("=")[0] for word in (sys.argv[1:] if words is None else words)]
-    if (given := [option for option in options if option in named]) and not unless:
-        parser.error(f"{given[0]} has no effect {why}; omit it")
+    unused = [option for option in options if option in given_options(words)]
+    if unused and not unless:
+        parser.error(f"{unused[0]} has no effect {why}; omit it")

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from matplotlib.figure import Figure
 
 from distillkit.serialization import to_config
 from distillkit.study import Records, read_records, write_records
@@ -113,7 +114,7 @@ def test_user_images_have_equally_many_virtual_and_real_classes(
 ) -> None:
     names = ("north", "south", "west")
     places = [str(folder(tmp_path / name, 60 * i, classes=("cat", "cow", "dog"))) for i, name in enumerate(names)]
-    monkeypatch.setattr(script, "curves", lambda *_, **__: type("Figure", (), {"savefig": lambda *_, **__: None}))
+    monkeypatch.setattr("shared.study.curves", lambda *_, **__: Figure())
     monkeypatch.setattr(script, "sets_sent", lambda *_, **__: None)
     script.main([*TINY, "--size", "16", "--data", *places, "--out", str(tmp_path / "out")])
     record = next(r for r in read_records(tmp_path / "out") if r.method == "FedAvg + VHL")

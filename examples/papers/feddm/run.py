@@ -27,7 +27,7 @@ from papers.feddm.candidates import COSTS, PAPER, PRESETS, SOURCE, ablations, he
 from papers.feddm.private import CLIENTS, CLOSING, DATASETS, PRIVATE, PRIVATE_COSTS, TITLES, private_study
 from shared.data import own_task, require_data
 from shared.datasets import load_part
-from shared.options import command_line, number, parse_arguments, refuse_unused, split_type
+from shared.options import command_line, given_options, number, parse_arguments, refuse_unused, split_type
 from shared.paper import sets_sent, settings_of, with_paper
 from shared.study import run_study
 
@@ -43,7 +43,7 @@ FedProx. FedDM's variants differ from it only as their names say. Settings were 
 
 def arguments(words: list[str] | None) -> Any:
     """Return the options of the command line, with the preset's values as defaults."""
-    presets = PRIVATE if "--dp" in (sys.argv if words is None else words) else PRESETS
+    presets = PRIVATE if "--dp" in given_options(words) else PRESETS
     parser = command_line(__doc__, out="runs/feddm", presets=presets, pictures=True)
     add = parser.add_argument
     add("--dataset", nargs="+", choices=["digits", "mnist", "fashionmnist", "cifar10"], help="default: the preset's")
