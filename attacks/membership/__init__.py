@@ -21,11 +21,11 @@ from attacks.membership.nearest import nearest
 from attacks.membership.pipeline import Pipeline, Scorer, model_scorer
 from attacks.membership.rmia import rmia
 from attacks.membership.scores import loss, margin, stable_logit
-from attacks.membership.shadow_models import BACKENDS, Cost, estimate_cost, halves, run_shadows
+from attacks.membership.shadow_models import Cost, estimate_cost, halves, run_shadows
 from attacks.membership.shadow_scores import ShadowScores, Target
 
 __all__ = [
-    "BACKENDS", "SHADOW_ATTACKS", "VARIANCES", "Attack", "AttackResult", "CanaryAttack", "Cost", "Pipeline",
+    "SHADOW_ATTACKS", "VARIANCES", "Attack", "AttackResult", "CanaryAttack", "Cost", "Pipeline",
     "Scorer", "ShadowScores", "Target", "canary_attack", "estimate_cost", "gradient_kde", "gradient_norm", "halves",
     "label_only", "leave_one_out", "lira", "loss", "margin", "model_scorer", "nearest", "plant_canaries", "rmia",
     "run_shadows", "shadow_classifier", "stable_logit",

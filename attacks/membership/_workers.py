@@ -1,26 +1,20 @@
-"""Training of shadow models in threads or processes."""
+"""Training of shadow models in threads, or by an executor."""
 
 from __future__ import annotations
 
 import pickle
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
-from typing import Literal, NamedTuple, get_args
+from concurrent.futures import Executor, as_completed
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from attacks.membership.pipeline import Pipeline, RunScores, score_run
-from distillkit._utils.processes import exit_with_parent
 from distillkit._utils.threads import create_thread_pool
 
-__all__ = ["BACKENDS", "Backend", "Job", "fit_first", "fit_shadows", "require_sendable"]
-
-Backend = Literal["threads", "processes"]
-BACKENDS = get_args(Backend)
-"""Allowed values of the option `backend` of `run_shadows`."""
+__all__ = ["Job", "fit_first", "fit_shadows", "require_sendable"]
 
 
 class Job(NamedTuple):
@@ -38,7 +32,7 @@ class Job(NamedTuple):
 
 
 def fit_shadows(
-    pipeline: Pipeline, jobs: Sequence[Job], workers: int, backend: Backend
+    pipeline: Pipeline, jobs: Sequence[Job], workers: int, executor: Executor | None
 ) -> Iterator[tuple[int, RunScores]]:
     """Train shadow models in parallel, and yield a pair of index and scores for each model as soon as it is finished.
 
@@ -47,36 +41,41 @@ def fit_shadows(
     Args:
         pipeline: pipeline that trains a model on some of its records.
         jobs: shadow models to train.
-        workers: number of models that are trained at the same time.
-        backend: "threads" or "processes"; see `run_shadows`.
+        workers: number of threads that train models at the same time.
+        executor: executor that trains the models instead of threads; see `run_shadows`.
     """
-    if jobs and backend == "threads":
+    if jobs and executor is None:
         first, *jobs = jobs
         found, drew = fit_first(pipeline, first)
         yield first.number, found
         if drew and workers > 1 and jobs:
             warnings.warn(
                 "fit draws from torch's global generator, which several threads share: the shadows are valid but not "
-                "reproducible. Draw from seed, or use backend='processes' or workers=1",
+                "reproducible. Draw from seed, or use an executor or workers=1",
                 UserWarning,
                 stacklevel=3,
             )
     if not jobs:
         return
     failed: BaseException | None = None
-    with _pool(pipeline, workers, backend) as pool:
-        running = {_submit(pool, pipeline, job, workers, backend): job.number for job in jobs}
-        try:
-            for done in as_completed(running):
-                error = None if done.cancelled() else done.exception()
-                if error is not None and failed is None:
-                    failed = _add_note(error, running[done])
-                    for other in running:
-                        other.cancel()
-                elif error is None and not done.cancelled():
-                    yield running[done], done.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    pool = executor or create_thread_pool(workers, "shadow")
+    # only a single thread can use torch's seeded global generator
+    fit = _fit_in_worker if executor is not None else _fit_seeded if workers == 1 else score_run
+    running = {pool.submit(fit, pipeline, job.inside, job.seed): job.number for job in jobs}
+    try:
+        for done in as_completed(running):
+            error = None if done.cancelled() else done.exception()
+            if error is not None and failed is None:
+                failed = _add_note(error, running[done])
+                for other in running:
+                    other.cancel()
+            elif error is None and not done.cancelled():
+                yield running[done], done.result()
+    finally:
+        for future in running:
+            future.cancel()
+        if executor is None:
+            pool.shutdown()
     if failed is not None:
         raise failed
 
@@ -91,7 +90,7 @@ def fit_first(pipeline: Pipeline, job: Job) -> tuple[RunScores, bool]:
     Returns:
         The scores of the records under the trained model, and whether the global generator was used.
     """
-    with _pool(pipeline, 1, "threads") as pool:
+    with create_thread_pool(1, "shadow") as pool:
         try:
             return pool.submit(_fit_and_detect_draws, pipeline, job.inside, job.seed).result()
         except Exception as error:
@@ -102,19 +101,6 @@ def fit_first(pipeline: Pipeline, job: Job) -> tuple[RunScores, bool]:
 def _add_note(error: BaseException, number: int) -> BaseException:
     error.add_note(f"raised in shadow {number}")
     return error
-
-
-def _submit(pool: Executor, pipeline: Pipeline, job: Job, workers: int, backend: Backend) -> Future[RunScores]:
-    if backend == "processes":
-        return pool.submit(_fit_in_worker, job.inside.numpy(), job.seed)
-    # only a single thread can use torch's seeded global generator
-    return pool.submit(_fit_seeded if workers == 1 else score_run, pipeline, job.inside, job.seed)
-
-
-def _pool(pipeline: Pipeline, workers: int, backend: Backend) -> Executor:
-    if backend == "processes":
-        return ProcessPoolExecutor(workers, get_context("spawn"), initializer=_start_worker, initargs=(pipeline,))
-    return create_thread_pool(workers, "shadow")
 
 
 def _fit_and_detect_draws(pipeline: Pipeline, inside: Tensor, seed: int) -> tuple[RunScores, bool]:
@@ -128,17 +114,9 @@ def _fit_seeded(pipeline: Pipeline, inside: Tensor, seed: int) -> RunScores:
     return _fit_and_detect_draws(pipeline, inside, seed)[0]
 
 
-_worker_pipeline: list[Pipeline] = []
-
-
-def _start_worker(pipeline: Pipeline) -> None:
-    exit_with_parent()
+def _fit_in_worker(pipeline: Pipeline, inside: Tensor, seed: int) -> RunScores:
     torch.set_num_threads(1)
-    _worker_pipeline[:] = [pipeline]
-
-
-def _fit_in_worker(inside: object, seed: int) -> RunScores:
-    return _fit_seeded(_worker_pipeline[0], torch.as_tensor(inside), seed)
+    return _fit_seeded(pipeline, inside, seed)
 
 
 def require_sendable(pipeline: Pipeline) -> None:
@@ -151,6 +129,6 @@ def require_sendable(pipeline: Pipeline) -> None:
         pickle.dumps(pipeline.fit)
     except Exception as error:
         raise ValueError(
-            "backend='processes' needs a picklable fit, a function of a module or an instance of a module's class "
-            f"({str(error).splitlines()[0]}); use backend='threads' for closures and notebooks"
+            "executor needs a picklable fit, a function of a module or an instance of a module's class "
+            f"({str(error).splitlines()[0]}); leave executor out for closures and notebooks"
         ) from error

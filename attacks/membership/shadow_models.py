@@ -6,20 +6,21 @@ import hashlib
 import math
 import os
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from attacks.membership._shadow_folder import FORMAT, open_shadow_folder, write_shadow
-from attacks.membership._workers import BACKENDS, Backend, Job, fit_first, fit_shadows, require_sendable
+from attacks.membership._workers import Job, fit_first, fit_shadows, require_sendable
 from attacks.membership.pipeline import Pipeline, RunScores
 from attacks.membership.shadow_scores import ShadowScores
 from distillkit._utils import check
 from distillkit._utils.progress import bar
 from distillkit.rng import derive
 
-__all__ = ["BACKENDS", "Cost", "estimate_cost", "halves", "run_shadows"]
+__all__ = ["Cost", "estimate_cost", "halves", "run_shadows"]
 
 
 def halves(count: int, records: int, seed: int) -> Tensor:
@@ -120,7 +121,7 @@ def run_shadows(
     out: str | os.PathLike[str] | None = None,
     seed: int = 0,
     workers: int = 1,
-    backend: Backend = "threads",
+    executor: Executor | None = None,
     progress: bool = True,
 ) -> ShadowScores:
     """Train shadow models by running a pipeline on `count` random halves of its records, and score all records.
@@ -137,10 +138,10 @@ def run_shadows(
         count: number of shadow models, even, at least 4. Each of them can also be attacked as a target.
         out: folder for the scores of the shadow models; None keeps them in memory only.
         seed: seed of the halves, and of the seeds that are passed to the pipeline's function `fit`.
-        workers: number of shadow models that are trained at the same time, each on one intra-op thread.
-        backend: "threads" runs the workers as threads of this process. "processes" starts a process for each worker,
-            which is faster if `fit` spends much time in Python code. `fit` must then be importable: a function of a
-            module, not a closure.
+        workers: number of shadow models that threads train at the same time, each on one intra-op thread.
+        executor: a `concurrent.futures.Executor` with processes that train the models instead, such as
+            `distillkit.study.worker_pool(4)` or that of a cluster. It is faster if `fit` spends much time in Python
+            code. `fit` must be importable there: a function of a module, not a closure.
         progress: whether to show a progress bar with the time per shadow model.
 
     Returns:
@@ -150,22 +151,23 @@ def run_shadows(
 
     Raises:
         TypeError, ValueError: an argument is out of range; the shadow models in `out` were made with other settings;
-            `fit` cannot be sent to processes; or `fit` returns no scorers (functions that score records), or scorers
+            `fit` cannot be sent to the executor; or `fit` returns no scorers (functions that score records), or scorers
             with other names than in an earlier call, or a scorer returns scores that are not finite.
         InUse: another process uses `out`.
     """
     workers = check.positive_int(workers, "workers")
-    check.one_of(backend, "backend", BACKENDS)
+    if executor is not None:
+        check.instance(executor, Executor, "executor", "a concurrent.futures.Executor")
     check.boolean(progress, "progress")
     design = _Design(pipeline, count, seed)
-    if backend == "processes":
+    if executor is not None:
         require_sendable(pipeline)
     with (
         open_shadow_folder(out, design.facts(), count) as done,
         bar(count, "shadows", unit="shadow", progress=progress, done=len(done)) as shown,
     ):
         missing = [design.job(number) for number in range(count) if number not in done]
-        for number, one in fit_shadows(pipeline, missing, workers, backend):
+        for number, one in fit_shadows(pipeline, missing, workers, executor):
             done[number] = one
             write_shadow(out, number, one)
             shown.update()

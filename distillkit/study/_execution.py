@@ -9,7 +9,7 @@ import tempfile
 import time
 import traceback
 import uuid
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -166,13 +166,12 @@ class SerializedRun:
     spec: Mapping[str, Any]
     names: Mapping[str, Any]
 
-    def attempt(self, options: Mapping[str, Any], key: str) -> dict[str, Any] | Exception | None:
+    def attempt(self, options: Mapping[str, Any], key: str) -> dict[str, Any] | Exception:
         """Execute the run in this worker process; see `attempt`. A new `key` tells an executor that the call is new."""
         try:
-            run = self._prepare()
+            outcome = attempt(self._prepare(), self.out, options)
         except Exception as error:
-            return error
-        outcome = attempt(run, self.out, options)
+            outcome = error
         if isinstance(outcome, Exception):
             outcome.add_note("".join(traceback.format_exception(outcome)))  # which is not sent with an error
         return outcome
@@ -266,39 +265,35 @@ def run_all(
 
     A run that another call executes in this folder is left to that call. A run whose worker is lost is continued once.
     """
-    waiting, running = deque(specs), dict[Any, RunSpec]()
-    losses, errors, begun = Counter[str](), dict[str, Exception](), False
+    waiting, running, losses, begun = deque(specs), dict[Any, RunSpec](), dict[str, list[Exception]](), False
     try:
         while waiting or running:
+            if begun and not running and options["deadline"] is not None and time.time() >= options["deadline"]:
+                raise OutOfTime(f"{waiting[0].run} was not started, because the deadline has passed")
             for _ in range(len(waiting)):
                 spec = waiting.popleft()
                 if (summary := out / spec.folder / "summary.json").exists():
                     yield spec, read_json(summary)
-                elif begun and not running and options["deadline"] is not None and time.time() >= options["deadline"]:
-                    raise OutOfTime(f"{spec.run} was not started, because the deadline has passed")
                 elif _is_claimed(out, spec):
                     waiting.append(spec)
                 else:
                     running[_submit(executor, prepare(spec), out, options)] = spec
                     if executor is None:
                         break
-            begun = True
-            ended = [future for future in running if future.done()]
+            ended, begun = [future for future in running if future.done()], True
             for future in ended:
                 spec = running.pop(future)
                 try:
                     outcome = future.result()
                 except Exception as error:  # a run returns its own errors, so the executor has lost the run
-                    losses[spec.run] += 1
-                    if losses[spec.run] < _ATTEMPTS:
+                    losses.setdefault(spec.run, []).append(error)
+                    if len(losses[spec.run]) < _ATTEMPTS:
                         waiting.append(spec)
-                    else:
-                        errors[spec.run] = error
                     continue
-                if isinstance(outcome, Exception):
-                    raise outcome
-                if outcome is None:
+                if isinstance(outcome, InUse):
                     waiting.append(spec)
+                elif isinstance(outcome, Exception):
+                    raise outcome
                 else:
                     yield spec, outcome
             if not ended:
@@ -310,26 +305,22 @@ def run_all(
         while isinstance(stop, OutOfTime) and not all(future.done() for future in running):
             time.sleep(_INTERVAL)  # until the other runs have saved their states
         raise
-    if errors:
-        cause = next(iter(errors.values()))
+    if killed := sorted(run for run, errors in losses.items() if len(errors) == _ATTEMPTS):
+        cause = losses[killed[0]][-1]
         raise WorkerKilled(
-            f"the workers of {', '.join(sorted(errors))} were killed, perhaps for lack of memory, or cannot import "
+            f"the workers of {', '.join(killed)} were killed, perhaps for lack of memory, or cannot import "
             f"what these runs use ({type(cause).__name__}: {cause}); all other runs are finished. Let them use less "
             "memory (fewer workers, a smaller batch or chunk), or install your modules there, and run the study again"
         ) from cause
 
 
-def attempt(run: PreparedRun, out: Path, options: Mapping[str, Any]) -> dict[str, Any] | Exception | None:
-    """Execute a run unless another process executes it (None), and return its summary, or the error that it raised."""
-    with contextlib.ExitStack() as claimed:
-        try:
-            claimed.enter_context(_claim(out, run.spec))
-        except InUse:
-            return None
-        try:
+def attempt(run: PreparedRun, out: Path, options: Mapping[str, Any]) -> dict[str, Any] | Exception:
+    """Execute a run, and return its summary or error. The error is `InUse` if another process executes the run."""
+    try:
+        with _claim(out, run.spec):
             return run.execute(out, **options)
-        except Exception as error:
-            return error
+    except Exception as error:
+        return error
 
 
 def _claim(out: Path, spec: RunSpec) -> AbstractContextManager[None]:

@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of all examples
 
 from attacks.membership import estimate_cost, run_shadows
+from distillkit.study import worker_pool
 from membership.pipelines import NUMBERS, ROWS, pipeline
 from membership.results import Line, result_lines
 from membership.tables import TABLES, table
@@ -64,8 +66,8 @@ def run(row: str, o: Any, seed: int, facts: Line) -> list[Line]:
         lines = [{"row": row, "kind": TRANSCRIPT, **demo(o.preset, seed), **facts}]
     else:
         facts |= {"cpu_seconds": cost(folder, row, o.preset, o.shadows, seed), "shadows": o.shadows}
-        place: Any = "threads" if o.workers == 1 else "processes"
-        found = run_shadows(pipeline(row, o.preset), o.shadows, out=folder, seed=seed, workers=o.workers, backend=place)
+        with nullcontext() if o.workers == 1 else worker_pool(o.workers) as pool:
+            found = run_shadows(pipeline(row, o.preset), o.shadows, out=folder, seed=seed, executor=pool)
         lines = result_lines(row, found, {**facts, "numbers": numbers})
     write(kept, lines)
     return lines

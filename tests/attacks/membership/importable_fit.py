@@ -16,3 +16,8 @@ def fit(indices: Tensor, seed: int) -> Mapping[str, Callable[[Tensor, Tensor], T
     """Return a 'model': the mean of its records plus noise."""
     mean = IMAGES[indices].mean(0) + 0.01 * torch.randn(1, 4, 4, generator=derive(seed))
     return {"model": lambda x, y: (x * mean).flatten(1).sum(1) + y, "both": lambda x, y: (x * mean).flatten(1)[:, :3]}
+
+
+def unfit(indices: Tensor, seed: int) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]:
+    """Fail in a worker process."""
+    raise ValueError("no shadow fits")

@@ -35,7 +35,8 @@ from attacks.membership import (
 )
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
-from tests.attacks.membership.importable_fit import IMAGES, fit
+from distillkit.study import worker_pool
+from tests.attacks.membership.importable_fit import IMAGES, fit, unfit
 from tests.refused import refused
 
 LABELS = torch.arange(20) % 2
@@ -123,19 +124,24 @@ def test_shadows_contain_the_pipelines_scores() -> None:
     assert not same(found, run_shadows(pipeline(), 4, seed=4, progress=False))
 
 
-@pytest.mark.parametrize(("workers", "where"), [(3, "threads"), (1, "processes")])
-def test_number_of_workers_changes_nothing(workers: int, where: Any) -> None:
+def test_number_of_workers_changes_nothing() -> None:
     there: set[str] = set()
 
     def closure(indices: Tensor, seed: int) -> Any:
         there.add(threading.current_thread().name)
         return fit(indices, seed)
 
-    run = fit if where == "processes" else closure
-    assert same(
-        run_shadows(pipeline(), 4, progress=False), run_shadows(pipeline(run), 4, workers=workers, backend=where)
-    )
-    assert where == "processes" or all(name.startswith("shadow") for name in there)
+    alone = run_shadows(pipeline(), 4, progress=False)
+    assert same(alone, run_shadows(pipeline(closure), 4, workers=3))
+    assert all(name.startswith("shadow") for name in there)
+    with worker_pool(1) as pool:
+        pool.submit(torch.set_num_threads, 2).result()
+        assert same(alone, run_shadows(pipeline(), 4, executor=pool, progress=False))
+        assert pool.submit(torch.get_num_threads).result() == 1
+        with pytest.raises(ValueError, match="no shadow fits") as caught:
+            run_shadows(pipeline(unfit), 6, executor=pool, progress=False)
+        assert pool.submit(int).result() == 0  # it is still open
+    assert caught.value.__notes__[-1] == "raised in shadow 0"
 
 
 def test_interrupted_run_resumes_and_shadows_can_be_added(tmp_path: Path) -> None:
@@ -255,7 +261,7 @@ def test_fit_with_global_draws_is_seeded_or_warned_of() -> None:
         run_shadows(pipeline(), 4, workers=2, progress=False)
     assert same(once, again)
     assert len(once.scores["model"][:, 0].unique()) == 4
-    with pytest.warns(UserWarning, match=r"global generator.*backend='processes' or workers=1"):
+    with pytest.warns(UserWarning, match=r"global generator.*an executor or workers=1"):
         run_shadows(pipeline(careless), 4, workers=2, progress=False)
     torch.set_rng_state(before)
 
@@ -406,10 +412,10 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: halves(5, 10, 0), "count must be even because shadows come in pairs of complements, got 5"),
     (lambda: run_shadows(pipeline(), 2), "count must be at least 4"),
     (lambda: run_shadows(fit, 4), "pipeline must be a Pipeline"),  # type: ignore[arg-type]
-    (lambda: run_shadows(pipeline(), 4, backend="cluster"), "backend must be one of 'threads', 'processes'"),  # type: ignore[arg-type]
+    (lambda: run_shadows(pipeline(), 4, executor="cluster"), "executor must be a concurrent.futures.Executor"),  # type: ignore[arg-type]
     (
-        lambda: run_shadows(pipeline(lambda i, s: fit(i, s)), 4, backend="processes"),
-        "use backend='threads' for closures",
+        lambda: run_shadows(pipeline(lambda i, s: fit(i, s)), 4, executor=worker_pool(1)),
+        "leave executor out for closures",
     ),
     (lambda: run_shadows(pipeline(lambda i, s: None), 4), "fit must return scorers by name.* got NoneType"),
     (lambda: run_shadows(pipeline(lambda i, s: {}), 4), "got an empty mapping"),
