@@ -56,10 +56,11 @@ def test_numbers_are_compared_by_their_kind(printed: str, page: str, expected: b
 @pytest.mark.slow
 def test_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     script = load_script("docs/scripts/tutorial.py")
-    printed, warned = script.walked(tmp_path)
+    page = PAGE.read_text(encoding="utf-8")
+    printed, warned = script.walked(tmp_path, page)
     assert "Warning" not in warned
-    for one, said in zip(script.statements(), printed, strict=True):
-        wanted = one.want.replace("<BLANKLINE>", "")
+    for one, said in zip(script.statements(page), printed, strict=True):
+        wanted = one.want
         assert len(said.splitlines()) == len(wanted.splitlines()), one.source
         assert same(said, wanted), f"{one.source}\n{said}\nis not\n{wanted}\nrun python docs/scripts/tutorial.py"
     for made in ("small.png", "curves.png", "runs/sites/sites-feddm-0/report/report.html"):
@@ -76,7 +77,7 @@ def plain_pytorch(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as without:
         for name in ("distillkit", "fl", "attacks"):
             without.setitem(sys.modules, name, None)
-        exec("".join(one.source for one in script.DocTestParser().get_examples(page)), {})
+        exec("".join(one.source for one in script.statements(page)), {})
 
 
 def on_flower(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

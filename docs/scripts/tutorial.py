@@ -8,26 +8,47 @@ of the page.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from doctest import DocTestParser, Example
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "tutorial.md"
+_BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 _NEXT = "\x1e"
 """Printed after each statement, so that what it printed can be told from what the next one did."""
 
 
-def statements(page: Path = PAGE) -> list[Example]:
-    """Return the statements of the page with the output that follows each."""
-    return DocTestParser().get_examples(page.read_text(encoding="utf-8"))
+@dataclass(frozen=True)
+class Statement:
+    """A statement of the page, and what it prints, which follows it there as a comment."""
+
+    source: str
+    want: str
 
 
-def walked(folder: Path, page: Path = PAGE) -> tuple[list[str], str]:
+def statements(page: str) -> list[Statement]:
+    """Return the statements of a page, or of a part of it."""
+    return [one for block in _BLOCK.findall(page) for one in _split(block)]
+
+
+def _split(block: str) -> list[Statement]:
+    lines, found = block.splitlines(), []
+    nodes = ast.parse(block).body
+    ends = [*(node.lineno - 1 for node in nodes[1:]), len(lines)]
+    for node, end in zip(nodes, ends):
+        start, stop = node.lineno - 1, int(node.end_lineno or 0)
+        printed = [line.removeprefix("#").removeprefix(" ") for line in lines[stop:end] if line.startswith("#")]
+        found.append(Statement("\n".join(lines[start:stop]) + "\n", "".join(f"{line}\n" for line in printed)))
+    return found
+
+
+def walked(folder: Path, page: str) -> tuple[list[str], str]:
     """Run all statements as `walk.py` in an empty folder; return the output of each, and stderr.
 
     Raises:
@@ -45,23 +66,23 @@ def walked(folder: Path, page: Path = PAGE) -> tuple[list[str], str]:
 
 
 def filled(page: str, printed: list[str]) -> str:
-    """Return the page with the output below each statement; empty lines as doctest writes them."""
-    parser, parts, outputs = DocTestParser(), [], iter(printed)
-    for block in re.split(r"(```python\n.*?```)", page, flags=re.DOTALL):
-        examples = parser.get_examples(block) if block.startswith("```python\n>>> ") else []
-        if not examples:
-            parts.append(block)
-            continue
-        lines = []
-        for one in examples:
-            first, *rest = one.source.rstrip("\n").split("\n")
-            lines += [f">>> {first}", *(f"... {line}".rstrip() for line in rest)]
-            lines += [line or "<BLANKLINE>" for line in next(outputs).rstrip("\n").splitlines()]
-        parts.append("```python\n" + "\n".join(lines) + "\n\n```")
-    return "".join(parts)
+    """Return the page with the output below each statement."""
+    outputs = iter(printed)
+
+    def block(found: re.Match[str]) -> str:
+        lines, parts, last = found[1].splitlines(), list[str](), 0
+        for one in _split(found[1]):
+            source = one.source.rstrip("\n").splitlines()
+            start = next(i for i in range(last, len(lines)) if lines[i : i + len(source)] == source)
+            parts += [line for line in lines[last:start] if not line.startswith("#")] + source
+            parts += [f"# {line}".rstrip() for line in next(outputs).rstrip("\n").splitlines()]
+            last = start + len(source)
+        return "```python\n" + "\n".join(parts) + "\n```"
+
+    return _BLOCK.sub(block, page)
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as empty:
-        said, _ = walked(Path(empty))
+        said, _ = walked(Path(empty), PAGE.read_text(encoding="utf-8"))
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), said), encoding="utf-8")
