@@ -53,6 +53,15 @@ def test_numbers_are_compared_by_their_kind(printed: str, page: str, expected: b
     assert same(printed, page) is expected
 
 
+def test_statements_are_all_lines_of_the_page_but_output() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    lines = [line for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
+    script = load_script("docs/scripts/tutorial.py")
+    found = [line for one in script.statements(page) for line in one.source.splitlines()]
+    assert [line for line in found if line] == [line for line in lines if line and not line.startswith("#")]
+    assert script.filled(page, [one.want for one in script.statements(page)]) == page
+
+
 @pytest.mark.slow
 def test_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     script = load_script("docs/scripts/tutorial.py")

@@ -40,9 +40,9 @@ def statements(page: str) -> list[Statement]:
 def _split(block: str) -> list[Statement]:
     lines, found = block.splitlines(), []
     nodes = ast.parse(block).body
-    ends = [*(node.lineno - 1 for node in nodes[1:]), len(lines)]
-    for node, end in zip(nodes, ends):
-        start, stop = node.lineno - 1, int(node.end_lineno or 0)
+    starts = [min(one.lineno for one in (node, *getattr(node, "decorator_list", ()))) - 1 for node in nodes]
+    for node, start, end in zip(nodes, starts, [*starts[1:], len(lines)]):
+        stop = int(node.end_lineno or 0)
         printed = [line.removeprefix("#").removeprefix(" ") for line in lines[stop:end] if line.startswith("#")]
         found.append(Statement("\n".join(lines[start:stop]) + "\n", "".join(f"{line}\n" for line in printed)))
     return found
