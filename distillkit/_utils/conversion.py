@@ -263,14 +263,23 @@ def channels_first(images: Tensor, name: str, *, array: bool) -> Tensor:
     return images
 
 
-def _names_of(source: object, label: str | None) -> tuple[tuple[str, ...], Literal["dataset", "folders"]]:
-    """Return the names of the classes of a dataset, or (), and what these are names of."""
+def _inner(source: Any) -> Any:
+    """Return the dataset inside of subsets and loaders."""
     while (inner := getattr(source, "dataset", None)) is not None:
         source = inner
-    features = getattr(source, "features", None)
-    names = getattr(source, "classes", None)
-    if isinstance(features, Mapping) and label is not None:
-        names = getattr(features.get(label), "names", None)
+    return source
+
+
+def _types(source: Any) -> Mapping[str, Any]:
+    """Return the types that Hugging Face declares for columns, or none."""
+    features = getattr(_inner(source), "features", None)
+    return features if isinstance(features, Mapping) else {}
+
+
+def _names_of(source: object, label: str) -> tuple[tuple[str, ...], Literal["dataset", "folders"]]:
+    """Return the names of the classes of a dataset, or (), and what these are names of."""
+    types, source = _types(source), _inner(source)
+    names = getattr(types[label], "names", None) if label in types else getattr(source, "classes", None)
     found = tuple(names) if isinstance(names, list | tuple) and all(isinstance(n, str) for n in names) else ()
     return found, "folders" if callable(getattr(source, "find_classes", None)) else "dataset"  # as ImageFolder
 
@@ -349,7 +358,7 @@ def read(
             shown.update()
     if not images:
         raise ValueError(f"{name} must hold at least one item, got an empty {type(source).__name__}")
-    names, origin = _names_of(source, None if chosen is None else chosen[1])
+    names, origin = _names_of(source, chosen[1] if chosen else "")
     names = tuple(class_names) or names
     if all(isinstance(one, Tensor) for one in labels):
         return Found(torch.stack(images), torch.stack(labels), names, origin)
@@ -361,14 +370,11 @@ def _image_and_label(
     source: Any, row: Mapping[str, Any], image: str | None, label: str | None, name: str
 ) -> tuple[str, str]:
     """Return the columns of the image and of the label of a row."""
-    while (inner := getattr(source, "dataset", None)) is not None:
-        source = inner
-    features = getattr(source, "features", None)
-    kinds = {key: type(one).__name__ for key, one in features.items()} if isinstance(features, Mapping) else {}
-    pictures = [key for key in row if kinds.get(key) == "Image"] or [key for key, v in row.items() if _is_image(v)]
+    kinds = {key: type(one).__name__ for key, one in _types(source).items()}
+    pictures = [key for key in kinds if kinds[key] == "Image"] or [key for key, v in row.items() if _is_image(v)]
     call = f'LabeledImages.from_dataset({name}, image="...", label="...")'
     image = column(image, "image", row, pictures, IMAGE_COLUMNS, call)
-    typed = [key for key in row if kinds.get(key) == "ClassLabel"]
+    typed = [key for key in kinds if kinds[key] == "ClassLabel"]
     if not typed and len(row) == 2:
         typed = [key for key in row if key != image]
     return image, column(label, "label", row, typed, LABEL_COLUMNS, call)

@@ -6,7 +6,6 @@ from distillkit.data.datasets import DATASETS, NAMES, load, open_dataset
 from distillkit.data.domains import as_domains, load_domains
 from distillkit.data.lookalike_digits import mnist_m_like, synth_digits_like
 from distillkit.data.readers.cifar10c import CORRUPTIONS, load_cifar10c
-from distillkit.data.readers.client_arrays import load_client_arrays
 from distillkit.data.readers.folder import load_folder, open_folder
 from distillkit.data.readers.npz import load_npz, open_npz
 from distillkit.data.readers.table import load_table, open_table
@@ -24,7 +23,6 @@ __all__ = [
     "clients",
     "load",
     "load_cifar10c",
-    "load_client_arrays",
     "load_domains",
     "load_folder",
     "load_npz",

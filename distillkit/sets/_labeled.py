@@ -784,6 +784,8 @@ def set_from_source(
         convert, options: options of `conversion.read`.
     """
     given = checked_class_names(class_names)
+    if normalization is not None:
+        Normalization.require(normalization)
     found = conversion.read(source, name, class_names=given, convert=convert, **options)
     images = conversion.as_tensor(found.images, name)
     if not isinstance(images, Tensor):

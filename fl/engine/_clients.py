@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from distillkit._utils import conversion
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 from distillkit.sets._validation import require_same_order
 
@@ -52,12 +51,6 @@ def read_set(given: Any, name: str, progress: bool) -> LabeledImages:
     """Convert a user's argument to a `LabeledImages`, whose images are in memory."""
     if isinstance(given, LabeledImages):
         return given
-    conversion.require_in_memory(given, name)
-    if not conversion.is_labeled_source(given):
-        raise TypeError(
-            f"{name} must be a LabeledImages, a Dataset, or a pair of images and labels, got {type(given).__name__}; "
-            "create a set with LabeledImages(images, labels, num_classes=..., normalization=...)"
-        )
     return as_set(given, name=name, progress=progress)
 
 

@@ -345,6 +345,16 @@ def test_a_few_rows_stay_channels(side: int) -> None:
     assert many.shape == (2 * side, 8, 1)
 
 
+def test_a_dataset_of_rows_may_name_its_classes() -> None:
+    class Named(Lazy):
+        classes = ("ape", "bat", "cat", "dog")
+
+        def __getitem__(self, index: int) -> Any:
+            return {"image": self.images[index], "label": self.labels[index]}
+
+    assert (as_set(Named()).class_names, as_set(DataLoader(Named())).num_classes) == (Named.classes, 4)
+
+
 def test_columns_sizes_and_names_are_chosen() -> None:
     rows = [{"a": one, "b": other, "x": k, "y": 5} for one, other, k in zip(PICTURES, PICTURES[::-1], WORDS)]
     names = ("eel", "dog", "cat", "fox")

@@ -832,7 +832,8 @@ NOT_CALLED = {
     "report": "reads a run's folder, whose oddities are `attacks/test_reporting.py`",
     "read_transcript": "reads files, whose oddities are `attacks/test_transcript.py`",
     "load_cifar10c": "reads files, whose oddities are `data/test_cifar10c.py`",
-    "load_client_arrays": "reads files, whose oddities are `data/test_client_arrays.py`",
+    "load_table": "reads files, whose oddities are `data/test_table.py`",
+    "open_table": "reads files, whose oddities are `data/test_table.py`",
     **dict.fromkeys(("load_state", "save_state"), "read and write files: `condense/test_state.py`"),
     **dict.fromkeys(
         ("Attack", "Defence", "ObservedMessage", "Prior", "Scorer"),
@@ -876,6 +877,8 @@ ACCEPTED: Listed = {
     ("at_threshold", "*", "bool"): "the truth in other words",
     ("Audit", "mechanism", "unknown"): "words for the reader",
     ("LabeledImages", "class_names", "empty"): "a set without names",
+    ("as_set", "class_names", "empty"): "a set without names",
+    ("as_set a pair", "class_names", "empty"): "a set without names",
     ("roc", "*", "bool"): "the truth in other words",
     **{(name, "in*", "bool"): "another truth" for name in ("one_run_lower_bound", "lira", "rmia", "shadow_classifier")},
     ("ShadowScores", "inside", "bool"): "another truth",

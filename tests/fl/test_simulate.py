@@ -440,5 +440,5 @@ def test_invalid_arguments_are_refused(options: dict[str, Any], error: str) -> N
     with pytest.raises(ValueError, match=error):
         simulate(FedAvg(factory=Tiny), federation(), **{"rounds": 1, "progress": False, **options})
     refused(lambda: simulate(FedAvg(factory=Tiny), [], rounds=1), ValueError, "at least one set")
-    with pytest.raises(TypeError, match=r"clients\[0\] must be a LabeledImages, a Dataset, or a pair"):
+    with pytest.raises(TypeError, match=r"clients\[0\] must be a LabeledImages, .*a pair of both"):
         simulate(FedAvg(factory=Tiny), [1], rounds=1)  # type: ignore[list-item]

@@ -72,8 +72,10 @@ def load_table(
             different pictures, files in two rows, missing or unknown labels and splits. The message counts all of them,
             with examples, before any picture is decoded.
     """
-    where, own = _checked(table, image, label, folder, split, user, test_fraction, hold_out, classes, background)
+    own = picture_options(test_fraction, hold_out, classes, background)
+    where, own["rows"], own["name"] = _opened(table, folder)
     form: dict[str, Any] = {"size": size, "channels": channels, "normalization": normalization}
+    own["columns"] = (image, label, split, user)
     return warn_of_repeats(load_pictures(_list_table, where, progress=progress, **form, **own))
 
 
@@ -107,49 +109,39 @@ def open_table(
         ImportError, FileNotFoundError, TypeError, ValueError: for the same reasons as in `load_table`.
         OSError, distillkit.locking.InUse: the cache cannot be written; see `open_folder`.
     """
-    where, own = _checked(table, image, label, folder, split, user, test_fraction, hold_out, classes, background)
+    own = picture_options(test_fraction, hold_out, classes, background)
+    where, own["rows"], own["name"] = _opened(table, folder)
     form: dict[str, Any] = {"size": size, "channels": channels, "normalization": normalization}
+    own["columns"] = (image, label, split, user)
     stored: dict[str, Any] = {"cache": cache, "workers": workers, "progress": progress}
     return warn_of_repeats(open_pictures(_list_table, where, **form, **stored, **own))
 
 
-def _checked(
-    table: Any,
-    image: str | None,
-    label: str | Sequence[str] | None,
-    folder: AnyPath | None,
-    split: str | None,
-    user: str | None,
-    test_fraction: float,
-    hold_out: str,
-    classes: Sequence[str] | None,
-    background: float | None,
-) -> tuple[Path, dict[str, Any]]:
-    """Return the folder of the pictures, and the options of `load_pictures` and `_list_table`."""
+def _opened(table: Any, folder: AnyPath | None) -> tuple[Path, Any, str]:
+    """Return the folder of the pictures, the table as a data frame, and its name."""
     pandas = optional("pandas", "data", "load_table")
-    name = "table"
-    if isinstance(table, pandas.DataFrame | Mapping):
-        where, rows = Path(), pandas.DataFrame(table)
-    else:
+    path, where, name = Path("table"), Path(), "table"
+    if not isinstance(table, pandas.DataFrame | Mapping):
         path = check.path(table, "table")
         if not path.is_file():
             raise FileNotFoundError(f"no file {path}; expected a .csv, .tsv or .parquet of picture files and labels")
         where, name = path.parent, path.stem
-        try:
-            if path.suffix == ".parquet":
-                rows = pandas.read_parquet(path)
-            else:
-                separator = "\t" if path.suffix == ".tsv" else ","
-                rows = pandas.read_csv(path, sep=separator, dtype=str, keep_default_na=False, na_values=[""])
-        except ImportError as error:
-            raise ImportError(f"{path} needs pyarrow: pip install 'distillkit[data]'") from error
-        except (ValueError, OSError) as error:
-            raise ValueError(f"{path} is damaged or no table: {error}") from error
+    try:
+        if isinstance(table, pandas.DataFrame | Mapping):
+            rows = pandas.DataFrame(table)
+        elif path.suffix == ".parquet":
+            rows = pandas.read_parquet(path)
+        else:
+            separator = "\t" if path.suffix == ".tsv" else ","
+            rows = pandas.read_csv(path, sep=separator, dtype=str, keep_default_na=False, na_values=[""])
+    except ImportError as error:
+        raise ImportError(f"{path} needs pyarrow: pip install 'distillkit[data]'") from error
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} is damaged or no table: {error}") from error
     if not len(rows):
-        raise ValueError(f"{name} has no rows")
-    where = where if folder is None else check.path(folder, "folder")
-    own = picture_options(test_fraction, hold_out, classes, background)
-    return where, {**own, "rows": rows, "name": name, "columns": (image, label, split, user)}
+        raise ValueError(f"table must be rows of a picture file and its label, at least one; {name} has no rows")
+    rows = rows.set_axis([str(one) for one in rows.columns], axis=1)
+    return where if folder is None else check.path(folder, "folder"), rows, name
 
 
 def _list_table(
@@ -161,7 +153,7 @@ def _list_table(
 ) -> PictureList:
     """List the pictures of a table without opening them."""
     image, label, split, user = columns
-    known = [str(column) for column in rows.columns]
+    known = list(rows.columns)
     image = column(image, "image", known, (), IMAGE_COLUMNS + _FILES, _CALL)
     several = [] if label is None or isinstance(label, str) else [*check.sequence(label, "label", "names of columns")]
     if not several:

@@ -20,7 +20,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, Grayscale, ToTensor
 
 from distillkit import LabeledImages, Normalization
-from distillkit.data import load_client_arrays, load_folder, load_npz, load_set, open_folder
+from distillkit.data import load_folder, load_npz, load_set, load_table, open_folder
 from distillkit.labels import StoredLabels
 from distillkit.normalization import IDENTITY, ZCA
 from distillkit.rng import derive
@@ -322,7 +322,7 @@ PATHS: dict[str, Callable[[Any], object]] = {
     "load_folder": load_folder,
     "open_folder": open_folder,
     "load_npz": load_npz,
-    "load_client_arrays": load_client_arrays,
+    "load_table": load_table,
     "StoredLabels.load": StoredLabels.load,
     "StoredLabels.save": StoredLabels(torch.zeros(1, 2, 3).half(), None, (0,), 3, None, 1.0, False, 0, {}).save,
 }
@@ -332,10 +332,10 @@ PATHS: dict[str, Callable[[Any], object]] = {
 def test_wrong_paths_are_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for wrong in (None, 3, 1.5, b"a", ["a"], some()):
-        with pytest.raises(TypeError, match=r"(path|source) must be a path, as a string or a pathlib\.Path, got"):
+        with pytest.raises(TypeError, match=r"(path|source|table) must be a path, as a string or a pathlib\.Path, got"):
             PATHS[name](wrong)
     for wrong in ("", "a\0b", "~nobody-of-this-name/a"):
-        with pytest.raises(ValueError, match="(path|source) must be"):
+        with pytest.raises(ValueError, match="(path|source|table) must be"):
             PATHS[name](wrong)
     (tmp_path / "paths.csv").write_text("file,label\n", encoding="utf-8")
     (tmp_path / "empty.npz").touch()
