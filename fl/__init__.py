@@ -2,6 +2,17 @@
 
 This package exports everything needed to run a method and to write an add-on, a filter or a method. The papers' add-ons
 are in `fl.addons`, their methods in `fl.methods`.
+
+Where to find what in this package:
+
+- A round is `RoundRunner.run_round` in `engine/_rounds.py`; an exchange with the clients is `Exchanger.collect` in
+  `engine/_exchange.py`.
+- A reply is refused in `engine/_reply_checks.py`, or in `engine/_outliers.py` if it is far larger than the others.
+- A row of the history begins in `RoundStats.row` (`engine/_round_stats.py`); `run_round` adds the rest, and a method
+  its own columns by `Server.notes`.
+- Noise is added in `filters/client_dp.py`, `methods/summed_feddm.py`, and through `distillkit.privacy` in
+  `addons/dp_sgd.py` and `methods/private_feddm.py`.
+- Layers that stay with a client, as in FedBN, are options of `FedAvg`: `personal` and `buffers`.
 """
 
 from typing import TYPE_CHECKING
