@@ -37,7 +37,7 @@ __all__ = [
 
 IMAGE_COLUMNS = ("image", "img", "picture", "photo", "pixel_values")
 """Usual names of a column of images."""
-LABEL_COLUMNS = ("label", "labels", "class", "target", "category")
+LABEL_COLUMNS = ("label", "labels", "class", "cls", "target", "category")
 """Usual names of a column of labels."""
 _WANTED = "an image (a tensor or array [C, H, W] or a PIL picture) and its label"
 

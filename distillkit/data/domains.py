@@ -22,7 +22,7 @@ from distillkit.data.split import Split
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.sets import LabeledImages
 from distillkit.sets._info import inherited_info
-from distillkit.sets._validation import FOUND_CLASSES
+from distillkit.sets._validation import FOUND_CLASSES, FOUND_LABELS
 
 __all__ = ["as_domains", "load_domains"]
 
@@ -154,8 +154,8 @@ def as_domains(
     origins = [{key: value for key, value in one.items() if key not in ("split", "classes")} for one in infos]
     info = {"dataset": "+".join(splits), "domains": list(splits), "sources": origins}
     info |= stricter(*(one.get("hold_out") for one in infos))
-    if classes is None and any(one.get("classes") == FOUND_CLASSES for one in infos):
-        info["classes"] = FOUND_CLASSES
+    found = [one["classes"] for one in infos if one.get("classes") in (FOUND_CLASSES, FOUND_LABELS)]
+    info |= {"classes": found[0]} if found and classes is None else {}
     info |= inherited_info([one.info for split in splits.values() for one in (split.train, split.test)])
     given = classes is not None or all(split.train.classes_given for split in splits.values())
     builder = SplitBuilder(labels, names, normalization, info, given, columns, domains=tuple(splits))

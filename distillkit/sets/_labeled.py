@@ -793,6 +793,8 @@ def set_from_source(
     if normalization is None or len(normalization.mean) in (1, images.shape[-1]):
         images = conversion.channels_first(images, name, array=not isinstance(found.images, Tensor))
     labels = conversion.as_tensor(found.labels, "labels", lists=True)
+    if isinstance(labels, Tensor) and labels.ndim == 2 and labels.shape[1] == 1 and not labels.is_floating_point():
+        labels = labels[:, 0]
     wanted = len(found.names) or None if num_classes is None else num_classes
     if images.dtype in (torch.uint8, torch.uint16) or convert is not None:
         images = images.float() / 65535 if images.dtype == torch.uint16 else images

@@ -60,9 +60,9 @@ def as_set(
         name: name of the argument in error messages.
         progress: whether to show a progress bar if reading takes long.
 
-    In rows, the image is the column of type `Image` or the one that holds images, and the label is the column of type
-    `ClassLabel`, or the one called "label", "labels", "class", "target" or "category". If several are possible, use
-    `LabeledImages.from_dataset(rows, image=..., label=...)`, which also resizes pictures.
+    In rows, the image is the column of type `Image` or the one that holds images. The label is the column of type
+    `ClassLabel`, the only other one, or the one called "label", "labels", "class", "cls", "target" or "category". If
+    several are possible, use `LabeledImages.from_dataset(rows, image=..., label=...)`, which also resizes pictures.
 
     Raises:
         TypeError, ValueError: `images` is a `StoredImages`, of which you must first read a part. `labels` is missing,

@@ -20,6 +20,7 @@ from distillkit.data._allocation import as_index_tensors
 from distillkit.data._hold_out import (
     HoldOut,
     hold_out,
+    hold_out_classes,
     hold_out_content,
     hold_out_values,
     record_digests,
@@ -28,7 +29,7 @@ from distillkit.data._hold_out import (
 from distillkit.data.partition import by_domain
 from distillkit.networks import NETWORK_NAMES, named_network
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
-from distillkit.sets._validation import require_same_order
+from distillkit.sets._validation import class_of_rows, require_same_order
 
 __all__ = ["Allocation", "Task", "as_split"]
 
@@ -281,17 +282,23 @@ class Task:
             ) from error
 
 
-def as_split(train: Images, test: Images, validation: Images | None = None) -> Split:
-    """Return a `Split` for a `Task`, from sets, pairs of tensors, datasets or loaders.
+def as_split(train: Images, test: Images | None = None, validation: Images | None = None) -> Split:
+    """Return a `Split` for a `Task`, from images in any form that `as_set` accepts.
 
     Args:
-        train, test: training and test images.
+        train: training images.
+        test: test images. Default: a random fifth of each class of `train`, the same in every call.
         validation: images for tuning runs; default: a part of the training images.
 
     Raises:
         TypeError, ValueError: an argument cannot be converted to a set, or the sets differ in shape, normalization or
             classes.
     """
+    if test is None:
+        whole = as_set(train, name="train")
+        names = whole.class_names or tuple(map(str, range(whole.num_classes)))
+        parts = hold_out_classes(class_of_rows(whole.labels, whole.columns).cpu(), names, 0.2)
+        train, test = (whole[rows].replace(info={**whole.info, "hold_out": "random"}) for rows in parts)
     given = {"train": train, "test": test, "validation": validation}
     sets = {name: as_set(one, name=name) for name, one in given.items() if one is not None}
     given_counts = [one.num_classes for one in sets.values() if one.classes_given]

@@ -334,7 +334,7 @@ def test_channels_may_be_last_if_nothing_else_is_possible(channels: int, kind: s
     assert torch.equal(made.images, want)
     gray = as_set(given[..., 0] if channels == 3 or not items else given, LABELS)
     assert torch.equal(gray.images, want[:, :1])
-    assert torch.equal(as_set(images.numpy() if array else images, LABELS).images, want)
+    assert torch.equal(as_set(images.numpy() if array else images, LABELS[:, None]).images, want)
 
 
 @pytest.mark.parametrize("side", [7, 8])

@@ -25,6 +25,7 @@ from distillkit.data.readers._picture_decoding import (
 )
 from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import Normalization
+from distillkit.sets._validation import class_of_rows
 
 __all__ = [
     "PictureList",
@@ -170,7 +171,7 @@ def _with_test(
     if "test" not in parts:
         info["test_fraction"] = fraction
         if digests is None:
-            kept, held_out = hold_out_classes(labels["train"], listing.classes, fraction)
+            kept, held_out = hold_out_classes(class_of_rows(labels["train"], {}), listing.classes, fraction)
         else:
             kept, held_out = hold_out_content(digests, fraction, "test")
         info |= {} if not fraction else {"hold_out": "random" if digests is None else "content"}

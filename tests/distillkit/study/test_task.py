@@ -167,6 +167,16 @@ def test_tensors_become_a_split() -> None:
     x = torch.rand(6, 1, 4, 4)
     split = as_split((x, torch.tensor([0, 1, 2, 0, 1, 2])), (x, torch.zeros(6, dtype=torch.int64)))
     assert split.train.num_classes == split.test.num_classes == 3
+    many = LabeledImages(torch.arange(30.0).view(30, 1, 1, 1) / 30, torch.arange(30) % 3, info={"hold_out": "content"})
+    halves = as_split(many)
+    assert [part.counts().tolist() for part in halves] == [[8] * 3, [2] * 3]
+    assert torch.equal(torch.cat([part.images for part in halves]).flatten().sort()[0], many.images.flatten())
+    assert torch.equal(as_split(many).test.images, halves.test.images)
+    assert [part.info for part in halves] == [{"hold_out": "random"}] * 2
+    rows = as_split(many.replace(labels=torch.eye(3)[many.labels]))
+    assert torch.equal(rows.test.images, halves.test.images)
+    with pytest.raises(ValueError, match=r"test_fraction=0\.2 holds out no picture"):
+        as_split(many[:6])
     one = Task("mine", data=((x, torch.tensor([0, 1, 2, 0, 1, 2])), (x, torch.zeros(6, dtype=torch.int64))))  # type: ignore[arg-type]
     assert isinstance(one.data, Split)
     named = Task("mine", data=split, factory="convnet", factory_options={"width": 4, "depth": 1})
