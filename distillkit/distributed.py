@@ -139,28 +139,25 @@ def _gathered(
 
     timeout = check.real_number(timeout, "timeout", above=0.0)
     rank, size = _place(group)
-    failure: Exception | None = None
-    lost = f"{name} lost a process, which was killed or did not answer for {timeout:g} s; run it again ({{}})"
     gloo: Any = None
+    failure: Exception | None = None
     try:
         if size > 1:  # of its own backend and time limit, and connected before the work
             members = dist.get_process_group_ranks(group or dist.group.WORLD)
-            limit = timedelta(seconds=timeout)
-            gloo = dist.new_group(members, limit, "gloo", use_local_synchronization=True)
-    except RuntimeError as error:
-        raise RuntimeError(lost.format(error)) from error
-    try:
+            gloo = dist.new_group(members, timedelta(seconds=timeout), "gloo", use_local_synchronization=True)
         try:
             with share_of(name):
                 tensors, facts = compute()
         except Exception as error:
             failure, tensors, facts = error, {}, None
-        content = {"failure": None if failure is None else f"{type(failure).__name__}: {failure}", "facts": facts}
+        content = {"failure": failure and f"{type(failure).__name__}: {failure}", "facts": facts}
         words = torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8)
         own = save({**contiguous_cpu(tensors), "": words})
         messages = [own] if gloo is None else _exchanged(own, rank, size, gloo)
     except RuntimeError as error:
-        raise RuntimeError(lost.format(error)) from (failure or error)
+        raise RuntimeError(
+            f"{name} lost a process, which was killed or did not answer for {timeout:g} s; run it again ({error})"
+        ) from (failure or error)
     finally:
         if gloo is not None:
             dist.destroy_process_group(gloo)

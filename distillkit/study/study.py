@@ -144,6 +144,7 @@ class Study:
             distillkit.serialization.SerializationError: a task has no JSON form; or a candidate has none, and
                 its run is sent to another process.
             ValueError: the folder contains runs of another study, or all configurations of a candidate failed.
+            distillkit.locking.InUse: another process executes a run whose settings have changed.
             WorkerKilled: the workers of a run were killed twice; all other runs are finished.
         """
         if on_run is not None:

@@ -159,11 +159,17 @@ def main(rank: int, size: int, folder: Path, case: str) -> None:
             over_repeats(lambda i: rank, 2, group=alone[1 - rank])
         except ValueError as error:
             found["other group"] = str(error)
+    elif case == "group":  # the processes of a group share the work, and others need not call anything
+        group = dist.new_group([0, 2])
+        if rank != 1:
+            made = over_classes(partial(tagged, folder=folder), CLASSES, group=group)
+            found = {"repeats": over_repeats(lambda i: [rank, i], 3, group=group), "counts": made.counts().tolist()}
+        dist.barrier()
     else:
         began = time.monotonic()
         act = {"fail": fail, "kill": lambda: os.kill(os.getpid(), 9), "sleep": lambda: time.sleep(30)}[case]
         try:
-            over_classes(partial(late, rank=1, act=act), CLASSES, timeout=3.0)
+            over_classes(partial(late, rank=1, act=act), CLASSES, timeout=3.0 if case == "sleep" else 50.0)
         except Exception as error:
             found = {"type": type(error).__name__, "words": str(error), "seconds": time.monotonic() - began}
     (folder / f"found-{rank}.json").write_text(json.dumps(found), encoding="utf-8")

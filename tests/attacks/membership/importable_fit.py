@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 
 import torch
@@ -18,6 +19,11 @@ def fit(indices: Tensor, seed: int) -> Mapping[str, Callable[[Tensor, Tensor], T
     return {"model": lambda x, y: (x * mean).flatten(1).sum(1) + y, "both": lambda x, y: (x * mean).flatten(1)[:, :3]}
 
 
+unfitted: list[int] = []
+
+
 def unfit(indices: Tensor, seed: int) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]:
-    """Fail in a worker process."""
+    """Fail after a moment."""
+    unfitted.append(seed)
+    time.sleep(0.05)
     raise ValueError("no shadow fits")

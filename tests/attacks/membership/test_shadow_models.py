@@ -7,6 +7,7 @@ import math
 import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from attacks.membership import (
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
 from distillkit.study import worker_pool
-from tests.attacks.membership.importable_fit import IMAGES, fit, unfit
+from tests.attacks.membership.importable_fit import IMAGES, fit, unfit, unfitted
 from tests.refused import refused
 
 LABELS = torch.arange(20) % 2
@@ -142,6 +143,14 @@ def test_number_of_workers_changes_nothing() -> None:
             run_shadows(pipeline(unfit), 6, executor=pool, progress=False)
         assert pool.submit(int).result() == 0  # it is still open
     assert caught.value.__notes__[-1] == "raised in shadow 0"
+
+
+def test_failure_cancels_the_other_calls_of_an_executor_and_leaves_it_open() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(ValueError, match="no shadow fits"):
+            run_shadows(pipeline(unfit), 20, executor=pool, progress=False)
+        assert pool.submit(int).result() == 0
+        assert len(unfitted) < 10
 
 
 def test_interrupted_run_resumes_and_shadows_can_be_added(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -56,6 +57,8 @@ class Steps(Candidate):
             if job.run == self.kills and step == 2 and len(list(job.folder.glob("killed*"))) < self.times:
                 (job.folder / f"killed{time.time_ns()}").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
+            if job.seed == job.settings.get("slow"):
+                time.sleep(0.5)
             state.write_text(str(step + 1))
             job.check_deadline()
         return {"accuracy_last": made.value / 100 + job.seed / 1e4, "rounds": None}
@@ -64,7 +67,7 @@ class Steps(Candidate):
         return Cost(made.value)
 
 
-def number(factory: Any, value: float = 1.0) -> Number:
+def number(factory: Any, value: float = 1.0, slow: int = -1) -> Number:
     return Number(value)
 
 
@@ -88,7 +91,8 @@ class Later:
         return self.asked > 2
 
     def result(self) -> Any:
-        return self.call()
+        with contextlib.chdir("/"):  # a worker may be anywhere
+            return self.call()
 
 
 class Jobs:
@@ -110,9 +114,10 @@ def lines(study: Study) -> list[dict[str, Any]]:
     return [{k: v for k, v in r.line.items() if "seconds" not in k and k != "commit"} for r in study.records()]
 
 
-def test_any_executor_gives_the_records_of_this_process(tmp_path: Path) -> None:
+def test_any_executor_gives_the_records_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     candidates = {"A": steps(tmp_path, search=grid(value=[1.0, 2.0])), "B": steps(tmp_path, search=grid(value=[3, 4]))}
-    studies = {name: Study(tmp_path / name, task(), candidates, seeds=(0, 1)) for name in ("here", "jobs", "threads")}
+    studies = {name: Study(name, task(), candidates, seeds=(0, 1)) for name in ("here", "jobs", "threads")}
     jobs = Jobs(1, 5)
     seen: list[str] = []
     with ThreadPoolExecutor(2) as threads:
@@ -175,16 +180,22 @@ def test_calls_that_share_a_folder_execute_each_run_once(tmp_path: Path) -> None
 
 
 def test_claimed_run_is_left_to_its_owner_until_that_ends(tmp_path: Path, start: Any) -> None:  # noqa: F811
-    study = Study(tmp_path, task(), {"A": steps(tmp_path)}, seeds=(0, 1, 2))
-    claim = tmp_path / ".claims" / "made-a-0.lock"
+    study, jobs = Study(tmp_path, task(), {"A": steps(tmp_path)}, seeds=(0, 1, 2)), Jobs()
+    claim, seen = tmp_path / ".claims" / "made-a-0.lock", list[str]()
     holder = start(HOLD, claim)
     assert holder.stdout.readline()
-    assert len(study.run(seconds=0.2, **QUIET).missing) == 1  # the deadline ends the wait
-    assert {line.partition(" ")[0] for line in logged(tmp_path)} == {"made-a-1", "made-a-2"}
-    jobs = Jobs()
-    threading.Timer(0.5, holder.kill).start()
-    assert not study.run(executor=jobs, **QUIET).missing
-    assert jobs.count == 1  # nothing was submitted before
+    one = Study(tmp_path, task(), {"A": steps(tmp_path)}, seeds=(0,))
+    assert len(one.run(seconds=0.2, **QUIET).missing) == 1  # the deadline ends the wait
+    assert not (tmp_path / "log").exists()
+
+    def note(line: Any) -> None:
+        seen.append(line["run"])
+        if len(seen) == 2:
+            assert jobs.count == 2  # the claimed run is not even submitted
+            holder.kill()
+
+    assert not study.run(executor=jobs, on_run=note, **QUIET).missing
+    assert seen == ["made-a-1", "made-a-2", "made-a-0"]
     with locked(claim, "the run"):
         assert not study.run(**QUIET).missing
 
@@ -215,6 +226,37 @@ def test_estimate_makes_its_trials_on_the_executor(tmp_path: Path) -> None:
     study, jobs = Study(tmp_path, task(), {"A": steps(tmp_path, settings={"value": 6.0})}, seeds=(0, 1)), Jobs()
     assert study.estimate(executor=jobs, processes=3).seconds == pytest.approx(2 * 6.0 / 3)
     assert jobs.count == 1
+
+
+def test_deadline_waits_until_all_runs_have_saved_their_states(tmp_path: Path) -> None:
+    study = Study(tmp_path, task(), {"A": steps(tmp_path, settings={"slow": 1})}, seeds=(0, 1, 2))
+    with ThreadPoolExecutor(2) as pool:
+        assert len(study.run(executor=pool, seconds=1e-6, **QUIET).missing) == 3
+        assert {path.parent.name for path in tmp_path.glob("made-*/state")} >= {"made-a-0", "made-a-1"}
+        assert not study.run(executor=pool, **QUIET).missing
+    assert len(logged(tmp_path)) == 3 * 4
+
+
+def test_processes_are_a_pool_that_ends_with_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, count: int) -> None:
+            super().__init__(count)
+            made.append(count)
+
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            made.append((wait, cancel_futures))
+            super().shutdown(wait, cancel_futures=cancel_futures)
+
+    monkeypatch.setattr("distillkit.study.study.worker_pool", Pool)
+    study = Study(tmp_path, task(), {"A": steps(tmp_path)}, seeds=(0, 1))
+    study.run(progress=False)
+    assert not made
+    study = Study(tmp_path, task(), {"A": steps(tmp_path)}, seeds=(0, 1, 2))
+    study.estimate(processes=3)
+    study.run(processes=2, **QUIET)
+    assert made == [3, (False, True), 2, (False, True)]
 
 
 def test_interrupt_cancels_what_has_not_begun(tmp_path: Path) -> None:
