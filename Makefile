@@ -11,7 +11,7 @@ demo: $(STAMP)
 
 # Tests, benchmarks and the papers' sizes on an accelerator, in pieces of minutes; ARGS=--smoke runs tiny settings on a CPU.
 gpu: $(STAMP)
-	$(BIN)/python examples/gpu/run.py $(ARGS)
+	$(BIN)/python examples/gpu.py $(ARGS)
 
 # One process per core, at most four, because each may use 3 GB. Use `make test WORKERS=0` for a single process.
 WORKERS := logical

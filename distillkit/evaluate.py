@@ -90,12 +90,15 @@ class Evaluation:
         protocol: the training protocol.
         images: number of images in the evaluated set, on which the networks are trained.
         against: perturbations of the test images, by name.
+        device, precision: the device on which the networks were trained, and the argument `precision`.
     """
 
     rows: tuple[Row, ...]
     protocol: Protocol
     images: int
     against: Mapping[str, Perturbation] = field(default_factory=dict)
+    device: str = "cpu"
+    precision: str | None = None
 
     @property
     def accuracy(self) -> float:
@@ -118,7 +121,8 @@ class Evaluation:
             for r in self.rows
         ]  # fmt: skip
         against = {name: stable_repr(one) for name, one in self.against.items()}
-        return {"images": self.images, "protocol": fields, "against": against, "rows": rows}
+        facts = {"device": self.device, "precision": self.precision}
+        return {"images": self.images, "protocol": fields, "against": against, "rows": rows, **facts}
 
     def __str__(self) -> str:
         columns = "".join(f"  {name:>12}" for name in self.against)
@@ -146,6 +150,7 @@ def evaluate(
     generator: int | torch.Generator = 0,
     chunk: int | None = None,
     device: torch.device | str | None = None,
+    precision: str | None = None,
     progress: bool = True,
 ) -> Evaluation:
     """Train networks from scratch on a small set, and test them.
@@ -173,6 +178,7 @@ def evaluate(
         generator: an int seed, or a CPU generator from which one seed is drawn.
         chunk: number of images per forward and backward pass; None for a default.
         device: device that computes, or "auto". Default: nothing moves.
+        precision: "bf16" or "tf32" for faster, less exact products; see `docs/gpu.md`. Default: float32.
         progress: whether to show a progress bar, which counts epochs.
 
     Raises:
@@ -243,7 +249,7 @@ def evaluate(
                 labels = protocol.labels or ("hard" if data.labels.ndim == 1 else "one row")
                 seconds, found = time.perf_counter() - begun, {other: tuple(each) for other, each in changed.items()}
                 rows.append(Row(kind, architecture, tuple(accuracies), seconds, labels, found))
-    return Evaluation(tuple(rows), protocol, len(data), perturbations)
+    return Evaluation(tuple(rows), protocol, len(data), perturbations, str(like.images.device), precision)
 
 
 def _random_like(data: RealImages, real: RealImages, generator: torch.Generator) -> LabeledImages:

@@ -196,6 +196,7 @@ def scores(
     generator: int | torch.Generator = 0,
     chunk: int | None = None,
     device: torch.device | str | None = None,
+    precision: str | None = None,
     progress: bool = True,
 ) -> Scores:
     """Score a set by training networks on it, on random real images and on the whole real set.
@@ -230,6 +231,7 @@ def scores(
         generator: an int seed, or a CPU generator from which one seed is drawn.
         chunk: number of images per forward and backward pass; None for a default.
         device: device that computes, or "auto". Default: nothing moves.
+        precision: "bf16" or "tf32" for faster, less exact products; see `docs/gpu.md`. Default: float32.
         progress: whether to show progress bars.
 
     Raises:

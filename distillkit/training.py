@@ -175,6 +175,7 @@ def train(
     chunk: int | None = None,
     callback: Callable[[int], object] | None = None,
     device: torch.device | str | None = None,
+    precision: str | None = None,
     progress: bool = True,
 ) -> nn.Module:
     """Train a network on a small set, in place, and return it in eval mode.
@@ -194,6 +195,7 @@ def train(
             summed over its chunks, which is exact. With batch norm, batches are not divided into chunks.
         callback: function that is called after each epoch with the number of finished epochs.
         device: device that computes, or "auto"; the network returns to its own. Default: nothing moves.
+        precision: "bf16" or "tf32" for faster, less exact products; see `docs/gpu.md`. Default: float32.
         progress: whether to show a progress bar.
 
     Raises:
@@ -255,6 +257,7 @@ def train(
                     check.differentiable(loss, "network", "its parameters").backward()
                     total += loss.detach()
                 optimizer.step(protocol.lr_at(epoch))
+                torch.clear_autocast_cache()  # of the weights before this step
             read = (epoch + 1) % CHECKED_STEPS == 0 or epoch == epochs - 1 or not is_accelerator(like.device)
             if read and not torch.isfinite(total):
                 raise FloatingPointError(f"the loss is {float(total)} in epoch {epoch}: training diverged; lower lr")
@@ -338,6 +341,7 @@ def accuracy(
     generator: int | torch.Generator = 0,
     chunk: int | None = None,
     device: torch.device | str | None = None,
+    precision: str | None = None,
 ) -> float:
     """Return the accuracy: the share of images whose largest logit belongs to their class, in [0, 1].
 
@@ -349,6 +353,7 @@ def accuracy(
         generator: seed or random generator for the draws of `against`.
         chunk: number of images per forward pass; the default depends on device and image size.
         device: device that computes, or "auto". Default: nothing moves.
+        precision: "bf16" or "tf32" for faster, less exact products; see `docs/gpu.md`. Default: float32.
 
     Raises:
         ValueError: the set is empty, its labels are not class indices, the network returns NaN, or `against` is given

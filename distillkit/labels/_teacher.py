@@ -64,7 +64,7 @@ def teacher_logits(teacher: nn.Module, images: Tensor | Iterable[Tensor], chunk:
         size = chunk_size(images, chunk) if isinstance(images, Tensor) else chunk or 1
         logits = torch.cat(list(forward_chunks(teacher, images, size)))
     require_numbers(logits, "teacher", "images")
-    return logits
+    return logits.float() if torch.is_autocast_enabled(logits.device.type) else logits
 
 
 def try_teacher(teacher: nn.Module, pool: RealImages, name: str, role: str = "teacher") -> float:

@@ -35,6 +35,7 @@ def soft_labels(
     pool: Images | StoredImages | None = None,
     guarantee: Guarantee | None = None,
     device: torch.device | str | None = None,
+    precision: str | None = None,
 ) -> LabeledImages:
     """Label every image of a set with the probabilities that a teacher predicts for it.
 
@@ -52,6 +53,7 @@ def soft_labels(
             condensed with differential privacy: train the teacher with the same `privacy.Ledger` as the condensation,
             and pass `ledger.guarantee()`. Default: None, so the result has no guarantee.
         device: device that computes, or "auto"; results return to the device of `small`. Default: nothing moves.
+        precision: "bf16" or "tf32" for faster, less exact products; see `docs/gpu.md`. Default: float32.
 
     Returns:
         The set with soft labels, float [N, K]. Its columns `logits` [N, K] and `class` [N] contain the teacher's logits
@@ -80,6 +82,7 @@ def soft_labels(
     accuracy = try_teacher(teacher, labelled, name="small" if pool is None else "pool")
     logits = teacher_logits(teacher, small.images)
     made = {**describe_teacher(teacher), "temperature": temperature, "teacher_accuracy": accuracy}
+    made |= {} if precision is None else {"precision": precision}
     return small.replace(
         labels=(logits / temperature).softmax(1).to(small.images.dtype),
         columns={**small.columns, "logits": logits, "class": class_labels(small).to(torch.int64)},

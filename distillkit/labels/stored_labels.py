@@ -218,6 +218,7 @@ def stored_soft_labels(
     pool: Images | StoredImages | None = None,
     generator: int | torch.Generator = 0,
     device: torch.device | str | None = None,
+    precision: str | None = None,
     progress: bool = True,
 ) -> StoredLabels:
     """Compute a teacher's soft labels for the views of some epochs, so that training does not need the teacher.
@@ -239,6 +240,7 @@ def stored_soft_labels(
         pool: labeled images on which the teacher's accuracy is checked first; see `soft_labels`.
         generator: an int seed, or a CPU generator from which one seed is drawn in the same way as in `train`.
         device: device that computes, or "auto"; results return to the device of `small`. Default: nothing moves.
+        precision: "bf16" or "tf32" for faster, less exact products; see `docs/gpu.md`. Default: float32.
         progress: whether to show a progress bar.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -22,6 +23,7 @@ __all__ = ["DrawOnDevice", "on_device"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_CPU = torch.device("cpu")
 _AHEAD = 8
 _MOST = 1 << 23
 """Networks are drawn `_AHEAD` steps ahead, or fewer if they have more than `_MOST` values together."""
@@ -32,7 +34,7 @@ def on_device(*sets: str, trains: str = "", makes: bool = True) -> Callable[[Cal
 
     With a device, copies of sets, tensors, networks and samplers are on the device during the call. Tensors and sets in
     the result return to the device of the first argument that has one. Without a device, nothing moves. The `info` of a
-    returned set names the device.
+    returned set names the device. The keyword `precision`, if the function has it, changes how the call computes.
 
     Args:
         sets: names of the arguments that accept images in any form. The first may have its labels in `labels`.
@@ -45,8 +47,11 @@ def on_device(*sets: str, trains: str = "", makes: bool = True) -> Callable[[Cal
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            precision = cast("str | None", kwargs.get("precision"))
             if kwargs.get("device") is None:
-                return _recorded(function(*args, **kwargs), makes)
+                home = next((found for value in (*args, *kwargs.values()) if (found := _device_of(value))), _CPU)
+                with _computing(precision, home):
+                    return _recorded(function(*args, **kwargs), makes)
             device = check.device(cast(str, kwargs["device"]))
             bound = signature.bind(*args, **{name: value for name, value in kwargs.items() if name != "device"})
             given = bound.arguments
@@ -56,23 +61,41 @@ def on_device(*sets: str, trains: str = "", makes: bool = True) -> Callable[[Cal
                     options = {n: given.pop(n, None) for n in names}
                     shown = bool(given.get("progress", True))
                     given[name] = open_set(given[name], **options, name=name, progress=shown)
-            home = next((found for value in given.values() if (found := _device_of(value))), torch.device("cpu"))
+            home = next((found for value in given.values() if (found := _device_of(value))), _CPU)
             trained = given.get(trains)
             before = _device_of(trained)
             bound.arguments = {
                 name: value if name == trains else _moved(value, device) for name, value in given.items()
             }
-            if not isinstance(trained, nn.Module) or before is None:
-                return _moved(_recorded(function(*bound.args, **bound.kwargs), makes), home, inside=True)
-            try:
-                trained.to(device)
-                return function(*bound.args, **bound.kwargs)
-            finally:
-                trained.to(before)
+            with _computing(precision, device):
+                if not isinstance(trained, nn.Module) or before is None:
+                    return _moved(_recorded(function(*bound.args, **bound.kwargs), makes), home, inside=True)
+                try:
+                    trained.to(device)
+                    return function(*bound.args, **bound.kwargs)
+                finally:
+                    trained.to(before)
 
         return call
 
     return decorate
+
+
+@contextlib.contextmanager
+def _computing(precision: str | None, device: torch.device) -> Iterator[None]:
+    """Compute in a `with` block with bfloat16 matrix products and convolutions ("bf16"), or in TF32 on a GPU."""
+    if precision is None:
+        yield
+    elif check.one_of(precision, "precision", ("bf16", "tf32")) == "bf16":
+        with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):  # weights change within the block
+            yield
+    else:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
 
 def _recorded(result: R, makes: bool) -> R:

@@ -7,6 +7,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,15 @@ from distillkit.generate import cnn_noise, invert, separability, stylegan_noise
 from distillkit.labels import Relabel, soft_labels, stored_soft_labels
 from distillkit.networks import ConvNet, FixedNetwork, KeepInit, NetworkBall, RandomNetworks, build
 from distillkit.normalization import Normalization
-from distillkit.privacy import EmbeddingNetworks, Ledger, Passes, condense_private, image_sgd, train_private
+from distillkit.privacy import (
+    EmbeddingNetworks,
+    Ledger,
+    Passes,
+    PrivacyError,
+    condense_private,
+    image_sgd,
+    train_private,
+)
 from distillkit.scores import scores
 from distillkit.sets import Tiles
 from distillkit.sets._devices import on_device
@@ -450,3 +459,73 @@ def test_a_loss_is_checked_every_ten_epochs_on_an_accelerator() -> None:
         evaluated(100, lr=1e30)
     with second_device(), pytest.raises(FloatingPointError, match="in epoch 4: training diverged"):
         evaluated(5, lr=1e30)
+
+
+# Precision.
+
+
+@pytest.mark.parametrize("device", [None, DEVICE])
+def test_bf16_trains_float32_weights_and_is_that_of_autocast_around_the_call(device: Any) -> None:
+    protocol, found = Protocol(epochs=20, lr=0.1, batch=16), []
+    with second_device() if device else nullcontext():
+        for precision, around in ((None, False), ("bf16", False), (None, True)):
+            network = build(net, 0)
+            with torch.autocast("cpu", torch.bfloat16) if around else nullcontext():
+                train(network, data(), protocol, device=device, precision=precision, progress=False)
+            assert not torch.is_autocast_enabled("cpu")
+            assert accuracy(network, data(30, 1)) > 0.9
+            found.append(parameters(network))
+    exact, half, other = found
+    assert half.dtype == torch.float32
+    assert 0 < float((half - exact).norm() / exact.norm()) < 0.1
+    assert half.equal(other)
+
+
+def test_precision_reaches_evaluation_and_labels_and_is_recorded() -> None:
+    rows = {}
+    for precision in (None, "bf16"):
+        how: dict[str, Any] = {"num_networks": 1, "protocol": SHORT, "progress": False, "precision": precision}
+        record = evaluate(data(9), data(30, 1), net, **how).record()
+        assert (record["device"], record["precision"]) == ("cpu", precision)
+        assert isinstance(scores(
+            data(9), data(30, 1), net, real=data(), protocol=replace(SHORT, augment=DSA()), num_networks=1,
+            progress=False, precision=precision,
+        ).hlr, float)  # fmt: skip
+        labelled = soft_labels(data(9), teacher(), pool=data(), precision=precision)
+        assert labelled.info["soft_labels"].get("precision") == precision
+        assert labelled.columns["logits"].dtype == labelled.labels.dtype == torch.float32
+        assert accuracy(teacher(), data(), precision=precision) > 0.9
+        protocol = Protocol(epochs=1, relabel=Relabel(teacher()))
+        stored = stored_soft_labels(data(9), protocol, pool=data(), progress=False, precision=precision)
+        rows[precision] = [labelled.labels, stored.logits.float()]
+    for exact, half in zip(rows[None], rows["bf16"], strict=True):
+        assert 0 < float((exact - half).abs().max() / exact.abs().max()) < 0.1
+
+
+def test_tf32_is_set_during_the_call_only() -> None:
+    seen_as = []
+
+    @on_device()
+    def call(fails: bool, *, precision: Any = None, device: Any = None) -> None:
+        seen_as.append(torch.get_float32_matmul_precision())
+        if fails:
+            raise ValueError("stop")
+
+    before = torch.get_float32_matmul_precision()
+    for fails in (False, True):
+        with pytest.raises(ValueError, match="stop") if fails else nullcontext():
+            call(fails, precision="tf32", device="cpu" if fails else None)
+        assert torch.get_float32_matmul_precision() == before
+    call(False)
+    assert seen_as == ["high", "high", before]
+    with pytest.raises(ValueError, match="precision must be"):
+        train(net(), data(), SHORT, precision="fp16")
+
+
+def test_private_sums_have_no_precision_and_refuse_autocast() -> None:
+    for function in (condense_private, image_sgd, train_private):
+        assert "precision" not in inspect.signature(function).parameters
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(PrivacyError, match="autocast"):
+        trained_privately()
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(PrivacyError, match="autocast"):
+        WORK["condense_private"]()

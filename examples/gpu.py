@@ -1,9 +1,9 @@
 """Check, measure and use the accelerator of this machine in pieces of a few minutes. `make gpu` calls this.
 
-    python examples/gpu/run.py --data DATA     # an interrupted call continues
-    python examples/gpu/run.py --smoke         # tiny sizes, on a CPU too
+    python examples/gpu.py --data DATA     # an interrupted call continues
+    python examples/gpu.py --smoke         # tiny sizes, on a CPU too
 
-The pieces: `tests` compares every component with the CPU; `table` measures steps beside PyTorch's layers, and what the
+The pieces: `tests` compares every component with the CPU; `speed` measures steps beside PyTorch's layers, and what the
 device can do; `dm` condenses CIFAR-10 by DM with the paper's 20,000 steps; `cells` runs `paper_cells.py`. `gpu.jsonl`
 has a line for each result.
 """
@@ -21,8 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of all examples
-
 import torch
 
 from distillkit.augment import DSA
@@ -31,11 +29,11 @@ from distillkit.data import load
 from distillkit.evaluate import evaluate
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.training import Protocol
-from gpu.speed import Write, per_step, table
 from shared.files import current_commit
 from shared.study import UNFINISHED
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
+Write = Callable[..., None]
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -73,14 +71,22 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def tests(o: argparse.Namespace, write: Write) -> bool:
     """Run the tests that are marked `device` on the device."""
-    words = ["-m", "device", "-q", "-k", "herding or train or invert or FedAvg"] if o.smoke else ["-m", "device", "-q"]
-    places = [str(ROOT / "tests" / name / "test_devices.py") for name in ("distillkit", "fl")]
+    some = ["-k", "herding or train or invert or FedAvg"] if o.smoke else []
+    places = [f"tests/{name}/test_devices.py" for name in ("distillkit", "fl")]
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", *words, *places], cwd=ROOT, check=False, capture_output=True, text=True,
-        env={**os.environ, "DISTILLKIT_DEVICE": o.device}, encoding="utf-8",
+        [sys.executable, "-m", "pytest", "-m", "device", "-q", *some, *places], cwd=ROOT, check=False, text=True,
+        env={**os.environ, "DISTILLKIT_DEVICE": o.device}, stdout=subprocess.PIPE, encoding="utf-8",
     )  # fmt: skip
     said = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR", "E  ")) or "passed" in line]
     write(status=ran.returncode, said=said)
+    return True
+
+
+def speed(o: argparse.Namespace, write: Write) -> bool:
+    """Measure the device and steps of components, and write the times to `speed.jsonl`."""
+    words = ["--device", o.device, "--out", str((o.out / "speed.jsonl").resolve()), *["--smoke"] * o.smoke]
+    command = [sys.executable, "-m", "tests.benchmarks", "device", *words]
+    write(status=subprocess.run(command, check=False, cwd=ROOT).returncode)
     return True
 
 
@@ -90,8 +96,9 @@ def dm(o: argparse.Namespace, write: Write) -> bool:
     steps, path = 30 if o.smoke else 20_000, o.out / "dm.safetensors"
     make = partial(ConvNet, train.shape, train.num_classes, width=16 if o.smoke else 128)
     how: dict[str, Any] = {"networks": RandomNetworks(make), "ipc": 10, "augment": DSA(), "device": o.device}
-    step = per_step(lambda n: distribution_matching(train, steps=n, progress=False, **how), 20, torch.device(o.device))
-    began, fits = time.perf_counter(), step * steps < 0.8 * o.seconds
+    began = time.perf_counter()
+    distribution_matching(train, steps=20, progress=False, **how)
+    fits = (time.perf_counter() - began) * steps / 20 < 0.8 * o.seconds
 
     def callback(progress: Progress) -> None:
         if time.perf_counter() - began > o.seconds:
@@ -121,7 +128,7 @@ def cells(o: argparse.Namespace, write: Write) -> bool:
 
 
 PIECES: dict[str, Callable[[argparse.Namespace, Write], bool]] = {
-    "tests": tests, "table": table, "dm": dm, "cells": cells,
+    "tests": tests, "speed": speed, "dm": dm, "cells": cells,
 }  # fmt: skip
 
 
