@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit.sets import StoredImages
+from distillkit.sets._stored import read_batches
 
 __all__ = ["nearest"]
 
@@ -13,7 +17,9 @@ _CHUNK, _VALUES = 1024, 1 << 24
 """Largest number of candidates, and of their pixel values, that are compared at a time."""
 
 
-def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, own: Tensor | None = None) -> Tensor:
+def nearest(
+    images: Tensor, candidates: Tensor | StoredImages, labels: Tensor | None = None, own: Tensor | None = None
+) -> Tensor:
     """Score each candidate by how much closer its nearest published image is than the second nearest: 1 - d1 / d2.
 
     Here d1 and d2 are the l2 distances, over all pixels, from the candidate to these two images. The attack needs no
@@ -24,7 +30,8 @@ def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, ow
 
     Args:
         images: the published or intercepted images, [M, C, H, W], at least two different ones.
-        candidates: records that may be members, [n, C, H, W], normalized as `images`.
+        candidates: records that may be members, [n, C, H, W], normalized as `images`; or a `StoredImages`, which is
+            read in parts.
         labels: class indices of the images, int [M]; pass `labels` and `own` together or not at all. With them, a
             candidate is compared only with images of its class. If the class of any candidate has fewer than two
             different images, classes are ignored for all candidates, because scores with and without classes cannot be
@@ -39,11 +46,12 @@ def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, ow
         TypeError, ValueError: the shapes do not fit, a value is not finite, or all images are equal.
     """
     images = check.batch_of_images(images, "images").detach().double().flatten(1)
-    shape = candidates.shape[1:] if isinstance(candidates, Tensor) else None
-    candidates = check.batch_of_images(candidates, "candidates").detach().double().flatten(1).to(images.device)
-    if candidates.shape[1] != images.shape[1]:
+    if not isinstance(candidates, StoredImages):
+        candidates = check.batch_of_images(candidates, "candidates").detach()
+    shape = candidates.shape[-3:]
+    if (values := math.prod(shape)) != images.shape[1]:
         raise ValueError(
-            f"candidates must have the images' shape, got {list(shape or ())} for images of {images.shape[1]} values"
+            f"candidates must have the images' shape, got {list(shape)} for images of {images.shape[1]} values"
         )
     if (labels is None) != (own is None):
         raise ValueError("labels and own must be given together, or neither")
@@ -63,11 +71,10 @@ def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, ow
             f"images must be at least 2 different ones, got {len(images)}: the score needs a second nearest image"
         )
     found = []
-    size = min(_CHUNK, max(1, _VALUES // candidates.shape[1]))
-    for start in range(0, len(candidates), size):
-        part = slice(start, start + size)
-        masked = None if labels is None or own is None else own[part, None] != labels
-        found.append(_two_nearest(candidates[part], images, masked))
+    parts = torch.arange(len(candidates)).split(min(_CHUNK, max(1, _VALUES // values)))
+    for rows, part in zip(parts, read_batches(candidates, parts), strict=True):
+        masked = None if labels is None or own is None else own[rows.to(own.device), None] != labels
+        found.append(_two_nearest(part.double().flatten(1).to(images.device), images, masked))
     first, second = torch.cat(found).unbind(1)
     return torch.where(second > 0, 1 - first / second, 0.0)
 

@@ -20,6 +20,7 @@ from attacks.statistics import OperatingPoint, Rate
 from distillkit._utils import check
 from distillkit._utils.tables import Table
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
+from distillkit.sets.as_set import open_set
 
 __all__ = ["Leaks", "leaks"]
 
@@ -146,7 +147,7 @@ def leaks(
     small = as_set(small, name="small")
     real, others = _opened(train, "train", 1), _opened(held_out, "held_out", 2)
     for name, data in (("train", real), ("held_out", others)):
-        small.require_compatible(data[:0].read() if isinstance(data, StoredImages) else data, names=("small", name))
+        small.require_compatible(data._empty, names=("small", name))
     images = small.to(small.images.device if device is None else check.device(device)).pixels().float()
     if len(images.flatten(1).unique(dim=0)) < 2:
         raise ValueError(f"small must hold at least 2 different images to compare, but its {len(small)} are all equal")
@@ -221,11 +222,11 @@ def digests(data: LabeledImages | StoredImages | Tensor) -> list[bytes]:
 
 def _parts(data: LabeledImages | StoredImages, size: int) -> Iterator[LabeledImages]:
     for rows in torch.arange(len(data)).split(size):
-        yield data.read(rows) if isinstance(data, StoredImages) else data[slice(int(rows[0]), int(rows[-1]) + 1)]
+        yield data._part(rows)
 
 
 def _opened(data: Images | StoredImages, name: str, least: int) -> LabeledImages | StoredImages:
-    found = data if isinstance(data, StoredImages) else as_set(data, name=name)
+    found = open_set(data, name=name)
     if len(found) < least:
         raise ValueError(f"{name} must hold at least {least} image{'s' * (least > 1)}, got {len(found)}")
     return found

@@ -13,18 +13,21 @@ from distillkit._utils import check
 from distillkit.normalization import IDENTITY
 from distillkit.plot.figure import LINE_COLOURS, class_names, require_mapping, subplots
 from distillkit.rng import as_generator
-from distillkit.sets import Images, LabeledImages, Labels, as_set
+from distillkit.sets import Images, LabeledImages, Labels, StoredImages
+from distillkit.sets._stored import RealImages, read_batches
+from distillkit.sets.as_set import open_set
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _CELL = 0.5  # inches
+_PART = 256  # images that are read at a time
 _FRAME = 0.85  # grey frame, so that white images are visible
 
 
 def grid(
-    images: Images,
+    images: Images | StoredImages,
     labels: Labels | None = None,
     *,
     per_class: int = 10,
@@ -34,7 +37,7 @@ def grid(
     """Draw the first images of each class, with one row per class.
 
     Args:
-        images, labels: a `LabeledImages`, in which case `labels` are omitted, or images float [N, C, H, W] in [0, 1]
+        images, labels: a set, in which case `labels` are omitted, or images float [N, C, H, W] in [0, 1]
             and their labels. One channel is drawn in gray, and three channels as RGB. For any other number of channels,
             their mean is drawn in gray. For label rows (soft or multi-label), the class is the largest entry.
         per_class: largest number of images per row.
@@ -48,15 +51,15 @@ def grid(
         TypeError, ValueError: the images or labels are invalid, the set is empty, or the number of class names is
             wrong.
     """
-    data = as_set(images, labels)
+    data = open_set(images, labels)
     check.positive_int(per_class, "per_class")
     rows = _by_class(data, per_class)
     return _rows_of_classes([("", rows)], data, class_names(classes, data.num_classes, data.class_names), ax)
 
 
 def real_and_synthetic(
-    real: LabeledImages,
-    synthetic: LabeledImages,
+    real: LabeledImages | StoredImages,
+    synthetic: LabeledImages | StoredImages,
     *,
     per_class: int = 5,
     classes: Sequence[str] | None = None,
@@ -77,8 +80,9 @@ def real_and_synthetic(
             wrong.
     """
     check.positive_int(per_class, "per_class")
-    real, synthetic = as_set(real, name="real"), as_set(synthetic, name="synthetic")
-    synthetic.replace(normalization=real.normalization).require_compatible(real, names=("synthetic", "real"))
+    real, synthetic = open_set(real, name="real"), open_set(synthetic, name="synthetic")
+    like = synthetic._empty.replace(normalization=real.normalization)
+    like.require_compatible(real._empty, names=("synthetic", "real"))
     blocks = [("real", _by_class(real, per_class)), ("synthetic", _by_class(synthetic, per_class))]
     return _rows_of_classes(
         blocks, real, class_names(classes, real.num_classes, real.class_names or synthetic.class_names), ax
@@ -86,7 +90,7 @@ def real_and_synthetic(
 
 
 def selection(
-    images: Tensor | LabeledImages,
+    images: Tensor | LabeledImages | StoredImages,
     selected: Tensor,
     *,
     rows: int = 6,
@@ -97,7 +101,7 @@ def selection(
     """Draw a random sample of the selected images beside a random sample of the rejected images.
 
     Args:
-        images: float [N, C, H, W] in [0, 1], or a `LabeledImages`.
+        images: float [N, C, H, W] in [0, 1], or a set.
         selected: indices of the selected images, int [M], as the functions of `distillkit.select` return them.
         rows, columns: number of rows and columns of images in each sample, if there are enough images.
         generator: seed or random generator for the samples.
@@ -112,8 +116,9 @@ def selection(
     generator = as_generator(generator)
     check.positive_int(rows, "rows")
     check.positive_int(columns, "columns")
-    normalization = images.normalization if isinstance(images, LabeledImages) else IDENTITY
-    images = check.batch_of_images(images.images if isinstance(images, LabeledImages) else images)
+    normalization = images.normalization if isinstance(images, RealImages) else IDENTITY
+    if not isinstance(images, StoredImages):
+        images = check.batch_of_images(images.images if isinstance(images, LabeledImages) else images)
     n = len(images)
     selected = check.class_labels(selected, None, n, "selected").cpu()
     chosen = torch.bincount(selected, minlength=n)
@@ -121,8 +126,9 @@ def selection(
         raise ValueError(f"selected must hold each index once, got {int(chosen.argmax())} {int(chosen.max())} times")
     blocks, size = [], rows * columns
     for name, members in (("selected", chosen.nonzero().flatten()), ("rejected", (chosen == 0).nonzero().flatten())):
-        drawn = members[torch.randperm(len(members), generator=generator)[:size]].to(images.device)
-        pixels = _drawable(normalization.decode(images.index_select(0, drawn)))
+        drawn = members[torch.randperm(len(members), generator=generator)[:size]]
+        [found] = read_batches(images, [drawn])
+        pixels = _drawable(normalization.decode(found))
         blocks.append((f"{name}: {len(members):,}", [pixels[i * columns : (i + 1) * columns] for i in range(rows)]))
     figure, (ax,) = subplots(ax, 1, 2 * columns * _CELL + 0.6, rows * _CELL + 0.4)
     _draw(ax, blocks, columns)
@@ -131,7 +137,7 @@ def selection(
 
 
 def pixel_histogram(
-    sets: Mapping[str, LabeledImages], *, bins: int = 64, axes: Sequence[Axes] | Axes | None = None
+    sets: Mapping[str, LabeledImages | StoredImages], *, bins: int = 64, axes: Sequence[Axes] | Axes | None = None
 ) -> Figure:
     """Draw histograms of pixel values, to compare the colors of several sets, as in FedLGD's figures 18 to 20.
 
@@ -153,18 +159,20 @@ def pixel_histogram(
 
     check.positive_int(bins, "bins")
     require_mapping(sets, "sets", "LabeledImages")
-    sets = {name: as_set(one, name=f"sets[{name!r}]") for name, one in sets.items()}
-    if not sets or not all(len(s) for s in sets.values()):
+    opened = {name: open_set(one, name=f"sets[{name!r}]") for name, one in sets.items()}
+    if not opened or not all(len(s) for s in opened.values()):
         raise ValueError("sets must hold at least one set, and none may be empty; omit empty ones")
-    figure, drawn = subplots(axes, len(sets), 3.2, 2.6, columns=3)
+    figure, drawn = subplots(axes, len(opened), 3.2, 2.6, columns=3)
     edges, low, high = torch.linspace(0, 1, bins + 1), 100.0, 0.0
-    for ax, (name, one) in zip(drawn, sets.items(), strict=True):
-        channels = one.normalization.decode(one.images).detach().cpu().float().transpose(0, 1).flatten(1)
-        outside = float(((channels < -1e-6) | (channels > 1 + 1e-6)).float().mean())
-        styles = _channel_styles(len(channels))
-        for values, (label, colour) in zip(channels, styles, strict=True):
-            inside = values[(values >= -1e-6) & (values <= 1 + 1e-6)].clamp(0, 1)
-            share = 100 * torch.histc(inside, bins, 0, 1) / len(values)
+    for ax, (name, one) in zip(drawn, opened.items(), strict=True):
+        styles, each = _channel_styles(one.shape[0]), len(one) * one.shape[1] * one.shape[2]
+        counts = torch.zeros(len(styles), bins, dtype=torch.float64)
+        for rows in torch.arange(len(one)).split(_PART):
+            pixels = one.normalization.decode(one._take(rows)).detach().cpu().float()
+            for values, count in zip(pixels.transpose(0, 1), counts, strict=True):
+                count += torch.histc(values[(values >= -1e-6) & (values <= 1 + 1e-6)].clamp(0, 1), bins, 0, 1)
+        outside = 1 - float(counts.sum()) / (each * len(styles))
+        for share, (label, colour) in zip(100 * counts / each, styles, strict=True):
             low, high = min([low, *share[share > 0].tolist()]), max(high, float(share.max()))
             ax.stairs(share.tolist(), edges.tolist(), color=colour, label=label, linewidth=1.2)
         note = f"\n{outside:.1%} outside [0, 1]" if outside else ""
@@ -195,17 +203,17 @@ def _drawable(pixels: Tensor) -> Tensor:
     return pixels.expand(-1, 3, -1, -1)
 
 
-def _by_class(data: LabeledImages, per_class: int) -> list[Tensor]:
+def _by_class(data: RealImages, per_class: int) -> list[Tensor]:
     if not len(data):
         raise ValueError("images must hold at least one image to draw, got an empty set")
     labels = data.labels.argmax(1) if data.labels.ndim == 2 else data.labels
     members = [(labels == c).nonzero().flatten()[:per_class] for c in range(data.num_classes)]
-    pixels = _drawable(data[torch.cat(members)].pixels())
+    pixels = _drawable(data._part(torch.cat(members)).pixels())
     return list(pixels.split([len(m) for m in members]))
 
 
 def _rows_of_classes(
-    blocks: list[tuple[str, list[Tensor]]], data: LabeledImages, names: list[str], ax: Axes | None
+    blocks: list[tuple[str, list[Tensor]]], data: RealImages, names: list[str], ax: Axes | None
 ) -> Figure:
     columns = max(len(row) for _, rows in blocks for row in rows)
     height, width = data.shape[1:]

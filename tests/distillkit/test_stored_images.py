@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +16,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
-from distillkit import LabeledImages, Normalization, _evaluation_checks, chunking
+from attacks.membership import nearest
+from attacks.reporting import leaks
+from distillkit import LabeledImages, Normalization, _evaluation_checks, chunking, plot
 from distillkit.augment import DSA
 from distillkit.condense import (
     InnerTraining,
@@ -80,6 +84,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     monkeypatch.setattr(_stored.PixelFile, "read", counted)
     monkeypatch.setattr(_stored, "_CACHED", 0)
     monkeypatch.setattr(_evaluation_checks, "_VALUES", 20 * 240)
+    for name, value in (("membership.nearest._CHUNK", 16), ("reporting.published_set._VALUES", 16 * 240)):
+        monkeypatch.setattr(sys.modules[f"attacks.{name.rpartition('.')[0]}"], name.rpartition(".")[2], value)
+    monkeypatch.setattr(sys.modules["distillkit.plot.images"], "_PART", 16)
     monkeypatch.setattr(chunking, "_PIXELS_CPU", 16 * 80)
     return found
 
@@ -181,7 +188,23 @@ def scored(data: Any) -> Any:
     return scores(small, data, factory, real=data, num_networks=1, protocol=protocol, progress=False).record()["rows"]
 
 
+def drawn(figure: Any) -> Any:
+    """Return the pixels of a figure."""
+    figure.canvas.draw()
+    return torch.from_numpy(np.asarray(figure.canvas.buffer_rgba()).copy())
+
+
+def near(data: Any) -> Any:
+    return nearest(whole_set().images[::9], data if isinstance(data, StoredImages) else data.images)
+
+
 CALLS |= {
+    "grid": lambda data: drawn(plot.grid(data, per_class=3)),
+    "real and synthetic": lambda data: drawn(plot.real_and_synthetic(data, whole_set(), per_class=2)),
+    "selection": lambda data: drawn(plot.selection(data, torch.arange(0, 70, 3), rows=2, columns=4)),
+    "histogram": lambda data: drawn(plot.pixel_histogram({"a": data})),
+    "nearest": near,
+    "leaks": lambda data: str(leaks(random_subset(data[:40], ipc=2), data[:40], data[40:])),
     "train": fit,
     "train, soft labels, augmented": partial(fit, soft=True, augment=DSA()),
     "train, batch norm, single last image": partial(fit, norm="batch", batch=10),
@@ -196,7 +219,7 @@ CALLS |= {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*their images are repeated", "ignore:.*are also in", "ignore:.*few", "ignore:test")
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", CALLS)
 def test_a_stored_set_gives_the_bits_of_the_set_in_memory(
     stored: StoredImages, reads: list[list[int]], name: str
