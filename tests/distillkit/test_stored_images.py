@@ -34,6 +34,8 @@ from distillkit.condense import (
 from distillkit.evaluate import evaluate
 from distillkit.labels import CutMix, Mixup, Relabel, soft_labels, stored_soft_labels
 from distillkit.networks import ConvNet, FixedNetwork, RandomNetworks, build
+from distillkit.privacy import Account, Ledger, PrivacyError, condense_private, image_sgd
+from distillkit.privacy.errors import NotCapturable, PrivateInitialization
 from distillkit.robustness import Corruption
 from distillkit.scores import scores
 from distillkit.sets import StoredImages, Tiles, _stored
@@ -87,6 +89,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     for name, value in (("membership.nearest._CHUNK", 16), ("reporting.published_set._VALUES", 16 * 240)):
         monkeypatch.setattr(sys.modules[f"attacks.{name.rpartition('.')[0]}"], name.rpartition(".")[2], value)
     monkeypatch.setattr(sys.modules["distillkit.plot.images"], "_PART", 16)
+    monkeypatch.setattr(sys.modules["distillkit.privacy.condensation.condense_private"], "_READ", 20)
+    monkeypatch.setattr(sys.modules["distillkit.privacy.validation._arguments"], "_PART", 16)
     monkeypatch.setattr(chunking, "_PIXELS_CPU", 16 * 80)
     return found
 
@@ -198,7 +202,33 @@ def near(data: Any) -> Any:
     return nearest(whole_set().images[::9], data if isinstance(data, StoredImages) else data.images)
 
 
+class Own(nn.Module):
+    """Network of a user, which holds something besides its weights."""
+
+    def __init__(self, held: Any = None) -> None:
+        super().__init__()
+        self.body, self.held = nn.Sequential(nn.Flatten(), nn.Linear(240, 6), nn.Tanh(), nn.Linear(6, CLASSES)), held
+
+    def forward(self, images: Tensor) -> Tensor:
+        found: Tensor = self.body(images)
+        return found if self.held is None else found + 0 * self.held[:1].sum()
+
+
+def private(data: Any, **options: Any) -> LabeledImages:
+    account = Account(Ledger(delta=1e-5), secret=3)
+    options = {"networks": RandomNetworks(factory), "num_networks": 2, "steps": 3} | options
+    return condense_private(data, epsilon=5.0, size=71, ipc=1, ledger=account, progress=False, **options)
+
+
+def public_start() -> LabeledImages:
+    images = torch.rand(5, *SHAPE, generator=torch.Generator().manual_seed(4))
+    return LabeledImages(images, range(5), num_classes=CLASSES, normalization=SPACE)
+
+
 CALLS |= {
+    "private": private,
+    "private, own network": partial(private, networks=RandomNetworks(Own)),
+    "private, public start": lambda data: private(data, init=public_start()),
     "grid": lambda data: drawn(plot.grid(data, per_class=3)),
     "real and synthetic": lambda data: drawn(plot.real_and_synthetic(data, whole_set(), per_class=2)),
     "selection": lambda data: drawn(plot.selection(data, torch.arange(0, 70, 3), rows=2, columns=4)),
@@ -228,6 +258,22 @@ def test_a_stored_set_gives_the_bits_of_the_set_in_memory(
     reads.clear()
     require_equal(CALLS[name](stored), expected)
     assert max(map(len, reads)) <= max(COUNTS)  # never more than a class
+
+
+def test_private_condensation_refuses_code_that_holds_stored_records(
+    stored: StoredImages, reads: list[list[int]]
+) -> None:
+    record = stored.read([50]).images
+    assert len(private(stored, networks=RandomNetworks(partial(Own, torch.ones(1, *SHAPE))))) == 5
+    for held in (record, stored.labels, stored):
+        refused(lambda h=held: private(stored, networks=RandomNetworks(partial(Own, h))), NotCapturable, "record")
+    start = public_start()
+    for image in (record, (record - 0.3) * 0.5):
+        images = torch.cat([start.images[:4], image])
+        refused(lambda x=images: private(stored, init=start.replace(images=x)), PrivateInitialization, "private set")
+    refused(lambda: private(stored.replace(info={"derived": "k-center"})), PrivacyError, "made from other records")
+    refused(lambda: image_sgd(stored, size=71, epsilon=1.0, clip=1.0), TypeError, "images must be in memory")
+    assert max(map(len, reads)) < 71
 
 
 @pytest.mark.filterwarnings("ignore:.*their images are repeated")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -19,21 +20,23 @@ from distillkit.privacy.condensation.histogram import private_histogram
 from distillkit.privacy.condensation.public_embedders import PublicEmbedders
 from distillkit.privacy.condensation.trained_networks import TrainedNetworks
 from distillkit.privacy.ledger import Account, Ledger
-from distillkit.privacy.validation._arguments import as_private_set, initial_images, open_account
+from distillkit.privacy.validation._arguments import initial_images, open_account, open_private_set
 from distillkit.privacy.validation._private_records import apart_from_records
 from distillkit.rng import as_generator, derive
-from distillkit.sets import LabeledImages, TiledImages, Tiles
+from distillkit.sets import LabeledImages, StoredImages, TiledImages, Tiles
 from distillkit.sets._devices import on_device
 
 __all__ = ["condense_private"]
 
 _DEFAULT_PASSES = Passes()
+_READ = 256
+"""Number of images of a stored set that are read at a time."""
 
 
 @on_device()
 @apart_from_records()
 def condense_private(
-    images: Tensor | LabeledImages,
+    images: Tensor | LabeledImages | StoredImages,
     labels: Tensor | None = None,
     *,
     epsilon: float,
@@ -78,9 +81,10 @@ def condense_private(
     pass, follows IDM (Zhao et al., CVPR 2023).
 
     Args:
-        images: private images: a set, or float [N, C, H, W] in the normalized space. The normalization of a set must
-            consist of public constants; a measured normalization (`Normalization.of`, the default of `load_folder`) is
-            refused unless it was declared public (`Normalization.of(images, public=True)`).
+        images: private images: a set, which may be a `StoredImages`, or float [N, C, H, W] in the normalized space. The
+            normalization of a set must consist of public constants; a measured normalization (`Normalization.of`, the
+            default of `load_folder`) is refused unless it was declared public (`Normalization.of(images,
+            public=True)`).
         labels: private class indices, int [N]; omit them if `images` is a set.
         epsilon: target for the whole call, > 0. Infinity adds no noise, to measure how much accuracy the noise costs;
             the ledger then records that no guarantee holds.
@@ -132,7 +136,7 @@ def condense_private(
         check.positive_int(size, "size")
     if sizes is not None and (sizes.ndim != 1 or not bool((sizes > 0).all())):
         raise ValueError(f"size must be one positive number, or one per class, got {sizes.tolist()}")
-    real = as_private_set(images, labels, num_classes=num_classes, delta=delta, size=size)
+    real = open_private_set(images, labels, num_classes=num_classes, delta=delta, size=size)
     if sizes is not None and len(sizes) != real.num_classes:
         raise ValueError(f"size must hold {real.num_classes} positive numbers, one per class, got {sizes.tolist()}")
     check.boolean(progress, "progress")
@@ -143,19 +147,20 @@ def condense_private(
     check.instance(passes, Passes, "passes", "a Passes(count=..., ...)")
     embedding = EmbeddingNetworks.of(networks)
     chunk, match = embedding.chunk, embedding.match or "embedding"
-    chunk_size(real.images, chunk)
+    like = real._empty
+    size_read = max(1, _READ // (own := chunk_size(like.images, chunk))) * own  # whole chunks
     first_share, train = passes.first_share, passes.train
     histogram_share = passes.histogram_share if sizes is None else 0.0
     seed, first_seed, *more = torch.randint(2**62, (passes.count,), generator=as_generator(generator)).tolist()
     fitted, init_name = initial_images(init, real, ipc=ipc, parametrize=parametrize, generator=derive(seed, "start"))
     tiles = parametrize or Tiles(1)
-    classes = torch.arange(real.num_classes, device=real.labels.device).repeat_interleave(ipc * tiles.count)
-    sampler = embedding.sampler_for(real)
+    classes = torch.arange(real.num_classes, device=like.labels.device).repeat_interleave(ipc * tiles.count)
+    sampler = embedding.sampler_for(like)
     if train is not None and not isinstance(sampler, RandomNetworks):
         raise ValueError(
             f"networks must be RandomNetworks(factory) if `train` is to train them, got {type(sampler).__name__}"
         )
-    options: dict[str, Any] = {"like": real, "clip": clip, "match": match, "augment": embedding.augment}
+    options: dict[str, Any] = {"like": like, "clip": clip, "match": match, "augment": embedding.augment}
     embedders = PublicEmbedders(sampler, num_networks, seed=seed, **options)
     account = open_account(ledger, delta)
 
@@ -183,7 +188,14 @@ def condense_private(
     fit |= {"chunk": chunk, "progress": progress}
 
     def release_and_fit(start: Tensor, embedders: PublicEmbedders, sigma: float, steps: int) -> Tensor:
-        sums = class_sums(real.images, real.labels, embedders, num_classes=real.num_classes, chunk=chunk)
+        if isinstance(real, LabeledImages):
+            parts = iter([real])
+        else:  # the sums of parts are exact, so they add up to the sums of the set
+            parts = map(real._part, torch.arange(len(real)).split(size_read))
+        sums = functools.reduce(
+            torch.add,
+            (class_sums(x.images, x.labels, embedders, num_classes=x.num_classes, chunk=chunk) for x in parts),
+        )
         noised = release(sums, sigma=sigma, sensitivity=embedders.sensitivity, ledger=account)
         targets = noised / denominators.to(noised)
         return fit_to_means(start, embedders, targets, steps=steps, **fit)
@@ -195,7 +207,7 @@ def condense_private(
     for number, own_seed in enumerate((seed, *more)):
         if first_share or number:
             shown = fitted if parametrize is None else tiles.decode(fitted)
-            released = real.replace(images=shown, labels=classes, columns={}, info={})
+            released = like.replace(images=shown, labels=classes, columns={}, info={})
             if train is not None and isinstance(sampler, RandomNetworks):
                 redraw = sampler.redraw
                 trained = TrainedNetworks(sampler.factory, released, train, redraw=redraw, progress=progress)

@@ -11,20 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distillkit._utils import check
+from distillkit._utils import check, conversion
 from distillkit._utils.user_warnings import without_warnings
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.privacy.errors import NotAccountable, PrivacyError, PrivateInitialization, PrivateStatistics
 from distillkit.privacy.ledger import Account, Ledger
 from distillkit.privacy.validation._private_records import active_records, declare_records
-from distillkit.sets import LabeledImages, StoredImages, TiledImages, Tiles, as_set
+from distillkit.sets import LabeledImages, StoredImages, TiledImages, Tiles
+from distillkit.sets._stored import RealImages
 from distillkit.sets._validation import FOUND_CLASSES, FOUND_LABELS
+from distillkit.sets.as_set import open_set
 
 __all__ = [
     "NEW_LEDGER_REMARK",
     "as_private_set",
     "initial_images",
     "open_account",
+    "open_private_set",
     "refuse_derived",
     "refuse_half_precision",
     "refuse_large_delta",
@@ -33,6 +36,9 @@ __all__ = [
     "require_given_num_classes",
 ]
 
+
+_PART = 256
+"""Number of images of a stored set that are read at a time."""
 
 NEW_LEDGER_REMARK = "this ledger began with this call: what the same records paid elsewhere is not in its epsilon"
 """The remark in a ledger that a call created for itself because none was given."""
@@ -65,9 +71,27 @@ def as_private_set(
         PrivateStatistics: the normalization was measured or fitted on images that were not declared public.
         NotAccountable: delta is not below one over the number of records.
     """
+    conversion.require_in_memory(images, "images")
+    real = open_private_set(
+        images, labels, num_classes=num_classes, delta=delta, size=size, public_statistics=public_statistics
+    )
+    assert isinstance(real, LabeledImages)
+    return real
+
+
+def open_private_set(
+    images: Tensor | LabeledImages | StoredImages,
+    labels: Tensor | None,
+    *,
+    num_classes: int | None = None,
+    delta: float,
+    size: float | Tensor | None = None,
+    public_statistics: bool = False,
+) -> RealImages:
+    """Return a stored set, or what `as_private_set` returns. The caller declares stored images when it reads them."""
     with without_warnings():  # sanity checks of pixels depend on the records
-        real = as_set(images, labels, num_classes=num_classes)
-    declare_records(*real, *real.columns.values())
+        real = open_set(images, labels, num_classes=num_classes)
+    declare_records(real._rows if isinstance(real, StoredImages) else real.images, real.labels, *real.columns.values())
     refuse_derived(real.info)
     require_given_num_classes(real)
     if real.labels.ndim != 1:
@@ -82,7 +106,7 @@ def as_private_set(
     return real.replace(class_names=()) if real.info.get("classes") else real  # names that were found are not released
 
 
-def require_given_num_classes(real: LabeledImages | StoredImages) -> None:
+def require_given_num_classes(real: RealImages) -> None:
     """Refuse a set whose classes were found in the private data.
 
     A number that was derived from labels is the largest label + 1, so it reveals which class is the last one with
@@ -202,7 +226,7 @@ def open_account(ledger: Ledger | Account | None, delta: float) -> Account:
 
 def initial_images(
     init: str | LabeledImages,
-    real: LabeledImages,
+    real: RealImages,
     *,
     ipc: int,
     generator: torch.Generator,
@@ -233,6 +257,7 @@ def initial_images(
     check.positive_int(ipc, "ipc")
     tiles = Tiles.require(parametrize) or Tiles(1)
     tiles.require_shape(real.shape)
+    like = real._empty
     if isinstance(init, str):
         if init != "noise":
             raise PrivateInitialization(
@@ -240,27 +265,29 @@ def initial_images(
                 "init='noise', or a public set of images"
             )
         shape = (real.num_classes * ipc, *real.shape)
-        return torch.randn(shape, generator=generator, dtype=real.images.dtype).to(real.images.device), init
+        return torch.randn(shape, generator=generator, dtype=like.images.dtype).to(like.images.device), init
     if not isinstance(init, LabeledImages):
         raise TypeError(f"init must be 'noise' or a public LabeledImages, got {type(init).__name__}")
-    real.require_compatible(init)
+    like.require_compatible(init)
     refuse_lost_guarantee(init.info, "init")
     if init.labels.ndim != 1 or init.counts().tolist() != [ipc * tiles.count] * real.num_classes:
         count = ipc * tiles.count
         raise ValueError(f"init must hold {count} images of each of {real.num_classes} classes, and class indices")
-    start = init.images[init.labels.argsort(stable=True)].to(real.images)
+    start = init.images[init.labels.argsort(stable=True)].to(like.images)
     stored = start
     if isinstance(init, TiledImages) and init.tiles == parametrize:
         groups = init.labels.view(-1, tiles.count)
         if bool((groups != groups[:, :1]).any()):
             raise ValueError("init must have images of a single class in each stored image, got mixed classes")
-        stored = init.stored[groups[:, 0].argsort(stable=True)].to(real.images)
+        stored = init.stored[groups[:, 0].argsort(stable=True)].to(like.images)
     elif parametrize is not None:
         stored = tiles.encode(start)
-    records = active_records()
-    equal = any(bool((real.images == image).flatten(1).all(1).any()) for image in torch.cat([start, stored]))
-    if equal or records.share(init.images) or records.contain(start) or records.contain(stored):
-        raise PrivateInitialization("init holds an image of the private set; use init='noise', or a public set")
+    parts = [real.images] if isinstance(real, LabeledImages) else map(real._take, torch.arange(len(real)).split(_PART))
+    for part in parts:
+        records = active_records().joined([part])
+        equal = any(bool((part == image).flatten(1).all(1).any()) for image in torch.cat([start, stored]))
+        if equal or records.share(init.images) or records.contain(start) or records.contain(stored):
+            raise PrivateInitialization("init holds an image of the private set; use init='noise', or a public set")
     return stored.clone(), "public set"
 
 
