@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 FLOWER := .venv-flower
 
-.PHONY: demo gpu test test-slow coverage wheel test-flower test-flower-faults killed mutants lint lint-versions constraints bench bench-peers bench-page docs clean
+.PHONY: demo gpu test test-slow coverage wheel release tag test-flower test-flower-faults killed mutants lint lint-versions constraints bench bench-peers bench-page docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/quickstart.py
@@ -36,6 +36,21 @@ wheel: $(STAMP)
 	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir dist .
 	$(BIN)/python -m zipfile --extract dist/*.whl dist/alone
 	cd dist && PYTHONPATH=alone $(CURDIR)/$(BIN)/python -P $(CURDIR)/tests/smoke.py alone
+
+# Build what is uploaded from a clean checkout, check it, and use the wheel in an empty environment on every Python found.
+# WHEEL_DEPS=FOLDER takes the dependencies from that site-packages, on its Python only, in place of the registry.
+PYTHONS := 3.11 3.12 3.13 3.14
+release: $(STAMP)
+	@test -n "$(REPOSITORY_URL)" || { echo "REPOSITORY_URL is missing: set it to the address of the public repository"; exit 1; }
+	@test -z "$$(git status --porcelain)" || { echo "The checkout has changes: commit them first"; exit 1; }
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist/upload
+	$(BIN)/python -m twine check --strict dist/upload/*
+	for version in $(PYTHONS); do WHEEL_DEPS=$(WHEEL_DEPS) bash scripts/try_wheel.sh $$version || exit 1; done
+	@echo "Ready: \`make tag\`, then \`$(BIN)/python -m twine upload dist/upload/*\`"
+
+tag:
+	bash scripts/tag.sh
 
 # Tests on Flower itself, in a separate environment: the adapter's tests with Flower's own classes, equal hashes in
 # simulation and on deployed nodes, secure sums and private runs; then faults and access control. They run in one process,

@@ -78,8 +78,8 @@ def test_site_dependencies_are_in_their_extra() -> None:
 
 
 def test_tests_have_every_extra_except_flowers() -> None:
-    assert EXTRAS["dev"][0] == "distillkit[data,docs,opendp,secure]"  # Flower has its own: make test-flower
-    assert set(EXTRAS) == {"flower", "opendp", "pandas", "data", "secure", "docs", "dev"}
+    assert EXTRAS["dev"][0] == "distillkit[data,docs,opendp,release,secure]"  # Flower has its own: make test-flower
+    assert set(EXTRAS) == {"flower", "opendp", "pandas", "data", "secure", "docs", "release", "dev"}
 
 
 @pytest.mark.slow

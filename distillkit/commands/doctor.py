@@ -56,7 +56,7 @@ def _missing() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for line in requires("distillkit") or ():
         match = re.fullmatch(r"([\w.-]+)(?:\[[\w,]*\])?.*extra == ['\"](\w+)['\"]", line)
-        if match and match[2] not in ("dev", "docs"):
+        if match and match[2] not in ("dev", "docs", "release"):
             absent = found.setdefault(match[2], [])
             absent += [] if _version(match[1]) else [match[1]]
     return found
