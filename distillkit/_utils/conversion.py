@@ -339,6 +339,8 @@ def read(
             if isinstance(item, Mapping) and not _is_image(item):
                 chosen = chosen or _image_and_label(source, item, image, label, name)
                 item = (item[chosen[0]], item[chosen[1]])
+            elif chosen is None and (image is not None or label is not None):
+                raise TypeError(f"image and label are columns of rows, but item {i} of {name} is {_short(item)}")
             if not isinstance(item, tuple | list) or len(item) != 2:
                 raise TypeError(f"{name} must give pairs, {_WANTED}; item {i} is {_short(item)}")
             images.append(_image(item[0], f"{name}[{i}]", convert))

@@ -302,21 +302,15 @@ class LabeledImages(ImageSet):
             dataset = Subset(dataset, range(len(dataset)))  # type: ignore[arg-type]
         if isinstance(dataset, tuple | list) or not conversion.is_labeled_source(dataset):
             raise TypeError(conversion.unsupported(dataset, "dataset", labels=False))
-        options: dict[str, Any] = {"num_classes": num_classes, "normalization": normalization}
-        options["class_names"] = class_names
-        whole = resolve_subset(dataset, "dataset")
-        if isinstance(whole, LabeledImages):
-            return require_consistent(whole, "dataset", **options)
 
         def converted(picture: Tensor) -> Tensor:
             if picture.is_floating_point():
                 raise TypeError("size and channels are for uint8 and PIL pictures; convert floats in the transform")
             return to_pixels(picture[None], size, channels)[0]
 
-        options |= {"image": image, "label": label, "progress": progress}
-        return set_from_source(
-            dataset, "dataset", **options, convert=None if size is None and channels is None else converted
-        )
+        options: dict[str, Any] = {"image": image, "label": label, "progress": progress, "class_names": class_names}
+        options["convert"] = None if size is None and channels is None else converted
+        return set_from_source(dataset, "dataset", num_classes, normalization, **options)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -770,7 +764,7 @@ def set_from_source(
     convert: Callable[[Tensor], Tensor] | None = None,
     **options: Any,
 ) -> LabeledImages:
-    """Create a set from a source of images and labels.
+    """Create a set from a source of images and labels, or return a set of which the source is a part.
 
     uint8 and uint16 images are pixels in 0..255 and 0..65535, which this function normalizes. Float images are already
     normalized, unless `convert` made them.
@@ -783,6 +777,11 @@ def set_from_source(
         normalization, class_names: as in `as_set`.
         convert, options: options of `conversion.read`.
     """
+    source = resolve_subset(source, name)
+    if isinstance(source, LabeledImages):
+        if convert is not None:
+            raise TypeError(f"size and channels are for uint8 and PIL pictures, but {name} is a LabeledImages")
+        return require_consistent(source, name, num_classes, normalization, class_names)
     given = checked_class_names(class_names)
     if normalization is not None:
         Normalization.require(normalization)

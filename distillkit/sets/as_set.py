@@ -15,7 +15,6 @@ from distillkit.normalization import Normalization
 from distillkit.sets._labeled import (
     LabeledImages,
     Labels,
-    require_consistent,
     resolve_subset,
     set_from_source,
 )
@@ -76,9 +75,7 @@ def as_set(
         images, labels = (images, labels), None
     if labels is not None and (isinstance(images, LabeledImages) or conversion.is_labeled_source(images)):
         raise TypeError(f"labels must be left out when {name} is a {type(images).__name__} (it has its own)")
-    if isinstance(images, LabeledImages):
-        return require_consistent(images, name, **options)
-    if conversion.is_labeled_source(images):
+    if isinstance(images, LabeledImages) or conversion.is_labeled_source(images):
         return set_from_source(images, name, **options, progress=progress)
     if isinstance(getattr(images, "train", None), LabeledImages):
         raise TypeError(f"{name} must be one part of the {type(images).__name__}; pass {name}.train")

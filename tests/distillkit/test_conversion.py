@@ -377,7 +377,12 @@ def test_pictures_of_several_sizes_are_resized() -> None:
     assert torch.equal(made.images[1, 0], made.images[1, 2])
     one = [(PICTURES[0], 0)]
     assert torch.equal(LabeledImages.from_dataset(one, size=4).images, STACKED[:1])
-    refused(lambda: LabeledImages.from_dataset(Lazy(), size=4), TypeError, "size and channels are for uint8 and PIL")
+    whole: Any = Subset(LabeledImages(PIXELS, LABELS), [0])  # type: ignore[arg-type]
+    for floats in (Lazy(), whole):
+        for option in ({"size": 4}, {"channels": 1}):
+            refused(lambda: LabeledImages.from_dataset(floats, **option), TypeError, "size and channels are for uint8")  # noqa: B023
+    for column in ({"image": "a"}, {"label": "a"}):
+        refused(lambda: LabeledImages.from_dataset(pairs, **column), TypeError, "columns of rows, but item 0")  # noqa: B023
 
 
 def test_names_that_would_move_are_refused() -> None:

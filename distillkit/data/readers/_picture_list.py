@@ -15,7 +15,7 @@ from distillkit._utils import check
 from distillkit._utils.pixels import AnyPath, Size, height_and_width, to_bytes
 from distillkit.data._assembly import SplitBuilder
 from distillkit.data._cache import CacheWriter, files_key, fill_in_threads, open_cache
-from distillkit.data._hold_out import HoldOut, hold_out_classes, hold_out_content, record_digests
+from distillkit.data._hold_out import HOLD_OUTS, HoldOut, hold_out_classes, hold_out_content, record_digests
 from distillkit.data.readers._picture_decoding import (
     Problems,
     read_picture,
@@ -96,7 +96,7 @@ def load_pictures(
     Raises:
         ValueError: a picture cannot be read, the pictures have different shapes, or they do not fit in memory.
     """
-    path = check.path(path, "path")
+    path = _checked(path, test_fraction, background, hold_out)
     listing = list_pictures(path, **options)
     listing.require_readable(path, size, channels, progress=progress)
     pixels = read_pictures(listing.files, size, channels, background, open_with=listing.open_with, progress=progress)
@@ -129,7 +129,7 @@ def open_pictures(
     Raises:
         ValueError, OSError, distillkit.locking.InUse: for the same reasons as in `open_folder`.
     """
-    path = check.path(path, "path")
+    path = _checked(path, test_fraction, background, hold_out)
     listing = list_pictures(path, **options)
     files = [file for part in listing.files.values() for file in part]
     first = files[0] if files else path
@@ -157,6 +157,14 @@ def open_pictures(
     digests = [d.tobytes() for d in opened.file.digests[rows["train"]].numpy()] if hold_out == "content" else None
     rows, builder = _with_test(listing, rows, normalization, test_fraction, digests)
     return builder.build_stored(opened, rows)
+
+
+def _checked(path: AnyPath, test_fraction: float, background: float | None, hold_out: str) -> Path:
+    check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0)
+    if background is not None:
+        check.real_number(background, "background", least=0.0, most=1.0)
+    check.one_of(hold_out, "hold_out", HOLD_OUTS)
+    return check.path(path, "path")
 
 
 def _with_test(

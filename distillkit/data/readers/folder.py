@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from distillkit._utils import check
 from distillkit._utils.pixels import AnyPath, Size
-from distillkit.data._hold_out import HOLD_OUTS, HoldOut
+from distillkit.data._hold_out import HoldOut
 from distillkit.data.readers._folder_layout import SUFFIXES, list_folder
 from distillkit.data.readers._picture_list import load_pictures, open_pictures
 from distillkit.data.split import Split, StoredSplit, warn_of_repeats
 from distillkit.normalization import Normalization
 
-__all__ = ["SUFFIXES", "load_folder", "open_folder", "picture_options"]
+__all__ = ["SUFFIXES", "load_folder", "open_folder"]
 
 
 def load_folder(
@@ -66,9 +65,9 @@ def load_folder(
             The sub-folders are probably not classes: all of them have names of splits, a table beside them probably
             contains the labels, or there is only one sub-folder, and its pictures are in further sub-folders.
     """
-    own = picture_options(test_fraction, hold_out, classes, background)
+    own: dict[str, Any] = {"test_fraction": test_fraction, "hold_out": hold_out, "background": background}
     form: dict[str, Any] = {"size": size, "channels": channels, "normalization": normalization}
-    return warn_of_repeats(load_pictures(list_folder, path, progress=progress, **form, **own))
+    return warn_of_repeats(load_pictures(list_folder, path, progress=progress, declared=classes, **form, **own))
 
 
 def open_folder(
@@ -109,25 +108,7 @@ def open_folder(
         OSError: the cache cannot be written, for example because the disk is full.
         distillkit.locking.InUse: another process has been writing this cache for a day.
     """
-    own = picture_options(test_fraction, hold_out, classes, background)
+    own: dict[str, Any] = {"test_fraction": test_fraction, "hold_out": hold_out, "background": background}
     form: dict[str, Any] = {"size": size, "channels": channels, "normalization": normalization}
     where: dict[str, Any] = {"cache": cache, "workers": workers, "progress": progress}
-    return warn_of_repeats(open_pictures(list_folder, path, **form, **where, **own))
-
-
-def picture_options(
-    test_fraction: float, hold_out: str, classes: Sequence[str] | None, background: float | None
-) -> dict[str, Any]:
-    """Check the options that readers of picture files have in common, and return them as `load_pictures` takes them.
-
-    Args:
-        test_fraction, hold_out, classes, background: as in `load_folder`.
-    """
-    return {
-        "test_fraction": check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0),
-        "background": background
-        if background is None
-        else check.real_number(background, "background", least=0.0, most=1.0),
-        "hold_out": check.one_of(hold_out, "hold_out", HOLD_OUTS),
-        "declared": classes,
-    }
+    return warn_of_repeats(open_pictures(list_folder, path, declared=classes, **form, **where, **own))

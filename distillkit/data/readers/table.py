@@ -18,7 +18,6 @@ from distillkit.data._hold_out import HoldOut
 from distillkit.data.readers._folder_layout import SPLITS, SUFFIXES
 from distillkit.data.readers._picture_decoding import Problems
 from distillkit.data.readers._picture_list import PictureList, load_pictures, open_pictures
-from distillkit.data.readers.folder import picture_options
 from distillkit.data.split import Split, StoredSplit, warn_of_repeats
 from distillkit.normalization import Normalization
 from distillkit.sets._validation import FOUND_LABELS, checked_class_names
@@ -72,10 +71,10 @@ def load_table(
             different pictures, files in two rows, missing or unknown labels and splits. The message counts all of them,
             with examples, before any picture is decoded.
     """
-    own = picture_options(test_fraction, hold_out, classes, background)
+    own: dict[str, Any] = {"test_fraction": test_fraction, "hold_out": hold_out, "background": background}
     where, own["rows"], own["name"] = _opened(table, folder)
     form: dict[str, Any] = {"size": size, "channels": channels, "normalization": normalization}
-    own["columns"] = (image, label, split, user)
+    own |= {"columns": (image, label, split, user), "declared": classes}
     return warn_of_repeats(load_pictures(_list_table, where, progress=progress, **form, **own))
 
 
@@ -109,10 +108,10 @@ def open_table(
         ImportError, FileNotFoundError, TypeError, ValueError: for the same reasons as in `load_table`.
         OSError, distillkit.locking.InUse: the cache cannot be written; see `open_folder`.
     """
-    own = picture_options(test_fraction, hold_out, classes, background)
+    own: dict[str, Any] = {"test_fraction": test_fraction, "hold_out": hold_out, "background": background}
     where, own["rows"], own["name"] = _opened(table, folder)
     form: dict[str, Any] = {"size": size, "channels": channels, "normalization": normalization}
-    own["columns"] = (image, label, split, user)
+    own |= {"columns": (image, label, split, user), "declared": classes}
     stored: dict[str, Any] = {"cache": cache, "workers": workers, "progress": progress}
     return warn_of_repeats(open_pictures(_list_table, where, **form, **stored, **own))
 
