@@ -78,6 +78,7 @@ def test_devices_are_never_mixed(name: str, run_on_second_device: Callable[..., 
     assert rows(run) == rows(wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.device
 @pytest.mark.skipif("DISTILLKIT_DEVICE" not in os.environ, reason="no accelerator is named")
 @pytest.mark.parametrize("name", METHODS)
