@@ -15,8 +15,8 @@ _silent: ContextVar[bool] = ContextVar("silent", default=False)
 _given: ContextVar[set[str] | None] = ContextVar("given", default=None)
 
 
-def warn(message: str) -> None:
-    """Issue a `UserWarning` that points to the first stack frame outside this project's packages."""
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Issue a warning that points to the first stack frame outside this project's packages."""
     given = _given.get()
     if _silent.get() or (given is not None and message in given):
         return
@@ -25,7 +25,7 @@ def warn(message: str) -> None:
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(_OURS):
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)
 
 
 @contextmanager

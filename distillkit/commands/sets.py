@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -9,9 +10,11 @@ import click
 from distillkit import plot
 from distillkit._utils.pages import Section, drawn
 from distillkit._utils.tables import NONE, Table
+from distillkit._utils.user_warnings import without_warnings
 from distillkit.commands._results import Result, printed
 from distillkit.commands._sources import read_set
 from distillkit.data import set_cards
+from distillkit.sets import LabeledImages
 
 __all__ = ["sets"]
 
@@ -21,21 +24,24 @@ __all__ = ["sets"]
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Write SET to a file (.safetensors, .npz) or a folder of PNGs."
 )
+@click.option("--card", is_flag=True, help="With a folder: a dataset for the hub of Hugging Face, with its card.")
 @click.option("--root", type=click.Path(path_type=Path), help="Data root of named datasets.")
 @printed
-def sets(set: str | None, out: Path | None, root: Path | None, progress: bool) -> Result:
+def sets(set: str | None, out: Path | None, card: bool, root: Path | None, progress: bool) -> Result:
     """List the sets that come with distillkit, or describe or write one SET of any origin."""
+    if card and (out is None or out.suffix):
+        raise click.UsageError("--card needs --out FOLDER")
     if set is None:
         if out is not None:
             raise click.UsageError("--out needs a SET")
         cards = set_cards()
         cells = [
             [
-                name, card["method"], f"{100 * card['accuracy']['hard']:.1f}",
-                f"{100 * max(card['accuracy']['row'], card['accuracy']['view']):.1f}",
-                f"{100 * card['leak']['copies']:.0f}", NONE if card["epsilon"] is None else f"{card['epsilon']:.3g}",
+                name, one["method"], f"{100 * one['accuracy']['hard']:.1f}",
+                f"{100 * max(one['accuracy']['row'], one['accuracy']['view']):.1f}",
+                f"{100 * one['leak']['copies']:.0f}", NONE if one["epsilon"] is None else f"{one['epsilon']:.3g}",
             ]
-            for name, card in cards.items()
+            for name, one in cards.items()
         ]  # fmt: skip
         table = Table(
             ["set", "method", "accuracy (%)", "with soft labels (%)", "copies of records (%)", "epsilon"], cells, left=2
@@ -44,8 +50,31 @@ def sets(set: str | None, out: Path | None, root: Path | None, progress: bool) -
     found = read_set(set, root)
     wrote = ""
     if out is not None:
-        found.save(out) if out.suffix == ".safetensors" else found.export(out)
+        if card:
+            _publish(found, out)
+        else:
+            found.save(out) if out.suffix == ".safetensors" else found.export(out)
         wrote = f"\nwrote {out}"
     told = [f"{name}: {value}" for name, value in found.info.items() if not isinstance(value, dict)]
     page = Section(set, [str(found), told, drawn(plot.grid(found), "the images, one class a row")])
     return Result(str(found), "\n".join([str(found), *told]) + wrote, dict(found.info), [page])
+
+
+def _publish(data: LabeledImages, folder: Path) -> None:
+    """Write pictures for viewers, `set.safetensors` for `load_set`, and a card with the metadata of the hub."""
+    with without_warnings():  # of what pictures lose: the file keeps it
+        data.export(folder)
+    data.save(folder / "set.safetensors")
+    facts = {"images": str(data), **{k: v for k, v in data.info.items() if k != "card"}, **data.info.get("card", {})}
+    license = str(facts.get("licence", "unknown")).partition(": ")[0]
+    meta = {
+        "license": license.lower().replace(" ", "-"),
+        "pretty_name": folder.name,
+        "task_categories": ["image-classification"],
+        "tags": ["dataset-distillation", "distillkit"],
+        "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": "*/*.png"}]}],
+    }
+    rows = [f"- {name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in facts.items()]
+    text = ["---", *(f"{name}: {json.dumps(value)}" for name, value in meta.items()), "---", f"# {folder.name}", ""]
+    text += ["Pictures have 8 bits; `distillkit.data.load_set` reads `set.safetensors`, without loss.", "", *rows]
+    (folder / "README.md").write_text("\n".join(text) + "\n", encoding="utf-8")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit._utils.extras import optional
 from distillkit._utils.files import read_tensors
 from distillkit._utils.pixels import AnyPath
 from distillkit.data.datasets import load
@@ -26,6 +27,9 @@ _INDEX_FORMAT = "distillkit.ImageIndex/1"
 
 _FOLDER = Path(__file__).with_name("shipped")
 """Folder with the shipped sets."""
+_HUB = "hf://"
+_PUBLISHED = "set.safetensors"
+"""File of a published folder that keeps a set without loss; its pictures are for viewers."""
 _SHARE = 1e-2
 _TOLERANCE = 1e-5
 
@@ -44,7 +48,9 @@ def load_set(
     Use it to evaluate, attack or relabel a set that somebody else made. The source is one of
 
     - the name of a shipped set, which is a key of `set_cards()`, such as "digits-dm-10";
-    - a file or folder that `LabeledImages.save` or `export` wrote;
+    - a file or folder that `LabeledImages.save`, `export` or `distillkit sets SET --out FOLDER --card` wrote;
+    - `"hf://owner/name"` or `"hf://owner/name@revision"`, such a folder on the hub of Hugging Face. One file,
+      `set.safetensors`, is downloaded by `huggingface_hub`, and no code runs;
     - a `.pt` or `.pth` file of DC, DSA, DM, IDM, IDC or DREAM, which is read without running code from it, or a folder
       with the files `images_best.pt` and `labels_best.pt` of MTT, TESLA or DATM;
     - a folder with one sub-folder of pictures per class, as SRe2L and RDED release them.
@@ -62,15 +68,20 @@ def load_set(
             `load`.
 
     Raises:
-        FileNotFoundError: `source` is neither the name of a shipped set nor an existing file or folder.
+        FileNotFoundError: `source` is neither the name of a shipped set nor an existing file or folder, or the hub has
+            no such set.
+        ImportError: `source` is on the hub and `huggingface_hub` is not installed: `pip install 'distillkit[data]'`.
         TypeError, ValueError: an argument does not apply to the format, the file has an unknown layout, soft labels are
             not probabilities, or `normalization` is missing for a `.pt` file.
     """
-    path = check.path(source, "source")
+    hub = isinstance(source, str) and source.startswith(_HUB)
+    path = _from_hub(str(source)) if hub else check.path(source, "source")
     shipped = _shipped()
     if str(source) in shipped and not path.exists():
         _refuse(source, normalization=normalization, class_names=class_names, logits=logits)
         return _load_shipped(shipped[str(source)], root)
+    if (path / _PUBLISHED).is_file():
+        path = path / _PUBLISHED
     if path.suffix.lower() in SUFFIXES or (path / "images_best.pt").is_file():
         return _load_release(path, normalization, class_names, check.boolean(logits, "logits"), run)
     if path.is_dir() and not (path / "set.json").is_file():
@@ -91,6 +102,17 @@ def set_cards() -> dict[str, dict[str, Any]]:
     `info["card"]`.
     """
     return {name: _facts(path)["info"]["card"] for name, path in _shipped().items()}
+
+
+def _from_hub(source: str) -> Path:
+    name, _, revision = source.removeprefix(_HUB).partition("@")
+    hub = optional("huggingface_hub", "data", source)
+    try:
+        return Path(hub.hf_hub_download(name, _PUBLISHED, repo_type="dataset", revision=revision or None))
+    except (OSError, ValueError) as error:
+        raise FileNotFoundError(
+            f"source {source!r} must be hf://owner/name of a dataset with the file {_PUBLISHED}: {error}"
+        ) from error
 
 
 def _shipped() -> dict[str, Path]:
