@@ -96,6 +96,7 @@ constraints: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.benchmarks
+	$(BIN)/python -m tests.benchmarks stored --pictures 200
 
 # Measure on an idle machine, keep the record and make its page. An interrupted measurement continues.
 bench-page: $(STAMP)

@@ -34,7 +34,7 @@ from distillkit.condense import (
 from distillkit.evaluate import evaluate
 from distillkit.labels import CutMix, Mixup, Relabel, soft_labels, stored_soft_labels
 from distillkit.networks import ConvNet, FixedNetwork, RandomNetworks, build
-from distillkit.privacy import Account, Ledger, PrivacyError, condense_private, image_sgd
+from distillkit.privacy import Account, Ledger, Passes, PrivacyError, condense_private, image_sgd
 from distillkit.privacy.errors import NotCapturable, PrivateInitialization
 from distillkit.robustness import Corruption
 from distillkit.scores import scores
@@ -214,9 +214,12 @@ class Own(nn.Module):
         return found if self.held is None else found + 0 * self.held[:1].sum()
 
 
+PASSES = Passes(first_num_networks=2, first_steps=2)
+
+
 def private(data: Any, **options: Any) -> LabeledImages:
     account = Account(Ledger(delta=1e-5), secret=3)
-    options = {"networks": RandomNetworks(factory), "num_networks": 2, "steps": 3} | options
+    options = {"networks": RandomNetworks(factory), "num_networks": 2, "steps": 3, "passes": PASSES} | options
     return condense_private(data, epsilon=5.0, size=71, ipc=1, ledger=account, progress=False, **options)
 
 
