@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from distillkit.commands import main
 from distillkit.data import set_cards
 from tests.scripts import load_script
 
@@ -158,6 +161,13 @@ def test_citation_has_the_version() -> None:
     assert re.fullmatch(rf"{re.escape(PROJECT['version'])} \((unreleased|\d{{4}}-\d\d-\d\d)\)", headings[0])
 
 
+def test_doctor_lists_the_extras_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"absent-{name}>=1.0; extra == '{name}'" for name in PROJECT["optional-dependencies"]]
+    monkeypatch.setattr("distillkit.commands.doctor.requires", lambda name: lines)
+    missing = json.loads(CliRunner().invoke(main, ["doctor", "--json"]).stdout)["missing"]
+    assert missing == {name: [f"absent-{name}"] for name in ("flower", "opendp", "pandas", "data", "secure")}
+
+
 def test_every_shipped_picture_and_set_has_a_license() -> None:
     assert PROJECT["license-files"] == ["LICENSE", "NOTICE"]
     notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
@@ -203,3 +213,66 @@ def test_issue_forms_are_complete(path: Path) -> None:
     asked = {field["id"] for field in form["body"] if field.get("validations", {}).get("required")}
     needed = {"bug": {"code", "doctor"}, "claim": {"page", "command", "doctor"}, "method": {"paper"}}
     assert needed[path.stem] <= asked
+
+
+STUB = """#!/bin/bash
+echo "$(basename "$0") $*" >>"$LOG"
+case "$*" in
+-m\\ venv*)
+  mkdir -p "$3/bin" "$3/lib/python9.9/site-packages"
+  for name in python distillkit; do cp "$0" "$3/bin/$name"; done ;;
+*smoke.py*) cat "${@: -1}/wheel_deps.pth" >>"$LOG" 2>/dev/null; exit "${SMOKE:-0}" ;;
+esac
+"""
+
+
+def tried(folder: Path, version: str = "9.9", **variables: str) -> tuple[int, str, list[str]]:
+    """Return exit code, last line and commands of a trial of the wheel by a stub of Python 9.9."""
+    (folder / "dist" / "upload").mkdir(parents=True)
+    (folder / "dist" / "upload" / "d.whl").touch()
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python9.9").write_text(STUB, encoding="utf-8")
+    (folder / "bin" / "python9.9").chmod(0o755)
+    own = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "LOG": str(folder / "log"), **variables}
+    ran = run("bash", str(ROOT / "scripts" / "try_wheel.sh"), version, folder=folder, **own)
+    assert not (folder / "dist" / f"try-{version}").exists()
+    log = folder / "log"
+    return ran.returncode, ran.stdout.strip(), log.read_text(encoding="utf-8").splitlines()[1:] if log.is_file() else []
+
+
+def test_wheel_is_tried_in_an_environment_of_its_own(tmp_path: Path) -> None:
+    assert tried(tmp_path) == (
+        0,
+        "python9.9: the wheel works",
+        [
+            "python9.9 -m venv try-9.9",
+            "python -m pip install --disable-pip-version-check --quiet upload/d.whl",
+            "python -P ../tests/smoke.py try-9.9/lib/python9.9/site-packages",
+            "distillkit doctor",
+            "distillkit sets",
+        ],
+    )
+
+
+def test_wheel_can_use_the_packages_of_another_environment(tmp_path: Path) -> None:
+    packages = "/env/lib/python9.9/site-packages"
+    _, said, log = tried(tmp_path, WHEEL_DEPS=packages)
+    assert said == "python9.9: the wheel works"
+    assert "--no-deps upload/d.whl" in log[1]
+    assert log[3] == packages
+
+
+def test_wheel_is_not_tried_with_packages_of_another_python(tmp_path: Path) -> None:
+    code, said, log = tried(tmp_path, WHEEL_DEPS="/env/lib/python9.8/site-packages")
+    assert (code, log) == (0, [])
+    assert said == "python9.9: the wheel was not tried, because WHEEL_DEPS belongs to another Python"
+
+
+def test_absent_python_is_told(tmp_path: Path) -> None:
+    assert tried(tmp_path, "9.8") == (0, "python9.8: not found here, the wheel was not tried", [])
+
+
+def test_wheel_that_fails_ends_the_release(tmp_path: Path) -> None:
+    code, said, log = tried(tmp_path, SMOKE="3")
+    assert (code, said) == (3, "")
+    assert "smoke.py" in log[-1]
