@@ -51,6 +51,8 @@ def picture_shape(picture: Any) -> tuple[int, int, int]:
     """Return the shape (C, H, W) of a picture from its header, and refuse what `picture_array` refuses there."""
     _require_one_frame_of_known_range(picture)
     width, height = picture.size
+    if getattr(picture, "format", None) == "TIFF":  # some versions of Pillow have turned its size already
+        width, height = picture.tag_v2[256], picture.tag_v2[257]
     late = getattr(picture, "format", None) == "PNG" and not any("exif" in str(key) for key in picture.info)
     if not late and picture.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8):  # Pillow would decode a PNG to look
         width, height = height, width

@@ -32,6 +32,7 @@ from distillkit.study import as_split
 from distillkit.training import Protocol
 from fl import simulate
 from fl.averaging import FedAvg
+from fl.engine._clients import ClientRegistry
 from tests.refused import refused
 
 HALF = Normalization([0.5], [0.25])
@@ -401,3 +402,4 @@ def test_names_that_would_move_are_refused() -> None:
     few = as_set(PIXELS[[0, 1]], ["cat", "dog"])
     assert as_split(train, few).classes == ("cat", "dog", "eel")
     assert simulate(method, [few, train], rounds=1, progress=False).rows[-1]["failed"] == {}
+    assert ClientRegistry([few, train])[0].train.class_names == ("cat", "dog", "eel")

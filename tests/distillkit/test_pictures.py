@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from distillkit._utils.pictures import picture_array, picture_shape
 from distillkit.data import load_folder, open_folder
 from distillkit.normalization import IDENTITY
 from distillkit.sets import as_set
@@ -152,3 +153,17 @@ def test_hidden_16_bit_values_get_the_background(tmp_path: Path) -> None:
     wanted = torch.tensor(np.where(DEEP[1, 1] == DEEP, 65535, DEEP) / 65535, dtype=torch.float32)
     found = load_folder(tmp_path, background=1.0, test_fraction=0.0, normalization=IDENTITY).train
     assert torch.allclose(found.images[0, 0], wanted)
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "tiff", "webp"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_the_header_tells_the_shape(mode: str, orientation: int, ending: str, tmp_path: Path) -> None:
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    Image.new(mode, (7, 4)).save(tmp_path / f"a.{ending}", exif=tags)
+    with Image.open(tmp_path / f"a.{ending}") as picture:
+        shape = picture_shape(picture)
+        array = picture_array(picture, None, "")
+    assert shape == (1 if array.ndim == 2 else 3, *array.shape[:2])
+    assert shape[1:] == ((7, 4) if orientation > 4 else (4, 7))

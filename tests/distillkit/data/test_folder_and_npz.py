@@ -227,6 +227,11 @@ def test_pictures_of_different_sizes_need_a_size(tmp_path: Path) -> None:
         ValueError, match=r"without the \(6, 6\) pixels .* of cat/0\.png and 9 more; give size=.*: dog/9\.png$"
     ):
         load_folder(tmp_path)
+    save(tmp_path / "cat" / "0.png", picture(9, 8, 8, 3))  # the first picture may be the odd one
+    with pytest.raises(
+        ValueError, match=r"2 pictures without the \(6, 6\) .* of cat/1\.png and 8 more.*: cat/0\.png, dog"
+    ):
+        load_folder(tmp_path)
     assert load_folder(tmp_path, size=4).train.shape == (3, 4, 4)
     assert load_folder(tmp_path, size=(4, 5)).train.shape == (3, 4, 5)
 

@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 
 from distillkit import Normalization
-from distillkit.data import Split, load_folder, load_table, open_table
+from distillkit.data import Split, as_domains, load_folder, load_table, open_table
+from distillkit.normalization import IDENTITY
 from distillkit.privacy import PrivacyError
 from distillkit.privacy.validation._arguments import refuse_derived
 from tests.refused import refused
@@ -253,3 +254,20 @@ def test_what_is_no_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ImportError,
         r"load_table needs pandas: pip install 'distillkit\[data\]'",
     )
+
+
+def test_full_names_beat_names_without_ending_and_words_for_nothing_are_labels(tmp_path: Path) -> None:
+    for number, name in enumerate(("a.png", "a.png.jpg.png", "b.jpg")):
+        save(tmp_path / name, number)
+    (tmp_path / "t.csv").write_text("file,label\na.png,NA\nb,None\n", encoding="utf-8")
+    split = load_table(tmp_path / "t.csv", test_fraction=0, normalization=IDENTITY)
+    assert split.classes == ("NA", "None")
+    assert np.array_equal((split.train.images[0] * 255).round().byte().permute(1, 2, 0), picture(0))
+
+
+def test_joined_tables_keep_the_origin_of_their_classes(tmp_path: Path) -> None:
+    split = load_table(competition(tmp_path), folder=tmp_path / "train", test_fraction=0)
+    joined = as_domains({"north": split, "south": split})
+    assert (joined.train.info["classes"], joined.train.class_names) == ("labels", split.classes)
+    declared = as_domains({"north": split}, classes=split.classes)
+    assert "classes" not in declared.train.info
