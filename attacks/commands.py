@@ -15,7 +15,7 @@ from attacks.reporting.copies import closest_images
 from distillkit import plot
 from distillkit._utils.pages import Section, drawn, image_grid
 from distillkit.commands._results import Result, printed
-from distillkit.commands._sources import Sources, read_set, source_options
+from distillkit.commands._sources import Sources, source_options
 from distillkit.sets import LabeledImages, StoredImages
 
 __all__ = ["attack", "report"]
@@ -50,7 +50,7 @@ _DEVICE = click.option("--device", default="auto", show_default=True, help="cpu,
 @printed
 def attack(set: str, source: str, held_out: str | None, device: str, sources: Sources, progress: bool) -> Result:
     """Measure what the images of SET reveal of the records that it was made from."""
-    _, found = _measured(read_set(set, sources.root), source, held_out, device, sources, progress)
+    _, found = _measured(sources.read_set(set), source, held_out, device, sources, progress)
     return Result(_verdict(set, found), str(found), found.record(), [Section("Attacks", [found.table()])])
 
 
@@ -72,7 +72,7 @@ def report(
         return _of_run(Path(path), source, sources, progress)
     if source is None:
         raise click.UsageError("the report of a set needs --train, the records that it was made from")
-    small = read_set(path, sources.root)
+    small = sources.read_set(path)
     train, found = _measured(small, source, held_out, device, sources, progress)
     origin = [f"{name}: {small.info[name]}" for name in ("method", "epsilon", "delta", "reason") if name in small.info]
     nearest = Section("The images beside the training records nearest to them")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
 import fl.addons
 from distillkit._utils.pages import Section, drawn
 from distillkit.commands._results import Result, printed
-from distillkit.commands._sources import Sources, source_options
+from distillkit.commands._sources import Numbers, Sources, source_options
 from distillkit.commands._training import Networks, network_options
 from distillkit.data import partition
 from distillkit.study import Study, Task, curves, grid, read_records, summary_table
@@ -44,9 +45,12 @@ _OF_SETS = {"FedDM": FedDM, "Real": Real}
     show_default=True,
     help="Skew of the classes: Dirichlet(alpha).",
 )
+@click.option("--min-size", type=click.IntRange(1), default=10, show_default=True, help="Least images of a client.")
 @click.option("--rounds", type=click.IntRange(1), default=10, show_default=True)
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Number of seeds.")
-@click.option("--lr", default="0.1", show_default=True, help="Learning rates to search, separated by commas.")
+@click.option(
+    "--lr", type=Numbers(), default="0.1", show_default=True, help="Learning rates to search, separated by commas."
+)
 @click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Local epochs.")
 @click.option("--steps", type=click.IntRange(1), default=100, show_default=True, help="Condensation steps of FedDM.")
 @click.option(
@@ -58,9 +62,9 @@ _OF_SETS = {"FedDM": FedDM, "Real": Real}
 @network_options
 @printed
 def study(
-    source: str, out: Path | None, methods: str, clients: int, alpha: float, rounds: int, seeds: int, lr: str,
-    epochs: int, steps: int, ipc: int, processes: int, seconds: float | None, sources: Sources, networks: Networks,
-    progress: bool,
+    source: str, out: Path | None, methods: str, clients: int, alpha: float, min_size: int, rounds: int, seeds: int,
+    lr: tuple[float, ...], epochs: int, steps: int, ipc: int, processes: int, seconds: float | None, sources: Sources,
+    networks: Networks, progress: bool,
 ) -> Result:  # fmt: skip
     """Compare federated methods on the images of SOURCE, or show the study in the folder SOURCE."""
     if (Path(source) / "study.json").is_file():
@@ -69,11 +73,10 @@ def study(
         raise click.UsageError("--out is missing: the folder to which the study is written")
     split = sources.read(source, progress=progress)
     network = {name: value for name, value in (("width", networks.width), ("depth", networks.depth)) if value}
-    task = Task(
-        Path(source).stem, split, partial(partition.dirichlet, clients=clients, alpha=alpha), factory=networks.network,
-        factory_options=network, rounds=rounds,
-    )  # fmt: skip
-    rates, own = [float(rate) for rate in lr.split(",")], {"batch": 32, "epochs": epochs}
+    assign = partial(partition.dirichlet, clients=clients, alpha=alpha, min_size=min_size)
+    options: dict[str, Any] = {"factory": networks.network, "factory_options": network, "rounds": rounds}
+    task = Task(Path(source).stem, split, assign, **options)
+    rates, own = list(lr), {"batch": 32, "epochs": epochs}
     sets = {"ipc": ipc, "steps": steps, "batch_real": 32, "server_batch": 32}
     candidates = {
         name: Federated(_OF_SETS[name], settings=sets, search=grid(server_lr=rates))

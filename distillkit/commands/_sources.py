@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from distillkit.data import (
     NAMES,
@@ -23,13 +23,16 @@ from distillkit.data import (
     open_folder,
     open_npz,
     open_table,
+    set_cards,
 )
 from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages
 
-__all__ = ["Sources", "read_set", "source_options"]
+__all__ = ["NORMALIZATION", "ROOT", "Numbers", "Sources", "read_set", "set_path", "source_options", "write_set"]
 
 _TABLES = (".csv", ".tsv", ".parquet")
+_OF_SETS = ("set.json", "set.safetensors", "images_best.pt")
+_SETS = (".safetensors", ".npz", ".pt", ".pth")
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Sources:
     label: str | None
     test_fraction: float
     cache: Path | None
-    normalization: Normalization | None = None
+    normalization: Normalization | None
     hold_out: str = "random"
     classes: Sequence[str] | None = None
 
@@ -72,26 +75,85 @@ class Sources:
             columns = {"image": self.image, "label": self.label, "folder": self.pictures}
             named: dict[str, Any] = {name: value for name, value in columns.items() if value is not None}
             return (open_table if cached else load_table)(path, **named, **form, **cut, **cached)
-        if path.is_dir() and not (path / "set.json").is_file() and not (path / "images_best.pt").is_file():
+        if path.is_dir() and not any((path / name).is_file() for name in _OF_SETS):
             return (open_folder if cached else load_folder)(path, **form, **cut, **cached)
-        if path.suffix.lower() == ".npz" and path.is_file() and any(n.startswith("train") for n in np.load(path).files):
+        if _has_splits(path):
             return (open_npz if cached else load_npz)(path, **form, **cached)
-        if source in NAMES and not path.exists():
-            return load(source, root=self.root, **form)
-        data = read_set(source, self.root)
+        if source.lower() in NAMES and not path.exists():
+            return load(source.lower(), root=self.root, **form)
+        data = self.read_set(source)
         return Split(data, data[:0], data.class_names or tuple(map(str, range(data.num_classes))))
 
+    def read_set(self, source: str) -> LabeledImages:
+        """Read a set; see the function `read_set`."""
+        return read_set(source, self.root, self.normalization)
 
-def read_set(source: str, root: Path | None = None) -> LabeledImages:
-    """Read a set: a file or folder of `LabeledImages.save` or `export`, or the name of a shipped set."""
-    return load_set(source, root=root)
 
+def read_set(source: str, root: Path | None, normalization: Normalization | None) -> LabeledImages:
+    """Read a set: a file or folder of `save` or `export`, a file of a paper's release, or a shipped set's name."""
+    path = Path(source)
+    if not path.exists() and source not in set_cards() and not source.startswith("hf://"):
+        raise FileNotFoundError(
+            f"no folder, file, set or dataset {source!r}; `distillkit sets` lists the sets, and the datasets are "
+            f"{', '.join(NAMES)}"
+        )
+    if path.is_file() and path.suffix.lower() not in _SETS:
+        raise ValueError(f"{source} must be a folder, a table or a set ({', '.join(_SETS)})")
+    needed = path.suffix.lower() in _SETS[2:] or (path / "images_best.pt").is_file()
+    if needed and normalization is None:
+        raise click.UsageError(f"{source} does not contain its normalization: give --normalization MEAN STD")
+    return load_set(source, root=root, normalization=normalization if needed else None)
+
+
+def write_set(data: LabeledImages, out: Path) -> None:
+    """Write a set to a file, or export it to a folder."""
+    data.save(out) if out.suffix == _SETS[0] else data.export(out)
+
+
+def set_path(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    """Check an option that names a set to write: a file with a known suffix, or a folder."""
+    if path is not None and (not path.name or path.suffix not in ("", *_SETS[:2])):
+        raise click.BadParameter(f"must end in {_SETS[0]} or {_SETS[1]}, or be a folder without suffix, got {path}")
+    return path
+
+
+class Numbers(click.ParamType["tuple[float, ...]"]):
+    """Numbers, separated by commas."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        """Return the numbers of a text."""
+        try:
+            return tuple(float(one) for one in value.split(",")) if isinstance(value, str) else value
+        except ValueError:
+            self.fail(f"must be numbers separated by commas, got {value!r}", param, ctx)
+
+
+def _has_splits(path: Path) -> bool:
+    """Return whether an .npz file has the arrays of `load_npz`."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            return "train_images.npy" in file.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def _normalized(given: tuple[tuple[float, ...], tuple[float, ...]] | None) -> Normalization | None:
+    return None if given is None else Normalization(*given)
+
+
+NORMALIZATION = click.option(
+    "--normalization", type=Numbers(), nargs=2, metavar="MEAN STD", callback=lambda *given: _normalized(given[-1]),
+    help="By channel, such as 0.5,0.5,0.5 0.2,0.2,0.2; default: that of a set, or measured.",
+)  # fmt: skip
+ROOT = click.option("--root", type=click.Path(path_type=Path), help="Data root of named datasets.")
 
 _OPTIONS = {
     "size": click.option("--size", type=click.IntRange(1), help="Height and width of the images in pixels."),
     "channels": click.option("--channels", type=click.Choice([1, 3]), help="1: make gray; 3: make RGB."),
     "background": click.option("--background", type=click.FloatRange(0, 1), help="Gray behind transparent pixels."),
-    "root": click.option("--root", type=click.Path(path_type=Path), help="Data root of named datasets."),
+    "root": ROOT,
     "pictures": click.option("--pictures", type=click.Path(path_type=Path), help="Folder of a table's files."),
     "image": click.option("--image", help="Column of a table with the files."),
     "label": click.option("--label", help="Column of a table with the labels."),
@@ -100,6 +162,7 @@ _OPTIONS = {
         help="Share of each class held out if the source has no test part.",
     ),
     "cache": click.option("--cache", type=click.Path(path_type=Path), help="Keep pictures there, not in memory."),
+    "normalization": NORMALIZATION,
 }  # fmt: skip
 
 

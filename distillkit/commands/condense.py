@@ -14,7 +14,7 @@ import click
 from distillkit import plot
 from distillkit._utils.pages import Section, drawn
 from distillkit.commands._results import Result, printed
-from distillkit.commands._sources import Sources, source_options
+from distillkit.commands._sources import Sources, set_path, source_options, write_set
 from distillkit.commands._training import Networks, network_options
 from distillkit.condense import (
     Progress,
@@ -46,7 +46,13 @@ _SAVE_INTERVAL = 60.0
     epilog="Example: distillkit condense digits --size 16 --width 16 --depth 2 --steps 5 --out small.safetensors"
 )
 @click.argument("source")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File of the new set.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    callback=set_path,
+    help="The new set: a .safetensors or .npz file, or a folder of PNGs.",
+)
 @click.option(
     "--method",
     type=click.Choice(tuple(_METHODS)),
@@ -79,6 +85,7 @@ def condense(
     The set is written to OUT, and a picture of it beside it, with the suffix .png.
     """
     began = time.monotonic()
+    _refuse_unused(method)
     if method == "private":
         sources = _public(sources, options)
     steps = options.pop("steps") or _STEPS.get(method, 0)
@@ -88,11 +95,9 @@ def condense(
     if method in ("dm", "dc"):
         state = _State(out.with_suffix(".state.safetensors"), None if seconds is None else began + seconds)
         small, note = state.run(run, steps, resume=resume)
-    elif seconds is not None or resume:
-        raise click.UsageError(f"--seconds and --resume are for dm and dc, not for {method}")
     else:
         small = run(steps=steps) if steps else run()
-    small.save(out)
+    write_set(small, out)
     figure, picture = plot.grid(small), out.with_suffix(".png")
     figure.savefig(picture)
     took = time.monotonic() - began
@@ -100,6 +105,22 @@ def condense(
     text = f"{small}\n{note}wrote {out} and {picture} in {took:.0f} s"
     page = Section("Images", [str(small), *filter(None, [note]), drawn(figure, "the images, one class a row")])
     return Result(f"{len(small)} images condensed from {source}", text, record, [page])
+
+
+_OF = {
+    **dict.fromkeys(("batch_real", "lr", "init", "tiles", "seconds", "resume"), ("dm", "dc")),
+    "steps": ("dm", "dc", "private"), "epochs": ("stitch",), "epsilon": ("private",), "classes": ("private",),
+}  # fmt: skip
+"""Methods that use an option; all methods use the other options."""
+
+
+def _refuse_unused(method: str) -> None:
+    """Refuse options that were given on the command line and that the method does not use."""
+    context = click.get_current_context()
+    for name, methods in _OF.items():
+        if method not in methods and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} is for --method {' and '.join(methods)}, not for {method}")
 
 
 @dataclass

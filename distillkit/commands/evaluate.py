@@ -11,7 +11,7 @@ from distillkit import plot
 from distillkit._utils.pages import Section, drawn
 from distillkit._utils.tables import Table
 from distillkit.commands._results import Result, printed
-from distillkit.commands._sources import Sources, read_set, source_options
+from distillkit.commands._sources import Sources, source_options
 from distillkit.commands._training import Networks, network_options
 from distillkit.evaluate import evaluate as evaluate_set
 from distillkit.protocols import PROTOCOLS
@@ -19,6 +19,8 @@ from distillkit.study import mean_std
 from distillkit.training import Protocol
 
 __all__ = ["evaluate"]
+
+_PROTOCOLS = tuple(name for name, protocol in PROTOCOLS.items() if protocol.relabel is None)
 
 
 @click.command(
@@ -29,7 +31,7 @@ __all__ = ["evaluate"]
 @click.option("--real", is_flag=True, help="Compare with random images of the training part of SOURCE.")
 @click.option("--networks", "count", type=click.IntRange(1), default=3, show_default=True, help="Networks to train.")
 @click.option("--epochs", type=click.IntRange(1), help="Epochs; default: 300, or those of --protocol.")
-@click.option("--protocol", type=click.Choice(tuple(PROTOCOLS)), help="A paper's protocol of training.")
+@click.option("--protocol", type=click.Choice(_PROTOCOLS), help="A paper's protocol, if it needs no teacher.")
 @source_options
 @network_options
 @printed
@@ -38,7 +40,7 @@ def evaluate(
     networks: Networks, progress: bool,
 ) -> Result:  # fmt: skip
     """Train networks from scratch on SET, and test them on SOURCE."""
-    small = read_set(set, sources.root)
+    small = sources.read_set(set)
     split = sources.read(source, small, progress=progress)
     test = split.test if len(split.test) else split.train
     if real and test is split.train:

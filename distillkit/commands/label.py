@@ -8,7 +8,7 @@ import click
 
 from distillkit._utils.pages import Section
 from distillkit.commands._results import Result, printed
-from distillkit.commands._sources import Sources, read_set, source_options
+from distillkit.commands._sources import Sources, set_path, source_options, write_set
 from distillkit.commands._training import Networks, network_options
 from distillkit.labels import soft_labels
 from distillkit.training import accuracy
@@ -25,7 +25,8 @@ __all__ = ["label"]
     "--out",
     type=click.Path(path_type=Path),
     required=True,
-    help="File of the labeled set (.safetensors, .npz) or folder.",
+    callback=set_path,
+    help="The labeled set: a .safetensors or .npz file, or a folder of PNGs.",
 )
 @click.option("--epochs", type=click.IntRange(1), default=20, show_default=True, help="Epochs of the teacher.")
 @click.option("--temperature", type=float, default=1.0, show_default=True)
@@ -37,11 +38,11 @@ def label(
     progress: bool,
 ) -> Result:  # fmt: skip
     """Give every image of SET the probabilities of a teacher that is trained on SOURCE."""
-    small = read_set(set, sources.root)
+    small = sources.read_set(set)
     train, test = sources.read(source, small, progress=progress)
     teacher = networks.trained(train, epochs, progress=progress)
     soft = soft_labels(small, teacher, temperature=temperature, pool=train)
-    soft.save(out) if out.suffix == ".safetensors" else soft.export(out)
+    write_set(soft, out)
     tested = accuracy(teacher, test) if len(test) else None
     said = "" if tested is None else f"the teacher is right on {100 * tested:.1f} % of the held-out images\n"
     record = {"out": str(out), "images": len(soft), "teacher_accuracy": tested, "info": dict(soft.info)}

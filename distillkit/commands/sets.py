@@ -12,8 +12,9 @@ from distillkit._utils.pages import Section, drawn
 from distillkit._utils.tables import NONE, Table
 from distillkit._utils.user_warnings import without_warnings
 from distillkit.commands._results import Result, printed
-from distillkit.commands._sources import read_set
+from distillkit.commands._sources import NORMALIZATION, ROOT, read_set, set_path, write_set
 from distillkit.data import set_cards
+from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages
 
 __all__ = ["sets"]
@@ -22,12 +23,19 @@ __all__ = ["sets"]
 @click.command(epilog="Example: distillkit sets digits-dm-10 --out digits.npz")
 @click.argument("set", metavar="[SET]", required=False)
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="Write SET to a file (.safetensors, .npz) or a folder of PNGs."
+    "--out",
+    type=click.Path(path_type=Path),
+    callback=set_path,
+    help="Write SET to a .safetensors or .npz file, or a folder of PNGs.",
 )
 @click.option("--card", is_flag=True, help="With a folder: a dataset for the hub of Hugging Face, with its card.")
-@click.option("--root", type=click.Path(path_type=Path), help="Data root of named datasets.")
+@ROOT
+@NORMALIZATION
 @printed
-def sets(set: str | None, out: Path | None, card: bool, root: Path | None, progress: bool) -> Result:
+def sets(
+    set: str | None, out: Path | None, card: bool, root: Path | None, normalization: Normalization | None,
+    progress: bool,
+) -> Result:  # fmt: skip
     """List the sets that come with distillkit, or describe or write one SET of any origin."""
     if card and (out is None or out.suffix):
         raise click.UsageError("--card needs --out FOLDER")
@@ -47,13 +55,10 @@ def sets(set: str | None, out: Path | None, card: bool, root: Path | None, progr
             ["set", "method", "accuracy (%)", "with soft labels (%)", "copies of records (%)", "epsilon"], cells, left=2
         )
         return Result(f"{len(cards)} sets", str(table), cards, [Section("Sets", [table])])
-    found = read_set(set, root)
+    found = read_set(set, root, normalization)
     wrote = ""
     if out is not None:
-        if card:
-            _publish(found, out)
-        else:
-            found.save(out) if out.suffix == ".safetensors" else found.export(out)
+        (_publish if card else write_set)(found, out)
         wrote = f"\nwrote {out}"
     told = [f"{name}: {value}" for name, value in found.info.items() if not isinstance(value, dict)]
     page = Section(set, [str(found), told, drawn(plot.grid(found), "the images, one class a row")])

@@ -129,6 +129,8 @@ def open_cache(
     source = source.resolve()
     chosen = folder if folder is not None else os.environ.get("DISTILLKIT_CACHE")
     where = Path(chosen).expanduser() if chosen else source.with_name(f"{source.name}.cache")
+    if source.is_dir() and where.resolve().is_relative_to(source.resolve()):
+        raise ValueError(f"cache must not be in the folder of the pictures, {source}, got {where}")
     settings = f"{_FORMAT} {_ROUNDING} {count} {shape} {key}"
     prefix = f"{source.name}-{_short(f'{source} {options}')}-{'x'.join(map(str, shape))}"
     complete = where / f"{prefix}-{_short(settings)}.safetensors"

@@ -65,6 +65,12 @@ def hold_out_classes(labels: Tensor, classes: Sequence[str], fraction: float) ->
             f"test_fraction={fraction:g} holds out no picture: the largest class has {int(labels.bincount().max())}; "
             "give a larger one, a test folder, or test_fraction=0 for no test set"
         )
+    trained = {*labels[kept].tolist()}
+    if lost := [classes[label] for label in tested if label not in trained]:
+        raise ValueError(
+            f"test_fraction={fraction:g} leaves no training picture of {len(lost)} of {len(classes)} classes, such as "
+            f"{lost[0]}; give a smaller one"
+        )
     if untested := [name for label, name in enumerate(classes) if label not in tested]:
         warn(
             f"test_fraction={fraction:g} holds out no picture of {len(untested)} of {len(classes)} classes, which "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,5 +53,9 @@ def named_network(name: str, shape: Shape, num_classes: int, **options: Any) -> 
     twice = sorted(set(fixed) & set(options))
     if twice:
         raise ValueError(f"the name {name!r} fixes {', '.join(twice)}; use the class {make.__name__} to choose it")
+    known = inspect.signature(make).parameters
+    if unknown := sorted(set(options) - set(known)):
+        own = ", ".join(set(known) - {"shape", "num_classes", *fixed}) or "none"
+        raise TypeError(f"{name!r} has no option {', '.join(unknown)}; it has {own}")
     made: ImageNetwork = make(shape, num_classes, **fixed, **options)
     return made
