@@ -769,7 +769,6 @@ NOT_CALLED = {
             "NAMES",
             "NATURAL",
             "NETWORK_NAMES",
-            "BACKENDS",
             "VARIANCES",
             "__version__",
         ),
