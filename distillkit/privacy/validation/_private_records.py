@@ -86,7 +86,7 @@ class PrivateRecords:
     def __init__(self, tensors: Iterable[Tensor], content: bool) -> None:
         self.tensors, self.content = tuple(tensors), content
         self._memory = [m for m in map(_memory, self.tensors) if m]
-        self._codes: dict[torch.Size, Any] = {}
+        self._codes: dict[int, Any] = {}
         self._passed: dict[int, object] = {}
 
     def joined(self, tensors: Iterable[Tensor]) -> PrivateRecords:
@@ -103,9 +103,9 @@ class PrivateRecords:
 
     def contain(self, tensor: Tensor) -> bool:
         """Return whether a tensor contains an image of the records; False if contents are not compared."""
-        images = [t for t in self.tensors if t.ndim == 4 and len(t)] if self.content else []
+        parts = [i for i, t in enumerate(self.tensors) if t.ndim == 4 and len(t)] if self.content else []
         with torch.autocast("cpu", enabled=False):
-            return any(self._match(tensor, part) for part in images)
+            return any(self._match(tensor, part) for part in parts)
 
     def refuse(self, held: Iterable[tuple[str, Tensor]], name: str) -> None:
         """Refuse tensors that share the memory of the records, or contain a record."""
@@ -131,7 +131,8 @@ class PrivateRecords:
         """Refuse a network whose parameters or buffers hold the records."""
         self.refuse((*network.named_parameters(), *network.named_buffers()), name)
 
-    def _match(self, tensor: Tensor, images: Tensor) -> bool:
+    def _match(self, tensor: Tensor, part: int) -> bool:
+        images = self.tensors[part]
         channels, height, width = shape = images.shape[1:]
         views = [tensor.reshape(-1, *shape)] if tensor.numel() and tensor.numel() % shape.numel() == 0 else []
         if views and tensor.ndim > 2 and tensor.shape[-1] == channels and tensor.shape[-3:-1] == (height, width):
@@ -140,16 +141,16 @@ class PrivateRecords:
             views.append(tensor.T.reshape(-1, *shape))
         if not views or tensor.is_complex():
             return False
-        if shape not in self._codes:
+        if part not in self._codes:
             from scipy.spatial import cKDTree
 
             projection = torch.randn(shape.numel(), _CODE, generator=derive(0, "codes"), dtype=torch.float32)
             with torch.autocast("cpu", enabled=False):
-                codes = torch.cat([_scaled(part) @ projection for part in images.detach().cpu().split(512)])
-            self._codes[shape] = projection, cKDTree(codes.numpy())
-        projection, tree = self._codes[shape]
-        for part in (part for view in views for part in view.detach().cpu().split(4096)):
-            rows = _scaled(part)
+                codes = torch.cat([_scaled(some) @ projection for some in images.detach().cpu().split(512)])
+            self._codes[part] = projection, cKDTree(codes.numpy())
+        projection, tree = self._codes[part]
+        for some in (some for view in views for some in view.detach().cpu().split(4096)):
+            rows = _scaled(some)
             used = rows.norm(dim=1) > 0.5
             with torch.autocast("cpu", enabled=False):
                 near = tree.query_ball_point((rows[used] @ projection).numpy(), _NEAR)

@@ -244,6 +244,16 @@ class Counting(nn.Module):
     count = 0
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_each_of_several_sets_of_one_shape_is_compared(order: tuple[int, int]) -> None:
+    """Whichever was compared first: `joined` declares, for example, a client's training and test images."""
+    sets = [torch.randn(5 + i, 3, 8, 8, generator=derive(i, "several")) for i in range(2)]
+    records = PrivateRecords([sets[0]], content=True).joined([sets[1], sets[0]])
+    assert not records.contain(torch.randn(4, 3, 8, 8, generator=derive(7)))
+    for i in order:
+        assert all(records.contain(image[None].clone() * 2 + 1) for image in sets[i])
+
+
 def test_user_code_runs_as_often_whatever_records_are_drawn() -> None:
     counts = set()
 
