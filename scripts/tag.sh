@@ -7,7 +7,7 @@ heading=$(grep -m 1 '^## ' CHANGELOG.md || true)
 [ -z "$(git status --porcelain)" ] || refuse "the checkout has changes: commit them first"
 [[ "$heading" == "## $version ("[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]")" ]] ||
 	refuse "CHANGELOG.md begins with '$heading': write '## $version (YYYY-MM-DD)' above its first section"
-grep -qx "version: $version" CITATION.cff || refuse "CITATION.cff has another version: write 'version: $version'"
+grep -qxF "version: $version" CITATION.cff || refuse "CITATION.cff has another version: write 'version: $version'"
 if git rev-parse --quiet --verify "refs/tags/v$version" >/dev/null; then
 	refuse "the tag v$version exists: raise the version in pyproject.toml"
 fi

@@ -67,6 +67,7 @@ def test_card_has_the_metadata_of_the_hub_and_the_facts(published: Path) -> None
     for name in card:
         assert text.count(f"\n- {name}: ") == 1, name
     assert f"\n- licence: {card['licence']}\n" in text
+    assert f"\n- images: {load_set('digits-dm-1')}\n" in text
     assert f'\n- accuracy: {{"hard": {card["accuracy"]["hard"]}' in text
 
 
