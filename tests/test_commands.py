@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,20 @@ import torch
 from click.testing import CliRunner, Result
 from PIL import Image
 
+import fl.commands
 from attacks import leaks
 from distillkit import LabeledImages, Normalization
-from distillkit.commands import main
+from distillkit.augment import DSA
+from distillkit.commands import _sources, _training, main
+from distillkit.commands import condense as condense_command
 from distillkit.condense import distribution_matching
-from distillkit.data import load, load_folder, load_set
-from distillkit.networks import ConvNet, RandomNetworks
+from distillkit.data import load, load_folder, load_set, set_cards
+from distillkit.networks import ConvNet, RandomNetworks, build
 from distillkit.rng import derive
+from distillkit.sets import Tiles
 
 COMMANDS = ("attack", "condense", "doctor", "evaluate", "label", "report", "sets", "study")
+NETWORK = partial(ConvNet, (3, 8, 8), 3, width=8, depth=2)
 SMALL = ("--width", "8", "--depth", "2", "--quiet", "--device", "cpu")
 
 
@@ -106,6 +112,44 @@ def test_condense_ends_in_time_and_continues_to_the_same_set(photos: Path, folde
     assert not state.exists()
 
 
+def test_state_is_saved_each_minute_and_used_on_request(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[int] = []
+    save = condense_command.save_state
+    monkeypatch.setattr(condense_command, "save_state", lambda path, s: saved.append(int(s["step"])) or save(path, s))
+    assert "stopped" not in condensed(photos, "--seconds", 1e-9, "--steps", 1).output  # the last step is done
+    assert saved == []
+    condensed(photos, "--seconds", 1e-9, "--lr", 1)
+    assert saved == [1]
+    monkeypatch.setattr(condense_command, "_SAVE_INTERVAL", -1.0)
+    condensed(photos, "--steps", 2, "--lr", 2)  # a new call, with other arguments
+    assert saved == [1, 1, 2]
+
+
+def test_options_reach_the_library(photos: Path, small: LabeledImages, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    def note(name: str) -> Any:
+        return lambda *args, **given: seen.update({name: (args, given)}) or small
+
+    for name in ("distribution_matching", "gradient_matching", "stitch"):
+        monkeypatch.setattr(condense_command, name, note(name))
+    monkeypatch.setattr(_training, "train", note("train"))
+    words = ("condense", photos, "--size", 8, "--ipc", 2, "--seed", 3, "--out", "a.safetensors", *SMALL)
+    own = ("--lr", 0.7, "--init", "noise", "--batch-real", 9, "--tiles", 2, "--augment", "dsa", "--steps", 5)
+    wanted = {"lr": 0.7, "init": "noise", "batch_real": 9, "ipc": 2, "generator": 3, "device": "cpu", "augment": DSA()}
+    for method, name, steps in (("dm", "distribution_matching", "steps"), ("dc", "gradient_matching", "iterations")):
+        run(*words, *own, "--method", method)
+        given = seen[name][1]
+        assert {**wanted, steps: 5, "parametrize": Tiles(2)}.items() <= given.items()
+        networks = build(given["networks"].factory, 1)
+        assert torch.equal(next(networks.parameters()), next(build(NETWORK, 1).parameters()))
+    run(*words, "--method", "stitch", "--epochs", 7)
+    (network, _, protocol), given = seen["train"]
+    assert (protocol.epochs, given["device"], seen["stitch"][1]["observer"]) == (7, "cpu", network)
+    assert torch.equal(next(network.parameters()), next(build(NETWORK, derive(3, "network")).parameters()))
+    assert torch.equal(given["generator"].get_state(), derive(3, "train").get_state())
+
+
 @pytest.mark.parametrize("method", ["dc", "stitch", "random", "herding", "k-center"])
 def test_every_method_condenses_a_folder(method: str, photos: Path) -> None:
     steps = ("--steps", 1) if method == "dc" else ("--epochs", 2) if method == "stitch" else ()
@@ -146,6 +190,30 @@ def test_attack_and_report_are_the_measurement_of_the_library(photos: Path, fold
     assert "<td" in page
 
 
+def test_report_shows_the_images_nearest_to_records_first(photos: Path, folder: Path) -> None:
+    train = load_folder(photos, size=8).train
+    noise = torch.randn(12, *train.shape, generator=derive(0)) * torch.linspace(0.5, 0, 12).view(-1, 1, 1, 1)
+    train[:12].replace(images=train.images[:12] + noise).save("near.safetensors")
+    run("report", "near.safetensors", "--train", photos, "--html", "report.html", "--quiet")
+    found = re.search(r"PSNR in dB: ([\d., inf]+)", (folder / "report.html").read_text(encoding="utf-8"))
+    assert found is not None
+    levels = [float(level) for level in found[1].split(", ")]
+    assert (len(levels), levels[0]) == (10, float("inf"))
+    assert levels == sorted(levels, reverse=True)
+
+
+def test_oblong_sets_and_further_classes_are_measured(photos: Path) -> None:
+    """The records get the set's size and the labels of its classes, of which the folder may lack some."""
+    names = ("ant", "cat", "dog", "owl")
+    with pytest.warns(UserWarning, match="1 of 4 classes.*ant"):
+        train = load_folder(photos, size=(8, 6), classes=names).train
+    train[:9].save("oblong.safetensors")
+    found = json.loads(run("attack", "oblong.safetensors", "--train", photos, "--json", "--quiet").stdout)
+    assert found["copies"] == 1
+    rows = run("evaluate", "oblong.safetensors", "--test", photos, "--epochs", 1, "--networks", 1, "--json", *SMALL)
+    assert json.loads(rows.stdout)["images"] == 9
+
+
 def test_held_out_records_are_those_given(photos: Path, folder: Path) -> None:
     condensed(photos)
     shutil.copytree(photos, "others")
@@ -169,6 +237,12 @@ def test_evaluate_tests_on_the_part_that_was_held_out(photos: Path, folder: Path
     assert (folder / "page.html").read_text(encoding="utf-8").count("<img") == 1
 
 
+def test_number_of_epochs_replaces_that_of_a_protocol(photos: Path) -> None:
+    condensed(photos)
+    words = ("evaluate", "small.safetensors", "--test", photos, "--networks", 1, "--json", "--protocol", "dm", *SMALL)
+    assert json.loads(run(*words, "--epochs", 2).stdout)["protocol"]["epochs"] == 2
+
+
 def test_label_writes_the_teachers_rows(photos: Path) -> None:
     condensed(photos)
     said = run("label", "small.safetensors", "--train", photos, "--epochs", 15, "--out", "soft.npz", *SMALL).output
@@ -184,6 +258,44 @@ def test_sets_lists_and_exports(folder: Path) -> None:
     run("sets", "digits-dm-1", "--out", "one.npz")
     assert torch.equal(load_set("one.npz").images, load_set("digits-dm-1").images)
     assert set(json.loads(run("sets", "--json").stdout)) >= {"digits-dm-10"}
+
+
+def test_sets_lists_the_better_soft_labels_and_reads_from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = run("sets").output
+    for name, card in set_cards().items():
+        cells = [cell.strip() for cell in next(line for line in listed.splitlines() if f"| {name} " in line).split("|")]
+        hard, row, view = (card["accuracy"][kind] for kind in ("hard", "row", "view"))
+        assert cells[3:5] == [f"{100 * hard:.1f}", f"{100 * max(row, view):.1f}"]
+    roots: list[Any] = []
+    monkeypatch.setattr(_sources, "load_set", lambda name, root, **_: roots.append((name, root)) or load_set(name))
+    run("sets", "digits-dm-1", "--root", "here")
+    assert roots == [("digits-dm-1", Path("here"))]
+
+
+def test_options_reach_the_study(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    class Seen:
+        def __init__(self, out: Path, tasks: Any, candidates: Any, *, seeds: Any) -> None:
+            seen.update(out=out, task=tasks[0], candidates=candidates, seeds=seeds)
+
+        def run(self, **given: Any) -> None:
+            seen.update(given)
+            raise ValueError("enough")
+
+    monkeypatch.setattr(fl.commands, "Study", Seen)
+    own = "--clients 4 --alpha 0.7 --rounds 3 --seeds 2 --seed 5 --lr 0.1,0.2 --epochs 6 --steps 8 --ipc 9"
+    more = ("--methods", "FedAvg, FedDM", "--processes", 2, "--seconds", 11, "--size", 8, "--out", "runs", *SMALL)
+    run("study", photos, *shlex.split(own), *more, code=1)
+    task, candidates = seen["task"], seen["candidates"]
+    assert (task.name, task.rounds, task.factory_options) == ("photos", 3, {"width": 8, "depth": 2})
+    assert {"clients": 4, "alpha": 0.7}.items() <= task.partition.keywords.items()
+    assert (seen["seeds"], seen["processes"], seen["seconds"], seen["out"]) == ([5, 6], 2, 11, Path("runs"))
+    assert list(candidates) == ["FedAvg", "FedDM"]
+    assert candidates["FedAvg"].settings["epochs"] == 6
+    assert {"steps": 8, "ipc": 9}.items() <= candidates["FedDM"].settings.items()
+    rates = [[next(iter(one.values())) for one in found.search] for found in candidates.values()]
+    assert rates == [[0.1, 0.2]] * 2
 
 
 def test_study_runs_once_and_is_shown_again(folder: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -142,6 +143,12 @@ def test_class_names_of_a_dataset_determine_num_classes() -> None:
     assert as_set(named, num_classes=7).num_classes == 7
 
 
+def test_features_of_a_dataset_may_be_no_types() -> None:
+    source = Lazy()
+    source.features = torch.rand(6, 2)  # type: ignore[attr-defined]
+    assert torch.equal(as_set(source).images, PIXELS)
+
+
 def test_subset_of_a_set_keeps_its_space() -> None:
     whole = LabeledImages.from_pixels(PIXELS, LABELS, normalization=HALF, columns={"n": torch.arange(6)})
     first, second = torch.utils.data.random_split(
@@ -186,6 +193,8 @@ TABLE = {"image": PICTURES, "label": LABELS.tolist()}
 OF_PICTURES: dict[str, tuple[Any, dict[str, Any]]] = {
     "pictures and labels": (PICTURES, {"labels": LABELS}),
     "pictures and words": (PICTURES, {"labels": WORDS}),
+    "pictures and a series of words": (PICTURES, {"labels": pd.Series(WORDS, index=[*"fedcba"])}),
+    "a pair with a series": ((PICTURES, pd.Series(LABELS.numpy(), index=[*"fedcba"])), {}),
     "pictures and an array of words": (PICTURES, {"labels": np.array(WORDS)}),
     "a pair of lists": ((PICTURES, LABELS.tolist()), {}),
     "a pair of lists with words": ([PICTURES, WORDS], {}),
@@ -226,6 +235,8 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "none": (None, {}, TypeError, "data must be a LabeledImages, .* or a DataLoader, got NoneType$"),
     "rows and labels": (Rows(), {"labels": LABELS}, TypeError, "labels must be left out when data is a Rows"),
     "a dict of parts": ({"train": Rows()}, {}, TypeError, r"got dict; pass one of its values: data\['train'\]"),
+    "a dict of one part": ({"train": [*zip(PICTURES, LABELS)]}, {}, TypeError, r"one of its values: data\['train'\]"),
+    "a series of pictures": (pd.Series([*PICTURES]), {}, TypeError, r"data must be .*Series$"),
     "pictures": (PICTURES, {}, TypeError, "labels must be given, because data is a list"),
     "one picture": (PICTURES[0], {"labels": [0]}, TypeError, "got one PIL picture; pass a list of pictures"),
     "paths": (["a.png", "b.png"], {"labels": [0, 1]}, TypeError, r"load_table\(\{'image': data, 'label': labels\}"),

@@ -288,11 +288,14 @@ def test_classes_are_ignored_if_one_has_a_single_image() -> None:
     assert torch.equal(nearest(images[again], records, again, own), nearest(images[again], records))
 
 
-def test_candidates_are_compared_in_chunks() -> None:
+@pytest.mark.parametrize("classes", [False, True])
+def test_candidates_are_compared_in_chunks(classes: bool) -> None:
     g = derive(11)
     images, records = torch.rand(7, 1, 3, 3, generator=g), torch.rand(2500, 1, 3, 3, generator=g)
-    whole = nearest(images, records)
-    assert torch.equal(whole[2100:2200], nearest(images, records[2100:2200]))
+    labels, own = torch.arange(7) % 2, torch.randint(2, (2500,), generator=g)
+    whole = nearest(images, records, *((labels, own) if classes else ()))
+    part = slice(2100, 2200)
+    assert torch.equal(whole[part], nearest(images, records[part], *((labels, own[part]) if classes else ())))
 
 
 # Refusals.

@@ -118,3 +118,13 @@ def test_pixels_far_outside_their_range_are_named_once(lr: float, std: float, *,
 
 def push(real: Tensor, synthetic: Tensor) -> Tensor:
     return -synthetic.sum()
+
+
+def test_a_batch_of_the_size_of_the_smallest_class_is_that_class_in_order() -> None:
+    def first(real: Tensor, synthetic: Tensor) -> Tensor:
+        return (real[0] - synthetic.mean(0)).square().sum()
+
+    whole = data()[data().labels == 2]
+    exact, all_of_it = (condense(real=whole, match=first, batch_real=n).images for n in (5, None))
+    assert torch.equal(exact, all_of_it)
+    assert not torch.equal(exact, condense(real=whole, match=first, batch_real=4).images)

@@ -278,6 +278,14 @@ def dead() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def test_workers_end_with_their_pool() -> None:
+    pool = worker_pool(1)
+    pid = pool.submit(os.getpid).result()
+    pool.shutdown()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
 @pytest.mark.slow
 def test_killed_worker_of_a_pool_fails_only_its_call() -> None:
     with worker_pool(2) as pool:
