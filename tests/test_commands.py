@@ -18,19 +18,22 @@ import torch
 from click.testing import CliRunner, Result
 from PIL import Image
 
+import attacks.commands
 import fl.commands
 from attacks import leaks
 from distillkit import LabeledImages, Normalization
+from distillkit._utils.pages import image_grid
 from distillkit.augment import DSA
 from distillkit.commands import _sources, _training, main
 from distillkit.commands import condense as condense_command
 from distillkit.condense import distribution_matching
-from distillkit.data import load, load_folder, load_set, set_cards
+from distillkit.data import load, load_folder, load_npz, load_set, set_cards
 from distillkit.networks import ConvNet, RandomNetworks, build
 from distillkit.rng import derive
 from distillkit.sets import Tiles
 
 COMMANDS = ("attack", "condense", "doctor", "evaluate", "label", "report", "sets", "study")
+PARTS = {"train": slice(1040), "test": slice(1040, 1080)}
 NETWORK = partial(ConvNet, (3, 8, 8), 3, width=8, depth=2)
 SMALL = ("--width", "8", "--depth", "2", "--quiet", "--device", "cpu")
 
@@ -190,16 +193,25 @@ def test_attack_and_report_are_the_measurement_of_the_library(photos: Path, fold
     assert "<td" in page
 
 
-def test_report_shows_the_images_nearest_to_records_first(photos: Path, folder: Path) -> None:
-    train = load_folder(photos, size=8).train
-    noise = torch.randn(12, *train.shape, generator=derive(0)) * torch.linspace(0.5, 0, 12).view(-1, 1, 1, 1)
-    train[:12].replace(images=train.images[:12] + noise).save("near.safetensors")
-    run("report", "near.safetensors", "--train", photos, "--html", "report.html", "--quiet")
-    found = re.search(r"PSNR in dB: ([\d., inf]+)", (folder / "report.html").read_text(encoding="utf-8"))
-    assert found is not None
-    levels = [float(level) for level in found[1].split(", ")]
-    assert (len(levels), levels[0]) == (10, float("inf"))
+def test_report_shows_images_above_their_records_the_nearest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = torch.randint(256, (1080, 4, 4), generator=derive(0), dtype=torch.uint8)
+    arrays = {"images": pixels.numpy(), "labels": np.arange(1080) % 2}
+    parts = {f"{part}_{n}": a[rows] for part, rows in PARTS.items() for n, a in arrays.items()}
+    np.savez("many.npz", **parts)
+    records = load_npz("many.npz").train
+    chosen = records[94 * torch.arange(12)]  # records beyond the first 1,024, too
+    signs = torch.randn(12, 1, 4, 4, generator=derive(1)).sign()
+    noise = signs * torch.linspace(0.05, 0, 12).view(-1, 1, 1, 1)
+    chosen.replace(images=chosen.images + noise).save("near.safetensors")
+    seen: list[Any] = []
+    monkeypatch.setattr(attacks.commands, "image_grid", lambda *args: seen.append(args) or image_grid(*args))
+    run("report", "near.safetensors", "--train", "many.npz", "--quiet")
+    [((above, below), caption)] = seen
+    assert torch.allclose(below, chosen.pixels().flip(0)[:10])
+    levels = [float(level) for level in caption.split("PSNR in dB: ")[1].split(", ")]
     assert levels == sorted(levels, reverse=True)
+    exact = -10 * (above - below).square().flatten(1).mean(1).log10()
+    assert levels == [float(f"{level:.0f}") for level in exact.tolist()]
 
 
 def test_oblong_sets_and_further_classes_are_measured(photos: Path) -> None:

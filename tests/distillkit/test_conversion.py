@@ -243,6 +243,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "rows of paths": ([{"image": "a.png", "label": 0}], {}, TypeError, r"got str; read files with .*load_table"),
     "a table": ("pets.csv", {}, TypeError, r"read it first: distillkit\.data\.load_table\('pets\.csv'\)\.train"),
     "too few labels": (PICTURES, {"labels": [0, 1]}, ValueError, "one entry per image: got 2 for 6"),
+    "too many labels": (PICTURES, {"labels": [*WORDS, "cat"]}, ValueError, "one entry per image: got 7 for 6"),
     "two image columns": (
         [{"image": PICTURES[0], "mask": PICTURES[1], "label": 0}],
         {},

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distillkit import LabeledImages
+from distillkit import LabeledImages, Normalization
 from distillkit._utils.files import read_tensors, write_tensors
 from distillkit.augment import DSA, CropFlip
 from distillkit.evaluate import evaluate
@@ -188,6 +188,9 @@ def test_stored_labels_refuse_other_images_and_options() -> None:
         stored_soft_labels(data, protocol())
     with pytest.raises(ValueError, match="must relabel views with a teacher"):
         stored_soft_labels(data, protocol(Relabel(None)))
+    with pytest.raises(ValueError, match="small and pool have different normalizations"):
+        other = Normalization([0.5], [0.5])
+        stored_soft_labels(data, protocol(Relabel(trained_teacher())), pool=data.replace(normalization=other))
 
 
 def test_records_hold_a_teacher_by_fingerprint_and_path(tmp_path: Path) -> None:
