@@ -32,6 +32,7 @@ from distillkit.condense import (
     random_subset,
     stitch,
 )
+from distillkit.distributed import over_classes
 from distillkit.evaluate import evaluate
 from distillkit.generate import cnn_noise, invert, separability, stylegan_noise
 from distillkit.labels import Relabel, soft_labels, stored_soft_labels
@@ -366,6 +367,13 @@ def test_stored_images_are_read_to_the_device(tmp_path: Path) -> None:
         assert places(there.read()) == places(there.read([0])) == {True}
         assert places(there._take(torch.tensor([1]))) == {True}
         assert accuracy(teacher(), stored, device=DEVICE) == accuracy(teacher(), stored)
+
+
+def test_joined_shares_return_to_the_device_of_the_share() -> None:
+    with second_device():
+        found = over_classes(partial(herding, data().to(DEVICE), ipc=1), range(3))
+        assert places(found) == {True}
+        assert found.to("cpu").images.equal(herding(data(), ipc=1).images)
 
 
 def test_arrays_may_be_given_with_a_device() -> None:

@@ -188,9 +188,9 @@ def test_stored_labels_refuse_other_images_and_options() -> None:
         stored_soft_labels(data, protocol())
     with pytest.raises(ValueError, match="must relabel views with a teacher"):
         stored_soft_labels(data, protocol(Relabel(None)))
+    other = data.replace(normalization=Normalization([0.5], [0.5]))
     with pytest.raises(ValueError, match="small and pool have different normalizations"):
-        other = Normalization([0.5], [0.5])
-        stored_soft_labels(data, protocol(Relabel(trained_teacher())), pool=data.replace(normalization=other))
+        stored_soft_labels(data, protocol(Relabel(trained_teacher())), pool=other)
 
 
 def test_records_hold_a_teacher_by_fingerprint_and_path(tmp_path: Path) -> None:
