@@ -513,6 +513,16 @@ def test_precision_reaches_evaluation_and_labels_and_is_recorded() -> None:
         assert 0 < float((exact - half).abs().max() / exact.abs().max()) < 0.1
 
 
+def test_autocast_is_that_of_the_device_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: list[str] = []
+    monkeypatch.setattr(torch, "autocast", lambda kind, *_, **__: nullcontext(kinds.append(kind)))
+    monkeypatch.setattr("distillkit._utils.check.device", torch.device)
+    call = on_device()(lambda images, precision=None, device=None: None)
+    for device in (None, "meta"):
+        call(torch.zeros(1), precision="bf16", device=device)
+    assert kinds == ["cpu", "meta"]
+
+
 def test_tf32_is_set_during_the_call_only() -> None:
     seen_as = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ class Stream(IterableDataset[Any]):
 FLOATS = SPACE.encode(PIXELS.float() / 255)
 SOURCES: dict[str, Any] = {
     "list of pairs": list(zip(PIXELS, LABELS)),
+    "values": dict(enumerate(zip(PIXELS, LABELS))).values(),
     "generator": iter(list(zip(PIXELS, LABELS.tolist()))),
     "stream": Stream(),
     "arrays": (PIXELS.permute(0, 2, 3, 1).numpy(), LABELS.numpy()),
@@ -132,6 +134,17 @@ def test_pictures_are_resized_and_rounded(tmp_path: Path) -> None:
     assert (stored.shape, stored.num_classes, stored.classes_given) == ((3, 6, 5), 9, True)
     assert 0 < float((stored.read().images - expected.images).abs().max()) <= 0.5001 / 255
     refused(lambda: store_dataset(mixed, tmp_path / "b.npy"), ValueError, "one shape and dtype.*size=")
+
+
+@pytest.mark.parametrize(("value", "stored"), [(-0.002, None), (-0.0005, 0.0), (1.0005, 1.0), (1.002, None)])
+def test_floats_are_pixels_up_to_rounding(value: float, stored: float | None, tmp_path: Path) -> None:
+    images = torch.full((3, 1, 4, 5), 0.2)
+    images[1, 0, 2, 3] = value
+    call = partial(store_dataset, list(zip(images, [0, 1, 1])), tmp_path / "a.npy", progress=False)
+    if stored is None:
+        refused(call, ValueError, r"must give pixels in \[0, 1\]")
+    else:
+        assert float(call().read().images[1, 0, 2, 3]) == stored
 
 
 def test_a_pass_over_a_loader_leaves_the_global_random_state(tmp_path: Path) -> None:

@@ -19,12 +19,13 @@ import pytest
 
 from distillkit import LabeledImages
 from distillkit.condense import distribution_matching, random_subset
-from distillkit.locking import locked
+from distillkit.data import Split
+from distillkit.locking import InUse, locked
 from distillkit.networks.samplers import RandomNetworks
 from distillkit.study import Candidate, Condense, Cost, Job, Study, grid, worker_pool
 from distillkit.study.study import WorkerKilled
 from distillkit.training import Protocol
-from tests.distillkit.study.test_study import task
+from tests.distillkit.study.test_study import images, task
 from tests.distillkit.test_locking import HOLD, start  # noqa: F401
 from tests.refused import refused
 
@@ -129,6 +130,34 @@ def test_any_executor_gives_the_records_of_this_process(tmp_path: Path, monkeypa
     assert sorted(seen) == sorted(3 * [f"made-{name}-{seed}" for name in "ab" for seed in (0, 1)])
     assert jobs.count == 4 + 4 + 2  # tuning runs, final runs, and those of the lost nodes
     assert len({repr(one) for one in jobs.keys}) == jobs.count  # Dask answers an equal call from memory
+
+
+class CountsTests(Steps):
+    """Candidate whose accuracy shows the number of test images."""
+
+    def run(self, made: Number, job: Job) -> dict[str, Any]:
+        return {"accuracy_last": len(job.split.test) / 100, "rounds": None}
+
+
+def test_a_worker_uses_the_images_of_each_task(tmp_path: Path) -> None:
+    tasks = [task(), task("other", data=Split(images(40, 0), images(30, 2), ("a", "b")))]
+    study = Study(tmp_path, tasks, {"A": CountsTests(number)}, seeds=(0, 1))
+    study.run(executor=Jobs(), **QUIET)
+    found = {(r.line["task"], r.line["accuracy_last"]) for r in study.records()}
+    assert found == {("made", 0.2), ("other", 0.3)}
+
+
+class Claimed(Jobs):
+    """Executor whose lost calls find that another process executes the run."""
+
+    def lose(self) -> Any:
+        return InUse("in use")
+
+
+def test_run_that_was_claimed_before_its_worker_began_is_tried_again(tmp_path: Path) -> None:
+    study, jobs = Study(tmp_path, task(), {"A": steps(tmp_path)}, seeds=(0, 1)), Claimed(0, 2)
+    study.run(executor=jobs, **QUIET)
+    assert (len(study.records()), jobs.count) == (2, 4)
 
 
 def test_run_that_is_lost_twice_is_named_and_all_others_finish(tmp_path: Path) -> None:

@@ -55,7 +55,8 @@ def images(count: int, seed: int) -> LabeledImages:
 def task(name: str = "made", **options: Any) -> Task:
     split = Split(images(40, 0), images(20, 1), ("a", "b"))
     deal = partial(partition.iid, clients=2)
-    return Task(name, split, **{"partition": deal, "factory_options": {"width": 4, "depth": 1}, **options})
+    given = {"data": split, "partition": deal, "factory_options": {"width": 4, "depth": 1}, **options}
+    return Task(name, **given)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
