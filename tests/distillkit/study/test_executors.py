@@ -151,7 +151,7 @@ class Claimed(Jobs):
     """Executor whose lost calls find that another process executes the run."""
 
     def lose(self) -> Any:
-        return InUse("in use")
+        return InUse("in use", 1)
 
 
 def test_run_that_was_claimed_before_its_worker_began_is_tried_again(tmp_path: Path) -> None:
