@@ -291,11 +291,27 @@ def test_networks_are_copied_and_options_follow_their_networks() -> None:
         assert got[0].augment is protocol.augment
 
 
+class Masked(nn.Module):
+    """Classifier whose pixels have random weights, which are not trained."""
+
+    weights: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(64, 3)
+        self.register_buffer("weights", torch.rand(64))
+
+    def forward(self, images: Tensor) -> Tensor:
+        found: Tensor = self.last(images.flatten(1) * self.weights)
+        return found
+
+
 SAMPLERS: dict[str, Callable[[], Any]] = {
     "random": lambda: RandomNetworks(net),
     "kept": lambda: RandomNetworks(KeepInit(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Linear(5, 3)))),
     "fixed": lambda: FixedNetwork(build(net, 0)),
     "ball": lambda: NetworkBall(build(net, 0), 2.0),
+    "buffers": lambda: RandomNetworks(Masked),
     "batch norm": lambda: RandomNetworks(lambda: ConvNet((1, 8, 8), 3, width=4, depth=1, norm="batch")),
 }
 

@@ -151,6 +151,13 @@ def test_long_work_shows_one_bar_unless_disabled(name: str, monkeypatch: pytest.
         call(progress="no")
 
 
+def test_bar_of_continued_work_begins_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = terminal(monkeypatch)
+    with progress.bar(10, "work", done=4):
+        pass
+    assert "| 4/10 " in screen.getvalue()
+
+
 def test_notebook_shows_a_bar_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The streams of its kernel are no terminals."""
     shown = io.StringIO()

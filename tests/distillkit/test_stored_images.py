@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -297,6 +298,19 @@ def test_only_the_drawn_images_are_read(stored: StoredImages, reads: list[list[i
     reads.clear()
     class_statistics(stored[stored.labels == 2])
     assert sum(map(len, reads)) == 40
+
+
+def test_a_thread_reads_all_batches_but_the_first(stored: StoredImages, monkeypatch: pytest.MonkeyPatch) -> None:
+    here: list[bool] = []
+    read = _stored.PixelFile.read
+
+    def noted(file: _stored.PixelFile, rows: Tensor) -> Tensor:
+        here.extend([threading.current_thread() is threading.main_thread()] * bool(len(rows)))
+        return read(file, rows)
+
+    monkeypatch.setattr(_stored.PixelFile, "read", noted)
+    accuracy(build(factory, 1), stored[:40], chunk=8)
+    assert (len(here), sum(here)) == (5, 1)
 
 
 def test_small_sets_are_read_once(

@@ -65,6 +65,11 @@ def test_a_competition_is_read(tmp_path: Path, global_rng_untouched: None) -> No
     assert not whole.classes_given
 
 
+def test_endings_may_be_in_capitals(tmp_path: Path) -> None:
+    table = competition(tmp_path, ending=".PNG")
+    assert same(load_table(table, folder=tmp_path / "train", normalization=HALF, progress=False))
+
+
 def test_equals_the_folder_of_the_same_pictures(tmp_path: Path) -> None:
     table = competition(tmp_path)
     for i, animal in enumerate(ANIMALS):
@@ -108,6 +113,9 @@ def test_stored_equals_memory(tmp_path: Path) -> None:
         assert (one.class_names, one.info) == (read.class_names, read.info)
     frame = pd.read_csv(table, dtype=str)
     options |= {"test_fraction": 0}
+    for ordered in (frame, frame[::-1]):
+        found = open_table(ordered, cache=tmp_path / "cache", **options).train.read()
+        assert torch.equal(found.images, load_table(ordered, **options).train.images)
     parts = [open_table(frame[i:j], cache=tmp_path / "cache", **options).train for i, j in ((0, 7), (7, 12))]
     assert torch.equal(torch.cat([part.read().images for part in parts]), load_table(frame, **options).train.images)
 
