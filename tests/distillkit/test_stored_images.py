@@ -313,6 +313,13 @@ def test_a_thread_reads_all_batches_but_the_first(stored: StoredImages, monkeypa
     assert (len(here), sum(here)) == (5, 1)
 
 
+@pytest.mark.parametrize(
+    "given", [{"labels": [0]}, {"num_classes": 9}, {"normalization": Normalization([0.5], [0.5])}], ids=str
+)
+def test_what_a_stored_set_has_must_be_left_out(given: dict[str, Any], stored: StoredImages) -> None:
+    refused(lambda: random_subset(stored, ipc=1, **given), TypeError, f"{next(iter(given))} must be left out when")
+
+
 def test_small_sets_are_read_once(
     stored: StoredImages, reads: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
