@@ -19,6 +19,8 @@ from distillkit.training import Protocol, train
 
 __all__ = ["Networks", "network_options"]
 
+_WIDTH = 64
+
 
 @dataclass(frozen=True)
 class Networks:
@@ -33,7 +35,8 @@ class Networks:
 
     def factory(self, like: Any) -> Callable[[], nn.Module]:
         """Return a function that makes an untrained network for the images of a set."""
-        given = {"width": self.width, "depth": self.depth}
+        width = _WIDTH if self.network == "convnet" and self.width is None else self.width
+        given = {"width": width, "depth": self.depth}
         options = {name: value for name, value in given.items() if value is not None}
         return partial(named_network, self.network, like.shape, like.num_classes, **options)
 
@@ -52,7 +55,7 @@ class Networks:
 
 _OPTIONS = {
     "network": click.option("--network", type=click.Choice(NETWORK_NAMES), default="convnet", show_default=True),
-    "width": click.option("--width", type=click.IntRange(1), help="Width of the network."),
+    "width": click.option("--width", type=click.IntRange(1), help="Width; default of a convnet: 64 (papers: 128)."),
     "depth": click.option("--depth", type=click.IntRange(1), help="Depth of a convnet."),
     "augment": click.option(
         "--augment", type=click.Choice(["none", "dsa"]), default="none", show_default=True,

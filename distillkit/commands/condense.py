@@ -38,7 +38,7 @@ _METHODS = {
     "herding": "images near the class mean", "k-center": "images that cover the class",
     "private": "differentially private",
 }  # fmt: skip
-_STEPS = {"dm": 300, "dc": 100, "private": 300}
+_STEPS = {"dm": 200, "dc": 100, "private": 300}
 _SAVE_INTERVAL = 60.0
 
 
@@ -61,7 +61,7 @@ _SAVE_INTERVAL = 60.0
     help="; ".join(f"{name}: {what}" for name, what in _METHODS.items()) + ".",
 )
 @click.option("--ipc", type=click.IntRange(1), default=10, show_default=True, help="Images per class.")
-@click.option("--steps", type=click.IntRange(1), help="Steps; default: dm and private 300 (DM's paper: 20000), dc 100.")
+@click.option("--steps", type=click.IntRange(1), help="Steps; default: dm 200 (the paper: 20000), dc 100, private 300.")
 @click.option(
     "--batch-real", type=click.IntRange(1), default=64, show_default=True, help="dm, dc: real images per class."
 )
