@@ -127,7 +127,7 @@ def test_a_picture_has_the_same_pixels_everywhere(kind: str, tmp_path: Path) -> 
     expected = torch.as_tensor(np.array(wanted, dtype=np.float32)).reshape(*wanted.shape[:2], -1).permute(2, 0, 1)
     options: dict[str, Any] = {"test_fraction": 0.0, "normalization": IDENTITY}
     assert torch.allclose(load_folder(tmp_path, **options).train.images[0], expected, atol=1e-6)
-    stored = open_folder(tmp_path, cache=tmp_path / "cache", **options).train.read()
+    stored = open_folder(tmp_path, cache=tmp_path.with_name(f"{tmp_path.name}-cache"), **options).train.read()
     assert torch.allclose(stored.images[0], expected, atol=1 / 509)
     with Image.open(file) as lazy, Image.open(io.BytesIO(file.read_bytes())) as picture:
         picture.load()
@@ -140,7 +140,7 @@ def test_a_picture_that_cannot_be_respected_is_refused_everywhere(kind: str, tmp
     write, message = REFUSED[kind]
     (tmp_path / "a").mkdir()
     file = write(tmp_path / "a" / "0")
-    for read in (load_folder, lambda path: open_folder(path, cache=tmp_path / "cache")):
+    for read in (load_folder, lambda path: open_folder(path, cache=tmp_path.with_name("cache"))):
         with pytest.raises(ValueError, match=rf"cannot (read picture|be read).*a/0\.\w+[: (]+.*({message})"):
             read(tmp_path)
     with Image.open(file) as picture, pytest.raises(ValueError, match=rf"images\[0\] cannot be read: .*({message})"):

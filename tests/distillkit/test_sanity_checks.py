@@ -113,16 +113,6 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         r"images must be pixels in \[0, 1\] where no normalization is given, got .*images / 255",
     ),
-    "channels last": (
-        lambda: as_set(pixels(c=28, h=28, w=1), marks()),
-        ValueError,
-        r"images must be \[N, C, H, W\], but \[6, 28, 28, 1\] looks like \[N, H, W, C\].*permute",
-    ),
-    "channels last, 8 bits": (
-        lambda: as_set((pixels(c=9, h=12, w=3) * 255).byte().numpy(), marks().numpy()),
-        ValueError,
-        r"looks like \[N, H, W, C\]",
-    ),
     "no normalization": (
         lambda: LabeledImages(pixels(), marks(), normalization=(0.5, 0.25)),  # type: ignore[arg-type]
         TypeError,

@@ -117,3 +117,27 @@ def test_layouts_of_competitions_are_refused(tmp_path: Path) -> None:
     for classes in (("bus", "train"), ("testudo", "trainers", "valley"), ("cat", "dog")):
         assert load_folder(layout(f"e{len(classes)}{classes[0]}", classes)).classes == classes
     assert load_folder(layout("f", ("cat", "dog"), "sizes.csv")).classes == ("cat", "dog")
+
+
+def test_cache_may_not_be_among_the_pictures(tmp_path: Path) -> None:
+    """It would be a class without pictures in the next call."""
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        Image.new("L", (4, 4)).save(tmp_path / "pets" / name / "0.png")
+    for cache in (tmp_path / "pets", tmp_path / "pets" / "cat" / "cache"):
+        refused(
+            partial(open_folder, tmp_path / "pets", cache=cache, test_fraction=0.0), ValueError, "cache must not be in"
+        )
+    assert len(open_folder(tmp_path / "pets", cache=tmp_path / "pets-cache", test_fraction=0.0).train) == 2
+
+
+def test_class_must_keep_a_training_picture(tmp_path: Path) -> None:
+    for name, count in (("cat", 2), ("dog", 9)):
+        (tmp_path / name).mkdir()
+        for i in range(count):
+            Image.new("L", (4, 4), 9 * i).save(tmp_path / name / f"{i}.png")
+    refused(
+        partial(load_folder, tmp_path, test_fraction=0.8), ValueError,
+        "test_fraction=0.8 leaves no training picture of 1 of 2 classes, such as cat",
+    )  # fmt: skip
+    assert load_folder(tmp_path, test_fraction=0.7).train.counts().tolist() == [1, 3]
