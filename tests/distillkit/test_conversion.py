@@ -193,6 +193,7 @@ TABLE = {"image": PICTURES, "label": LABELS.tolist()}
 OF_PICTURES: dict[str, tuple[Any, dict[str, Any]]] = {
     "pictures and labels": (PICTURES, {"labels": LABELS}),
     "pictures and words": (PICTURES, {"labels": WORDS}),
+    "a tensor and a series of words": (STACKED, {"labels": pd.Series(WORDS, index=[*"fedcba"])}),
     "pictures and a series of words": (PICTURES, {"labels": pd.Series(WORDS, index=[*"fedcba"])}),
     "a pair with a series": ((PICTURES, pd.Series(LABELS.numpy(), index=[*"fedcba"])), {}),
     "pictures and an array of words": (PICTURES, {"labels": np.array(WORDS)}),

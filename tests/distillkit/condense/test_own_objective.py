@@ -128,3 +128,11 @@ def test_a_batch_of_the_size_of_the_smallest_class_is_that_class_in_order() -> N
     exact, all_of_it = (condense(real=whole, match=first, batch_real=n).images for n in (5, None))
     assert torch.equal(exact, all_of_it)
     assert not torch.equal(exact, condense(real=whole, match=first, batch_real=4).images)
+
+
+@pytest.mark.parametrize("match", [mean_distance, "embedding"])
+def test_a_class_alone_gives_its_share_of_the_whole(match: Any) -> None:
+    whole = condense(match=match, batch_real=3)
+    for c in (0, 2, 3):
+        alone = condense(match=match, batch_real=3, classes=[c])
+        assert torch.allclose(alone.images, whole[whole.labels == c].images, rtol=0, atol=1e-9)
