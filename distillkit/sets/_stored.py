@@ -179,9 +179,10 @@ class StoredImages(ImageSet, FileBacked):
             nonlocal last
             with lock:
                 found = ahead.pop(i, None)
-                if last <= i < count - 1:  # a thread reads what is needed next
+                if last <= i:  # a thread reads what is needed next
                     last = i + 1
-                    ahead[last] = pool.submit(take, last)
+                    if last < count:
+                        ahead[last] = pool.submit(take, last)
             return take(i) if found is None else found.result()
 
         with thread_pool(1, "read") as pool:

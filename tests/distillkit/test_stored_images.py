@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections.abc import Callable
@@ -311,6 +312,17 @@ def test_a_thread_reads_all_batches_but_the_first(stored: StoredImages, monkeypa
     monkeypatch.setattr(_stored.PixelFile, "read", noted)
     accuracy(build(factory, 1), stored[:40], chunk=8)
     assert (len(here), sum(here)) == (5, 1)
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(4))], ids=str)
+def test_batches_in_any_order_are_read_once(
+    order: tuple[int, ...], stored: StoredImages, reads: list[list[int]]
+) -> None:
+    """Threads that share the classes ask for their batches in any order."""
+    with stored._reader(lambda i: torch.tensor([i, i + 4]), 4) as read:
+        found = [read(i) for i in order]
+    assert sorted(reads) == sorted(stored._rows[torch.tensor([[i, i + 4] for i in order])].tolist())
+    assert all(torch.equal(one, stored.read([i, i + 4]).images) for one, i in zip(found, order, strict=True))
 
 
 @pytest.mark.parametrize(
