@@ -296,14 +296,26 @@ class Masked(nn.Module):
 
     weights: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
-        self.last = nn.Linear(64, 3)
-        self.register_buffer("weights", torch.rand(64))
+        self.last = nn.utils.skip_init(nn.Linear, 64, 3)
+        for value in self.last.parameters():
+            nn.init.uniform_(value, generator=generator)
+        self.register_buffer("weights", torch.rand(64, generator=generator))
 
     def forward(self, images: Tensor) -> Tensor:
         found: Tensor = self.last(images.flatten(1) * self.weights)
         return found
+
+
+@dataclass
+class MaskedNetworks:
+    """A user's sampler, whose networks also differ in a buffer."""
+
+    fixed: bool = False
+
+    def draw(self, generator: torch.Generator) -> nn.Module:
+        return Masked(generator).requires_grad_(False)
 
 
 SAMPLERS: dict[str, Callable[[], Any]] = {
@@ -311,7 +323,7 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "kept": lambda: RandomNetworks(KeepInit(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Linear(5, 3)))),
     "fixed": lambda: FixedNetwork(build(net, 0)),
     "ball": lambda: NetworkBall(build(net, 0), 2.0),
-    "buffers": lambda: RandomNetworks(Masked),
+    "own": MaskedNetworks,
     "batch norm": lambda: RandomNetworks(lambda: ConvNet((1, 8, 8), 3, width=4, depth=1, norm="batch")),
 }
 
