@@ -38,6 +38,7 @@ from distillkit.labels import CutMix, Mixup, Relabel, soft_labels, stored_soft_l
 from distillkit.networks import ConvNet, FixedNetwork, RandomNetworks, build
 from distillkit.privacy import Account, Ledger, Passes, PrivacyError, condense_private, image_sgd
 from distillkit.privacy.errors import NotCapturable, PrivateInitialization
+from distillkit.rng import as_generator, derive
 from distillkit.robustness import Corruption
 from distillkit.scores import scores
 from distillkit.sets import StoredImages, Tiles, _stored
@@ -312,6 +313,17 @@ def test_a_thread_reads_all_batches_but_the_first(stored: StoredImages, monkeypa
     monkeypatch.setattr(_stored.PixelFile, "read", noted)
     accuracy(build(factory, 1), stored[:40], chunk=8)
     assert (len(here), sum(here)) == (5, 1)
+
+
+def test_batches_keep_their_recorded_draws(stored: StoredImages, reads: list[list[int]]) -> None:
+    """Results are recorded with these draws: of the seed, the step and the class, in this order."""
+    dm(stored, init="noise", steps=2, batch_real=5, generator=4)
+    seed, wanted = int(torch.randint(2**62, (), generator=as_generator(4))), []
+    for step, c in itertools.product(range(2), range(CLASSES)):
+        own = (stored.labels == c).nonzero().flatten()
+        order = torch.randperm(len(own), generator=derive(seed, step, c, "real"))[:5] if len(own) > 5 else slice(None)
+        wanted.append(stored._rows[own[order]].tolist())
+    assert sorted(filter(None, reads)) == sorted(filter(None, wanted))
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations(range(4))], ids=str)
