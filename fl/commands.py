@@ -11,7 +11,7 @@ import click
 import fl.addons
 from distillkit._utils.pages import Section, drawn
 from distillkit.commands._results import Result, printed
-from distillkit.commands._sources import Numbers, Sources, source_options
+from distillkit.commands._sources import Sources, numbers, source_options
 from distillkit.commands._training import Networks, network_options
 from distillkit.data import partition
 from distillkit.study import Study, Task, curves, grid, read_records, summary_table
@@ -49,7 +49,7 @@ _OF_SETS = {"FedDM": FedDM, "Real": Real}
 @click.option("--rounds", type=click.IntRange(1), default=10, show_default=True)
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Number of seeds.")
 @click.option(
-    "--lr", type=Numbers(), default="0.1", show_default=True, help="Learning rates to search, separated by commas."
+    "--lr", callback=numbers, default="0.1", show_default=True, help="Learning rates to search, separated by commas."
 )
 @click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Local epochs.")
 @click.option("--steps", type=click.IntRange(1), default=100, show_default=True, help="Condensation steps of FedDM.")

@@ -35,6 +35,8 @@ from distillkit.sets import Tiles
 COMMANDS = ("attack", "condense", "doctor", "evaluate", "label", "report", "sets", "study")
 PARTS = {"train": slice(1040), "test": slice(1040, 1080)}
 NETWORK = partial(ConvNet, (3, 8, 8), 3, width=8, depth=2)
+_LONGER = ("attack", "condense", "label", "report", "study")
+"""Commands whose examples take seconds; other tests run these commands on smaller images."""
 SMALL = ("--width", "8", "--depth", "2", "--quiet", "--device", "cpu")
 
 
@@ -83,7 +85,9 @@ def test_every_package_registers_its_commands() -> None:
     assert re.fullmatch(r"distillkit, version [\d.]+\n", run("--version").output)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in _LONGER)) for name in COMMANDS]
+)
 def test_help_shows_an_example_that_runs(name: str, folder: Path) -> None:
     said = " ".join(run(name, "--help").output.split())
     _, first, *words = shlex.split(said.partition("Example: ")[2])

@@ -28,7 +28,7 @@ from distillkit.data import (
 from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages
 
-__all__ = ["NORMALIZATION", "ROOT", "Numbers", "Sources", "read_set", "set_path", "source_options", "write_set"]
+__all__ = ["NORMALIZATION", "ROOT", "Sources", "numbers", "read_set", "set_path", "source_options", "write_set"]
 
 _TABLES = (".csv", ".tsv", ".parquet")
 _OF_SETS = ("set.json", "set.safetensors", "images_best.pt")
@@ -117,17 +117,12 @@ def set_path(context: click.Context, option: click.Parameter, path: Path | None)
     return path
 
 
-class Numbers(click.ParamType["tuple[float, ...]"]):
-    """Numbers, separated by commas."""
-
-    name = "numbers"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
-        """Return the numbers of a text."""
-        try:
-            return tuple(float(one) for one in value.split(",")) if isinstance(value, str) else value
-        except ValueError:
-            self.fail(f"must be numbers separated by commas, got {value!r}", param, ctx)
+def numbers(context: click.Context, option: click.Parameter, text: str) -> tuple[float, ...]:
+    """Convert the text of an option to numbers, which commas separate."""
+    try:
+        return tuple(float(one) for one in text.split(","))
+    except ValueError as error:
+        raise click.BadParameter(f"must be numbers separated by commas, got {text!r}") from error
 
 
 def _has_splits(path: Path) -> bool:
@@ -139,12 +134,15 @@ def _has_splits(path: Path) -> bool:
         return False
 
 
-def _normalized(given: tuple[tuple[float, ...], tuple[float, ...]] | None) -> Normalization | None:
-    return None if given is None else Normalization(*given)
+def _normalized(context: click.Context, option: click.Parameter, texts: tuple[str, str] | None) -> Any:
+    if texts is None:
+        return None
+    mean, std = (numbers(context, option, text) for text in texts)
+    return Normalization(mean, std)
 
 
 NORMALIZATION = click.option(
-    "--normalization", type=Numbers(), nargs=2, metavar="MEAN STD", callback=lambda *given: _normalized(given[-1]),
+    "--normalization", nargs=2, metavar="MEAN STD", callback=_normalized,
     help="By channel, such as 0.5,0.5,0.5 0.2,0.2,0.2; default: that of a set, or measured.",
 )  # fmt: skip
 ROOT = click.option("--root", type=click.Path(path_type=Path), help="Data root of named datasets.")
