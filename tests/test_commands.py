@@ -343,6 +343,47 @@ def test_doctor_says_what_an_extra_lacks(monkeypatch: pytest.MonkeyPatch) -> Non
     assert set(record["missing"]) == {"flower", "opendp", "data", "pandas", "secure"}
 
 
+def test_options_of_sources_reach_the_readers(photos: Path, folder: Path) -> None:
+    """A table elsewhere, a cache, gray and a background: each gives the set of the library's reader."""
+    rows = [f"{path.relative_to(photos)},{path.parent.name},x" for path in sorted(photos.rglob("*.png"))]
+    Path("table.csv").write_text("\n".join(["at,kind,other", *rows]), encoding="utf-8")
+    columns = ("--pictures", photos, "--image", "at", "--label", "kind")
+    ways: dict[str, tuple[object, ...]] = {
+        "folder": (photos,), "table": ("table.csv", *columns), "cached": (photos, "--cache", "cache"),
+        "gray": (photos, "--channels", 1), "half": (photos, "--test-fraction", 0.5),
+        "space": (photos, "--normalization", "0.5,0.4,0.3", "0.2,0.2,0.1"),
+    }  # fmt: skip
+    found = {}
+    for name, words in ways.items():
+        run("condense", *words, "--method", "random", "--ipc", 3, "--out", f"{name}.safetensors", "--quiet")
+        found[name] = LabeledImages.load(f"{name}.safetensors")
+    assert list(Path("cache").glob("*.npy"))
+    assert torch.allclose(found["cached"].images, found["folder"].images, atol=1e-6)
+    assert sorted(found["table"].class_names) == ["cat", "dog", "owl"]
+    assert found["gray"].shape == (1, 12, 12)
+    assert found["space"].normalization == Normalization((0.5, 0.4, 0.3), (0.2, 0.2, 0.1))
+    whole = load_folder(photos, test_fraction=0.5).train
+    assert {tuple(one.flatten().tolist()) for one in found["half"].images} <= {
+        tuple(one.flatten().tolist()) for one in whole.images
+    }
+    for path in Path("clear/a/0.png"), Path("clear/a/1.png"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGBA", (8, 8), (0, 0, 0, 0)).save(path)
+    given = ("--method", "random", "--ipc", 1, "--test-fraction", 0, "--quiet", "--normalization", "0", "1")
+    run("condense", "clear", "--background", 0.25, *given, "--out", "clear.safetensors")
+    assert torch.allclose(LabeledImages.load("clear.safetensors").images, torch.tensor(0.25), atol=1 / 255)
+    assert "transparent" in run("condense", "clear", *given, "--out", "c.safetensors", code=1).output
+
+
+def test_temperature_flattens_the_teachers_labels(photos: Path) -> None:
+    condensed(photos)
+    words = ("label", "small.safetensors", "--train", photos, "--epochs", 5, *SMALL)
+    for t in (1, 5):
+        run(*words, "--temperature", t, "--out", f"soft{t}.npz")
+    hot, flat = (load_set(f"soft{t}.npz") for t in (1, 5))
+    assert torch.allclose((hot.columns["logits"] / 5).softmax(1), flat.labels, atol=1e-5)
+
+
 ODD: dict[str, tuple[str, int, str]] = {
     "unknown command": ("conedense photos", 2, "No such command 'conedense'"),
     "no source": ("condense --out a.safetensors", 2, "Missing argument 'SOURCE'"),
