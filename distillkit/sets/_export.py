@@ -70,6 +70,8 @@ def read_npz(path: Path) -> tuple[Tensors, dict[str, Any]]:
                 raise ValueError(f"its array {name!r} contradicts its array 'set'")
         if differing := sorted(set(arrays) ^ set(facts["arrays"])):
             raise ValueError(f"arrays are missing, or do not belong to the set: {', '.join(differing)}")
+        if "stored" in arrays:  # of tiled images, which are decoded for other programs
+            arrays["images"] = arrays.pop("stored")
         return {name: torch.from_numpy(array) for name, array in arrays.items()}, facts
 
 

@@ -577,7 +577,7 @@ class LabeledImages(ImageSet):
 
         An `.npz` file contains the whole set without loss. It has one array for each tensor that the method `parts`
         returns, and arrays `mean`, `std` and `class_names`. The images are normalized, so `images * std + mean` gives
-        pixels. Those of a `TiledImages` are the stored images.
+        pixels. A `TiledImages` has its decoded images there, and its stored images in the array `stored`.
 
         A folder has one sub-folder per class. Their alphabetical order is the order of the classes, so torchvision's
         `ImageFolder` can read the folder. If the labels are rows, such as soft labels, the class of an image is read
@@ -601,7 +601,9 @@ class LabeledImages(ImageSet):
         """
         path = check.path(path, "path")
         if path.suffix == ".npz":
-            write_npz(path, *self.parts())
+            tensors, facts = self.parts()
+            tiled = {"stored": tensors["images"], "images": self.images} if "tiles" in facts else {}
+            write_npz(path, tensors | tiled, facts)
         elif path.suffix and not path.is_dir():
             raise ValueError(f"path must end in .npz, or be a folder without suffix, got {path.name!r}; see also save")
         else:

@@ -135,9 +135,9 @@ class TiledImages(LabeledImages):
 
     Condensers with `parametrize=Tiles(...)` return such sets, and `LabeledImages.load` reads them from files. `images`,
     `labels` and `columns` (further data of each image) describe the decoded images. Training, evaluation, attacks and
-    exported pictures use the decoded images, but `save` and `.npz` files have the stored images. If you select or
-    replace images, the new set is a plain `LabeledImages`. If you replace labels or other properties, the new set is a
-    `TiledImages`.
+    exported pictures use the decoded images. `save` writes the stored images, and an `.npz` file has both. If you
+    select or replace images, the new set is a plain `LabeledImages`. If you replace labels or other properties, the new
+    set is a `TiledImages`.
 
     Args:
         stored: stored images, float [M, C, H, W], in the normalized space.

@@ -66,7 +66,7 @@ def test_cost_is_estimated_from_one_timed_run_which_is_kept(
     [
         ("--seeds 0 1", "--seeds takes one seed here"),
         ("--shadows 9", "--shadows must be even because they come in pairs of complements, got 9"),
-        ("--device cuda", "--device must be cpu"),
+        ("--device cpu:0", "--device must be cpu"),
     ],
     ids=["seeds", "shadows", "device"],
 )

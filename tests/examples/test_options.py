@@ -69,7 +69,7 @@ def test_unknown_options_are_refused_by_name(
     name: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example = load_script(EXAMPLES[name])
-    monkeypatch.setattr(sys, "argv", [name, *words.split()])
+    monkeypatch.setattr(sys, "argv", [name, *["fedcog"] * (name == "claims"), *words.split()])
     with pytest.raises(SystemExit) as ended:
         example.main()
     assert ended.value.code == 2

@@ -63,8 +63,10 @@ def test_files_hold_the_stored_and_messages_the_decoded_images(tmp_path: Path) -
         assert torch.equal(again.stored, data.stored)
         assert torch.equal(again.images, data.images)
         assert again.tiles == data.tiles
-    with np.load(tmp_path / "a.npz") as file:
-        assert np.array_equal(file["images"], data.stored.numpy())
+    with np.load(tmp_path / "a.npz") as file:  # other programs find an image for every label
+        assert np.array_equal(file["images"], data.images.numpy())
+        assert np.array_equal(file["stored"], data.stored.numpy())
+        assert len(file["images"]) == len(file["labels"])
     (sent,) = dict(decode(encode(Message.unchecked({"set": data})))[0].items()).values()
     assert type(sent) is LabeledImages
     assert torch.equal(sent.images, data.images)
