@@ -14,7 +14,7 @@ from attacks.reporting import report as report_run
 from attacks.reporting.copies import closest_images
 from distillkit import plot
 from distillkit._utils.pages import Section, drawn, image_grid
-from distillkit.commands._results import Result, printed
+from distillkit.commands._results import Result, printed, refuse_given
 from distillkit.commands._sources import Sources, source_options
 from distillkit.sets import LabeledImages, StoredImages
 
@@ -41,7 +41,7 @@ _HELD_OUT = click.option("--held-out", metavar="SOURCE", help="Records not used;
 _DEVICE = click.option("--device", default="auto", show_default=True, help="cpu, cuda, mps, or auto.")
 
 
-@click.command(epilog="Example: distillkit attack digits-dm-1 --train digits --size 16")
+@click.command(epilog="Example: distillkit attack digits-dm-1 --train digits")
 @click.argument("set", metavar="SET")
 @click.option("--train", "source", required=True, metavar="SOURCE", help="The records that SET was made from.")
 @_HELD_OUT
@@ -54,7 +54,7 @@ def attack(set: str, source: str, held_out: str | None, device: str, sources: So
     return Result(_verdict(set, found), str(found), found.record(), [Section("Attacks", [found.table()])])
 
 
-@click.command(epilog="Example: distillkit report digits-dm-1 --train digits --size 16 --html report.html")
+@click.command(epilog="Example: distillkit report digits-dm-1 --train digits --html report.html")
 @click.argument("path", metavar="SET_OR_RUN")
 @click.option("--train", "source", metavar="SOURCE", help="The records that it was made from; needed for a set.")
 @_HELD_OUT
@@ -69,6 +69,7 @@ def report(
     A set's report shows its images beside the nearest training records. A run's report is also written to its folder.
     """
     if (Path(path) / "config.json").is_file():
+        refuse_given("in the report of a run", "held_out", "device")
         return _of_run(Path(path), source, sources, progress)
     if source is None:
         raise click.UsageError("the report of a set needs --train, the records that it was made from")

@@ -10,7 +10,7 @@ import click
 
 import fl.addons
 from distillkit._utils.pages import Section, drawn
-from distillkit.commands._results import Result, printed
+from distillkit.commands._results import Result, printed, refuse_given
 from distillkit.commands._sources import Sources, numbers, source_options
 from distillkit.commands._training import Networks, network_options
 from distillkit.data import partition
@@ -68,13 +68,15 @@ def study(
 ) -> Result:  # fmt: skip
     """Compare federated methods on the images of SOURCE, or show the study in the folder SOURCE."""
     if (Path(source) / "study.json").is_file():
+        names = {str(one.name) for one in click.get_current_context().command.params}
+        refuse_given("in a finished study", *(names - {"source", "as_json", "html", "quiet"}))
         return _shown(Path(source))
+    refuse_given("in a study", "augment")
     if out is None:
         raise click.UsageError("--out is missing: the folder to which the study is written")
     split = sources.read(source, progress=progress)
-    network = {name: value for name, value in (("width", networks.width), ("depth", networks.depth)) if value}
     assign = partial(partition.dirichlet, clients=clients, alpha=alpha, min_size=min_size)
-    options: dict[str, Any] = {"factory": networks.network, "factory_options": network, "rounds": rounds}
+    options: dict[str, Any] = {"factory": networks.network, "factory_options": networks.options(), "rounds": rounds}
     task = Task(Path(source).stem, split, assign, **options)
     rates, own = list(lr), {"batch": 32, "epochs": epochs}
     sets = {"ipc": ipc, "steps": steps, "batch_real": 32, "server_batch": 32}

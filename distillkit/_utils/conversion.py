@@ -43,7 +43,7 @@ _WANTED = "an image (a tensor or array [C, H, W] or a PIL picture) and its label
 
 
 class Found(NamedTuple):
-    """What a source holds: images and labels, the names of its classes, and what these are names of."""
+    """Content of a source: images, labels, names of classes, and what the names were found in."""
 
     images: Any
     labels: Any

@@ -1,4 +1,4 @@
-"""What differs between a CPU and an accelerator."""
+"""Differences between a CPU and an accelerator."""
 
 from __future__ import annotations
 

@@ -16,12 +16,12 @@ from distillkit._utils.files import write_atomically
 from distillkit._utils.pages import Section, render_html
 from distillkit._utils.provenance import VERSION
 
-__all__ = ["Result", "printed"]
+__all__ = ["Result", "printed", "refuse_given"]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a command found: a sentence, the text for a terminal, JSON values, and the sections of a page."""
+    """Result of a command: a sentence, the text for a terminal, JSON values, and the sections of a page."""
 
     summary: str
     text: str
@@ -49,3 +49,12 @@ def printed(command: Callable[..., Result]) -> Callable[..., None]:
             click.echo(f"wrote {html}", err=True)
 
     return shown
+
+
+def refuse_given(why: str, *names: str) -> None:
+    """Refuse options of the running command that were given on the command line, but would change nothing."""
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            options = (option for one in context.command.params if one.name == name for option in one.opts)
+            raise click.UsageError(f"{next(options)} would change nothing {why}; leave it out")

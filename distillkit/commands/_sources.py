@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from distillkit.commands._results import refuse_given
 from distillkit.data import (
     NAMES,
     Split,
@@ -31,6 +32,7 @@ from distillkit.sets import LabeledImages
 __all__ = ["NORMALIZATION", "ROOT", "Sources", "numbers", "read_set", "set_path", "source_options", "write_set"]
 
 _TABLES = (".csv", ".tsv", ".parquet")
+_COLUMNS = ("image", "label", "pictures")
 _OF_SETS = ("set.json", "set.safetensors", "images_best.pt")
 _SETS = (".safetensors", ".npz", ".pt", ".pth")
 
@@ -56,6 +58,7 @@ class Sources:
         """Read a source, in the form of the set `like` if it is given. The training part of a saved set is the set."""
         if like is None:
             return self._read(source, progress)
+        refuse_given("because the set has its own form", "size", "channels")
         channels, *sides = like.shape
         own = replace(self, size=(sides[0], sides[1]), channels=channels, normalization=like.normalization)
         named = Path(source).is_dir() and like.class_names and like.classes_given
@@ -75,12 +78,16 @@ class Sources:
             columns = {"image": self.image, "label": self.label, "folder": self.pictures}
             named: dict[str, Any] = {name: value for name, value in columns.items() if value is not None}
             return (open_table if cached else load_table)(path, **named, **form, **cut, **cached)
-        if path.is_dir() and not any((path / name).is_file() for name in _OF_SETS):
+        refuse_given(f"for {source}, which is no table", *_COLUMNS)
+        if _is_class_folder(path):
             return (open_folder if cached else load_folder)(path, **form, **cut, **cached)
+        refuse_given(f"for {source}, which is no folder or table of pictures", "background", "test_fraction")
         if _has_splits(path):
             return (open_npz if cached else load_npz)(path, **form, **cached)
+        refuse_given(f"for {source}, which is read into memory", "cache")
         if source.lower() in NAMES and not path.exists():
             return load(source.lower(), root=self.root, **form)
+        refuse_given(f"for {source}, which is a set with its own form", "size", "channels")
         data = self.read_set(source)
         return Split(data, data[:0], data.class_names or tuple(map(str, range(data.num_classes))))
 
@@ -102,7 +109,10 @@ def read_set(source: str, root: Path | None, normalization: Normalization | None
     needed = path.suffix.lower() in _SETS[2:] or (path / "images_best.pt").is_file()
     if needed and normalization is None:
         raise click.UsageError(f"{source} does not contain its normalization: give --normalization MEAN STD")
-    return load_set(source, root=root, normalization=normalization if needed else None)
+    if not needed and not _is_class_folder(path):
+        refuse_given(f"for {source}, which contains it", "normalization")
+        normalization = None
+    return load_set(source, root=root, normalization=normalization)
 
 
 def write_set(data: LabeledImages, out: Path) -> None:
@@ -123,6 +133,11 @@ def numbers(context: click.Context, option: click.Parameter, text: str) -> tuple
         return tuple(float(one) for one in text.split(","))
     except ValueError as error:
         raise click.BadParameter(f"must be numbers separated by commas, got {text!r}") from error
+
+
+def _is_class_folder(path: Path) -> bool:
+    """Return whether a path is a folder of pictures that is no set of a known form."""
+    return path.is_dir() and not any((path / name).is_file() for name in _OF_SETS)
 
 
 def _has_splits(path: Path) -> bool:

@@ -35,10 +35,12 @@ class Networks:
 
     def factory(self, like: Any) -> Callable[[], nn.Module]:
         """Return a function that makes an untrained network for the images of a set."""
+        return partial(named_network, self.network, like.shape, like.num_classes, **self.options())
+
+    def options(self) -> dict[str, int]:
+        """Return the options of the named network."""
         width = _WIDTH if self.network == "convnet" and self.width is None else self.width
-        given = {"width": width, "depth": self.depth}
-        options = {name: value for name, value in given.items() if value is not None}
-        return partial(named_network, self.network, like.shape, like.num_classes, **options)
+        return {name: value for name, value in (("width", width), ("depth", self.depth)) if value is not None}
 
     def augmentation(self) -> Augmentation | None:
         """Return the augmentation of real, synthetic and training images."""

@@ -13,7 +13,7 @@ import click
 
 from distillkit import plot
 from distillkit._utils.pages import Section, drawn
-from distillkit.commands._results import Result, printed
+from distillkit.commands._results import Result, printed, refuse_given
 from distillkit.commands._sources import Sources, set_path, source_options, write_set
 from distillkit.commands._training import Networks, network_options
 from distillkit.condense import (
@@ -85,7 +85,7 @@ def condense(
     The set is written to OUT, and a picture of it beside it, with the suffix .png.
     """
     began = time.monotonic()
-    _refuse_unused(method)
+    refuse_given(f"for --method {method}", *_UNUSED[method])
     if method == "private":
         sources = _public(sources, options)
     steps = options.pop("steps") or _STEPS.get(method, 0)
@@ -107,20 +107,15 @@ def condense(
     return Result(f"{len(small)} images condensed from {source}", text, record, [page])
 
 
-_OF = {
-    **dict.fromkeys(("batch_real", "lr", "init", "tiles", "seconds", "resume"), ("dm", "dc")),
-    "steps": ("dm", "dc", "private"), "epochs": ("stitch",), "epsilon": ("private",), "classes": ("private",),
+_NETWORK = ("network", "width", "depth", "augment")
+_PIXELS = ("batch_real", "lr", "init", "tiles", "seconds", "resume")
+_PRIVATE = ("epsilon", "classes")
+_UNUSED: dict[str, tuple[str, ...]] = {
+    "dm": ("epochs", *_PRIVATE), "dc": ("epochs", *_PRIVATE), "private": ("epochs", "augment", *_PIXELS),
+    "stitch": ("steps", *_PIXELS, *_PRIVATE),
+    **dict.fromkeys(("random", "herding", "k-center"), ("steps", "epochs", *_NETWORK, *_PIXELS, *_PRIVATE)),
 }  # fmt: skip
-"""Methods that use an option; all methods use the other options."""
-
-
-def _refuse_unused(method: str) -> None:
-    """Refuse options that were given on the command line and that the method does not use."""
-    context = click.get_current_context()
-    for name, methods in _OF.items():
-        if method not in methods and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            option = f"--{name.replace('_', '-')}"
-            raise click.UsageError(f"{option} is for --method {' and '.join(methods)}, not for {method}")
+"""Options that a method does not use."""
 
 
 @dataclass
@@ -191,7 +186,7 @@ def _private(real: Any, networks: Networks, options: dict[str, Any], *, steps: i
 def _coreset(
     select: Callable[..., LabeledImages], real: Any, networks: Networks, _: Any, **common: Any
 ) -> LabeledImages:
-    return select(real, **common)
+    return select(real, device=networks.device, **common)
 
 
 _CONDENSERS: dict[str, Callable[..., LabeledImages]] = {

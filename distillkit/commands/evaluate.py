@@ -10,7 +10,7 @@ import click
 from distillkit import plot
 from distillkit._utils.pages import Section, drawn
 from distillkit._utils.tables import Table
-from distillkit.commands._results import Result, printed
+from distillkit.commands._results import Result, printed, refuse_given
 from distillkit.commands._sources import Sources, source_options
 from distillkit.commands._training import Networks, network_options
 from distillkit.evaluate import evaluate as evaluate_set
@@ -40,6 +40,8 @@ def evaluate(
     networks: Networks, progress: bool,
 ) -> Result:  # fmt: skip
     """Train networks from scratch on SET, and test them on SOURCE."""
+    if protocol is not None:
+        refuse_given("with --protocol, which has its own augmentation", "augment")
     small = sources.read_set(set)
     split = sources.read(source, small, progress=progress)
     test = split.test if len(split.test) else split.train
