@@ -250,8 +250,6 @@ def _read_labels(path: Path, dtype: torch.dtype, num_classes: int) -> tuple[dict
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     files = {row["file"]: row[_DIGESTS] for row in rows}
-    if len(files) < len(rows):
-        raise ValueError("two rows have the same file")
     if dtype.is_floating_point:
         soft = [[float(row[f"p{k}"]) for k in range(num_classes)] for row in rows]
         return files, torch.tensor(soft, dtype=torch.float64, device="cpu").view(len(rows), num_classes).to(dtype)

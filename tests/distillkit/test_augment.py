@@ -20,6 +20,7 @@ from distillkit.normalization import IDENTITY, ZCA
 from distillkit.privacy import EmbeddingNetworks, Passes, condense_private
 from distillkit.rng import derive
 from distillkit.training import Protocol, train
+from tests.fl.emulated_device import DEVICE, second_device
 from tests.refused import refused
 
 FAMILIES = NATURAL.split("_")
@@ -51,13 +52,17 @@ def sampled(x: Tensor, at: list[list[tuple[float, float]]]) -> Tensor:
     return out
 
 
-def reference(family: str, x: Tensor, g: torch.Generator, siamese: bool) -> Tensor:
-    """Apply the published transforms, one image and one pixel at a time."""
+def reference(
+    family: str, x: Tensor, g: torch.Generator, siamese: bool, strengths: tuple[float, float, float] = (1.0, 2.0, 0.5)
+) -> Tensor:
+    """Apply the published transforms, one image and one pixel at a time. `strengths` are those of the family color."""
+    brightness, saturation, contrast = strengths
     n, _, h, w = x.shape
     m = 1 if siamese else n
     out = x.clone()
     if family == "color":
-        offset, factor, stretch = uniform(g, m, -0.5, 0.5), uniform(g, m, 0, 2), uniform(g, m, 0.5, 1.5)
+        offset, factor = uniform(g, m, -brightness / 2, brightness / 2), uniform(g, m, 0, saturation)
+        stretch = uniform(g, m, contrast, contrast + 1)
     elif family == "crop":
         down, right = integers(g, m, 2 * round(h / 8) + 1), integers(g, m, 2 * round(w / 8) + 1)
     elif family == "cutout":
@@ -112,6 +117,23 @@ def test_family_equals_the_slow_reference(
         got = DSA(family, mode="M")(x, derive(seed, family), siamese=siamese)
         want = reference(family, x, derive(seed, family), siamese)
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+def test_strengths_of_color_are_those_given() -> None:
+    x = pictures(seed=8)
+    got = DSA("color", brightness=3.0, saturation=0.7, contrast=0.1)(x, derive(1))
+    derived = derive(1)
+    torch.randint(1, (), generator=derived)  # the choice of the family
+    torch.testing.assert_close(got, reference("color", x, derived, False, (3.0, 0.7, 0.1)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_siamese_draws_on_a_device_are_those_of_the_cpu(family: str) -> None:
+    x = pictures(3, 3, 8, 12, seed=9)
+    with second_device():
+        for seed in range(4):
+            there = DSA(family, mode="M")(x.to(DEVICE), seed, siamese=True)
+            torch.testing.assert_close(there.cpu(), DSA(family, mode="M")(x, seed, siamese=True))
 
 
 @pytest.mark.parametrize("mode", ["S", "M"])
@@ -387,6 +409,8 @@ def test_resized_crop_keeps_the_whole_image_at_scale_one() -> None:
     flipped = [torch.equal(a, b.flip(2)) for a, b in zip(seen, images, strict=True)]
     assert [f or torch.equal(a, b) for f, a, b in zip(flipped, seen, images, strict=True)] == [True] * 50
     assert 10 < sum(flipped) < 40
+    wide = torch.randn(9, 1, 2, 40, generator=derive(0))  # no crop of nearly its area fits
+    assert torch.allclose(ResizedCrop(0.9, flip=0.0)(wide, 1), wide, atol=1e-5)
     one, two = (ResizedCrop()(part, 5, siamese=True) for part in (images, images[:3]))
     assert torch.allclose(one[:3], two)
     refused(lambda: ResizedCrop(1.5), ValueError, "min_scale")

@@ -84,6 +84,15 @@ def test_each_class_is_condensed_in_one_process(two: Any) -> None:
     assert [found["classes"] for found in two[1]] == [[9, 9, 0, 9, 9, 9, 0]] * 2
 
 
+def test_failed_or_late_process_is_an_error_in_the_others(two: Any) -> None:
+    """At length, also with killed processes, in the slow tests below."""
+    other, own = two[1]
+    assert own["fail"] == "KeyError: 'no such class'"
+    assert other["fail"] == f"RuntimeError: over_classes failed in process 1 of the group: {own['fail']}"
+    words = "RuntimeError: over_classes lost a process, which was killed or did not answer for 0.5 s"
+    assert other["sleep"].startswith(words)
+
+
 @pytest.mark.slow
 def test_processes_of_a_group_share_the_work(tmp_path: Path) -> None:
     first, _, third = in_processes(tmp_path, "group", 3)
@@ -137,6 +146,13 @@ def part(classes: list[int]) -> LabeledImages:
 )
 def test_wrong_arguments_are_refused(call: Any, error: type[Exception], words: str) -> None:
     refused(call, error, words)
+
+
+def test_label_rows_are_joined_too() -> None:
+    def rows(classes: list[int]) -> LabeledImages:
+        return part(classes).replace(labels=torch.eye(7)[part(classes).labels])
+
+    assert over_classes(rows, [3, 1]).counts().tolist() == [0, 9, 0, 9, 0, 0, 0]
 
 
 def test_unconnected_processes_of_torchrun_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from distillkit import LabeledImages, Normalization, plot
 from distillkit.losses import rbf_mmd
+from distillkit.plot.figure import CLASS_COLOURS, class_colours
 from distillkit.rng import derive
 
 G = torch.Generator().manual_seed(0)
@@ -91,8 +94,16 @@ def test_grid_shows_every_class_in_its_row() -> None:
         assert torch.allclose(cell, data.images[index, 0].unsqueeze(2).expand(-1, -1, 3))
     assert bool((shown[h : 2 * h] == 1).all())  # nobody is of class 1
     assert torch.equal(shown[0, :h], torch.full((h, 3), 0.85))  # the frame
-    names = [t.get_text() for t in plot.grid(data, classes=["x", "y", "z"]).axes[0].get_yticklabels()]
-    assert names == ["x", "y", "z"]
+    for figure in (plot.grid(data, classes=["x", "y", "z"]), plot.real_and_synthetic(data, data, classes="xyz")):
+        assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["x", "y", "z"]
+        assert figure.axes[0].get_yticks().tolist() == [h / 2, h * 3 / 2, h * 5 / 2]
+
+
+def test_oblong_images_keep_their_shape() -> None:
+    data = LabeledImages(torch.rand(4, 1, 4, 8, generator=G), [0, 0, 1, 2])
+    assert plot.grid(data).get_size_inches().tolist() == pytest.approx([2 * 0.5 + 1.0, 3 * 0.25 + 0.5])
+    both = plot.real_and_synthetic(data, data)
+    assert both.get_size_inches().tolist() == pytest.approx([4 * 0.5 + 1.0, 3 * 0.25 + 0.5])
 
 
 def test_grid_draws_pixels_for_any_normalization_and_channels() -> None:
@@ -122,6 +133,9 @@ def test_real_images_are_left_of_synthetic_ones() -> None:
         zip(figure.axes[0].get_xticks(), [t.get_text() for t in figure.axes[0].get_xticklabels()], strict=True)
     )
     assert ticks == {9: "real", 18 + 4 + 9: "synthetic"}
+    assert figure.axes[0].xaxis.get_ticks_position() == "top"
+    wide = make(1, k=1, size=18)
+    assert plot.real_and_synthetic(wide, wide).axes[0].get_xticks().tolist() == [10, 20 + 9 + 10]
 
 
 def test_selection_shows_each_part_on_its_side() -> None:
@@ -135,6 +149,14 @@ def test_selection_shows_each_part_on_its_side() -> None:
     assert int((right == 0).sum()) == 6 * 4
     assert "selected: 10" in texts(figure)
     assert "rejected: 20" in texts(figure)
+    numbered = torch.arange(30.0).view(-1, 1, 1, 1).expand(-1, 1, 2, 2) / 32
+    half: Any = {"selected": torch.arange(10), "rows": 2, "columns": 3}
+    drawn = [sheet(plot.selection(numbered, **half, generator=seed))[1::4, 1:12:4, 0] for seed in (0, 1)]
+    for one in drawn:
+        values = (32 * one).flatten().tolist()
+        assert len(set(values)) == 6
+        assert set(values) <= set(range(10))
+    assert not torch.equal(*drawn)
     everything = plot.selection(images, torch.arange(30), rows=2, columns=3)
     assert "rejected: 0" in texts(everything)
 
@@ -149,6 +171,10 @@ def test_histogram_counts_pixels_per_channel_in_per_cent() -> None:
     assert blue.values == pytest.approx(red.values)
     assert red.edges == pytest.approx([i / 10 for i in range(11)])
     assert [t.get_text() for t in figure.axes[0].get_legend().get_texts()] == ["red", "green", "blue"]
+    colours = [to_hex(patch.get_edgecolor()) for patch in figure.axes[0].patches]
+    assert colours == ["#d55e00", "#009e73", "#0072b2"]
+    assert figure.axes[0].get_yscale() == "log"
+    assert figure.axes[0].get_ylim() == pytest.approx((0.7 * 25, 1.5 * 100))
 
 
 def test_histogram_reports_outliers_and_shares_its_scale() -> None:
@@ -157,6 +183,12 @@ def test_histogram_reports_outliers_and_shares_its_scale() -> None:
     titles = [ax.get_title() for ax in figure.axes]
     assert titles == ["wide, 1 images\n50.0% outside [0, 1]", "whole, 12 images"]
     assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
+    rounded = wide.replace(images=torch.tensor([-5e-7, 0.0, 1.0, 1 + 5e-7]).view(1, 1, 2, 2))
+    four = plot.pixel_histogram({"rounded": rounded, **{name: make() for name in "abc"}})
+    assert four.axes[0].get_title() == "rounded, 1 images"
+    assert four.axes[0].get_legend() is None
+    assert len(four.axes) == 4
+    assert four.get_size_inches().tolist() == pytest.approx([3 * 3.2, 2 * 2.6])
     beyond = plot.pixel_histogram({"beyond": wide.replace(images=wide.images + 50)})
     assert figure.get_size_inches().tolist() == pytest.approx((beyond.get_size_inches() * [2, 1]).tolist())
 
@@ -194,6 +226,9 @@ def test_tsne_of_many_classes_and_of_one_dimension() -> None:
     clients, labels = {"a": torch.randn(45, 1, generator=G)}, {"a": torch.arange(45)}
     figure = plot.tsne(clients, labels)
     assert len({tuple(c) for c in figure.axes[0].collections[0].get_facecolors()}) == 45
+    assert [t.get_text() for t in figure.axes[0].get_legend().get_texts()] == [str(c) for c in range(0, 45, 3)]
+    assert class_colours(10) == list(CLASS_COLOURS)
+    assert [class_colours(11)[i] for i in (0, -1)] == [colormaps["viridis"](end) for end in (0.0, 1.0)]
 
 
 @given(st.integers(2, 4), st.integers(2, 6), st.booleans())
@@ -227,6 +262,9 @@ def test_mmd_table_shows_the_numbers_and_the_change() -> None:
     assert left.get_images()[0].get_clim() == right.get_images()[0].get_clim() == (0, max(means))
     assert bar.get_ylabel() == "squared MMD, RBF kernel"
     assert [t.get_text() for t in left.get_xticklabels()] == ["a", "b"]
+    assert left.get_images()[0].get_array().mask.tolist() == [[True, False], [False, True]]
+    same = {name: torch.ones(2, 3) for name in "ab"}
+    assert plot.mmd_table(same, after).axes[1].get_title() == f"after: mean {means[1]:.2f}"
 
 
 @pytest.mark.parametrize("size", [1e-9, 3e-5, 0.002, 0.04, 0.9, 7.0, 99.0, 4e3, 2e7])
@@ -237,6 +275,7 @@ def test_all_numbers_of_an_mmd_table_have_one_format(size: float, monkeypatch: p
     shown = [t.get_text() for t in left.texts]
     assert len({len(text.partition(".")[2]) for text in shown}) == 1
     assert not any("e" in text for text in shown)
+    assert [t.get_color() for t in left.texts] == ["black", "white"] * 2 + ["white"] * 2
     power = int(bar.get_ylabel().split("{")[1].split("}")[0]) if "10^" in bar.get_ylabel() else 0
     off = torch.tensor([float(text) * 10.0**power for text in shown], dtype=torch.float64) - table[table != 0]
     assert off.abs().max() <= 0.05 * size
@@ -271,13 +310,19 @@ def test_a_bubbles_area_is_the_number_of_images(classes: list[int], clients: int
     assert (f", {left} with no client" in figure.axes[0].get_title()) == (left > 0)
     written = [t.get_text() for t in figure.axes[0].texts]
     assert sorted(written) == sorted([*map(str, counts.values()), *(f"{len(p)}" for p in parts), "total"])
+    assert max(sizes.values(), default=(64.8 * 0.42) ** 2) == pytest.approx((64.8 * 0.42) ** 2)
+    axes = figure.axes[0]
+    assert (axes.get_xlim(), axes.get_ylim()) == (pytest.approx((-0.7, clients - 0.3)), pytest.approx((3.6, -0.6)))
 
 
 def test_partition_of_many_clients_writes_totals_only() -> None:
-    parts = [torch.tensor([i]) for i in range(90)]
-    axes = plot.partition(torch.zeros(90, dtype=torch.long), parts).axes[0]
-    assert [t.get_text() for t in axes.texts] == ["1"] * 90 + ["total"]
-    assert len(axes.get_xticks()) == 30
+    for clients, inside, ticks, turned in ((20, 20, 20, 0), (21, 0, 21, 90), (80, 0, 40, 90), (90, 0, 30, 90)):
+        parts = [torch.tensor([i]) for i in range(clients)]
+        axes = plot.partition(torch.zeros(clients, dtype=torch.long), parts).axes[0]
+        assert [t.get_text() for t in axes.texts] == ["1"] * (inside + clients) + ["total"]
+        assert len(axes.get_xticks()) == ticks
+        assert {(t.get_rotation(), t.xy[1]) for t in axes.texts[inside:-1]} == {(turned, 1.0)}
+        assert max(bubbles(axes.figure).values()) == pytest.approx((64.8 * (0.42 if clients == 20 else 0.22)) ** 2)
 
 
 def run(*rows: tuple[int, float | None, float]) -> list[dict[str, Any]]:
@@ -302,6 +347,7 @@ def test_curves_draw_the_mean_and_one_standard_deviation() -> None:
         assert {(x, round(mean - std, 6)), (x, round(mean + std, 6))} <= corners
     axes = figure.axes[0]
     assert axes.get_xlabel() == "communication round"
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())
     assert axes.get_ylabel() == "test accuracy (%)"
     assert axes.get_legend().get_title().get_text() == "mean ± std of 2 runs"
     assert [t.get_text() for t in axes.get_legend().get_texts()] == ["ours"]
@@ -313,6 +359,8 @@ def test_costs_add_up_also_over_rounds_that_were_not_measured() -> None:
     traffic = plot.curves({"ours": RUNS["ours"][:1]}, x="bytes")
     assert line(traffic) == [pytest.approx((3, 20)), pytest.approx((9, 60))]
     assert traffic.axes[0].get_xlabel().endswith("(MB)")
+    for column, word in (("bytes_up", "upload"), ("bytes_down", "download"), ("client_seconds", "computing time")):
+        assert plot.curves(RUNS, x=column).axes[0].get_xlabel().startswith(word)
     assert line(plot.curves({"ours": RUNS["ours"][:1]}, x="bytes_up")) == [
         pytest.approx((1, 20)),
         pytest.approx((3, 60)),
@@ -360,7 +408,7 @@ def test_long_curves_have_few_markers() -> None:
 
 
 def test_a_long_legend_is_beside_the_curves() -> None:
-    few, many = (plot.curves({f"m{i}": RUNS["ours"][0] for i in range(n)}) for n in (4, 7))
+    few, many = (plot.curves({f"m{i}": RUNS["ours"][0] for i in range(n)}) for n in (4, 5))
     for figure, beside in ((few, False), (many, True)):
         figure.canvas.draw()
         axes = figure.axes[0]

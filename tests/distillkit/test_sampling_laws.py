@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import combinations, permutations
@@ -12,7 +13,7 @@ from scipy.stats import beta, chisquare, kstest, norm
 from torch import Tensor
 
 from distillkit import LabeledImages
-from distillkit.augment import DSA, CropFlip
+from distillkit.augment import DSA, CropFlip, ResizedCrop
 from distillkit.condense._condensation import Condensation
 from distillkit.data._dirichlet import _log_gamma
 from distillkit.data._hold_out import hold_out
@@ -151,6 +152,20 @@ def test_crops_and_flips_of_training_images_are_uniform() -> None:
     for augment in (CropFlip(IDENTITY, pad=0, flip=0.3), DSA("flip", flip=0.3)):
         mirrored = sum(place == (4, 2) for place in places(augment(marked((8, 6)), derive(2))))
         assert chisquare([mirrored, 3000 - mirrored], [900, 2100]).pvalue > LEVEL
+
+
+def test_resized_crops_have_uniform_areas_and_log_uniform_aspects() -> None:
+    """Those of at most 3/4 of the area always fit; of the others, the first that fits is taken, at any place."""
+    top, left, height, width = ResizedCrop(0.2)._boxes(3000, 400, 400, derive(0))
+    share, aspect = height * width / 400**2, (width / height).log() / math.log(16 / 9)
+    small = share < 0.74
+    for values in ((share[small] - 0.2) / 0.54, aspect[small] + 0.5):
+        assert kstest(values, "uniform").pvalue > LEVEL
+    for place, size in ((top, height), (left, width)):
+        assert kstest((place + 0.5) / (400 - size + 1), "uniform").pvalue > LEVEL
+    large = (height == 400) & (width == 400)
+    assert 0.5 < float(small.double().mean()) < 0.9
+    assert float(large.double().mean()) < 0.01  # the whole image only if none of ten fits
 
 
 @pytest.mark.parametrize(("side", "length"), [(6, 3), (6, 2), (5, 2), (5, 3)])

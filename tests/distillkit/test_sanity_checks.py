@@ -123,6 +123,11 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "replace takes images, labels.*got image",
     ),
+    "pixels with channels last": (
+        lambda: LabeledImages.from_pixels(pixels(c=28, h=28, w=3), marks()),
+        ValueError,
+        r"\[6, 28, 28, 3\] looks like \[N, H, W, C\]",
+    ),
     "an embedding without a name": (
         lambda: plot.tsne(torch.rand(9, 4), torch.zeros(9)),  # type: ignore[arg-type]
         TypeError,

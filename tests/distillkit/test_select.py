@@ -174,11 +174,19 @@ def test_select_keeps_the_right_number(drawn: tuple[Tensor, Tensor], data: st.Da
     assert len(got) == keep
 
 
-def test_select_equals_balancing_then_pruning() -> None:
+@pytest.mark.parametrize(
+    ("balance", "prune"),
+    [({}, {}), ({"order": "easy", "balancing": 0.0, "batch_size": 16}, {"measure": "max_logit", "strategy": "bottom"})],
+)
+def test_select_equals_balancing_then_pruning(balance: dict[str, Any], prune: dict[str, Any]) -> None:
     embeddings, logits = pool(200)
-    balanced = kmeans_balance(embeddings, logits.argmax(1), keep=100, clusters=7)
-    expected = balanced[prune_by_confidence(logits[balanced], keep=50)]
-    assert torch.equal(select(embeddings, logits, keep=50, clusters=7), expected)
+    balanced = kmeans_balance(embeddings, logits.argmax(1), keep=100, clusters=7, **balance)
+    expected = balanced[prune_by_confidence(logits[balanced], keep=50, **prune)]
+    assert torch.equal(select(embeddings, logits, keep=50, clusters=7, **balance, **prune), expected)
+    for options in (balance, prune):
+        for name in options:  # each has an effect
+            fewer = {n: v for n, v in (balance | prune).items() if n != name}
+            assert not torch.equal(select(embeddings, logits, keep=50, clusters=7, **fewer), expected), name
 
 
 def test_share_zero_is_pruning_alone_and_one_is_kmeans_alone() -> None:

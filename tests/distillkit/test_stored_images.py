@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import itertools
 import sys
 import threading
@@ -347,6 +349,7 @@ def test_what_a_stored_set_has_must_be_left_out(given: dict[str, Any], stored: S
 def test_small_sets_are_read_once(
     stored: StoredImages, reads: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert stored.bytes == 4 * 71 * 3 * 10 * 8
     monkeypatch.setattr(_stored, "_CACHED", stored.bytes)
     dm(stored)
     assert [len(rows) for rows in reads if rows] == [len(stored)]
@@ -386,6 +389,32 @@ def test_a_reader_returns_its_rows_in_any_order(
         with some._reader(wanted.__getitem__, len(wanted)) as read:
             for i in order:
                 assert torch.equal(read(i), some._take(wanted[i]))
+
+
+def test_files_are_read_in_pieces_of_any_size(stored: StoredImages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system may return fewer bytes than were asked for, and pictures are converted a part at a time."""
+    wanted = stored.read()
+
+    class Slow(io.FileIO):
+        def readinto(self, part: Any) -> int:
+            return super().readinto(part[:100])
+
+    monkeypatch.setattr(_stored, "open", lambda path, *_, **__: Slow(path), raising=False)
+    for size in (1, 500, 10**6):
+        monkeypatch.setattr(_stored, "_READ", size)
+        require_equal(stored.read(), wanted)
+    file = dataclasses.replace(stored._file, start=stored._file.start + 1)
+    short = StoredImages(file, stored._rows, stored.labels, num_classes=CLASSES)
+    refused(short.read, ValueError, "is shorter than it was")
+
+
+def test_stored_set_says_what_it_is_and_new_labels_end_its_guarantee(stored: StoredImages) -> None:
+    told = stored.replace(info={"dataset": "x", "split": "train", "client": 3, "epsilon": 1.0})
+    assert repr(told).startswith("StoredImages(71 images 3x10x8; 5 classes; mean (0.4, 0.5, 0.6) std")
+    assert f"; dataset=x; split=train; client=3; in {stored.path}" in repr(told)
+    rows = told.replace(labels=torch.rand(71, 5))
+    assert "; rows of 5; " in repr(rows)
+    assert (told.info["epsilon"], told[:9].info["epsilon"], rows.info["epsilon"]) == (1.0, 1.0, None)
 
 
 def test_an_error_while_reading_ahead_is_raised(stored: StoredImages, tmp_path: Path) -> None:

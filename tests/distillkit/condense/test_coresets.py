@@ -98,6 +98,12 @@ def test_k_center_covers_within_twice_the_optimal_radius(seed: int) -> None:
     assert radius <= 2 * best + 1e-12
 
 
+@pytest.mark.parametrize(("choose", "slow"), [(herding, slow_herding), (k_center, slow_k_center)])
+def test_large_classes_are_compared_in_parts(choose: Chooser, slow: Callable) -> None:
+    images, labels = data([600])
+    assert rows_of(choose(images, labels, ipc=3), images) == slow(images.flatten(1), 3)
+
+
 def test_herding_a_whole_class_ends_at_its_mean() -> None:
     images, labels = data([6])
     chosen = herding(images, labels, ipc=6)
@@ -149,6 +155,7 @@ def test_set_keeps_its_metadata_and_columns(choose: Chooser) -> None:
     assert chosen.labels.tolist() == [1, 1]
     assert torch.equal(chosen.images, images[chosen.columns["row"]])
     assert chosen.info["absent"] == []
+    assert (chosen.info["publishes"], chosen.info["ipc"]) == ("real images", 2)
 
 
 @pytest.mark.parametrize("choose", ALL)

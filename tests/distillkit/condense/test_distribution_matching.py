@@ -179,6 +179,16 @@ def test_state_of_another_call_is_refused_by_name() -> None:
         run("FedDM", resume=states[0], ipc=1)
     with pytest.raises(ValueError, match="already done 5 steps, but steps=4"):
         run("DM", resume=states[-1], steps=4)
+    for name, changes, words in (
+        ("DM", {"momentum": 0.1}, r"momentum=0\.5 \(now 0\.1\)"),
+        ("DM", {"batch_real": 5}, r"batch_real=4 \(now 5\)"),
+        ("cached", {"networks": lambda: FixedNetwork(frozen_net(), cache=False)}, r"cache=True \(now False\)"),
+    ):
+        run(name, callback=lambda progress: states.append(progress.state()), steps=1)
+        with pytest.raises(ValueError, match=f"other arguments: {words}$"):
+            run(name, resume=states.pop(), **changes)
+    with pytest.raises(ValueError, match="method='distribution matching' .now 'gradient matching'"):
+        gradient_matching(data(), networks=RandomNetworks(convnet), ipc=2, resume=states[0])
     done = run("DM", resume=states[-1])
     assert torch.equal(done.images, states[-1]["images"])
     assert done.info["loss"] == float(states[-1]["loss"])

@@ -186,8 +186,15 @@ def test_resumes_bitwise_equal_and_names_differences(tmp_path: Path) -> None:
     for resume in (tmp_path / "state.safetensors", load_state(tmp_path / "state.safetensors")):
         again = gradient_matching(real, iterations=4, generator=99, resume=resume, **options)
         assert torch.equal(again.images, whole.images)
-    with pytest.raises(ValueError, match="batch_real=3"):
-        gradient_matching(real, iterations=4, resume=resume, **{**options, "batch_real": 4})
+    for changes, words in (
+        ({"batch_real": 4}, r"batch_real=3 \(now 4\)"),
+        ({"metric": "mse"}, r"metric='row_cosine' \(now 'mse'\)"),
+        ({"inner": InnerTraining(loops=(2, 2))}, r"loops=\[2, 1\] \(now \[2, 2\]\)"),
+        ({"inner": InnerTraining(loops=(2, 1), lr=0.1)}, r"lr_net=0\.01 \(now 0\.1\)"),
+        ({"inner": InnerTraining(loops=(2, 1), batch=3)}, r"batch_net=256 \(now 3\)"),
+    ):
+        with pytest.raises(ValueError, match=f"other arguments: {words}$"):
+            gradient_matching(real, iterations=4, resume=resume, **{**options, **changes})
     with pytest.raises(ValueError, match=r"other arguments: data='\w+' \(now '\w+'\)$"):
         gradient_matching(real.replace(images=-real.images), iterations=4, resume=resume, **options)
     other = {**options, "networks": RandomNetworks(convnet(norm="none"))}
@@ -327,6 +334,8 @@ def test_untracked_batch_norm_uses_mixed_batch_statistics() -> None:
 
 def test_fixed_network_with_batch_norm_is_unchanged() -> None:
     real, model = data([6, 6]), build(convnet(norm="batch"), 0)
+    samplers = (FixedNetwork(model), RandomNetworks(convnet(norm="batch")))
+    assert [len(TrainedNetwork(sampler.draw(derive(0)), None).norms) for sampler in samplers] == [0, 2]
     model(real.images)
     before = copy.deepcopy(model.state_dict())
     gradient_matching(real, networks=FixedNetwork(model), ipc=1, iterations=2, inner=InnerTraining((2, 2)))

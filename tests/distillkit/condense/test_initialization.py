@@ -54,6 +54,7 @@ def test_noise_is_standard_normal_and_covers_absent_classes_on_request() -> None
     data = real(3, 0, 3, size=16)
     made = initial_images(data, 40, init="noise")
     assert made.labels.unique().tolist() == [0, 2]
+    assert made.info == {"init": "noise", "with_replacement": [], "absent": [1]}  # of no record
     assert abs(float(made.images.mean())) < 0.02
     assert float(made.images.std()) == pytest.approx(1, abs=0.02)
     assert initial_images(data, 1, init="noise", classes=[1]).labels.tolist() == [1]
@@ -105,6 +106,9 @@ def test_initial_set_is_copied_in_class_order() -> None:
     assert torch.equal(made.images, torch.cat([start.images[start.labels == c] for c in (0, 1)]))
     assert made.images.data_ptr() != start.images.data_ptr()
     assert made.info == {"init": "given", "with_replacement": [], "absent": [2], "derived": "initial images"}
+    assert initial_images(data, 1, init=start.to(dtype=torch.float64)).images.dtype == torch.float32
+    for init in (start, "real", "noise"):
+        assert initial_images(data, 1, init=init, classes=[0]).info["absent"] == []
     with pytest.raises(ValueError, match="different normalizations"):
         initial_images(data, 1, init=start.replace(normalization=Normalization((0.0,), (1.0,))))
 
@@ -132,6 +136,8 @@ def test_invalid_arguments_are_named() -> None:
         initial_images(LabeledImages(torch.rand(2, 1, 2, 2), torch.rand(2, 3)), 1)
     with pytest.raises(ValueError, match=r"means and stds must be \[K, C\]"):
         images_from_statistics(torch.zeros(2, 3), torch.zeros(3, 2), ipc=1, size=(2, 2))
+    with pytest.raises(ValueError, match="no std below 0"):
+        images_from_statistics(torch.zeros(2, 3), -torch.ones(2, 3), ipc=1, size=(2, 2))
     with pytest.raises(FloatingPointError, match="stds are too large for torch.float32"):
         images_from_statistics(torch.zeros(2, 3), torch.full((2, 3), 3e38), ipc=5, size=(2, 2))
 

@@ -105,19 +105,22 @@ def test_a_loss_that_is_not_finite_stops() -> None:
         condense(match=lambda real, synthetic: synthetic.sum() * torch.nan)
 
 
-@pytest.mark.parametrize(("lr", "std", "far"), [(1e-3, 1.0, False), (1e3, 1.0, True), (10.0, 0.01, False)])
-def test_pixels_far_outside_their_range_are_named_once(lr: float, std: float, *, far: bool) -> None:
+@pytest.mark.parametrize(
+    ("lr", "std", "steps", "far"),
+    [(1e-3, 1.0, 25, False), (1e3, 1.0, 25, True), (1e3, 1.0, 3, True), (10.0, 0.01, 25, False)],
+)
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_pixels_far_outside_their_range_are_named_once(
+    lr: float, std: float, steps: int, sign: int, *, far: bool
+) -> None:
     real = data().replace(normalization=Normalization((0.0,), (std,)))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        condense(match=push, steps=25, lr=lr, real=real)
+        condense(match=lambda real, synthetic: sign * synthetic.sum(), steps=steps, lr=lr, real=real)
     found = [str(w.message) for w in said if "pixels range" in str(w.message)]
     assert len(found) == far
-    assert all("distribution matching: after step 10" in text and "Lower lr=1000" in text for text in found)
-
-
-def push(real: Tensor, synthetic: Tensor) -> Tensor:
-    return -synthetic.sum()
+    words = f"distribution matching: after step {min(10, steps)}, "
+    assert all(words in text and "Lower lr=1000" in text for text in found)
 
 
 def test_a_batch_of_the_size_of_the_smallest_class_is_that_class_in_order() -> None:

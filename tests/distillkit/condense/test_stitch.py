@@ -8,10 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from distillkit import LabeledImages
 from distillkit.condense import stitch
-from distillkit.condense.stitch import _boxes
+from distillkit.condense.stitch import _boxes, _Scoring
 from distillkit.data import open_npz
 from distillkit.networks import build
 from distillkit.rng import derive
@@ -36,9 +37,9 @@ class Reordered(nn.Module):
         return self.network(images).roll(1, 1)
 
 
-def constants(count: int, side: int) -> LabeledImages:
+def constants(count: int, side: int, width: int | None = None) -> LabeledImages:
     """Return images that are constant: image i has the value i."""
-    images = torch.arange(float(count)).view(-1, 1, 1, 1).expand(-1, 1, side, side) / 8
+    images = torch.arange(float(count)).view(-1, 1, 1, 1).expand(-1, 1, side, width or side) / 8
     return LabeledImages(images.clone(), torch.zeros(count, dtype=torch.int64), num_classes=2)
 
 
@@ -53,9 +54,16 @@ def test_ranks_fill_the_same_cell_of_every_mosaic() -> None:
 
 def test_the_first_cells_are_larger_where_the_factor_does_not_divide_a_side() -> None:
     with pytest.warns(UserWarning, match="factor=2"):
-        made = stitch(constants(8, 5), observer=Dark(), ipc=1, factor=2)
-    rows = [[0, 0, 0, 1, 1], [2, 2, 2, 3, 3]]
+        made = stitch(constants(8, 5, 9), observer=Dark(), ipc=1, factor=2)
+    rows = [[0] * 5 + [1] * 4, [2] * 5 + [3] * 4]
     assert (made.images[0, 0] * 8).round(decimals=3).tolist() == [rows[0]] * 3 + [rows[1]] * 2
+
+
+def test_a_crop_is_cut_where_its_box_lies_and_resized_to_its_cell() -> None:
+    picture, scoring = torch.rand(3, 6, 10, generator=derive(0)), _Scoring(Dark(), 2, 1, 1.0, None)
+    wanted = F.interpolate(picture[None, :, 1:6, 4:7], (3, 5), mode="bilinear", antialias=True)[0]
+    assert torch.allclose(scoring._cut(picture, (1, 4, 5, 3)), wanted, atol=1e-6)
+    assert torch.equal(scoring._cut(picture, (2, 1, 3, 5)), picture[:, 2:5, 1:6])
 
 
 def test_the_darkest_crops_of_each_image_are_chosen() -> None:

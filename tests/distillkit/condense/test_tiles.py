@@ -130,6 +130,7 @@ def test_random_images_in_the_same_parametrization() -> None:
     assert torch.equal(made.stored, TILES.encode(plain.images))
     assert torch.equal(made.labels, plain.labels)
     assert len(made.stored) == 6
+    assert made.info == plain.info | {"ipc": 2, "parametrize": "Tiles(factor=2)"}
 
 
 def test_the_random_row_of_an_evaluation_has_the_same_tiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,6 +189,7 @@ def test_multi_label_rows() -> None:
     apart = (entropy((p + q) / 2) - (entropy(p) + entropy(q)) / 2).mean()
     wanted = nn.functional.binary_cross_entropy(q, rows.double()) + 0.1 * (1 - apart)
     assert made.info["loss"] == pytest.approx(float(wanted.detach()), rel=1e-4)
+    assert made.info["target_accuracy"] == pytest.approx(float(((q > 0.5) == (rows > 0.5)).double().mean()))
 
     made = invert(net(4), rows, shape=SHAPE, steps=80, lr=0.1)
     assert made.info["target_accuracy"] > 0.9
@@ -217,7 +218,14 @@ def test_a_decoder_gives_pixels_in_the_given_normalization() -> None:
 @pytest.mark.parametrize("shape", [(1, 28, 28), (5, 9, 6), (3, 1, 1)])
 def test_the_small_decoder_makes_any_shape(shape: tuple[int, int, int]) -> None:
     latents = torch.randn(4, 7, generator=as_generator(0))
-    pixels = build(lambda: SmallDecoder(shape, 7, 4), 0)(latents)
+    decoder: Any = build(lambda: SmallDecoder(shape, 7, 6), 0)
+    pixels = decoder(latents)
+    small, half, full = ((-(-shape[1] // k), -(-shape[2] // k)) for k in (4, 2, 1))
+    maps = decoder.norm(decoder.start(latents).view(4, 6, *small))
+    for size, (conv, norm, *_) in ((half, decoder.middle), (full, decoder.end)):
+        maps = nn.functional.leaky_relu(norm(conv(nn.functional.interpolate(maps, size))), 0.2)
+    assert torch.allclose(pixels, decoder.end[3](maps).sigmoid())
+    assert maps.shape == (4, 3, *full)
     assert pixels.shape == (4, *shape)
     assert float(pixels.min()) > 0
     assert float(pixels.max()) < 1
@@ -238,6 +246,9 @@ def test_batch_statistics_set_the_default_batch() -> None:
     default = invert(teacher, targets, **options)
     assert torch.equal(default.images, invert(teacher, targets, batch=256, **options).images)
     assert not torch.allclose(default.images, invert(teacher, targets, batch=5, **options).images)
+    student = {"teacher": net(0), "student": net(1, stored=False), "targets": targets, **options}
+    assert torch.equal(invert(**student).images, invert(batch=256, **student).images)
+    assert not torch.allclose(invert(**student).images, invert(batch=5, **student).images)
     sizes: list[int] = []
     alone = net(0)
     alone.register_forward_hook(lambda module, given, logits: sizes.append(len(logits)))

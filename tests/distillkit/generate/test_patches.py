@@ -155,6 +155,11 @@ def test_a_flip_mirrors() -> None:
     assert torch.equal(always[0], never[0].flip(-1))
 
 
+def test_operations_of_strength_zero_are_left_out() -> None:
+    one = Patches(picture(), 3, jitter=(0.0, 0.0, 0.0, 0.5), jitter_probability=1.0)
+    assert [name for name, _ in one.crop_parameters(0).jitter] == ["hue"]
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_jpeg_round_trip_changes_little(channels: int) -> None:
     plain = Patches(picture(channels=channels), 3).batch(range(8))
@@ -198,6 +203,7 @@ def test_a_set_records_the_origin_of_its_crops() -> None:
     assert crops.columns["index"].tolist() == [5, 2]
     assert crops.num_classes == 4
     assert crops.info["digest"] == PATCHES.digest
+    assert (crops.info["derived"], crops.info["seed"]) == ("patches", 3)
     assert "50000 crops of 32x32 from 3x90x120; seed=3" in repr(PATCHES)
 
 
@@ -206,6 +212,7 @@ def test_a_set_records_the_origin_of_its_crops() -> None:
     [
         (TypeError, r"image must be .* \[3, 9\]", {"image": torch.rand(3, 9, generator=torch.Generator())}),
         (ValueError, r"pixels in \[0, 1\]", {"image": torch.full((3, 40, 40), 2.0)}),
+        (ValueError, r"pixels in \[0, 1\]", {"image": torch.full((3, 40, 40), -0.1)}),
         (ValueError, "at least size=32", {"image": picture(31, 50)}),
         (ValueError, "seed", {"seed": -1}),
         (ValueError, "area", {"area": (0.5, 0.1)}),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from torch import nn
 
 from distillkit.generate.separability import separability
 from distillkit.generate.stylegan_noise import upsampled_gaussian
+from distillkit.networks import ConvNet
 from distillkit.rng import as_generator
 
 EASY = upsampled_gaussian(3, 24, 16, 2)
@@ -43,6 +45,17 @@ def test_custom_network_and_unbalanced_classes_with_one_missing() -> None:
     )
     assert found.chance == 12 / 16, "of an odd class the larger half is trained on"
     assert found.linear_probe > 0.9
+
+
+@pytest.mark.parametrize(("size", "depth"), [((16, 16), 3), ((64, 8), 2), ((4, 64), 1), ((2, 3), 1), ((9, 33), 2)])
+def test_depth_of_the_network_follows_from_the_shorter_side(
+    size: tuple[int, int], depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depths: list[int] = []
+    made = lambda *args, **options: depths.append(options["depth"]) or ConvNet(*args, **options)  # noqa: E731
+    monkeypatch.setattr(sys.modules[separability.__module__], "ConvNet", made)
+    separability(torch.rand(4, 1, *size, generator=as_generator(0)), torch.arange(4) % 2, epochs=1)
+    assert set(depths) == {depth}
 
 
 @pytest.mark.parametrize(

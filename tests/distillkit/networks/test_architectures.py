@@ -171,6 +171,14 @@ def test_only_batch_norm_mixes_images() -> None:
         assert torch.allclose(together, alone, rtol=1e-9, atol=1e-12) == (norm != "batch"), (name, norm)
 
 
+@pytest.mark.parametrize("make", [ConvNet, SimpleCNN, LeNet, FedCOGCNN, ResNet, CifarResNet, WideResNet])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_number_of_groups_reaches_every_norm(make: type[ConvNet], groups: int) -> None:
+    with torch.device("meta"):
+        norms = [m for m in make((3, 32, 32), 2, norm="group", groups=groups).modules() if isinstance(m, nn.GroupNorm)]
+    assert {norm.num_groups for norm in norms} == {groups}
+
+
 @pytest.mark.parametrize("name", NETWORK_NAMES)
 def test_networks_are_built_by_name(name: str) -> None:
     with torch.device("meta"):

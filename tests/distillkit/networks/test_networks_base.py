@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distillkit.networks import ConvNet, ResNet, SimpleCNN, build, frozen_copy, initialize, split
+from distillkit.networks import ConvNet, KeepInit, ResNet, SimpleCNN, build, frozen_copy, initialize, split
 from tests.refused import refused
 
 
@@ -235,6 +235,13 @@ class TestBuild:
         for seed, model in enumerate(together):
             for x, y in zip(model.parameters(), make(seed).parameters(), strict=True):
                 assert torch.equal(x, y)
+
+    def test_kept_networks_advance_a_generator_too(self, global_rng_untouched: None) -> None:
+        generator = torch.Generator().manual_seed(3)
+        seed = torch.Generator().manual_seed(3)
+        one, two, again = (build(KeepInit(lambda: nn.Linear(2, 2)), g) for g in (generator, generator, seed))
+        assert torch.equal(one.weight, again.weight)
+        assert not torch.equal(one.weight, two.weight)
 
     def test_factory_may_call_build(self) -> None:
         done = threading.Event()

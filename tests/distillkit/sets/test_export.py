@@ -25,9 +25,10 @@ from distillkit.labels import StoredLabels
 from distillkit.normalization import IDENTITY, ZCA
 from distillkit.rng import derive
 from distillkit.sets import Tiles
+from distillkit.sets._export import _digest
 from tests.refused import refused
 
-NAMES = st.sampled_from([(), ("ant", "bee", "cat"), ("T-shirt/top", "Coat", 'a,"b"'), ("zoo", "Ape", "ape")])
+NAMES = st.sampled_from([(), ("ant", "bee", "cat"), ("T-shirt/top", "Coat", 'a,"b"'), ("Ape", "ape", "zoo")])
 
 
 @st.composite
@@ -111,7 +112,7 @@ def some(**changes: object) -> LabeledImages:
     return LabeledImages(pixels, torch.arange(6) % 3, num_classes=3).replace(**changes)
 
 
-@pytest.mark.parametrize("names", [(), ("ant", "bee", "cat"), ("Coat", "T-shirt/top", "Bag"), ("b", "B", "a")])
+@pytest.mark.parametrize("names", [(), ("ant", "bee", "cat"), ("Coat", "T-shirt/top", "Bag"), ("B", "a", "b")])
 def test_image_folder_reads_the_class_order(tmp_path: Path, names: tuple[str, ...]) -> None:
     data = some(class_names=names)
     read = ImageFolder(data.export(tmp_path / "out"), Compose([Grayscale(), ToTensor()]))
@@ -122,6 +123,13 @@ def test_image_folder_reads_the_class_order(tmp_path: Path, names: tuple[str, ..
         assert read.classes == list(names)
     else:
         assert len(set(map(str.casefold, read.classes))) == 3
+
+
+@pytest.mark.parametrize("count", [10, 11])
+def test_files_and_folders_sort_as_numbers(count: int, tmp_path: Path) -> None:
+    read = ImageFolder(LabeledImages(torch.rand(count, 1, 2, 2), torch.arange(count)).export(tmp_path / "a"))
+    assert read.classes == [f"{k:0{len(str(count - 1))}d}" for k in range(count)]
+    assert [Path(path).stem for path, _ in read.samples] == read.classes
 
 
 def test_labels_are_in_a_table(tmp_path: Path) -> None:
@@ -153,9 +161,10 @@ def test_a_folder_says_what_it_leaves_out(tmp_path: Path) -> None:
     assert torch.allclose(loaded.images, whitened.pixels(), atol=1 / 500)
     assert LabeledImages.load(data.export(tmp_path / "a.npz")).normalization == data.normalization
     with pytest.warns(UserWarning, match=r"leave out 50\.0% of the pixels, which lie outside \[0, 1\] and are clipped"):
-        some(images=torch.tensor([1.3, 1.003, 1.001, 0.5]).repeat(6, 4).view(6, 1, 4, 4)).export(tmp_path / "b")
+        some(images=torch.tensor([1.3, -0.003, -0.001, 1.001]).repeat(6, 4).view(6, 1, 4, 4)).export(tmp_path / "b")
     form = json.loads((tmp_path / "b" / "set.json").read_text(encoding="utf-8"))
     assert form["largest_error"] == pytest.approx(0.3, abs=1e-3)
+    assert form["left_out"] == ["50.0% of the pixels, which lie outside [0, 1] and are clipped"]
 
 
 def test_wrong_targets_are_refused(tmp_path: Path) -> None:
@@ -164,8 +173,8 @@ def test_wrong_targets_are_refused(tmp_path: Path) -> None:
     for taken in ("a", "file"):
         with pytest.raises(FileExistsError, match="is not an empty folder"):
             some().export(tmp_path / taken)
-    (tmp_path / "empty").mkdir()
-    assert len(LabeledImages.load(some().export(tmp_path / "empty"))) == 6
+    (tmp_path / "empty.v2").mkdir()
+    assert len(LabeledImages.load(some().export(tmp_path / "empty.v2"))) == 6
     with pytest.raises(ValueError, match=r"path must end in \.npz, or be a folder without suffix, got 'a\.png'"):
         some().export(tmp_path / "a.png")
     two = LabeledImages(torch.rand(3, 2, 4, 4), torch.arange(3))
@@ -174,7 +183,7 @@ def test_wrong_targets_are_refused(tmp_path: Path) -> None:
     assert LabeledImages.load(two.export(tmp_path / "two.npz")).shape == (2, 4, 4)
     with pytest.raises(ValueError, match="NumPy has no bfloat16, which images has"):
         some().to(dtype=torch.bfloat16).export(tmp_path / "half.npz")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "empty", "file", "two.npz"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "empty.v2", "file", "two.npz"]
 
 
 def edit(file: Path, old: str, new: str) -> None:
@@ -237,6 +246,17 @@ def test_a_changed_folder_is_refused_and_the_file_named(kind: str, tmp_path: Pat
         for read in (load_folder, open_folder, load_set):
             with pytest.raises((ValueError, FileNotFoundError), match=r"LabeledImages\.load|load_folder"):
                 read(folder)
+
+
+def test_a_table_names_no_files_outside(tmp_path: Path) -> None:
+    """Digests have no key, so whoever changes a folder can adapt them."""
+    folder = soft().export(tmp_path / "a")
+    (folder / "ant/0.png").rename(tmp_path / "0.png")
+    edit(folder / "labels.csv", "ant/0.png", "../0.png")
+    form = json.loads((folder / "set.json").read_text(encoding="utf-8"))
+    form["digests"]["labels.csv"] = _digest((folder / "labels.csv").read_bytes())
+    (folder / "set.json").write_text(json.dumps(form), encoding="utf-8")
+    refused(lambda: LabeledImages.load(folder), ValueError, r"'\.\./0\.png' is not in the folder")
 
 
 def test_an_exported_folder_keeps_its_neighbours_and_becomes_pictures_on_request(tmp_path: Path) -> None:

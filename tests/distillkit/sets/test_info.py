@@ -60,7 +60,7 @@ TILED = Tiles(2).pack(make())
 CNN = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
 
 
-def assigned(data: LabeledImages, **parts: torch.Tensor) -> LabeledImages:
+def assigned(data: LabeledImages, **parts: Any) -> LabeledImages:
     for name, value in parts.items():
         setattr(data, name, value)
     return data
@@ -99,6 +99,9 @@ ENDED: dict[str, Callable[[LabeledImages], LabeledImages]] = {
     "measured": lambda s: s.renormalize(MEASURED),
     "relabel as measured": lambda s: s.replace(normalization=MEASURED),
     "assigned images": lambda s: assigned(s, images=torch.rand(len(s), 1, 8, 8)),
+    "assigned labels": lambda s: assigned(s, labels=1 - s.labels),
+    "assigned column": lambda s: assigned(s, columns={"logits": torch.rand(len(s), 2)}),
+    "assigned normalization": lambda s: assigned(s, normalization=MEASURED),
     "assigned stored images": lambda s: assigned(Tiles(2).pack(s), stored=torch.rand(2, 1, 8, 8)),
     "stored images": lambda s: Tiles(2).pack(s).with_stored(torch.rand(2, 1, 8, 8)),
     "join": lambda s: LabeledImages.concatenate([s, make({}, 1)]),
@@ -132,6 +135,8 @@ def test_content_of_other_origin_ends_the_guarantee_with_the_reason(name: str, t
     found = ENDED[name](make())
     assert found.info["epsilon"] is None
     assert {"delta", "budget", "accountant", "relation", "valid_if"}.isdisjoint(found.info)
+    assert found.info["remarks"] == ["tuned"]
+    assert "(before: epsilon 2" in found.info["reason"]
     assert "means" in found.info["publishes"]
     assert f"no guarantee: {found.info['reason']}" in repr(found)
     assert "epsilon=" not in repr(found)
@@ -146,7 +151,9 @@ def test_joined_guarantees_add_up_in_any_order(first: float, second: float) -> N
     def part(epsilon: float, seed: int, **more: Any) -> LabeledImages:
         return make(STATED | {"epsilon": epsilon, "seed": seed} | more, seed)
 
-    a, b, c = part(first, 0), part(second, 1, remarks=["seen"], delta=3e-5), part(1.0, 2)
+    factory = {"condense_private": ["factory"]}
+    a, c = part(first, 0), part(1.0, 2)
+    b = part(second, 1, remarks=["seen"], delta=3e-5, assumed_public=factory)
     joined = [
         LabeledImages.concatenate([a, b, c]).info,
         LabeledImages.concatenate([LabeledImages.concatenate([a, b]), c]).info,
@@ -154,12 +161,24 @@ def test_joined_guarantees_add_up_in_any_order(first: float, second: float) -> N
     ]
     for info in joined:
         assert (info["epsilon"], info["delta"]) == (first + second + 1, pytest.approx(5e-5))
-        assert (info["budget"], info["relation"]) == (9.0, RELATION)
-        assert set(info["remarks"]) >= {"tuned", "seen"}
+        assert (info["budget"], info["relation"], info["valid_if"]) == (9.0, RELATION, "planned")
+        assert info["assumed_public"] == {"condense_private": ["init", "factory"]}
+        assert sorted(info["remarks"])[1:] == ["seen", "tuned"]
+        assert "sums over joined sets" in sorted(info["remarks"])[0]
         assert [entry["epsilon"] for entry in info["provenance"]] == [first, second, 1.0]
     halves = LabeledImages.concatenate([a[:4], a[4:]]).info
     assert halves["epsilon"] == 2 * first
     assert "provenance" not in halves
+    free = LabeledImages.concatenate([make({"epsilon": 0.0}), a]).info  # what costs nothing needs no relation
+    assert (free["epsilon"], free["relation"]) == (first, RELATION)
+
+
+def test_image_that_occurs_twice_is_marked() -> None:
+    data = make({})
+    for twice in (data[[-1, 7]], data[torch.tensor([0, 0])], LabeledImages.concatenate([data, data])):
+        assert twice.info == {"derived": "repeated images"}
+    for once in (data[[-1, 6]], data[data.labels == 1], LabeledImages.concatenate([data[:0], data[:0], data])):
+        assert once.info == {}
 
 
 def test_equal_entries_stay_and_later_ones_reach_the_provenance() -> None:

@@ -138,6 +138,12 @@ def test_inconsistent_file_is_refused(tmp_path: Path, meta: str | None) -> None:
     refused(lambda: LabeledImages.load(path), ValueError, "is damaged")
 
 
+def test_unknown_part_is_refused() -> None:
+    tensors, facts = make().parts()
+    odd = {**tensors, "column": torch.ones(6)}
+    refused(lambda: LabeledImages.from_parts(odd, facts), ValueError, "tensors must be parts of a set, got column")
+
+
 # Reading
 
 
@@ -242,6 +248,7 @@ def test_out_of_range_floats_are_refused_as_pixels(value: float) -> None:
     pixels = torch.tensor([0.5, value]).view(1, 1, 1, 2)
     with pytest.raises(ValueError, match=r"pixels must be in \[0, 1\].*normalized images to LabeledImages"):
         LabeledImages.from_pixels(pixels, torch.tensor([0]))
+    LabeledImages.from_pixels(pixels.clamp(-0.0009, 1.0009), torch.tensor([0]))  # such as after resizing
 
 
 def test_pixels_are_clamped_and_renormalizing_is_not() -> None:

@@ -91,7 +91,8 @@ def test_other_labels_keep_the_parametrization_and_other_images_lose_it() -> Non
     ("call", "text"),
     [
         (lambda: Tiles(0), "factor must be"),
-        (lambda: Tiles(5).decode(noise(1)), "divisible by 5, got 4x4"),
+        (lambda: Tiles(2).decode(torch.zeros(1, 1, 3, 4)), "divisible by 2, got 3x4"),
+        (lambda: Tiles(2).encode(torch.zeros(4, 1, 4, 5)), "divisible by 2, got 4x5"),
         (lambda: Tiles(2).encode(noise(3)), "multiple of 4, for Tiles.2.; got 3"),
         (lambda: Tiles.require(2), "parametrize must be a Tiles"),  # type: ignore[arg-type]
         (lambda: TiledImages(noise(1), torch.zeros(3, dtype=torch.int64), tiles=Tiles(2)), "labels"),
