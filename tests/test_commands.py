@@ -20,7 +20,7 @@ from PIL import Image
 
 import attacks.commands
 import fl.commands
-from attacks import leaks
+from attacks import Report, leaks
 from distillkit import LabeledImages, Normalization
 from distillkit._utils.pages import image_grid
 from distillkit.augment import DSA
@@ -237,10 +237,46 @@ def test_held_out_records_are_those_given(photos: Path, folder: Path) -> None:
         with Image.open(picture) as one:
             Image.fromarray(255 - np.asarray(one)).save(picture)
     words = ("attack", "small.safetensors", "--train", photos, "--quiet", "--json")
-    own, other = (json.loads(run(*words, *more).stdout) for more in ((), ("--held-out", "others")))
-    assert (
-        own["nearest"]["fpr"]["of"] != other["nearest"]["fpr"]["of"] if "of" in own["nearest"]["fpr"] else own != other
-    )
+    found = [json.loads(run(*words, *more).stdout) for more in ((), ("--held-out", "others"))]
+    assert [one["nearest"]["fpr"]["trials"] for one in found] == [6, 30]  # half of the test part, or of all others
+
+
+def test_report_of_a_run_is_that_of_the_library(photos: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    made = Report("it leaks", Path("run/report.html"), Path("run/report.md"), ("first leak",), (), ("what is missing",))
+    monkeypatch.setattr(attacks.commands, "report_run", lambda *given, **more: seen.append((given, more)) or made)
+    Path("run").mkdir()
+    Path("run/config.json").touch()
+    record = {"verdict": "it leaks", "leaks": ["first leak"], "not_found": [], "missing": ["what is missing"]}
+    assert json.loads(run("report", "run", "--json").stdout) == record | {"html": str(made.html)}
+    run("report", "run", "--train", photos, "--size", 8, "--html", "page.html", "--quiet")
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert [name in page for name in ("leaks</h2>", "missing</h2>", "not_found</h2>")] == [True, True, False]
+    assert all(text in page for text in ("first leak", "what is missing"))
+    (bare, more) = seen
+    assert bare == ((Path("run"),), {"progress": True})
+    parts = (more[1].pop("members"), more[1].pop("non_members"))
+    assert more == ((Path("run"),), {"progress": False})
+    assert all(torch.equal(one.images, own.images) for one, own in zip(parts, load_folder(photos, size=8), strict=True))
+    for name in ("--device", "--held-out"):
+        assert f"{name} would change nothing in the report of a run" in run("report", "run", name, "cpu", code=2).output
+
+
+def test_device_reaches_the_measurement_and_a_page_shows_it(small: LabeledImages, monkeypatch: Any) -> None:
+    small.replace(info={"method": "dm", "epsilon": 8.0, "delta": 1e-5, "reason": "r"}).save("small.safetensors")
+    seen: list[Any] = []
+    monkeypatch.setattr(attacks.commands, "leaks", lambda *sets, device: seen.append(device) or leaks(*sets))
+    records = LabeledImages(torch.rand(60, 3, 8, 8, generator=derive(0)), torch.arange(60) % 3, num_classes=3)
+    records[:30].export("train.npz")
+    records[30:].export("others.npz")
+    sets = ("small.safetensors", "--train", "train.npz", "--held-out", "others.npz")
+    said = run("attack", *sets, "--device", "cpu", "--html", "page.html").stdout
+    assert said.split()[0] == "verdict"
+    assert "held-out records that seem to have one</td>" in Path("page.html").read_text(encoding="utf-8")
+    lines = run("report", *sets).stdout.splitlines()
+    assert lines[1:5] == ["method: dm", "epsilon: 8.0", "delta: 1e-05", "reason: r"]
+    assert lines[5:] == said.splitlines()
+    assert seen == ["cpu", "auto"]
 
 
 def test_evaluate_tests_on_the_part_that_was_held_out(photos: Path, folder: Path) -> None:
@@ -300,16 +336,18 @@ def test_options_reach_the_study(photos: Path, monkeypatch: pytest.MonkeyPatch) 
             raise ValueError("enough")
 
     monkeypatch.setattr(fl.commands, "Study", Seen)
-    own = "--clients 4 --alpha 0.7 --rounds 3 --seeds 2 --seed 5 --lr 0.1,0.2 --epochs 6 --steps 8 --ipc 9"
+    own = "--clients 4 --alpha 0.7 --min-size 3 --rounds 3 --seeds 2 --seed 5 --lr 0.1,0.2 --epochs 6 --steps 8 --ipc 9"
     more = ("--methods", "FedAvg, FedDM", "--processes", 2, "--seconds", 11, "--size", 8, "--out", "runs", *SMALL)
     run("study", photos, *shlex.split(own), *more, code=1)
     task, candidates = seen["task"], seen["candidates"]
     assert (task.name, task.rounds, task.factory_options) == ("photos", 3, {"width": 8, "depth": 2})
-    assert {"clients": 4, "alpha": 0.7}.items() <= task.partition.keywords.items()
-    assert (seen["seeds"], seen["processes"], seen["seconds"], seen["out"]) == ([5, 6], 2, 11, Path("runs"))
+    assert task.partition.keywords == {"clients": 4, "alpha": 0.7, "min_size": 3}
+    given = ([5, 6], 2, 11, Path("runs"), "cpu", False)
+    assert tuple(seen[name] for name in ("seeds", "processes", "seconds", "out", "device", "progress")) == given
     assert list(candidates) == ["FedAvg", "FedDM"]
-    assert candidates["FedAvg"].settings["epochs"] == 6
-    assert {"steps": 8, "ipc": 9}.items() <= candidates["FedDM"].settings.items()
+    assert candidates["FedAvg"].settings == {"epochs": 6, "batch": 32}
+    assert candidates["FedDM"].settings == {"steps": 8, "ipc": 9, "batch_real": 32, "server_batch": 32}
+    assert [set(found.search[0]) for found in candidates.values()] == [{"lr"}, {"server_lr"}]
     rates = [[next(iter(one.values())) for one in found.search] for found in candidates.values()]
     assert rates == [[0.1, 0.2]] * 2
 

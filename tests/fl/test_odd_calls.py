@@ -528,6 +528,7 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: RunFolder("a", notes={"b": torch.zeros(1)}), "notes must be a mapping of JSON values"),
     (lambda: Batch(torch.zeros(1), 3), "labels must be a Tensor, got int"),  # type: ignore[arg-type]
     (lambda: Batch(torch.zeros(1), torch.zeros(1), 3), "columns must map names"),  # type: ignore[arg-type]
+    (lambda: Networks({}), "factory must hold at least one architecture"),
     (lambda: Output(None, torch.zeros(1)), "embedding must be a Tensor, got NoneType"),  # type: ignore[arg-type]
     (lambda: Predictor(3), "network must be an nn.Module, got int"),  # type: ignore[arg-type]
     (lambda: Predictor(Tiny(3), "3"), "outputs must be an int"),  # type: ignore[arg-type]

@@ -141,6 +141,11 @@ def test_rows_of_a_table_may_lack_columns_of_others() -> None:
     found = history.table([{"round": 1, "failed": {"3": "why"}}, {"round": 2, "new": {"a": {"b": 2}}}])
     assert found == [{"round": 1, "failed": 1, "new.a.b": None}, {"round": 2, "failed": None, "new.a.b": 2}]
     assert history.table([]) == []
+    told = {"round": 1, "empty": [2], "failed": {"5": "b", "3": "a"}, "failed_after": {"deal": {"4": "d", "2": "c"}}}
+    assert history.table([told]) == [{"round": 1, "empty": 1, "failed": 2, "failed_after.deal": 2}]
+    hidden = history.masked(told)
+    assert hidden["failed"] == {"#1": "a", "#2": "b"}
+    assert hidden["failed_after"] == {"deal": {"#1": "c", "#2": "d"}}
 
 
 def test_run_is_plotted_without_options() -> None:

@@ -185,6 +185,9 @@ def test_forged_keys_are_refused_by_name() -> None:
     refused(lambda: run.deal([0]), AuthenticationError, "the keys of client 2 are not signed for this round")
     run.bundles[2] = KeyBundle(keys[0] + run.sessions[2].announce_keys()[32:])  # one key exchanged, the signature left
     refused(lambda: run.deal([1]), AuthenticationError, "client 2")
+    own = run.sessions[2].keyring.signing_key(2)
+    run.bundles[2] = sign_bundle(run.context, 2, own, run.bundles[1].agreement, keys[1], bytes(32))
+    refused(lambda: run.deal([3]), ProtocolError, "two clients announce the same key")
 
 
 def test_keys_of_another_round_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -256,6 +257,14 @@ def test_uncommitted_records_are_truncated(tmp_path: Path) -> None:
         assert found is not None
         assert (found.round, found.metadata, found.changes) == (2, {}, [{"4": {"memory": "1-a", "cached": {}}}])
         assert records.read_text(encoding="utf-8") == whole
+    refused(lambda: Store(tmp_path).restore("other"), CheckpointError, "belongs to another run or round than this one")
+    manifest = json.loads((store.folder / "manifest.json").read_text(encoding="utf-8"))
+    for change in ({"run": "other"}, {"server": "server.1.safetensors"}):
+        (store.folder / "manifest.json").write_text(json.dumps({**manifest, **change}), encoding="utf-8")
+        (store.folder / "manifest.previous.json").unlink(missing_ok=True)
+        refused(lambda: Store(tmp_path).restore("run"), CheckpointError, "belongs to another run or round than this")
+    (store.folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    refused(lambda: Store(tmp_path / "empty").state(), CheckpointError, "holds no completed round")
     records.write_text(whole[:20] + "\n" + whole, encoding="utf-8")
     refused(lambda: Store(tmp_path).restore("run"), CheckpointError, r"clients\.jsonl is damaged: line 1")
 

@@ -171,7 +171,15 @@ def test_layer_outputs_are_recorded_before_in_place_operations() -> None:
     assert torch.allclose(found.inner["1"], net[1](x.flatten(1)))
     assert float(found.inner["1"].detach().min()) < 0
     assert torch.equal(found.logits, net(x))
-    assert not net[1]._forward_hooks
+    twice, spread = nn.Sequential(nn.Flatten(), net[1], nn.Linear(5, 4), net[1]), nn.Flatten(0)
+    odd: tuple[tuple[nn.Module, nn.Module, str], ...] = (
+        (net, nn.Linear(4, 5), "layer '1' did not run in a forward pass"),
+        (twice, net[1], "layer '1' must run once in a forward pass .* got a second run"),
+        (nn.Sequential(spread, nn.Unflatten(0, (6, 4)), net[1]), spread, r"got \[24\] for 6 images"),
+    )
+    for network, layer, said in odd:
+        refused(lambda n=network, m=layer: outputs(split(n), x, {"1": m}), ValueError, said)
+        assert not layer._forward_hooks
 
 
 class GivenMeans(VFA):

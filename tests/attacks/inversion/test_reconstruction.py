@@ -281,6 +281,12 @@ BAD: list[tuple[Any, str]] = [
     (lambda: invert_message(SENT, SHAPE, method="dlg", restarts=2, group=0.1), "group needs method='geiping'"),
     (lambda: invert_message(SENT, SHAPE, priors=[torch.mean]), "priors must be a list of pairs"),
     (lambda: invert_message(SENT, SHAPE, priors=[(-1.0, torch.mean)]), "priors must be .*at least 0"),
+    (
+        lambda: invert_message(SENT, SHAPE, priors=[(1.0, torch.mean), (1.0, lambda x: x.sum() / 0)]),
+        r"priors\[1\] .*inf",
+    ),
+    (lambda: invert_message(SENT, SHAPE, priors=[(1.0, lambda x: x.flatten())]), r"one finite number .*got \[64\]"),
+    (lambda: invert_message(SENT, SHAPE, priors=[(1.0, lambda x: 3.0)]), "one finite number as a tensor, got float"),
     (lambda: invert_message(ReplayableMessage(SENT.observed, SENT.replay, 5), SHAPE), "labels must be given"),
     (
         lambda: invert_message(ReplayableMessage(SENT.observed[:1], SENT.replay, 5), SHAPE, labels=torch.tensor([0])),

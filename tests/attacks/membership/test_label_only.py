@@ -131,6 +131,11 @@ def test_shadow_models_calibrate_the_threshold() -> None:
     assert found["threshold"].fpr.value < 0.2
 
 
+class Decided(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1).argmax(1)
+
+
 X, Y = records(0, 4)
 
 
@@ -153,6 +158,7 @@ X, Y = records(0, 4)
         (lambda: label_only(lambda seed: network(0), X, Y), TypeError, "a function that makes a .*: call it"),
         (lambda: label_only(lambda x: x @ torch.zeros(3, 3), X, Y), ValueError, "network must take images"),
         (lambda: model_scorer(network(0))(X / 0, Y), ValueError, "network must not return NaN"),
+        (lambda: model_scorer(Decided())(X, Y), ValueError, r"must return logits \[n, K\], got torch.int64 \[4\]"),
         (lambda: label_only(network(0), X, Y, shift=8), ValueError, "shift must be"),
         (lambda: label_only(network(0), X, Y, noise=(0.5, 0.0)), ValueError, r"noise\[1\] must be"),
         (lambda: label_only(network(0), X, Y, noise=0.5), TypeError, "noise must be"),

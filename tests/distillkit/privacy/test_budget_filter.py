@@ -8,6 +8,7 @@ releases stopped. P and Q are exact: a release of noise sigma moves L by N(m / 2
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from functools import cache
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from distillkit.privacy import BudgetExhausted, Event, Ledger, compose, gaussian_epsilon, gaussian_sigma
+from distillkit.privacy._child_ledger import mirror_lines
 from distillkit.privacy.accounting.composition import _grouped, _rdp, _renyi, largest
 from distillkit.rng import derive
 
@@ -121,6 +123,9 @@ def test_filter_of_one_order_stops_at_that_orders_bound(order: float) -> None:
     ledger.spend(Event("steps", 3.0, 0.5, count=20, client=0))
     with pytest.raises(BudgetExhausted):
         ledger.spend(Event("steps", 3.0, 0.5, client=0))
+    assert ledger.guarantee().budget == budget
+    mirror_lines(ledger, "elsewhere", "0", [(1, {"event": asdict(Event("steps", 3.0, 0.5))})])
+    assert ledger.guarantee().budget is None
 
 
 def test_budget_is_kept_at_its_own_delta_and_larger_ones() -> None:

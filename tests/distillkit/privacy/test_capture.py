@@ -27,6 +27,7 @@ from distillkit.privacy import (
     train_private,
 )
 from distillkit.privacy.capture._captured_function import capture, captured_augmentation
+from distillkit.privacy.gradients.per_example import chunk_for
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from tests.distillkit.privacy.faulty_network import FaultyNetwork
@@ -556,6 +557,17 @@ def test_chunk_size_depends_only_on_public_numbers(expected: float, chunk: int |
     model = build(lambda: FaultyNetwork(3), 0)
     gradients = per_example_gradients(model, dropped_losses(model), (DATA.images, DATA.labels))
     assert gradients.chunk_size(expected, chunk) == wanted
+
+
+@pytest.mark.parametrize(
+    ("device", "values", "largest", "wanted"),
+    [
+        ("cpu", 1, 1, 64), ("cpu", 1, 1 << 17, 16), ("cpu", 1, 1 << 22, 8), ("cpu", 1 << 26, 1, 4),
+        ("cpu", 1 << 30, 1, 1), ("cuda", 1 << 24, 1, 128), ("cuda", 1 << 24, 1 << 30, 128), ("cuda", 1 << 40, 1, 1),
+    ],
+)  # fmt: skip
+def test_a_chunk_fits_in_the_memory_of_its_device(device: str, values: int, largest: int, wanted: int) -> None:
+    assert chunk_for(values, largest, torch.device(device), 1e9, None) == wanted
 
 
 @pytest.mark.parametrize("siamese", [False, True])

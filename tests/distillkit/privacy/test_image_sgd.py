@@ -260,14 +260,20 @@ def branching_loss(embedding: Tensor, means: Tensor) -> Tensor:
     return rows if all(rows < 1e9) else rows * 0
 
 
-@pytest.mark.parametrize("case", ["network", "loss"])
+@separable
+def drawing_loss(embedding: Tensor, means: Tensor) -> Tensor:
+    return (embedding - means).square().sum(1) + 1e-12 * torch.rand(())
+
+
+@pytest.mark.parametrize("case", ["network", "loss", "draws"])
 @pytest.mark.parametrize("rate", [1.0, 1e-12])
 def test_code_that_cannot_be_captured_is_refused_before_the_charge_and_whatever_is_drawn(
     toy_set: LabeledImages, toy_network: Factory, case: str, rate: float
 ) -> None:
     ledger = Ledger(delta=1e-5)
-    options = {"loss": branching_loss} if case == "loss" else {"networks": RandomNetworks(Branching)}
-    with pytest.raises(NotCapturable):
+    losses = {"loss": branching_loss, "draws": drawing_loss}
+    options = {"loss": losses[case]} if case in losses else {"networks": RandomNetworks(Branching)}
+    with pytest.raises(NotCapturable, match="the loss draws random numbers" if case == "draws" else None):
         private(toy_set, toy_network, rate=rate, ledger=ledger, **options)
     assert not ledger.events
 

@@ -345,6 +345,7 @@ def test_invalid_events_and_ledgers_are_refused() -> None:
     refused(lambda: Event("x", -1.0), ValueError, "sigma")
     refused(lambda: Ledger(delta=0.0), NotAccountable, "delta")
     refused(lambda: Ledger(budget=0.0), ValueError, "budget")
+    refused(lambda: Account("ledger.jsonl"), TypeError, "ledger must be a Ledger, got str")  # type: ignore[arg-type]
 
 
 def test_spending_is_cheap() -> None:

@@ -40,6 +40,7 @@ from distillkit.privacy import (
     train_private,
 )
 from distillkit.privacy.validation._arguments import refuse_large_delta
+from distillkit.privacy.validation._independence import require_independent_losses, require_mean_objective
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, as_set
 from distillkit.training import Protocol
@@ -303,6 +304,10 @@ def test_non_separable_losses_are_refused(toy_set: LabeledImages, toy_network: F
         require_separable(separable(lambda e, m: (e - m).square().sum(1) / e.norm()))
     with pytest.raises(NotSeparable):
         require_separable(None)
+    rows, labels = torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)
+    refused(lambda: require_mean_objective(lambda z, y: z.sum(1), rows, labels), NotSeparable, r"one number.*got \[4\]")
+    for loss, got in ((lambda z, y: z, r"shape \[4, 3\]"), (lambda z, y: 0.0, "got float; pass reduction='none'")):
+        refused(lambda loss=loss: require_independent_losses(loss, rows, labels), NotSeparable, got)
     assert ledger.events == ()
 
 
@@ -313,6 +318,8 @@ def test_invalid_options_are_named(toy_set: LabeledImages, toy_network: Factory)
     refused(lambda: PublicEmbedders(networks, 0, like=toy_set), ValueError, "num_networks")
     with pytest.raises(ValueError, match="histogram_share"):
         condense_private(toy_set, epsilon=1.0, networks=networks, passes=Passes(histogram_share=0.9))
+    with pytest.raises(ValueError, match="size must hold 3 positive numbers, one per class, got"):
+        condense_private(toy_set, epsilon=1.0, networks=networks, size=torch.ones(4))
     for option in ({"rate": 0.0}, {"steps": 0}, {"size": 0}, {"lr": -1.0}, {"sigma": -1.0}):
         with pytest.raises(ValueError, match=next(iter(option))):
             image_sgd(toy_set, **{"size": 12, "sigma": 1.0, "networks": RandomNetworks(toy_network)} | option)  # type: ignore[arg-type]

@@ -22,12 +22,12 @@ from distillkit.privacy import (
     compose,
     train_private,
 )
-from distillkit.privacy._child_ledger import ledger_lines, mirror_lines
+from distillkit.privacy._child_ledger import child_state, ledger_lines, mirror_lines
 from fl import FedAvg, Method, NoUsableReply, Run, simulate
 from fl.addons import DPSGD
 from fl.deploy._fields import FIELDS
 from fl.deploy.flower._handshake import NodeInfo
-from fl.deploy.flower._node_ledger import mirror_report
+from fl.deploy.flower._node_ledger import NodeLedger, mirror_report
 from fl.engine._client_runtime import FAILED_PRIVATELY
 from fl.methods import PrivateFedDM
 from tests.fl.federations import images
@@ -253,6 +253,33 @@ def test_malformed_ledger_lines_are_refused_together(wrong: dict[str, Any], tmp_
     run.spend(Event("rounds", SIGMA, relation=ADD_OR_REMOVE_CLIENT))
     mirror_lines(run, "a", 0, [(1, line())])
     assert "which one epsilon cannot cover" in run.guarantee(0).reason
+
+
+def test_a_jobs_lines_are_kept_by_the_node(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        node = NodeLedger(tmp_path, 3, name, None)
+        child = node.branch(child_state(Ledger(), "3"))
+        assert not node.charged
+        child.add_remark(f"tuned on {name}")
+        child.assume("DPSGD", ["size"])
+        assert not node.charged
+        child.spend(Event("steps", SIGMA, 0.5, 7, client="3"))
+        child.add_remark("again")
+        assert node.charged
+        child.void(f"raw images of {name} took part", client="3")
+    found = node.ledger.guarantee("3")  # the data changed: the charges of the data before count, too
+    assert (found.reason, found.remarks) == ("raw images of a took part", ("tuned on a", "again", "tuned on b"))
+    assert [event.count for event in node.ledger.events] == [7, 7]
+    assert found.assumptions["DPSGD"] == ("size",)
+
+
+@pytest.mark.parametrize("wrong", [{"round": 10**9}, {"round": -1}, {"mechanism": "x" * 1001}], ids=str)
+def test_events_of_a_node_are_in_range(wrong: dict[str, Any]) -> None:
+    near = {"round": 10**9 - 1, "mechanism": "x" * 1000}
+    mirror_lines(Ledger(), "a", 0, [(1, {"event": {**line()["event"], **near}})])
+    refused(
+        lambda: mirror_lines(Ledger(), "a", 0, [(1, {"event": {**line()["event"], **wrong}})]), ValueError, "of range"
+    )
 
 
 INFO = NodeInfo(3, 5, "m", "", "f", "a", "", False, True, "0", 0.0, images(1, seed=0)[:0])

@@ -113,6 +113,8 @@ def test_description_whose_space_holds_images_is_refused() -> None:
     info = NodeInfo(**names, **rest, space=held[:0])
     assert NodeInfo.read(info.parts(), 7).node == 7
     refused(lambda: NodeInfo.read(replace(info, space=held).parts(), 7), ValueError, "must be a set without images")
+    refused(lambda: NodeInfo.read(replace(info, partitions=0).parts(), 7), ValueError, "invalid reply to the handshake")
+    refused(lambda: NodeInfo.read(replace(info, partition=1).parts(), 7), ValueError, "has partition-id=1 and num-part")
 
 
 # Restarted nodes.

@@ -23,7 +23,7 @@ from distillkit.privacy import Event, Ledger
 from distillkit.privacy._journal import LedgerWriteError
 from fl import FedAvg
 from fl._codec import Parts, from_parts, to_parts
-from fl.deploy._fields import FIELDS, Field
+from fl.deploy._fields import FIELDS, Field, read_fields
 from fl.deploy._wire import Job, job_parts, read_job, result_parts
 from fl.deploy.flower._messages import GridConnection, to_records
 from fl.deploy.flower._node import Node, _run_with_timeout
@@ -210,6 +210,11 @@ def test_every_bound_of_the_table_is_tried_on_both_sides(part: str) -> None:
         assert field.accepts(None) == field.optional, name
     lists = Field("a list", 0, 2, item=Field("a string", 1, 1))
     assert [lists.accepts(x) for x in ([], ["a", "b"], ["a"] * 3, ["ab"], [1])] == [True, True, False, False, False]
+    named = Field("a mapping", 1, 2, item=Field("a string", 1, 1, "[a-z]*"))
+    odd = ({}, {"x": "ab"}, {"x": "1"}, {"x" * 1001: "a"}, {"x": "a", "y": "b", "z": "c"})
+    assert [named.accepts(x) for x in ({"x" * 1000: "a"}, {"x": "a", "y": "b"}, *odd)] == [True] * 2 + [False] * 5
+    with pytest.raises(ValueError, match="remaining must be an integer in .* got a huge number"):
+        read_fields("exhausted", {"reason": "", "remaining": 10**5000})
 
 
 def test_job_with_entries_that_nobody_names_is_refused() -> None:
