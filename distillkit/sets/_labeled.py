@@ -806,7 +806,7 @@ def set_from_source(
     if conversion.repeats_items(source):
         made.info = repeated_info(made.info)
     if given:
-        return made.replace(class_names=given, classes_given=True)
+        return made.replace(class_names=given)
     if len(found.names) != made.num_classes:
         if found.origin == "labels" and found.names:
             raise ValueError(

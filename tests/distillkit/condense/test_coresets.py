@@ -85,6 +85,10 @@ def test_selection_uses_the_networks_embedding_in_eval_mode(choose: Chooser, slo
     assert network.training
     assert all(p.requires_grad for p in network.parameters())
     assert chosen.info["embedding"] == "Small"
+    other = build(lambda: Small(3), 0).double()
+    refused(
+        lambda: choose(images, labels, ipc=3, network=other), ValueError, r"network \(Small\) does not accept images"
+    )
 
 
 @given(st.integers(0, 1000))

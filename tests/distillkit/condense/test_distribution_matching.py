@@ -22,7 +22,7 @@ from distillkit.condense import (
 )
 from distillkit.condense._parallel import ParallelMap, class_threads
 from distillkit.networks import ConvNet, FixedNetwork, Network, NetworkBall, RandomNetworks, build, split
-from distillkit.rng import derive
+from distillkit.rng import as_generator, derive
 
 SHAPE, CLASSES = (2, 8, 8), 3
 
@@ -166,6 +166,10 @@ def test_run_resumed_from_its_file_is_bitwise_equal(name: str, tmp_path: Any) ->
     assert torch.equal(resumed.images, whole.images)
     assert torch.equal(run(name, resume=load_state(tmp_path / "state"), generator=99).images, whole.images)
     assert resumed.info == whole.info
+    augment, seed = OPTIONS[name].get("augment"), int(torch.randint(2**62, (), generator=as_generator(0)))
+    facts = {"method": "distribution matching", "augment": augment and repr(augment), "seed": seed, "generator": 0,
+             "steps": 5, "batch_real": 4, "match": OPTIONS[name].get("match", "embedding")}  # fmt: skip
+    assert {key: whole.info[key] for key in facts} == facts
     longer = run(name, resume=tmp_path / "state", steps=7)
     assert torch.equal(longer.images, run(name, steps=7).images)
 
@@ -422,6 +426,8 @@ def test_zero_steps_return_the_initial_set_and_leave_inputs_unchanged() -> None:
     assert [made.info[name] for name in ("lr", "momentum", "batch_real")] == [1.0, 0.5, 256]  # DM's defaults
     assert torch.equal(made.images, start.images[start.labels.argsort()])
     assert made.info["loss"] is None
+    every = distribution_matching(real, networks=RandomNetworks(convnet), steps=0, batch_real=None)
+    assert every.info["batch_real"] == len(real)
     distribution_matching(real, networks=RandomNetworks(convnet), init=start, steps=2, lr=0.1)
     assert torch.equal(real.images, before)
     assert torch.equal(start.images, begun)

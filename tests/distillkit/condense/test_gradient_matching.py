@@ -164,6 +164,9 @@ def test_result_equals_the_algorithm_box(augment: DSA | None, norm: str, global_
     torch.testing.assert_close(got.images, want)
     assert not torch.equal(got.images, start)
     assert got.labels.tolist() == [0, 0, 1, 1]
+    facts = {"method": "gradient matching", "augment": augment and repr(augment), "seed": seed, "iterations": 1,
+             "loops": [3, 2], "lr_net": 0.05, "batch_net": 3, "batch_real": None, "metric": "row_cosine"}  # fmt: skip
+    assert {key: got.info[key] for key in facts} == facts
     assert [(p.step, p.loss) for p in states] == [(1, pytest.approx(loss))]
 
 
@@ -386,7 +389,7 @@ def test_fit_to_gradient_equals_torch_sgd_on_the_distance(global_rng_untouched: 
     before = copy.deepcopy(network.state_dict())
     named = dict(zip(dict(network.named_parameters()), target, strict=True))
     leaf = start.images.clone().requires_grad_()
-    sgd = torch.optim.SGD([leaf], lr=1.0, momentum=0.5)
+    sgd = torch.optim.SGD([leaf], lr=0.7, momentum=0.9)
     for _ in range(3):
         g = torch.autograd.grad(
             F.cross_entropy(network(leaf), start.labels), list(network.parameters()), create_graph=True
@@ -396,7 +399,8 @@ def test_fit_to_gradient_equals_torch_sgd_on_the_distance(global_rng_untouched: 
         sgd.step()
     for given in (target, named, {name: 7 * t for name, t in named.items()}):
         losses: list[float] = []
-        made = fit_to_gradient(network, start, given, steps=3, callback=lambda p, to=losses: to.append(p.loss))
+        how = {"lr": 0.7, "momentum": 0.9, "callback": lambda p, to=losses: to.append(p.loss)}
+        made = fit_to_gradient(network, start, given, steps=3, **how)
         torch.testing.assert_close(made.images, leaf.detach(), rtol=1e-3, atol=1e-5)
         assert losses[-1] < losses[0]
     for name, value in network.state_dict().items():
@@ -427,8 +431,17 @@ def test_fit_to_gradient_with_some_parameters_soft_labels_and_chunks() -> None:
     network, start, target = server_case()
     rows = start.replace(labels=F.one_hot(start.labels, 2).double(), columns={"client": torch.arange(5)})
     by_index = fit_to_gradient(network, start, target, steps=2)
-    by_row = fit_to_gradient(network, rows, target, steps=2, chunk=2)
+    sizes: list[int] = []
+    with network.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0]))):
+        by_row = fit_to_gradient(network, rows, target, steps=2, chunk=2)
+    assert max(sizes) == 2
     torch.testing.assert_close(by_index.images, by_row.images)
+    more = build(convnet(classes=3), 1)
+    assert fit_to_gradient(more, start, [torch.ones_like(p) for p in more.parameters()], steps=1).num_classes == 2
+    far, wide = [1e6 * t.float() for t in target], start.to(dtype=torch.float32)
+    call = lambda: fit_to_gradient(network.float(), wide, far, steps=1, lr=1e37, metric="mse")  # noqa: E731
+    refused(call, FloatingPointError, "lower lr")
+    network.double()
     assert by_row.columns == {}
     last = dict(zip(dict(network.named_parameters()), target, strict=True))["classifier.weight"]
     only = fit_to_gradient(network, start, {"classifier.weight": last}, steps=2)

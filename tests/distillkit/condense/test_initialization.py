@@ -48,6 +48,8 @@ def test_draws_depend_only_on_the_generator() -> None:
         assert torch.equal(one.images, two.images)
         assert not torch.equal(one.images, other.images)
         assert one.info["init"] == init
+    twins = LabeledImages(torch.randn(9, 1, 2, 2).repeat(2, 1, 1, 1), torch.arange(2).repeat_interleave(9))
+    assert not torch.equal(*initial_images(twins, 4).images.split(4))  # each class has its own draws
 
 
 def test_noise_is_standard_normal_and_covers_absent_classes_on_request() -> None:

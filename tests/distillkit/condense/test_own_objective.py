@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from distillkit.augment import DSA
 from distillkit.condense import Progress, distribution_matching
-from distillkit.networks import RandomNetworks
+from distillkit.networks import FixedNetwork, RandomNetworks
 from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages, Tiles
 
@@ -60,6 +60,17 @@ def test_the_mean_distance_is_a_special_case(chunk: int | None, *, batch_statist
     assert named.info["loss"] == pytest.approx(own.info["loss"])
 
 
+@pytest.mark.parametrize("batch_statistics", [False, True])
+def test_own_loss_gets_all_embeddings_of_a_fixed_network(*, batch_statistics: bool) -> None:
+    net = network(batch_statistics=batch_statistics).requires_grad_(False)
+    if batch_statistics:
+        net[1] = nn.BatchNorm2d(4, track_running_stats=False).double()
+    fixed: dict[str, Any] = {"networks": FixedNetwork(net), "batch_real": None, "chunk": 3}
+    whole, batches = condense(**fixed), condense(**fixed | {"networks": FixedNetwork(net, cache=False)})
+    assert torch.allclose(condense(match=mean_distance, **fixed).images, whole.images, rtol=0, atol=1e-10)
+    assert torch.allclose(batches.images, whole.images, rtol=0, atol=1e-10)
+
+
 def test_another_loss_falls_and_is_recorded_by_name() -> None:
     losses: list[float] = []
     made = condense(match=mmd, steps=60, lr=3.0, batch_real=None, callback=lambda p: losses.append(p.loss))
@@ -103,6 +114,12 @@ def test_wrong_losses_are_named(match: Any, text: str) -> None:
 def test_a_loss_that_is_not_finite_stops() -> None:
     with pytest.raises(FloatingPointError, match="the loss is nan in step 1"):
         condense(match=lambda real, synthetic: synthetic.sum() * torch.nan)
+    wide: dict[str, Any] = {
+        "real": data().to(dtype=torch.float32),
+        "networks": RandomNetworks(lambda: network().float()),
+    }
+    with pytest.raises(FloatingPointError, match="NaN or Inf in the optimized images: .* lower lr, or the lr of inner"):
+        condense(match=lambda real, synthetic: 1e6 * synthetic.sum(), steps=1, lr=1e37, **wide)
 
 
 @pytest.mark.parametrize(

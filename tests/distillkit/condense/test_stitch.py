@@ -50,6 +50,10 @@ def test_ranks_fill_the_same_cell_of_every_mosaic() -> None:
     assert cells.tolist() == [[[0, 2], [4, 6]], [[1, 3], [5, 7]]]
     assert torch.equal(made.images, made.images[:, :, ::2, ::2].repeat_interleave(2, 2).repeat_interleave(2, 3))
     assert made.labels.tolist() == [0, 0]
+    best = torch.tensor([9.0, 9.0 - 1 / 8]).sigmoid()  # the observer's probabilities of the first two images
+    assert stitch(constants(8, 4), observer=Dark(), ipc=2).info["confidence"] == pytest.approx(
+        float(best.mean()), abs=1e-6
+    )
 
 
 def test_the_first_cells_are_larger_where_the_factor_does_not_divide_a_side() -> None:
@@ -101,6 +105,9 @@ def test_a_set_says_that_it_publishes_real_pixels() -> None:
     assert 0.3 < made.info["confidence"] <= 1
     assert made.labels.tolist() == [0, 0, 2, 2]
     assert teacher.training
+    dropped = nn.Sequential(nn.Dropout(0.9), teacher)
+    again = stitch(data, observer=dropped, ipc=2, pool=5, classes=[0, 2], generator=4)
+    assert torch.equal(again.images, made.images)
     assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
 
 
@@ -163,10 +170,21 @@ def test_small_pools_and_classes() -> None:
             stitch(data, observer=teacher, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("side", "factor"), [(95, 1), (96, 2)])
-def test_the_default_factor_depends_on_the_size(side: int, factor: int) -> None:
-    made = stitch(constants(8, side), observer=Dark(), ipc=1, crops=1)
+@pytest.mark.parametrize(("size", "factor"), [((95, 200), 1), ((200, 95), 1), ((96, 96), 2)])
+def test_the_default_factor_depends_on_the_shorter_side(size: tuple[int, int], factor: int) -> None:
+    made = stitch(constants(8, *size), observer=Dark(), ipc=1, crops=1)
     assert made.info["factor"] == factor
+
+
+def test_an_observer_that_fails_on_crops_is_refused() -> None:
+    class Edged(Dark):
+        def forward(self, images: Tensor) -> Tensor:
+            framed = images[:, 0, 0, 0] == 0
+            return super().forward(images).masked_fill(framed[:, None], torch.inf)
+
+    data = LabeledImages(torch.ones(8, 1, 8, 8), torch.zeros(8, dtype=torch.int64), num_classes=2)
+    with pytest.warns(UserWarning, match="factor=2"), pytest.raises(ValueError, match="does not for crops of class 0"):
+        stitch(data, observer=Edged(), ipc=1, factor=2)
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.floats(0, 1), st.integers(0, 99))

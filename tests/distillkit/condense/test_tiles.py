@@ -116,6 +116,10 @@ def test_initial_images_shrink_real_ones_draw_noise_and_keep_a_tiled_set() -> No
     assert isinstance(again, TiledImages)
     assert torch.equal(again.stored, made.stored)
     assert initial_images(data, 9, init=made, parametrize=TILES, classes=[2, 0]).counts().tolist() == [8, 0, 8, 0]
+    whole_tiles = initial_images(data, 4, parametrize=Tiles(1))
+    shrunk = initial_images(data, 9, init=whole_tiles, parametrize=TILES)
+    assert isinstance(shrunk, TiledImages)
+    assert torch.equal(shrunk.stored, TILES.encode(whole_tiles.images))
     with pytest.raises(ValueError, match="multiple of 4 images"):
         initial_images(data, 1, init=whole[:9], parametrize=TILES)
     mixed = made.replace(labels=made.labels.roll(1))

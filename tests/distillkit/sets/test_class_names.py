@@ -52,6 +52,14 @@ class Named(Dataset[Any]):
         return X[index], int(Y[index])
 
 
+class Rows(Named):
+    """Dataset of label rows, whose width does not depend on the data."""
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = super().__getitem__(index)
+        return image, torch.eye(3)[label]
+
+
 def test_names_give_the_class_count() -> None:
     some = LabeledImages(X[:1], Y[:1], class_names=list(NAMES))
     assert (some.num_classes, some.classes_given, some.class_names) == (3, True, NAMES)
@@ -149,6 +157,9 @@ def test_datasets_and_loaders_give_names(tmp_path: Path) -> None:
         assert as_set(source, progress=False).class_names == NAMES
         assert LabeledImages.from_dataset(source, progress=False).class_names == NAMES
     assert as_set(Named(), num_classes=5, progress=False).class_names == ()
+    known = [as_set(one, num_classes=k).classes_given for one, k in ((Named(), None), (Named(), 3), (Rows(), None))]
+    assert known == [False, True, True]
+    assert as_set(X, Y, class_names=NAMES).classes_given
     for name in NAMES:
         (tmp_path / "pets" / name).mkdir(parents=True)
         for i in range(5):

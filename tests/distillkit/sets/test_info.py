@@ -114,6 +114,9 @@ ENDED: dict[str, Callable[[LabeledImages], LabeledImages]] = {
     "join without delta": lambda s: LabeledImages.concatenate([s, make({"epsilon": 1.0, "relation": RELATION})]),
     "herding": lambda s: herding(s, ipc=2, network=CNN),
     "condensed": lambda s: distribution_matching(s, networks=FixedNetwork(CNN), ipc=1, steps=1, progress=False),
+    "condensed, other start": lambda s: distribution_matching(
+        s, networks=FixedNetwork(CNN), init=make({}, 1), steps=1, progress=False
+    ),
     "condensed from": lambda s: gradient_matching(
         make({}, 1), networks=FixedNetwork(CNN), init=s, iterations=1, progress=False
     ),

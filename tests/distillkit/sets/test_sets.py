@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from distillkit import LabeledImages, Normalization
 from distillkit.data import clients
@@ -160,6 +160,8 @@ def test_set_works_with_a_data_loader() -> None:
     batches = list(DataLoader(data, batch_size=2, shuffle=False))
     assert torch.equal(torch.cat([x for x, _ in batches]), data.images)
     assert torch.equal(torch.cat([y for _, y in batches]), data.labels)
+    some = DataLoader(data, sampler=SubsetRandomSampler([0, 1]))
+    refused(lambda: as_set(some), TypeError, "images is a DataLoader with a SubsetRandomSampler")
 
 
 @given(sets, st.data())
