@@ -385,7 +385,7 @@ def test_options_of_sources_reach_the_readers(photos: Path, folder: Path) -> Non
     """A table elsewhere, a cache, gray and a background: each gives the set of the library's reader."""
     rows = [f"{path.relative_to(photos)},{path.parent.name},x" for path in sorted(photos.rglob("*.png"))]
     Path("table.csv").write_text("\n".join(["at,kind,other", *rows]), encoding="utf-8")
-    columns = ("--pictures", photos, "--image", "at", "--label", "kind")
+    columns = ("--folder", photos, "--image", "at", "--label", "kind")
     ways: dict[str, tuple[object, ...]] = {
         "folder": (photos,), "table": ("table.csv", *columns), "cached": (photos, "--cache", "cache"),
         "gray": (photos, "--channels", 1), "half": (photos, "--test-fraction", 0.5),
@@ -519,6 +519,23 @@ def test_errors_are_one_line(name: str, folder: Path) -> None:
     assert said in " ".join(found.output.split())
     assert "Traceback" not in found.output
     assert len(list(folder.iterdir())) == 3
+
+
+def test_advice_names_options() -> None:
+    Path("faces/images").mkdir(parents=True)
+    for number, (mode, size) in enumerate((("RGB", 8), ("L", 8), ("RGB", 9))):
+        Image.new(mode, (size, size)).save(f"faces/images/{number}.png")
+    Path("faces/t.csv").write_text("image,mood,who\n0,a,x\n1,b,y\n2,a,x\n", encoding="utf-8")
+    words = ("condense", "faces/t.csv", "--out", "a.safetensors", "--method", "random")
+    asked = (
+        ((), 'name it: image="..." or --label "..."'),
+        (("--label", "mood"), "pass --folder 'faces/images', which has"),
+        (("--label", "mood", "--folder", "faces/images"), "give --channels 1 or --channels 3: 1.png"),
+        (("--label", "mood", "--folder", "faces/images"), "give --size, for example --size 32: 2.png"),
+    )
+    for given, said in asked:
+        assert said.replace("image=", "--image ") in " ".join(run(*words, *given, code=1).output.split())
+    assert "load_table('faces/t.csv', folder='faces/images'" in run("condense", "faces", *words[2:], code=1).output
 
 
 def test_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import matplotlib
@@ -74,3 +75,18 @@ def test_cells_are_text_or_code_without_test_only_lines() -> None:
     source = "# %% [markdown]\n# # Title\n#\n# Words.\n\n# %%\nsteps = 300  # quick: 2\nf(\n    x,\n)  # fmt: skip\n"
     assert SCRIPT.cells(source) == [("markdown", "# Title\n\nWords."), ("code", "steps = 300\nf(\n    x,\n)")]
     assert "steps = 2\n" in SCRIPT.quick(source)
+
+
+def test_page_links_to_colab_if_the_repository_is_on_github() -> None:
+    text = "[Download it](own_images.ipynb)."
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="notebooks/own_images.md"))
+
+    def shown(address: str | None, markdown: str = text) -> str:
+        return SCRIPT.on_page_markdown(markdown, page=page, config=SimpleNamespace(repo_url=address), files=[])
+
+    assert [shown(address) for address in (None, "", "https://example.org/a/b")] == [text] * 3
+    assert shown("https://github.com/a/b/", "[Other](gpu.md)") == "[Other](gpu.md)"
+    assert shown("https://github.com/a/b/") == (
+        "[Download it](own_images.ipynb) or [open it in Colab](https://colab.research.google.com/github/a/b/blob/main/"
+        "docs/notebooks/own_images.ipynb), after `%pip install git+https://github.com/a/b`."
+    )

@@ -6,6 +6,7 @@ A package adds a command by an entry point of the group `distillkit.commands` th
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -40,7 +41,18 @@ class _Commands(click.Group):
                 raise
             except Exception as error:
                 kind = "" if isinstance(error, ValueError | TypeError | OSError) else f"{type(error).__name__}: "
-                raise click.ClickException(f"{kind}{error}") from error
+                command = self.get_command(ctx, ctx.invoked_subcommand or "")
+                raise click.ClickException(_as_options(f"{kind}{error}", command)) from error
+
+
+def _as_options(message: str, command: click.Command | None) -> str:
+    """Write arguments that a message advises, such as `size=32`, as options of the command; calls stay as they are."""
+    names = {param.name for param in command.params} if command is not None else set()
+
+    def option(found: re.Match[str]) -> str:
+        return f"--{found[1].replace('_', '-')}{' ' if found[2] else ''}" if found[1] in names else found[0]
+
+    return re.sub(r"(?<!\()(?<!, )\b(\w+)=(?=([\w'\"]?))", option, message)
 
 
 def _installed() -> dict[str, EntryPoint]:

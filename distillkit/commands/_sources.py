@@ -32,7 +32,7 @@ from distillkit.sets import LabeledImages
 __all__ = ["NORMALIZATION", "ROOT", "Sources", "numbers", "read_set", "set_path", "source_options", "write_set"]
 
 _TABLES = (".csv", ".tsv", ".parquet")
-_COLUMNS = ("image", "label", "pictures")
+_COLUMNS = ("image", "label", "folder")
 _OF_SETS = ("set.json", "set.safetensors", "images_best.pt")
 _SETS = (".safetensors", ".npz", ".pt", ".pth")
 
@@ -45,7 +45,7 @@ class Sources:
     channels: int | None
     background: float | None
     root: Path | None
-    pictures: Path | None
+    folder: Path | None
     image: str | None
     label: str | None
     test_fraction: float
@@ -75,8 +75,8 @@ class Sources:
         cut |= {"background": self.background, "classes": self.classes}
         cached: dict[str, Any] = {} if self.cache is None else {"cache": self.cache}
         if path.suffix.lower() in _TABLES:
-            columns = {"image": self.image, "label": self.label, "folder": self.pictures}
-            named: dict[str, Any] = {name: value for name, value in columns.items() if value is not None}
+            given = {name: getattr(self, name) for name in _COLUMNS}
+            named = {name: value for name, value in given.items() if value is not None}
             return (open_table if cached else load_table)(path, **named, **form, **cut, **cached)
         refuse_given(f"for {source}, which is no table", *_COLUMNS)
         if _is_class_folder(path):
@@ -167,7 +167,7 @@ _OPTIONS = {
     "channels": click.option("--channels", type=click.Choice([1, 3]), help="1: make gray; 3: make RGB."),
     "background": click.option("--background", type=click.FloatRange(0, 1), help="Gray behind transparent pixels."),
     "root": ROOT,
-    "pictures": click.option("--pictures", type=click.Path(path_type=Path), help="Folder of a table's files."),
+    "folder": click.option("--folder", type=click.Path(path_type=Path), help="Folder of a table's files."),
     "image": click.option("--image", help="Column of a table with the files."),
     "label": click.option("--label", help="Column of a table with the labels."),
     "test_fraction": click.option(

@@ -1,4 +1,5 @@
 """Build the site's notebooks from docs/notebooks/*.py: execute them, write each as .ipynb and as a page with pictures.
+As a hook of MkDocs, link pages of notebooks to Colab, if `REPOSITORY_URL` names a repository on GitHub.
 
     pip install "nbclient>=0.11" "ipykernel>=7.4"     # for this script alone
     python docs/scripts/notebooks.py [name ...]       # --text: after changes of words alone; executes nothing
@@ -142,6 +143,18 @@ def write(name: str, notebook: dict[str, Any]) -> None:
         old.unlink()
     for number, picture in enumerate(pictures, start=1):
         (FOLDER / f"{name}_{number}.png").write_bytes(picture)
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
+    """Add the link to Colab beside that to the file."""
+    address = (config.repo_url or "").rstrip("/")
+    repository = address.partition("://github.com/")[2]
+    name = f"{Path(page.file.src_uri).stem}.ipynb"
+    if not repository or f"]({name})" not in markdown:
+        return markdown
+    link = f"https://colab.research.google.com/github/{repository}/blob/main/docs/notebooks/{name}"
+    said = f" or [open it in Colab]({link}), after `%pip install git+{address}`"
+    return markdown.replace(f"]({name})", f"]({name}){said}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import csv
 import io
 import re
@@ -13,12 +12,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from PIL import Image
 
 from distillkit import plot
+from distillkit.condense import distribution_matching
+from distillkit.networks import RandomNetworks
 from distillkit.privacy import Event, Ledger
 from fl import ClientData, ClientDP, FedAvg, Filtered, Run, history, simulate
 from fl.addons import FedProx
@@ -192,84 +194,69 @@ def test_progress_bar_counts_rounds_and_clients(private: bool, tmp_path: Path, m
     assert seen.count(1) == 2
 
 
-class Writer:
-    """Fake of TensorBoard's `SummaryWriter`."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder, self.closed = folder, False
-        self.seen: list[tuple[str, float, int]] = []
-
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        self.seen.append((tag, value, step))
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class Wandb:
-    """Fake of the module `wandb`."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[dict[str, Any], int]] = []
-
-    def init(self, **options: Any) -> Any:
-        assert set(options) == {"project"}
-        return self
-
-    def log(self, values: dict[str, Any], step: int) -> None:
-        self.seen.append((values, step))
-
-    def finish(self) -> None:
-        self.seen.append(({}, -1))
-
-
-def run_page_code(library: str, **names: Any) -> dict[str, Any]:
-    """Run the page's lines for a logger except imports, and return their names."""
+def page_code(logger: str, **names: Any) -> dict[str, Any]:
+    """Run the page's lines for a logger, and then those for a run and a condenser; return their names."""
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), flags=re.S)
-    (code,) = [b for b in blocks if library in b]
-    own = [line for line in code.splitlines() if line.strip() and not line.startswith(("import ", "from "))]
-    assert len(own) <= 7
-    known = {"simulate": simulate, "history": history, "method": FedAvg(factory=Tiny), "clients": federation()}
-    place: dict[str, Any] = {**known, "test": images(30, 77), **names}
-    exec("\n".join(own), place)
+    (made,) = (block for block in blocks if logger in block)
+    (used,) = (block for block in blocks if "log(" in block and "on_round=" in block)
+    known = {"simulate": simulate, "distribution_matching": distribution_matching, "method": FedAvg(factory=Tiny)}
+    place: dict[str, Any] = {**known, "clients": federation(), "test": images(60, 77), **names}
+    place["networks"] = RandomNetworks(lambda: Tiny(3))
+    exec(made + used, place)
     return place
 
 
-def test_page_code_for_tensorboard_writes_every_round() -> None:
-    place = run_page_code("SummaryWriter", SummaryWriter=Writer)
-    writer, run = place["writer"], place["run"]
-    assert writer.closed
-    accuracy = [(value, step) for tag, value, step in writer.seen if tag == "accuracy"]
-    assert accuracy == [(row["accuracy"], row["round"]) for row in run.rows]
-    assert ("up.FedAvg.update", run.rows[0]["up"]["FedAvg.update"], 1) in writer.seen
-    assert all(isinstance(value, int | float) for _, value, _ in writer.seen)
-
-
-def test_page_code_for_wandb_logs_every_round() -> None:
-    wandb = Wandb()
-    rows = run_page_code("wandb", wandb=wandb)["run"].rows
-    assert [step for _, step in wandb.seen] == [*(row["round"] for row in rows), -1]
-    assert [values["accuracy"] for values, _ in wandb.seen[:-1]] == [row["accuracy"] for row in rows]
-
-
-class Mlflow:
-    """Fake of the module `mlflow`."""
+class Logger:
+    """Fake of `wandb`, `mlflow` and `torch.utils.tensorboard`."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[dict[str, float], int]] = []
+        self.seen: list[tuple[str, float, int]] = []
 
-    def start_run(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    def init(self, *, project: str) -> Any:
+        return SimpleNamespace(log=self.log_metrics)
 
-    def log_metrics(self, values: dict[str, float], step: int) -> None:
-        self.seen.append((values, step))
+    def log_metrics(self, numbers: dict[str, float], step: int) -> None:
+        self.seen += [(name, value, step) for name, value in numbers.items()]
+
+    def SummaryWriter(self, folder: str) -> Any:
+        return SimpleNamespace(add_scalar=lambda *one: self.seen.append(one))
 
 
-def test_page_code_for_mlflow_logs_the_numbers_of_every_round() -> None:
-    mlflow = Mlflow()
-    rows = run_page_code("mlflow", mlflow=mlflow)["run"].rows
-    assert [(values["accuracy"], step) for values, step in mlflow.seen] == [(r["accuracy"], r["round"]) for r in rows]
-    assert all(isinstance(value, int | float) for values, _ in mlflow.seen for value in values.values())
+@pytest.mark.parametrize("module", ["torch.utils.tensorboard", "wandb", "mlflow"])
+def test_page_code_for_a_logger_gets_rounds_and_steps(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = Logger()
+    monkeypatch.setitem(sys.modules, module, logger)  # type: ignore[arg-type]
+    rows = page_code(module)["run"].rows
+    assert [(v, step) for name, v, step in logger.seen if name == "accuracy"] == [
+        (row["accuracy"], row["round"]) for row in rows
+    ]
+    assert ("up.FedAvg.update", rows[0]["up"]["FedAvg.update"], 1) in logger.seen
+    assert [step for name, _, step in logger.seen if name == "loss"][-3:] == [1, 2, 3]
+    assert all(isinstance(value, int | float) for _, value, _ in logger.seen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["tensorboard", "wandb", "mlflow"])
+def test_real_logger_keeps_the_accuracy(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = pytest.importorskip(module)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/runs.db")
+    place = page_code(module)
+    expected = [row["accuracy"] for row in place["run"].rows]
+    if module == "tensorboard":
+        place["writer"].close()
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        kept = EventAccumulator("runs/mine").Reload().Scalars("accuracy")
+        assert [one.value for one in kept] == pytest.approx(expected)
+    elif module == "wandb":
+        assert real.run.summary["accuracy"] == expected[-1]
+        real.finish()
+    else:
+        kept = real.MlflowClient().get_metric_history(real.active_run().info.run_id, "accuracy")
+        assert [one.value for one in kept] == expected
+        real.end_run()
 
 
 def test_row_of_a_secret_draw_names_no_client() -> None:

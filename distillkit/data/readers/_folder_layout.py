@@ -118,12 +118,13 @@ def split_folders(path: Path) -> tuple[dict[str, Path], list[str]]:
 def _require_class_folders(path: Path, train: Path, classes: list[str]) -> None:
     """Refuse sub-folders that are probably not classes."""
     like_splits = [name for name in classes if _LIKE_A_SPLIT.match(name)]
-    tables = sorted(f.name for f in {*path.iterdir(), *train.iterdir()} if f.suffix.lower() in _TABLES)
+    tables = sorted(f for f in {*path.iterdir(), *train.iterdir()} if f.suffix.lower() in _TABLES)
     remedy = f"expected {train.name}/class/picture.png; sort the pictures into one folder per class"
     if tables and (like_splits or len(classes) == 1):
+        names = _few([table.name for table in tables])
         raise ValueError(
-            f"{train} has {_few(classes)} beside {_few(tables)}, which probably holds the labels; read it with "
-            f"load_table(.../{tables[0]!r}, folder={str(train / classes[0])!r}); otherwise, {remedy}"
+            f"{train} has {_few(classes)} beside {names}, which probably holds the labels; read it with "
+            f"load_table({str(tables[0])!r}, folder={str(train / classes[0])!r}); otherwise, {remedy}"
         )
     if len(like_splits) == len(classes):
         raise ValueError(f"{train} has {_few(classes)}, which look like splits, not like classes; {remedy}")

@@ -14,6 +14,7 @@ from distillkit._utils import check
 from distillkit._utils.conversion import IMAGE_COLUMNS, LABEL_COLUMNS, column
 from distillkit._utils.extras import optional
 from distillkit._utils.pixels import AnyPath, Size
+from distillkit._utils.user_warnings import warn
 from distillkit.data._hold_out import HoldOut
 from distillkit.data.readers._folder_layout import SPLITS, SUFFIXES
 from distillkit.data.readers._picture_decoding import Problems
@@ -25,7 +26,7 @@ from distillkit.sets._validation import FOUND_LABELS, checked_class_names
 __all__ = ["load_table", "open_table"]
 
 _FILES = ("file_name", "filename", "file", "path", "filepath", "image_path", "image_id", "image_name", "id", "id_code")
-_CALL = 'load_table(table, image="...", label="...")'
+_CALL = 'image="..." or label="..."'
 
 
 def load_table(
@@ -177,6 +178,8 @@ def _list_table(
         _note(problems, "rows whose label is not in classes", texts, [bool(t) and t not in number for t in texts])
         labels = torch.tensor([number.get(text, 0) for text in texts])
         info |= {"classes": FOUND_LABELS} if declared is None else {}
+        if alike := [one for one, count in Counter(map(str.lower, classes)).items() if count > 1]:
+            warn(f"classes of {name} that differ only in upper and lower case are kept apart: {', '.join(alike)}")
     parts = ["train"] * len(rows)
     if split is not None and split in known:
         given_parts = _texts(rows[split], "split", problems, names)
@@ -253,7 +256,8 @@ def _find(folder: Path, names: Sequence[str], problems: Problems) -> list[Path]:
 
 
 def _elsewhere(folder: Path, name: str) -> str:
-    """Return the folder in `folder` that holds a missing file, as a remedy in an error message."""
-    places = sorted(one for one in folder.iterdir() if one.is_dir()) if folder.is_dir() else []
+    """Return the folder in or beside `folder` that holds a missing file, as a remedy in an error message."""
+    near = [one for place in (folder, folder.parent) if place.is_dir() for one in sorted(place.iterdir())]
+    places = [one for one in near if one.is_dir()]
     held = (one for one in places if any((one / f"{name}{ending}").is_file() for ending in ("", *SUFFIXES)))
     return next((f"; pass folder={str(one)!r}, which has the first of them" for one in held), "")

@@ -130,7 +130,7 @@ def test_columns_are_found_by_their_names(tmp_path: Path) -> None:
         assert same(load_table(frame, folder=tmp_path / "train", normalization=HALF))
     wide = pd.DataFrame({"key": [f"{i:03d}.png" for i in range(12)], "b": ANIMALS, "c": ANIMALS[::-1]})
     refused(
-        lambda: load_table(wide), TypeError, r"no column is the image among key, b, c; name it: load_table\(table, im"
+        lambda: load_table(wide), TypeError, 'no column is the image among key, b, c; name it: image="..." or label='
     )
     refused(lambda: load_table(wide, image="key"), TypeError, "no column is the label among key, b, c")
     refused(
@@ -231,14 +231,29 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
 
 def test_missing_pictures_name_the_folder_that_has_them(tmp_path: Path) -> None:
     table = competition(tmp_path)
+    (tmp_path / "labels").mkdir()
+    beside = table.rename(tmp_path / "labels" / table.name)
+    words = r"12 missing pictures; pass folder='.*/train', which has .*: 000, 001, 002, \.\.\."
     for read in (load_table, open_table):
-        with pytest.raises(
-            FileNotFoundError, match=r"12 missing pictures; pass folder='.*/train', which has .*: 000, 001, 002, \.\.\."
-        ):
-            read(table)
+        refused(lambda read=read: read(beside), FileNotFoundError, words)
+    beside.rename(table)
+    beside.parent.rmdir()
+    for read in (load_table, open_table):
+        refused(lambda read=read: read(table), FileNotFoundError, words)
     refused(
-        lambda: load_folder(tmp_path), ValueError, r"train\.csv, which .*read it with load_table\(.*folder='.*train'"
+        lambda: load_folder(tmp_path),
+        ValueError,
+        r"train\.csv, which .*read it with load_table\('/.*/train.csv', folder='.*train'",
     )
+
+
+def test_classes_that_differ_in_case_are_reported(tmp_path: Path) -> None:
+    frame = pd.read_csv(competition(tmp_path), dtype=str)
+    label = frame.columns[1]
+    frame[label] = ["Cat", "cat", "CAT", "dog", "Dog", "eel"] * 2
+    with pytest.warns(UserWarning, match="upper and lower case are kept apart: cat, dog$"):
+        split = load_table(frame, folder=tmp_path / "train", test_fraction=0)
+    assert split.classes == ("CAT", "Cat", "Dog", "cat", "dog", "eel")
 
 
 def test_what_is_no_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
