@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import torch
@@ -39,17 +39,6 @@ class Batch(CheckedOptions):
     labels: Tensor
     columns: Annotated[dict[str, Tensor], check.mapping] = field(default_factory=dict)
     joint: bool = False
-
-    def select(self, index: Tensor) -> Batch:
-        """Return the images at some indices as a batch, with their labels and their additional values (`columns`).
-
-        Args:
-            index: image indices, int64 [m].
-        """
-        columns = {n: c.index_select(0, index) for n, c in self.columns.items()}
-        return replace(
-            self, images=self.images.index_select(0, index), labels=self.labels.index_select(0, index), columns=columns
-        )
 
 
 @dataclass(frozen=True)

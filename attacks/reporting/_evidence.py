@@ -69,6 +69,7 @@ class ObservedData:
         """Return the data in a run's transcript and in its published set, as far as the run has them."""
         rounds: dict[int, list[Tensor]] = {}
         sets, updates, replies = [], [], dict[int, int]()
+        counted = (run.plain_fedavg or {}).get("weights") == "samples"
         for message in run.messages():
             if message.direction == "down":
                 continue
@@ -78,7 +79,7 @@ class ObservedData:
                 rounds.setdefault(message.round, []).append(data.pixels().float())
                 sets.append((message.client, data))
             samples = next((v for k, v in message.values.items() if k.endswith(".samples")), None)
-            size = int(samples) if isinstance(samples, float | int) and samples == int(samples) > 0 else None
+            size = int(samples) if counted and isinstance(samples, float | int) else None
             for key, value in message.values.items():
                 if key.endswith(".update") and isinstance(value, dict):
                     biases = [t for n, t in value.items() if n.endswith("bias") and t.ndim == 1]

@@ -286,6 +286,11 @@ BAD: list[tuple[Any, str]] = [
     (lambda: max_lower_bound(9, confidence=0.0), "confidence"),
     (lambda: epsilon_lower_bound(GOOD, GOOD, 1.0), "delta"),
     (lambda: max_lower_bound(1), "runs must be at least 2"),
+    (
+        lambda: one_run_lower_bound(GOOD.view(2, 2), COINS.view(2, 2), 2, 0.0),
+        "scores must be at least 1 scores",
+    ),
+    (lambda: one_run_lower_bound(GOOD, COINS[:3], 2, 0.0), r"included must have the scores' shape \[4\], got \[3\]"),
     (lambda: one_run_lower_bound(GOOD, COINS.int(), 2, 0.0), "included must be a bool tensor"),
     (lambda: one_run_lower_bound(GOOD, COINS, 5, 0.0), "guesses must be at most 4"),
     (lambda: one_run_lower_bound(GOOD, COINS, 2, 0.0, tradeoff="gaussian"), "delta must be above 0"),

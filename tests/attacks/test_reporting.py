@@ -233,7 +233,7 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"started_from": torch.arange(3)}, ValueError, r"started_from needs members= and non_members="),
     ({"shadows": 7}, ValueError, "shadows must be at least 8"),
     ({"shadows": 9}, ValueError, "shadows must be even because they come in pairs of complements, got 9"),
-    ({"workers": 0}, ValueError, "workers must be at least 1"),
+    ({"workers": 0, "shadows": 10}, ValueError, "workers must be at least 1"),
     ({"progress": 1}, TypeError, "progress must be True or False"),
     ({"max_records": 0}, ValueError, "max_records must be"),
 ]  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from attacks import report
-from attacks.audit import audit_noise
+from attacks.audit import audit_noise, epsilon_lower_bound, max_lower_bound
 from attacks.membership import Pipeline
 from attacks.reporting import Audit, Inversion
 from distillkit.data import clients, load
@@ -187,7 +187,10 @@ def test_false_claim_is_the_verdict(run: Path, tmp_path: Path) -> None:
     assert "of one round is refuted at 99 %" in found.verdict
     text = found.markdown.read_text(encoding="utf-8")
     assert "500 runs of one round with a record and 500 without" in text
-    assert "claimed is at most 4" in text
+    bounds = [epsilon_lower_bound(*outcomes(SIGMA / 2), max(PROFILE)[1], confidence=0.99)]
+    bounds += [max_lower_bound(500, confidence=0.99)]
+    assert f"epsilon at least {bounds[0]:.3g} at delta {max(PROFILE)[1]:g}; claimed is at most 4" in text
+    assert f"largest bound that so many runs can show is {bounds[1]:.3g}." in text
 
 
 def test_true_claim_is_neither_refuted_nor_confirmed(run: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from attacks.reporting._section_images import membership_section
 from attacks.reporting._section_messages import adversary_section, class_section
 from attacks.reporting.privacy_claim import Audit, claim_section
 from attacks.reporting.similarity import record_scores
+from attacks.transcript import TranscriptMessage
 from distillkit import LabeledImages
 from distillkit._utils.tables import Table
 from distillkit.networks import ConvNet
@@ -159,6 +160,21 @@ def test_bias_after_other_training_than_plain_sgd_is_not_read(options: dict[str,
     method = {"object": "fl:FedAvg", "args": [], "with": {**OPTIONS, **options}}
     run = folder(config={**PLAIN, "method": method}, transcript=True)
     assert not rows(class_section(seen(run, updates=[(0, torch.zeros(2), 4)])))
+
+
+@pytest.mark.parametrize(("weights", "size"), [("samples", 5), ("uniform", None)])
+def test_weights_are_numbers_of_records_only_if_the_run_says_so(weights: str, size: Any, monkeypatch: Any) -> None:
+    """A reply of any size has the weight 1 with uniform weights, of which no missing class follows."""
+    update = {"0.bias": torch.zeros(4), "1.weight": torch.zeros(2, 4), "1.bias": RISE, "2.bias": torch.zeros(1, 2)}
+    values: dict[str, Any] = {"FedAvg.update": update, "FedAvg.samples": 5.0 if weights == "samples" else 1.0}
+    sent = [TranscriptMessage(1, 3, "up", values), TranscriptMessage(1, 3, "down", values)]
+    sent += [TranscriptMessage(1, 3, "up", {}, exchange="answer")]
+    monkeypatch.setattr(RecordedRun, "messages", lambda self: iter(sent))
+    method = {**PLAIN["method"], "with": {**OPTIONS, "weights": weights}}
+    found = ObservedData.from_run(folder(config={**PLAIN, "method": method}, transcript=True))
+    assert found.replies == {3: 1}
+    [(client, bias, count)] = found.updates
+    assert (client, bias.tolist(), count) == (3, RISE.tolist(), size)
 
 
 def test_only_the_first_twenty_clients_are_listed() -> None:

@@ -179,6 +179,14 @@ def test_threshold_selected_on_the_scores_is_refused() -> None:
     assert at_threshold(scores, member, picked.threshold + 1e-9).tpr.trials == 100
 
 
+def test_few_false_positives_are_named() -> None:
+    for false in (9, 10):
+        scores = torch.tensor([1.0, *[1.0] * false, *[0.0] * (1000 - false)])
+        point = at_threshold(scores, torch.arange(1001) < 1, 0.5)
+        few = " (only 9 false positives)" if false == 9 else ""
+        assert str(point) == f"TPR 100.0 % (2.5 to 100.0) at FPR {false / 10:.2g} %{few}"
+
+
 def test_ppv_equals_the_docstrings() -> None:
     assert ppv(0.10, 0.01, 0.5) == pytest.approx(10 / 11)
     assert ppv(0.10, 0.01, 0.01) == pytest.approx(1 / 10.9)
@@ -194,6 +202,7 @@ def test_ppv_equals_the_docstrings() -> None:
         (lambda: roc(torch.tensor([math.nan, 1.0]), torch.tensor([True, False])), "must not be NaN, but 1 are"),
         (lambda: at_threshold(torch.zeros(2), torch.tensor([True, False]), math.nan), "threshold must be a number"),
         (lambda: at_threshold(torch.zeros(2), torch.tensor([True, False]), 10**400), "threshold must be finite"),
+        (lambda: at_threshold(torch.zeros(2), torch.tensor([True, False]), "1"), "threshold must be a number, got str"),
         (lambda: clopper_pearson(3, 2), "hits must be at most 2, got 3"),
         (lambda: clopper_pearson(0, 0), "trials must be at least 1"),
         (lambda: clopper_pearson(1, 2, 1.0), "confidence"),

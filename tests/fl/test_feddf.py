@@ -188,6 +188,17 @@ def test_every_architecture_learns_from_all_clients(monkeypatch: pytest.MonkeyPa
     assert torch.allclose(seen["logits"], want, atol=1e-5)
 
 
+def test_proxy_of_other_classes_gives_the_same_run() -> None:
+    proxy, clients = images(30, 99), [data.replace(class_names=("a", "b", "c")) for data in federation()]
+    others = proxy.replace(labels=proxy.labels + 4, num_classes=7), proxy.replace(class_names=("x", "y", "z"))
+    method = FedAvg(FedDF(steps=2), factory=Tiny)
+    want, *found = (
+        simulate(method, clients, rounds=1, server_data={"proxy": data}, progress=False) for data in (proxy, *others)
+    )
+    for run in found:
+        assert_same(run, want)
+
+
 def test_best_weights_can_be_kept() -> None:
     def accuracy(returns: Any) -> float:
         run = play(FedDF(steps=60, batch=8, lr=0.3, returns=returns), rounds=1, test=images(30, 98))

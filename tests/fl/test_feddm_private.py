@@ -223,7 +223,14 @@ def test_without_noise_and_clip_it_is_distribution_matching(kind: type[PrivateFe
 
 def test_image_sgd_uses_networks_around_the_received_weights() -> None:
     """In round 2 the networks are drawn around the model of round 1, not around the initial weights."""
-    options: dict[str, Any] = {"mechanism": "image_sgd", "rate": 0.3, "clip": 0.5, "least": 0.0, "lr": 0.1}
+    options: dict[str, Any] = {
+        "mechanism": "image_sgd",
+        "rate": 0.3,
+        "clip": 0.5,
+        "least": 0.0,
+        "lr": 0.1,
+        "momentum": 0.3,
+    }
     found = play(rounds=2, secret=5, **options).server.state[FedDM.images]
     net = double(3).eval()
     net.load_state_dict(state(play(rounds=1, secret=5, **options)))
@@ -232,7 +239,7 @@ def test_image_sgd_uses_networks_around_the_received_weights() -> None:
         start = LabeledImages(initial_images((2, k)), torch.arange(3).repeat_interleave(IPC), num_classes=3)
         expected = image_sgd(
             data, size=max(1, round(float(counted.sum()))), sigma=SIGMA, ipc=IPC, networks=NetworkBall(net, RHO),
-            clip=0.5, rate=0.3, steps=STEPS, lr=0.1, init=start, generator=derive(0, 2, k, "images"),
+            clip=0.5, rate=0.3, steps=STEPS, lr=0.1, momentum=0.3, init=start, generator=derive(0, 2, k, "images"),
             ledger=Account(Ledger(), secret=noise_of(k, 2)),
         )  # fmt: skip
         assert torch.equal(found.images[found.columns["client"] == k], expected.images)
@@ -516,7 +523,8 @@ def test_measured_statistics_are_refused_before_any_client_trains() -> None:
     pixels = (data.images - data.images.min()) / (data.images.max() - data.images.min())
     held = LabeledImages.from_pixels(pixels, data.labels, num_classes=3, normalization=Normalization.of(pixels))
     refused(lambda: play(held=[held], factory=Tiny), PrivateStatistics, "mean and std were measured on images")
-    assert play(held=[held], factory=Tiny, public_statistics=True).rows[0]["failed"] == {}
+    for options in ({}, {"mechanism": "image_sgd", "lr": 0.1}):
+        assert play(held=[held], factory=Tiny, public_statistics=True, **options).rows[0]["failed"] == {}
 
 
 @pytest.mark.parametrize("kind", [PrivateFedDM, SummedFedDM])

@@ -212,11 +212,11 @@ def test_noise_anchors_ignore_requests_of_other_addons() -> None:
 # Condensed.
 
 
-def sets(clients: list[LabeledImages]) -> list[LabeledImages]:
+def sets(clients: list[LabeledImages], **options: Any) -> list[LabeledImages]:
     return [
         distribution_matching(
             data, networks=RandomNetworks(lambda: Tiny(3)), ipc=2, steps=3, init="statistics", augment=DSA(),
-            generator=derive(0, 1, k, "Condensed", "condense"),
+            generator=derive(0, 1, k, "Condensed", "condense"), **options,
         )
         for k, data in enumerate(clients)
     ]  # fmt: skip
@@ -227,10 +227,11 @@ def test_any_method_on_condensed_data_equals_the_method_on_these_sets() -> None:
     """Bitwise equal, with one class fewer at a client that has two."""
     clients = federation()
     clients[1] = clients[1][clients[1].labels != 1]
-    condensed = sets(clients)
+    options = {"lr": 0.7, "momentum": 0.3, "batch_real": 3}
+    condensed = sets(clients, **options)
     assert [len(s) for s in condensed] == [6, 4, 6, 6, 6]
     for addons in ((), (MOON(), SCAFFOLD())):
-        got = run_method(Condensed(**{**FEW, "refine_steps": 0}), *addons, clients=clients, rounds=3)
+        got = run_method(Condensed(**{**FEW, **options, "refine_steps": 0}), *addons, clients=clients, rounds=3)
         want = run_method(*addons, clients=condensed, rounds=3)
         for name, value in want.server.state[FedAvg.model].items():
             assert torch.equal(got.server.state[FedAvg.model][name], value)

@@ -24,6 +24,7 @@ from distillkit.networks import RandomNetworks
 from distillkit.privacy import Event, Ledger
 from fl import ClientData, ClientDP, FedAvg, Filtered, Run, history, simulate
 from fl.addons import FedProx
+from fl.averaging.addon import AddOn
 from fl.participants import Interrupted
 from tests.fl.federations import Tiny, federation, images
 
@@ -148,6 +149,15 @@ def test_rows_of_a_table_may_lack_columns_of_others() -> None:
     hidden = history.masked(told)
     assert hidden["failed"] == {"#1": "a", "#2": "b"}
     assert hidden["failed_after"] == {"deal": {"#1": "c", "#2": "d"}}
+
+
+def test_notes_of_an_add_on_replace_no_column() -> None:
+    class Noting(AddOn):
+        def receive(self, server: Any, replies: Any, old: Any) -> None:
+            server.notes |= {"failed": 7, "mine": 8}
+
+    [row] = simulate(FedAvg(Noting(), factory=Tiny), federation(), rounds=1, progress=False).rows
+    assert (row["failed"], row["note_failed"], row["mine"]) == ({}, 7, 8)
 
 
 def test_run_is_plotted_without_options() -> None:

@@ -145,6 +145,8 @@ def test_several_messages_are_combined() -> None:
         "Assuming: the weight gradient of cross-entropy with hard labels, on features that are never negative; images "
         "started from up to 1 different records per class; 4 records in all."
     )
+    exact = class_bounds(3, labels=torch.tensor([0, 1]), size=2)
+    assert "holds classes 0 (exactly 1), 1 (exactly 1)" in str(exact)
     nothing = class_bounds(2, class_rows=torch.ones(2, 3), noised=True)
     assert "reveals nothing certain about 2 classes, which is no protection" in str(nothing)
     assert nothing.at_most.tolist() == [MANY, MANY]

@@ -84,7 +84,9 @@ def test_noise_has_its_standard_deviation_and_repeats() -> None:
 @pytest.mark.parametrize("defences", [(Clip(0.1),), (Sparsify(0.2),), (Clip(0.1), Sparsify(0.5)), ()], ids=str)
 def test_private_images_reproduce_the_message(defences: Any) -> None:
     """An attacker who knows the defence has loss 0 at the private images."""
-    message = DefendedMessage(Gradient.of(NET, pictures(), LABELS), *defences)
+    sent = Gradient.of(NET, pictures(), LABELS)
+    before, message = sent.observed, DefendedMessage(sent, *defences)
+    assert sent.observed is before
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(message.replay(pictures(), LABELS), message.observed))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -202,5 +203,8 @@ def test_weights_modes_and_label_rows_are_named() -> None:
         labels = private.labels.clone()
         refused(lambda: invert_gradient(network, sent, (1, 8, 8), steps=1), ValueError, "leave torch.no_grad")
     assert invert_gradient(network, sent, (1, 8, 8), labels=labels, steps=1).labels.equal(private.labels)
-    with pytest.warns(UserWarning, match="training mode and has BatchNorm2d"):
-        Gradient(network.train(), sent)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Gradient(network.eval(), sent)
+    with pytest.warns(UserWarning, match="training mode and has BatchNorm2d and Dropout, so"):
+        Gradient(nn.Sequential(network, nn.Dropout(0.5)).train(), sent)

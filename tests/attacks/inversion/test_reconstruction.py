@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from attacks import match, psnr
@@ -24,6 +25,7 @@ from attacks.inversion import (
     batch_norm_prior,
     invert_message,
 )
+from attacks.inversion._inputs import compute_logits
 from attacks.inversion._search import lbfgs, signed_adam
 from attacks.inversion.priors import group_mean
 from distillkit.losses import BatchNormPrior
@@ -272,6 +274,12 @@ def test_without_a_bias_the_label_is_inferred_from_the_weight() -> None:
         Gradient.of(last, pictures(2), torch.tensor([0, 1])).read_labels(2, pictures(1))
 
 
+def test_logits_are_those_of_the_given_parameters() -> None:
+    net = small()
+    doubled = {name: 2 * p.detach() for name, p in net.named_parameters()}
+    assert torch.equal(compute_logits(net, pictures(2), doubled), functional_call(net, doubled, (pictures(2),)))
+
+
 NET = network()
 SENT = Gradient.of(NET, pictures(1), torch.tensor([0]))
 ONES = [torch.ones_like(p) for p in NET.parameters()]
@@ -308,6 +316,8 @@ BAD: list[tuple[Any, str]] = [
     ),
     (lambda: ReplayableMessage([torch.ones(2) / 0], SENT.replay, 5), r"observed\[0\] must be finite"),
     (lambda: FedAvgUpdate(NET, [0 * p for p in ONES], lr=0.1), "update must not be empty or all 0"),
+    (lambda: FedAvgUpdate(NET, ONES, lr=0.1, order=[]), "order must hold at least one batch, got none"),
+    (lambda: FedAvgUpdate(NET, ONES, lr=0.1, batch=1, order=[torch.tensor([0])]), "order replaces epochs and batch"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, epochs=2, order=[torch.tensor([0])]), "order replaces epochs and batch"),
     (
         lambda: FedAvgUpdate.of(NET, pictures(2), torch.tensor([0, 1]), lr=0.1, order=[torch.arange(2)] * 3),

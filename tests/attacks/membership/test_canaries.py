@@ -124,6 +124,7 @@ def test_seed_decides_the_result() -> None:
         ({"canaries": 31}, ValueError, "canaries"),
         ({"train": 3}, TypeError, "train is called as"),
         ({"publish": 3}, TypeError, "publish is called as"),
+        ({"publish": nn.Identity()}, TypeError, "publish must be a function that returns a network, got a Identity"),
         ({"publish": lambda teacher, seed: lambda x: x}, ValueError, "network must return logits"),
         ({"train": lambda known, seed: None}, TypeError, "the result of train must be .* got NoneType; does it end"),
         ({"publish": lambda teacher, seed: None}, TypeError, "the result of publish must be .* got NoneType"),

@@ -443,6 +443,10 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
         "fit must return the same scorers every time",
     ),
     (lambda: model_scorer(fit), "network must be an nn.Module"),  # type: ignore[arg-type]
+    (
+        lambda: ShadowScores(halves(4, 6, 0)[0], {"a": torch.zeros(6)}),
+        r"inside must be \[S, N\], .* got \[6\]",
+    ),
     (lambda: ShadowScores(halves(4, 6, 0), {}), "scores must hold at least one"),
     (lambda: ShadowScores(halves(4, 6, 0), {"a": torch.zeros(4, 5)}), r"scores\['a'\] must be \[4, 6\]"),
     (

@@ -406,6 +406,9 @@ def test_options_are_applied(toy_set: LabeledImages, toy_network: Factory) -> No
     for wrong, name in (((start.images, targets + odd), "targets"), ((start.images / 0, targets), "start")):
         with pytest.raises(ValueError, match=f"{name} must be finite"):
             fit_to_means(wrong[0], embedders, wrong[1])
+    for count in (0, len(start) - 1):
+        with pytest.raises(ValueError, match=f"start must hold ipc images for each of 3 classes, got {count} images"):
+            fit_to_means(start.images[:count], embedders, targets)
 
 
 def test_siamese_augmentation_is_drawn_once_per_network(toy_set: LabeledImages, toy_network: Factory) -> None:
