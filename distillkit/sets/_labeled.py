@@ -654,7 +654,7 @@ class LabeledImages(ImageSet):
             FileNotFoundError: the file, or a file of the exported folder, does not exist.
             ValueError: the file is damaged or changed, or does not contain a saved set. The message names the file.
         """
-        if (path := check.path(path, "path")).is_dir() or path.suffix == ".npz":
+        if (path := check.path(path, "path")).is_dir() or path.suffix.lower() == ".npz":
             tensors, facts = read_picture_folder(path) if path.is_dir() else read_npz(path)
         else:
             tensors, strings = read_tensors(path, kind=_FORMAT, content="a saved LabeledImages")

@@ -129,10 +129,10 @@ def _opened(table: Any, folder: AnyPath | None) -> tuple[Path, Any, str]:
     try:
         if isinstance(table, pandas.DataFrame | Mapping):
             rows = pandas.DataFrame(table)
-        elif path.suffix == ".parquet":
+        elif path.suffix.lower() == ".parquet":
             rows = pandas.read_parquet(path)
         else:
-            separator = "\t" if path.suffix == ".tsv" else ","
+            separator = "\t" if path.suffix.lower() == ".tsv" else ","
             rows = pandas.read_csv(path, sep=separator, dtype=str, keep_default_na=False, na_values=[""])
     except ImportError as error:
         raise ImportError(f"{path} needs pyarrow: pip install 'distillkit[data]'") from error

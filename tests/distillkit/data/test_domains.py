@@ -10,6 +10,7 @@ from PIL import Image
 
 from distillkit import LabeledImages, Normalization
 from distillkit.data import Split, as_domains, clients, load, load_domains, load_folder, partition
+from distillkit.normalization import IDENTITY
 from tests.refused import refused
 
 HALF = Normalization([0.5], [0.5])
@@ -34,16 +35,17 @@ def split(classes: tuple[str, ...], labels: list[int], value: float, **options: 
     return Split(data, data[:1], classes, **options)
 
 
-def test_three_folders_are_three_clients(tmp_path: Path, global_rng_untouched: None) -> None:
+@pytest.mark.parametrize("options", [{}, {"hold_out": "content", "test_fraction": 0.4}], ids=["random", "content"])
+def test_three_folders_are_three_clients(options: dict[str, Any], tmp_path: Path, global_rng_untouched: None) -> None:
     places = {name: folder(tmp_path / name, each=5 + k) for k, name in enumerate(("south", "north", "east"))}
-    joined = load_domains(places)
+    joined = load_domains(places, **options)
     assert joined.domains == ("south", "north", "east")
     assert joined.classes == ("cat", "dog")
-    assert [len(part) for part in joined] == [8 + 10 + 12, 2 + 2 + 2]
+    assert options or [len(part) for part in joined] == [8 + 10 + 12, 2 + 2 + 2]
     for part, data in (("train", joined.train), ("test", joined.test)):
         parts = partition.by_domain(data.columns["domain"])
         for mine, path in zip(clients(data, parts), places.values(), strict=True):
-            alone = getattr(load_folder(path), part)
+            alone = getattr(load_folder(path, **options), part)
             assert torch.equal(mine.labels, alone.labels)
             torch.testing.assert_close(mine.pixels(), alone.pixels(), rtol=0, atol=1e-6)
             assert mine.normalization == joined.train.normalization
@@ -52,8 +54,8 @@ def test_three_folders_are_three_clients(tmp_path: Path, global_rng_untouched: N
     assert joined.test.info == {
         "dataset": "south+north+east",
         "domains": ["south", "north", "east"],
-        "sources": [{"dataset": name, "test_fraction": 0.2, "hold_out": "random"} for name in places],
-        "hold_out": "random",
+        "sources": [{"dataset": name, "test_fraction": 0.2, "hold_out": "random"} | options for name in places],
+        "hold_out": options.get("hold_out", "random"),
         "classes": "folders",
         "split": "test",
     }
@@ -106,6 +108,18 @@ def test_a_class_count_that_was_derived_is_still_derived() -> None:
     source = Split(derived, derived, ("0", "1"))
     assert not as_domains({"a": source}).train.classes_given
     assert as_domains({"a": source}, classes=("0", "1")).train.classes_given
+    stated = Split(*(data.replace(num_classes=2, classes_given=True) for data in source), ("0", "1"))
+    assert [as_domains({"a": one, "b": stated}).train.classes_given for one in (stated, source)] == [True, False]
+
+
+def test_background_reaches_the_folders(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "a" / name).mkdir(parents=True)
+        for i in range(2):
+            Image.new("RGBA", (4, 4), (0, 0, 0, 0)).save(tmp_path / "a" / name / f"{i}.png")
+    with pytest.warns(UserWarning, match="another label"):
+        joined = load_domains({"a": tmp_path / "a"}, background=0.4, test_fraction=0.0, normalization=IDENTITY)
+    assert torch.allclose(joined.train.images, torch.tensor(102 / 255))
 
 
 def test_a_source_without_a_test_set_is_allowed(tmp_path: Path) -> None:

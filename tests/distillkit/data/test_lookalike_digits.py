@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from distillkit import Normalization
-from distillkit.data import Split, load, load_domains, mnist_m_like, synth_digits_like
-from distillkit.data.lookalike_digits import _FONTS, _colours, _font
+from distillkit.data import Split, load, load_domains, lookalike_digits, mnist_m_like, synth_digits_like
+from distillkit.data.lookalike_digits import _FONTS, _colours, _font, _mask
 from distillkit.rng import derive
 from tests.refused import refused
 
@@ -78,6 +78,36 @@ def test_drawn_digits_are_balanced_coloured_and_reproducible(global_rng_untouche
     assert 0.25 <= float((stroke - ground).abs().mean(1).min()) < 0.27  # any colours with this mean difference
 
 
+def test_digits_are_moved_turned_and_blurred_within_their_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(lookalike_digits, "_mask", lambda *_, **g: seen.append(g) or torch.zeros(8, 8))
+    synth_digits_like(train=500, test=10, size=8)
+    drawn = torch.tensor([[one["height"], one["turn"], *one["shift"], one["blur"]] for one in seen])
+    low, high = torch.tensor([0.5, -20, -0.1, -0.1, 0]), torch.tensor([0.9, 20, 0.1, 0.1, 1.2])
+    near = 0.02 * (high - low)
+    assert bool((drawn.amin(0) - low <= near).all() & (drawn.amin(0) >= low).all())
+    assert bool((high - drawn.amax(0) <= near).all() & (drawn.amax(0) <= high).all())
+
+
+def test_neighbours_stand_beside_the_digit_which_is_blurred_and_moved() -> None:
+    plain = {"height": 0.5, "turn": 0.0, "shift": (0.0, 0.0), "blur": 0.0}
+
+    def mask(left: str = "", right: str = "", **changes: Any) -> torch.Tensor:
+        return _mask([left, "8", right], "DejaVuSans", 32, **{**plain, **changes})
+
+    alone, columns = mask(), torch.arange(32).view(1, -1)
+    for one, beyond in ((mask(left="1"), columns < 10), (mask(right="1"), columns > 21)):
+        assert float(((one - alone) * beyond).sum()) > 10
+        assert torch.allclose(one * ~beyond, alone * ~beyond, atol=0.02)
+    rows, columns = (alone.sum(d).nonzero().flatten() for d in (1, 0))
+    assert 14 <= int(rows[-1] - rows[0]) <= 18
+    moved = mask(shift=(0.0625, -0.125))
+    assert torch.allclose(moved.roll((4, -2), (0, 1)), alone, atol=0.02)
+    assert float(mask(blur=1.0).amax()) < float(alone.amax())
+    assert float((mask(turn=20.0) - alone).abs().amax()) > 0.5
+    assert torch.allclose(mask(turn=20.0), mask(turn=-20.0).flip(1), atol=0.35)
+
+
 def test_all_faces_have_their_own_ten_digits() -> None:
     seen = set()
     for face in _FONTS:
@@ -103,8 +133,6 @@ def test_invalid_numbers_are_refused(options: dict[str, Any], error: type[Except
 
 
 def test_lookalikes_are_domains_by_name_with_their_suffix(monkeypatch: pytest.MonkeyPatch) -> None:
-    from distillkit.data import lookalike_digits
-
     monkeypatch.setattr(
         lookalike_digits.synth_digits_like, "__kwdefaults__", {**SMALL, "normalization": None, "generator": 0}
     )

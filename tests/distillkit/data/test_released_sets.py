@@ -94,6 +94,12 @@ def test_bytes_are_pixels_and_rows_in_half_precision_are_renormalized(tmp_path: 
     assert torch.allclose(found.pixels(), (X * 40 + 128).clamp(0, 255).byte() / 255, atol=1e-6)
     assert torch.allclose(found.labels.sum(1), torch.ones(6), atol=1e-6)
     assert torch.allclose(found.labels, ROWS, atol=1e-3)
+    for factor, accepted in ((1.009, True), (1.011, False), (0.991, True), (0.989, False)):
+        torch.save([X, ROWS * factor], tmp_path / "a.pt")
+        if accepted:
+            assert torch.allclose(load_set(tmp_path / "a.pt", normalization=CIFAR).labels, ROWS)
+        else:
+            refused(lambda: load_set(tmp_path / "a.pt", normalization=CIFAR), ValueError, "are not probabilities")
 
 
 class Runs:

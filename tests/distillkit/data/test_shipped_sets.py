@@ -82,13 +82,17 @@ def test_rows_of_other_images_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
     facts = set_files._facts(source)
     monkeypatch.setattr(set_files, "_FOLDER", tmp_path)
     tensors = read_tensors(source, kind="distillkit.ImageIndex/1", content="rows")[0]
-    for shift in (0, 1):
-        rows = tensors["indices"] + shift
+    rows, labels = tensors["indices"], tensors["labels"]
+    swapped = rows.clone()
+    swapped[0] = rows[1]  # of one class
+    assert int(labels[0]) == int(labels[1])
+    for name, changed in {"a": {}, "b": {"indices": swapped}, "c": {"labels": labels.roll(1)}}.items():
         text = {"format": "distillkit.ImageIndex/1", "set": json.dumps(facts)}
-        write_tensors(tmp_path / f"moved-{shift}.safetensors", {**tensors, "indices": rows}, text)
-    assert isinstance(load_set("moved-0"), LabeledImages)
-    with pytest.raises(ValueError, match="images of digits to which moved-1 refers have changed since it was made"):
-        load_set("moved-1")
+        write_tensors(tmp_path / f"{name}.safetensors", {**tensors, **changed}, text)
+    assert isinstance(load_set("a"), LabeledImages)
+    for name in "bc":
+        with pytest.raises(ValueError, match=f"images of digits to which {name} refers have changed since it was made"):
+            load_set(name)
 
 
 def test_options_of_other_formats_are_refused() -> None:

@@ -84,6 +84,8 @@ FORMS: dict[str, Callable[[Path], Any]] = {
     "csv": lambda path: path,
     "tsv": lambda path: written(path, ".tsv"),
     "parquet": lambda path: written(path, ".parquet"),
+    "tsv in capitals": lambda path: written(path, ".TSV"),
+    "parquet in capitals": lambda path: written(path, ".PARQUET"),
     "frame": lambda path: pd.read_csv(path, dtype=str),
     "mapping": lambda path: pd.read_csv(path, dtype=str).to_dict("list"),
 }
@@ -91,7 +93,7 @@ FORMS: dict[str, Callable[[Path], Any]] = {
 
 def written(path: Path, ending: str) -> Path:
     frame, other = pd.read_csv(path, dtype=str), path.with_suffix(ending)
-    frame.to_csv(other, sep="\t", index=False) if ending == ".tsv" else frame.to_parquet(other)
+    frame.to_csv(other, sep="\t", index=False) if ending.lower() == ".tsv" else frame.to_parquet(other)
     return other
 
 

@@ -15,7 +15,8 @@ def row(number: int, accuracy: float | None, up: int = 1_000_000, seconds: float
     clients = None if accuracy is None else {"mean": accuracy, "std": 0.1, "worst10": accuracy / 2, "clients": 10}
     return {
         "round": number, "accuracy": accuracy, "loss": 1.0, "bytes_up": up, "bytes_down": 2 * up,
-        "client_seconds": seconds, "seconds": 3.0, "failed": {}, "accuracy_clients": clients,
+        "client_seconds": seconds, "seconds": 3.0, "failed": {}, "accuracy_clients": clients, "accuracy_by": {"a": 0.1},
+        "accuracy_locals": 0.2, "accuracy_personal": 0.3, "client_drift": 0.4, "set_quality": 0.5, "epsilon": None,
     }  # fmt: skip
 
 

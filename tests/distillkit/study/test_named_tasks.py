@@ -12,6 +12,7 @@ import torch
 
 from distillkit import LabeledImages, Normalization
 from distillkit.data import Split, StoredSplit
+from distillkit.normalization import IDENTITY
 from distillkit.serialization import from_config, to_config
 from distillkit.study import TASK_NAMES, named_task
 from tests.refused import refused
@@ -27,6 +28,26 @@ def test_every_task_is_rebuilt_from_its_json(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted({*TASK_NAMES} - {"digits", "synthdigitslike"}))
 def test_every_task_names_what_is_missing(name: str, tmp_path: Path) -> None:
     refused(lambda: named_task(name, root=tmp_path).load(), (FileNotFoundError, ValueError), str(tmp_path))
+
+
+@pytest.mark.parametrize("name", TASK_NAMES)
+def test_tasks_have_the_documented_options(name: str) -> None:
+    sizes = {"digits": 16, "digits-domains": 28, "cifar10c": 28, "retina": 96, "flair": 64}
+    sizes |= {"celeba": 84, "leaf-celeba": 84}
+    people = ("femnist", "celeba", "leaf-celeba", "flair")
+    task, own = named_task(name, root="r"), named_task(name, root="r", size=20, participation=0.5)
+    assert isinstance(task.data, partial)
+    assert isinstance(own.data, partial)
+    assert (task.participation, task.evaluate) == ((10, "none") if name in people else (1.0, None))
+    assert (task.data.keywords.get("size"), own.data.keywords["size"]) == (sizes.get(name), 20)
+    assert own.participation == 0.5
+    root = task.data.args[0] if name == "retina" else task.data.keywords["root"]
+    assert root == ("r/retina_balanced" if name == "retina" else "r")
+    natural = name in (*people, "digits-domains", "cifar10c", "retina")
+    assert task.name == (name if natural else f"{name}-dirichlet0.1-10")
+    assert task.factory_options == ({"width": 32, "depth": 2} if name in ("digits", "usps") else {})
+    assert task.data.keywords.get("channels") == (3 if name == "digits-domains" else None)
+    assert task.data.keywords.get("normalization") == (IDENTITY if name == "cifar10c" else None)
 
 
 def test_digits_are_allocated() -> None:

@@ -9,6 +9,7 @@ import signal
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -318,6 +319,8 @@ def test_search_may_be_continued_and_replaces_runs_of_a_former_choice(tmp_path: 
     assert old["settings"] == {"value": 30}
     assert study(10, 30, 40).tune(trial=False, progress=False, seconds=1e-9) == tuned
     assert study(10, 30, 40, 60).tune(trial=False, progress=False, seconds=1e-9) == []
+    executed(study(10, 30, 40, 60))
+    assert sorted(path.name for path in (tmp_path / "replaced").iterdir()) == ["made-a-0-1", "made-a-0-2"]
     with pytest.raises(ValueError, match=r"names A"):
         executed(study(10, 30, 45))
 
@@ -528,6 +531,17 @@ def test_estimate_counts_every_epoch_and_one_evaluation(tmp_path: Path, monkeypa
     monkeypatch.setattr("distillkit.study.condense_candidate.train", trained)
     monkeypatch.setattr("distillkit.study.condense_candidate.accuracy", takes(11.0))
     assert Study(tmp_path, task(), {"A": candidate}, seeds=(0,)).estimate().seconds == 7 + 3 * (51 * 2 + 11)
+
+    def stepping(real: LabeledImages, *, steps: int, callback: Any, resume: Any) -> LabeledImages:
+        for step in range(1, steps + 1):
+            takes(9.0 if step == 1 else 5.0)()
+            callback(SimpleNamespace(step=step, steps=steps))
+        raise AssertionError("a trial ends early")
+
+    for steps in (20, 4, 2):
+        stepped = replace(candidate, make=lambda factory, steps=steps: partial(stepping, steps=steps))
+        found = Study(tmp_path / str(steps), task(), {"A": stepped}, seeds=(0,)).estimate().seconds
+        assert found == 9 + 5 * (steps - 1) + 3 * (51 * 2 + 11)
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,22 @@ def test_first_of_equal_configurations_is_chosen() -> None:
 
 @pytest.mark.parametrize("processes", [1, 3])
 def test_estimate_divides_the_time_among_the_processes(processes: int) -> None:
-    rows = [EstimateRow("digits", name, runs, Cost(seconds=seconds), None) for name, runs, seconds in
-            (("A", 3, 20.0), ("B", 5, 60.0))]  # fmt: skip
+    rows = [
+        EstimateRow("digits", "A", 3, Cost(20.0, 1_500_000, 20_000), 250_000_000),
+        EstimateRow("digits", "B", 5, Cost(60.0), None),
+    ]
     found = Estimate(rows, processes)
     assert found.seconds == pytest.approx(360 / processes)
-    assert f"8 runs, about {'6.0' if processes == 1 else '2.0'} minutes" in str(found)
+    ends = "6.0 minutes." if processes == 1 else "2.0 minutes in 3 processes."
+    first, second, total = str(found).splitlines()[2:]
+    assert total == f"8 runs, about {ends}"
+    assert [cell.strip() for cell in first.split("|")[2:-1]] == ["3", "20.0", "1.50", "0.02", "250"]
+    assert [cell.strip() for cell in second.split("|")[2:-1]] == ["5", "60.0", "–", "–", "–"]
+
+
+@pytest.mark.parametrize(("seconds", "said"), [
+    (89.0, "89 seconds"), (90.0, "1.5 minutes"), (5399.0, "90.0 minutes"), (5400.0, "1.5 hours"),
+    (129_599.0, "36.0 hours"), (129_600.0, "1.5 days"),
+])  # fmt: skip
+def test_durations_have_a_unit_of_their_size(seconds: float, said: str) -> None:
+    assert str(Estimate([EstimateRow("a", "b", 1, Cost(seconds), None)])).endswith(f"about {said}.")
