@@ -31,8 +31,8 @@ from distillkit._utils.user_warnings import warn
 
 __all__ = [
     "IMAGE_COLUMNS", "LABEL_COLUMNS", "FileBacked", "Found", "as_tensor", "channels_first", "channels_last", "column",
-    "format_bytes", "is_dataset", "is_labeled_source", "is_pictures", "label_indices", "read", "repeats_items",
-    "require_in_memory", "require_memory", "unsupported", "whole_dataset",
+    "format_bytes", "innermost", "is_dataset", "is_labeled_source", "is_pictures", "label_indices", "read",
+    "repeats_items", "require_in_memory", "require_memory", "unsupported", "whole_dataset",
 ]  # fmt: skip
 
 IMAGE_COLUMNS = ("image", "img", "picture", "photo", "pixel_values")
@@ -263,7 +263,7 @@ def channels_first(images: Tensor, name: str, *, array: bool) -> Tensor:
     return images
 
 
-def _inner(source: Any) -> Any:
+def innermost(source: Any) -> Any:
     """Return the dataset inside of subsets and loaders."""
     while (inner := getattr(source, "dataset", None)) is not None:
         source = inner
@@ -272,13 +272,13 @@ def _inner(source: Any) -> Any:
 
 def _types(source: Any) -> Mapping[str, Any]:
     """Return the types that Hugging Face declares for columns, or none."""
-    features = getattr(_inner(source), "features", None)
+    features = getattr(innermost(source), "features", None)
     return features if isinstance(features, Mapping) else {}
 
 
 def _names_of(source: object, label: str) -> tuple[tuple[str, ...], Literal["dataset", "folders"]]:
     """Return the names of the classes of a dataset, or (), and what these are names of."""
-    types, source = _types(source), _inner(source)
+    types, source = _types(source), innermost(source)
     names = getattr(types[label], "names", None) if label in types else getattr(source, "classes", None)
     found = tuple(names) if isinstance(names, list | tuple) and all(isinstance(n, str) for n in names) else ()
     return found, "folders" if callable(getattr(source, "find_classes", None)) else "dataset"  # as ImageFolder
@@ -372,7 +372,7 @@ def _image_and_label(
     source: Any, row: Mapping[str, Any], image: str | None, label: str | None, name: str
 ) -> tuple[str, str]:
     """Return the columns of the image and of the label of a row."""
-    kinds = {key: type(one).__name__ for key, one in _types(source).items()}
+    kinds = {key: type(one).__name__ for key, one in _types(source).items() if key in row}
     pictures = [key for key in kinds if kinds[key] == "Image"] or [key for key, v in row.items() if _is_image(v)]
     call = f'LabeledImages.from_dataset({name}, image="...", label="...")'
     image = column(image, "image", row, pictures, IMAGE_COLUMNS, call)

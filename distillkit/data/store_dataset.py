@@ -159,23 +159,30 @@ def _blocks(dataset: Any) -> Iterator[Any]:
             for batch in dataset:
                 values = [*batch.values()] if isinstance(batch, Mapping) else batch
                 rows = zip(*values)
-                yield _items([dict(zip(batch, row)) for row in rows] if isinstance(batch, Mapping) else list(rows))
+                block = [dict(zip(batch, row)) for row in rows] if isinstance(batch, Mapping) else list(rows)
+                yield _items(block, dataset)
     elif isinstance(dataset, tuple) and len(dataset) == 2:
         for begin in range(0, len(dataset[0]), BLOCK):
-            yield _items(list(zip(*(part[begin : begin + BLOCK] for part in dataset))))
+            yield _items(list(zip(*(part[begin : begin + BLOCK] for part in dataset))), dataset)
     elif (total := _length(dataset)) is not None and hasattr(dataset, "__getitem__"):
         for begin in range(0, total, BLOCK):
             yield Subset(dataset, range(begin, min(begin + BLOCK, total)))
     elif isinstance(dataset, Iterable) and not isinstance(dataset, str | Mapping | Tensor):
         items = iter(dataset)
         while block := list(islice(items, BLOCK)):
-            yield _items(block)
+            yield _items(block, dataset)
     else:
         raise TypeError(conversion.unsupported(dataset, "dataset", labels=False))
 
 
-def _items(block: list[Any]) -> Subset[Any]:
-    return Subset(cast("Dataset[Any]", block), range(len(block)))
+class _Items(list[Any]):
+    """Items of a dataset, with what the dataset knows about its classes."""
+
+
+def _items(block: list[Any], dataset: Any) -> Subset[Any]:
+    items, source = _Items(block), conversion.innermost(dataset)
+    vars(items).update((n, getattr(source, n)) for n in ("features", "classes", "find_classes") if hasattr(source, n))
+    return Subset(cast("Dataset[Any]", items), range(len(items)))
 
 
 def _length(dataset: Any) -> int | None:

@@ -17,6 +17,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from distillkit import LabeledImages, Normalization
+from distillkit.data import store_dataset
 from distillkit.normalization import IDENTITY, ZCA
 from distillkit.rng import derive
 from distillkit.sets import Tiles, as_set
@@ -52,11 +53,25 @@ FORMS = {
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("form", FORMS)
-def test_rows_in_all_formats_give_equal_sets(form: str, channels: int, global_rng_untouched: None) -> None:
-    made = as_set(FORMS[form](rows(channels)), progress=False)
-    assert torch.equal(made.images, torch.from_numpy(ARRAYS[..., :channels]).permute(0, 3, 1, 2) / 255)
-    assert (made.labels.tolist(), made.class_names, made.classes_given) == (LABELS, NAMES, False)
-    assert made.info == {"classes": "dataset"}
+def test_rows_in_all_formats_give_equal_sets(
+    form: str, channels: int, tmp_path: Path, global_rng_untouched: None
+) -> None:
+    source = FORMS[form](rows(channels))
+    if form == "a loader":  # whose batches are stored, and must therefore be tensors
+        source = DataLoader(rows(channels).with_format("torch"), batch_size=2)
+    for made in (as_set(source, progress=False), store_dataset(source, tmp_path / "a.npy", progress=False).read()):
+        assert torch.equal(made.images, torch.from_numpy(ARRAYS[..., :channels]).permute(0, 3, 1, 2) / 255)
+        assert (made.labels.tolist(), made.class_names, made.classes_given) == (LABELS, NAMES, False)
+        assert made.info == {"classes": "dataset"}
+
+
+def test_a_transform_may_give_other_columns_than_those_declared() -> None:
+    def transform(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"pixel_values": [torch.from_numpy(np.array(one)) for one in batch["image"]], "kind": batch["kind"]}
+
+    made = as_set(rows().with_transform(transform))
+    assert torch.equal(made.images, as_set(rows()).images)
+    assert (made.labels.tolist(), made.class_names) == (LABELS, NAMES)
 
 
 def test_tables_of_rows_are_read() -> None:
