@@ -15,7 +15,7 @@ from distillkit._evaluation_checks import check_factor
 from distillkit._optimizers import OPTIMIZERS
 from distillkit._sanity_checks import check_perturbed, require_numbers
 from distillkit._utils import check
-from distillkit._utils.batches import batch_indices, require_batch_statistics, uses_batch_statistics
+from distillkit._utils.batches import batch_indices, require_batch_statistics, shuffled_orders, uses_batch_statistics
 from distillkit._utils.devices import CHECKED_STEPS, is_accelerator
 from distillkit._utils.eval_mode import eval_mode
 from distillkit._utils.options import Decay, LearningRate, NonNegative, Positive, PositiveInt, check_options
@@ -299,7 +299,7 @@ def _batches(
     """Return a function that takes the index of an epoch and yields the epoch's batches, each with its labels."""
     options, relabel = protocol.view_options, protocol.relabel
     if relabel is None and protocol.mix is None:
-        orders = _orders(len(images), generator, labels.device, ahead, protocol.num_epochs)
+        orders = shuffled_orders(len(images), generator, labels.device, protocol.num_epochs, ahead)
         return lambda epoch: _plain_batches(merge_single, images, labels, options, next(orders), generator)
     seed = int(torch.randint(2**62, (), generator=generator))
     if relabel is not None:
@@ -307,13 +307,6 @@ def _batches(
         return lambda epoch: relabel.batches(images, options, seed, epoch)
     rows = labels if labels.ndim == 2 else F.one_hot(labels, classes).to(images_like(images).dtype)
     return lambda epoch: mixed_batches(images, rows, options, seed, epoch)
-
-
-def _orders(count: int, generator: torch.Generator, device: torch.device, ahead: int, epochs: int) -> Iterator[Tensor]:
-    """Yield a random order of `count` images for each epoch. The orders of `ahead` epochs go to the device together."""
-    for first in range(0, epochs, ahead):
-        drawn = [torch.randperm(count, generator=generator) for _ in range(min(ahead, epochs - first))]
-        yield from torch.stack(drawn).to(device, non_blocking=True)
 
 
 def _plain_batches(

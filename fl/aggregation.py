@@ -258,7 +258,7 @@ class Aggregator:
         kind = parts[0][1]
         if isinstance(kind, LabeledImages):
             sets = [
-                s.replace(columns={**s.columns, "client": torch.full((len(s),), client, dtype=torch.int64)})
+                s.replace(columns={**s.columns, "client": s.labels.new_full((len(s),), client, dtype=torch.int64)})
                 for client, s in cast("list[tuple[int, LabeledImages]]", parts)
             ]
             return LabeledImages.concatenate(sets)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from distillkit._utils.eval_mode import eval_mode
 
-__all__ = ["batch_indices", "require_batch_statistics", "uses_batch_statistics"]
+__all__ = ["batch_indices", "require_batch_statistics", "shuffled_orders", "uses_batch_statistics"]
 
 
 def uses_batch_statistics(network: object) -> bool:
@@ -34,6 +34,15 @@ def batch_indices(order: Tensor, size: int, *, merge_single: bool) -> list[Tenso
     if len(batches) > 1 and len(batches[-1]) == 1 < size and merge_single:
         batches[-2:] = [torch.cat(batches[-2:])]
     return batches
+
+
+def shuffled_orders(
+    count: int, generator: torch.Generator, device: torch.device, epochs: int, together: int
+) -> Iterator[Tensor]:
+    """Yield a random order of `count` images for each epoch. Those of several epochs go to the device together."""
+    for first in range(0, epochs, together or 1):
+        drawn = [torch.randperm(count, generator=generator) for _ in range(min(together, epochs - first))]
+        yield from torch.stack(drawn).to(device, non_blocking=True)
 
 
 @torch.no_grad()

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from distillkit._utils.devices import is_accelerator
+
 T = TypeVar("T")
 
 __all__ = [
@@ -49,7 +51,8 @@ def batch_of_images(images: Tensor, name: str = "images", *, values: bool = True
     With `values=False`, the values are not read: the batch may be empty, and NaN is not noticed.
     """
     if not isinstance(images, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor [N, C, H, W], got {type(images).__name__}")
+        hint = f"; the images of {images.read_hint('it')}" if hasattr(images, "read_hint") else ""
+        raise TypeError(f"{name} must be a torch.Tensor [N, C, H, W], got {type(images).__name__}{hint}")
     if values:
         has_values(images, name)
     if not images.is_floating_point():
@@ -71,8 +74,13 @@ def batch_of_images(images: Tensor, name: str = "images", *, values: bool = True
     return images
 
 
-def class_labels(labels: Tensor, count: int | None, num_classes: int | None, name: str = "labels") -> Tensor:
-    """Check that `labels` are class indices and return them as int64 [N]."""
+def class_labels(
+    labels: Tensor, count: int | None, num_classes: int | None, name: str = "labels", *, step: bool = False
+) -> Tensor:
+    """Check that `labels` are class indices and return them as int64 [N].
+
+    With `step`, for losses in a loop, the values are not read on an accelerator, which would wait for it.
+    """
     if not isinstance(labels, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor [N] of class indices, got {type(labels).__name__}")
     if labels.is_floating_point() or labels.dtype == torch.bool or labels.is_complex():
@@ -85,6 +93,8 @@ def class_labels(labels: Tensor, count: int | None, num_classes: int | None, nam
     if num_classes is not None:
         num_classes = positive_int(num_classes, "num_classes", least=0)
     labels = labels.long()
+    if step and is_accelerator(labels.device):
+        return labels
     if len(labels) and int(labels.min()) < 0:
         raise ValueError(f"{name} must be at least 0, got {int(labels.min())}")
     if num_classes is not None and len(labels) and int(labels.max()) >= num_classes:

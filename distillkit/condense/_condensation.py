@@ -190,21 +190,8 @@ class Condensation(PixelDescent):
             yield step, network
 
     def batch_sizes(self, limit: int) -> list[int]:
-        """Return the number of real images that `sample` returns for each class."""
+        """Return the number of real images of each class in a sample of at most `limit`."""
         return [min(len(rows), limit) for rows in self.rows.values()]
-
-    def sample(self, c: int, limit: int, *draw: int | str) -> Tensor:
-        """Sample at most `limit` real images of class `c` without replacement.
-
-        The keys `draw` and the run's seed determine the sample, so equal keys give equal samples.
-        """
-        return self.real._take(self._drawn(c, limit, *draw))
-
-    def _drawn(self, c: int, limit: int, *draw: int | str) -> Tensor:
-        index = self.rows[c]
-        if len(index) > limit:
-            index = index[torch.randperm(len(index), generator=derive(self.seed, *draw))[:limit]]
-        return index
 
     @contextmanager
     def samples(
@@ -213,9 +200,10 @@ class Condensation(PixelDescent):
         """Provide a function that samples images of each class in each of several steps; a stored set is read ahead.
 
         Args:
-            limit: number of images, as in `sample`.
+            limit: largest number of images of a class, which are sampled without replacement.
             count: number of steps.
-            keys: function of a step and a class that returns the keys of the draw, as in `sample`.
+            keys: function of a step and a class that returns the keys of the draw. They and the run's seed determine
+                the sample.
 
         Yields:
             The function. Its arguments are a step and the position of a class in `classes`.
@@ -224,7 +212,10 @@ class Condensation(PixelDescent):
 
         def rows(number: int) -> Tensor:
             step, c = number // k, self.classes[number % k]
-            return self._drawn(c, limit, *keys(step, c))
+            index = self.rows[c]
+            if len(index) > limit:
+                index = index[torch.randperm(len(index), generator=derive(self.seed, *keys(step, c)))[:limit]]
+            return index
 
         with self.real._reader(rows, count * k) as read:
             yield lambda step, position: read(step * k + position)

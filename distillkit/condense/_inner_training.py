@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from distillkit._optimizers import sgd_step
 from distillkit._utils import check
-from distillkit._utils.batches import batch_indices, uses_batch_statistics
+from distillkit._utils.batches import batch_indices, shuffled_orders, uses_batch_statistics
 from distillkit._utils.options import NonNegative, PositiveInt, check_options
 from distillkit.augment import Augmentation, apply_augmentation
 from distillkit.condense._parameter_gradient import parameter_gradient
@@ -88,7 +88,7 @@ class TrainedNetwork:
         for norm in self.norms:
             if norm.running_mean is None:  # without them, eval mode would use batch statistics, too
                 like = self.parameters[0]
-                norm.track_running_stats, norm.num_batches_tracked = True, torch.tensor(0, device=like.device)
+                norm.track_running_stats, norm.num_batches_tracked = True, like.new_zeros((), dtype=torch.long)
                 norm.running_mean, norm.running_var = (
                     like.new_zeros(norm.num_features),
                     like.new_ones(norm.num_features),
@@ -102,7 +102,7 @@ class TrainedNetwork:
         """
         for norm in self.norms:
             norm.reset_running_stats()
-            norm.momentum = None  # cumulative average, which for a single batch equals its statistics
+            norm.momentum = 1.0  # the statistics become those of the next batch
             norm.train()
         self.network(images)
         for norm in self.norms:
@@ -125,8 +125,8 @@ class TrainedNetwork:
         """
         for norm in self.norms:
             norm.train()
-        for _ in range(epochs):
-            order = torch.randperm(len(images), generator=generator).to(images.device, non_blocking=True)
+        together = epochs if augment is None else 1
+        for order in shuffled_orders(len(images), generator, images.device, epochs, together):
             for index in batch_indices(order, options.batch, merge_single=bool(self.norms)):
                 batch = images.index_select(0, index)
                 if augment is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from distillkit._optimizers import sgd_step
 from distillkit._utils import check
 from distillkit._utils.devices import CHECKED_STEPS, is_accelerator
 from distillkit._utils.progress import Bar
-from distillkit.condense._state import Progress, Resume, pack_arguments, restore_state
+from distillkit.condense._state import Progress, Resume, finite_loss, pack_arguments, restore_state
 
 __all__ = ["Distance", "PixelDescent"]
 
@@ -89,7 +88,7 @@ class PixelDescent:
         """
         assert self.lr is not None
         loss, gradient = distance(self.images)
-        value = loss if is_accelerator(self.images.device) else _finite(loss, self.done + 1)
+        value = loss if is_accelerator(self.images.device) else finite_loss(loss, self.done + 1)
         sgd_step([self.images], [gradient], [self.velocity], lr=self.lr, momentum=self.momentum)
         return value
 
@@ -97,36 +96,30 @@ class PixelDescent:
         """Count a finished step, and report it to the callback and the progress bar.
 
         Args:
-            loss: the loss of this step. A tensor is read for a callback, every `CHECKED_STEPS` steps and at the end.
+            loss: the loss of this step. A tensor is read every `CHECKED_STEPS` steps, at the end, or by the callback.
             bar: progress bar to advance by one step, or None.
 
         Raises:
             FloatingPointError: a loss that was read is not finite.
         """
         self.done += 1
-        if self.callback is not None or self.done % CHECKED_STEPS == 0 or self.done == self.steps:
-            loss = _finite(loss, self.done)
+        if self.done % CHECKED_STEPS == 0 or self.done == self.steps:
+            loss = finite_loss(loss, self.done)
         if not isinstance(loss, Tensor):
             self.loss = loss
         if bar is not None:
             if not isinstance(loss, Tensor):
                 bar.set_postfix_str(f"loss {loss:.3g}", refresh=False)
             bar.update()
-        if self.callback is not None and self.loss is not None:
-            loss = self.loss
+        if self.callback is not None:
             state = {"images": self.images, "velocity": self.velocity, "step": torch.tensor(self.done)}
-            state |= {"seed": torch.tensor(self.seed), "loss": torch.tensor(loss, dtype=torch.float64)}
+            state |= {"seed": torch.tensor(self.seed), "loss": torch.as_tensor(loss, dtype=torch.float64)}
             if self._automatic:
                 state["lr"] = torch.tensor(self.lr, dtype=torch.float64)
             pack = lambda: pack_arguments(self._arguments())  # noqa: E731
-            before = {name: tensor.clone() for name, tensor in state.items()}
+            before = {n: t._version if is_accelerator(t.device) else t.clone() for n, t in state.items()}
             self.callback(Progress(self.done, self.steps, loss, self.images, state, pack))
-            if changed := [name for name in before if not torch.equal(before[name], state[name])]:
-                raise ValueError(f"callback must not change {changed[0]}, which the next step uses: change a clone")
-
-
-def _finite(loss: float | Tensor, step: int) -> float:
-    value = float(loss)
-    if not math.isfinite(value):
-        raise FloatingPointError(f"the loss is {value} in step {step}: matching diverged; lower lr")
-    return value
+            for name, old in before.items():
+                now = state[name]
+                if not (now.equal(old) if isinstance(old, Tensor) else now._version == old):
+                    raise ValueError(f"callback must not change {name}, which the next step uses: change a clone")

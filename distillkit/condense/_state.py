@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ __all__ = [
     "Resume",
     "State",
     "call_identity",
+    "finite_loss",
     "load_state",
     "pack_arguments",
     "restore_state",
@@ -43,7 +45,8 @@ class Progress:
     Attributes:
         step: number of finished steps, 1 to `steps`.
         steps: total number of steps.
-        loss: loss of this step, computed before the images were updated.
+        loss_value: loss of this step, computed before the images were updated; on an accelerator a tensor, for whose
+            value the property `loss` waits.
         images: current synthetic images [N, C, H, W]. The condenser changes this tensor, so clone it to keep it.
         state_tensors: the tensors that make up the condenser's state. The condenser changes them in place, so use
             `state()`, which copies them.
@@ -53,10 +56,19 @@ class Progress:
 
     step: int
     steps: int
-    loss: float
+    loss_value: float | Tensor
     images: Tensor
     state_tensors: Mapping[str, Tensor] = field(repr=False)
     compute_arguments: Callable[[], Tensor] | None = field(default=None, repr=False)
+
+    @property
+    def loss(self) -> float:
+        """Loss of this step as a number.
+
+        Raises:
+            FloatingPointError: the loss is not finite.
+        """
+        return finite_loss(self.loss_value, self.step)
 
     def state(self) -> State:
         """Return a copy of the condenser's state. Pass it as `resume=` to continue with a bit-identical result.
@@ -65,6 +77,14 @@ class Progress:
         """
         state = {name: tensor.detach().clone() for name, tensor in self.state_tensors.items()}
         return state if self.compute_arguments is None else {**state, "arguments": self.compute_arguments().clone()}
+
+
+def finite_loss(loss: float | Tensor, step: int) -> float:
+    """Return the loss of a step as a number, after checking that it is finite."""
+    value = float(loss)
+    if not math.isfinite(value):
+        raise FloatingPointError(f"the loss is {value} in step {step}: matching diverged; lower lr")
+    return value
 
 
 def pack_arguments(arguments: Mapping[str, Any]) -> Tensor:

@@ -140,13 +140,13 @@ def herding(
         mean = f.mean(0)
         squares, total = _square_distances(f, mean), torch.zeros_like(mean)
         f -= mean
-        selected: list[int] = []
+        selected: list[Tensor] = []
         for _ in range(count):
             score = squares + 2 * (f @ total)
-            selected.append(int(score.argmin()))
-            total += f[selected[-1]]
-            squares[selected[-1]] = torch.inf
-        return torch.tensor(selected)
+            selected.append(score.argmin().view(1))
+            total += f.index_select(0, selected[-1])[0]
+            squares.index_fill_(0, selected[-1], torch.inf)
+        return torch.cat(selected)
 
     info = {"method": "herding", "embedding": _embedding_name(network), **provenance()}
     return _select(real, ipc, classes, order, info, progress)
@@ -192,13 +192,13 @@ def k_center(
 
     def order(rows: Tensor, count: int) -> Tensor:
         f = embed(rows)
-        selected = [int(_square_distances(f, f.mean(0)).argmin())]
-        nearest = _square_distances(f, f[selected[0]])
+        selected = [_square_distances(f, f.mean(0)).argmin().view(1)]
+        nearest = _square_distances(f, f.index_select(0, selected[0]))
         while len(selected) < count:
-            nearest[selected[-1]] = -1.0
-            selected.append(int(nearest.argmax()))
-            nearest = torch.minimum(nearest, _square_distances(f, f[selected[-1]]))
-        return torch.tensor(selected)
+            nearest.index_fill_(0, selected[-1], -1.0)
+            selected.append(nearest.argmax().view(1))
+            nearest = torch.minimum(nearest, _square_distances(f, f.index_select(0, selected[-1])))
+        return torch.cat(selected)
 
     info = {"method": "k-center", "embedding": _embedding_name(network), **provenance()}
     return _select(real, ipc, classes, order, info, progress)

@@ -149,20 +149,22 @@ def gradient_matching(
     smallest = sum(run.batch_sizes(_STATISTICS_IMAGES))
     if matching_steps > 1 and epochs:
         smallest = min(smallest, inner.batch, sum(run.counts))
-    keys = lambda n, c: (*divmod(n, matching_steps), "real", c)  # noqa: E731
+
+    def keys(kind: str) -> Callable[[int, int], Sequence[int | str]]:
+        return lambda n, c: (*divmod(n, matching_steps), kind, c)
+
     with (
         bar(total, "gradient matching", progress=progress, done=done) as shown,
-        run.samples(limit, total, keys) as read,
+        run.samples(limit, total, keys("real")) as read,
+        run.samples(_STATISTICS_IMAGES, total, keys("mixed")) as mixed,
     ):
         for i, drawn in run.draw_networks(smallest=smallest, classes=real.num_classes):
             trained, losses = TrainedNetwork(drawn, chunk), []
             for j in range(matching_steps):
+                n = i * matching_steps + j
                 if trained.norms:
-                    mixed = [run.sample(c, _STATISTICS_IMAGES, i, j, "mixed", c) for c in run.classes]
-                    trained.fix_statistics(torch.cat(mixed))
-                losses.append(
-                    run.step(partial(_distance, run, trained, partial(read, i * matching_steps + j), (i, j), metric))
-                )
+                    trained.fix_statistics(torch.cat([mixed(n, position) for position in range(len(run.classes))]))
+                losses.append(run.step(partial(_distance, run, trained, partial(read, n), (i, j), metric)))
                 shown.update()
                 if j < matching_steps - 1:
                     order = derive(run.seed, i, j, "train")

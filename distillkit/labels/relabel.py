@@ -85,10 +85,10 @@ class Relabel:
         """
         assert self.teacher is not None
         for view in views(images, options, seed, epoch):
-            values, index, classes = self.logits(view.images)
+            values, index, classes = self.logits(view.images, step=True)
             yield view.images, label_rows(values, index, classes, self.temperature, view.images.dtype)
 
-    def logits(self, images: Tensor) -> tuple[Tensor, Tensor | None, int]:
+    def logits(self, images: Tensor, *, step: bool = False) -> tuple[Tensor, Tensor | None, int]:
         """Return the teacher's logits in half precision, the class index of each logit, and the number of classes.
 
         For each image, only the `top_k` largest logits are returned. If all logits are returned, the class indices are
@@ -96,9 +96,10 @@ class Relabel:
 
         Args:
             images: float [N, C, H, W].
+            step: as in `teacher_logits`.
         """
         assert self.teacher is not None
-        logits = teacher_logits(self.teacher, images)
+        logits = teacher_logits(self.teacher, images, step=step)
         return *stored_logits(logits, self.top_k), logits.shape[1]
 
     def record(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distillkit._utils import check
+from distillkit._utils.devices import is_accelerator
 from distillkit.losses._common import Reduction, reduce, require_float, require_same_shape, unit_rows
 
 __all__ = ["SupervisedContrastive", "model_contrastive", "supervised_contrastive"]
@@ -61,7 +62,7 @@ def supervised_contrastive(
     """
     check.boolean(detach_other, "detach_other")
     require_float(embeddings, "embeddings", "N, d")
-    check.class_labels(labels, len(embeddings), None)
+    check.class_labels(labels, len(embeddings), None, step=True)
     temperature = check.temperature(temperature)
     check.one_of(empty, "empty", ("drop", "zero"))
     check.one_of(reduction, "reduction", ("mean", "sum"))
@@ -69,7 +70,7 @@ def supervised_contrastive(
         raise ValueError("other_embeddings and other_labels must be given together, got only one of them")
     if other_embeddings is not None and other_labels is not None:
         require_float(other_embeddings, "other_embeddings", "M, d")
-        check.class_labels(other_labels, len(other_embeddings), None, "other_labels")
+        check.class_labels(other_labels, len(other_embeddings), None, "other_labels", step=True)
         if other_embeddings.shape[1] != embeddings.shape[1]:
             raise ValueError(
                 f"other_embeddings must have {embeddings.shape[1]} columns as embeddings have, "
@@ -81,14 +82,15 @@ def supervised_contrastive(
     z = unit_rows(embeddings)
     itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
     positive = (labels.unsqueeze(1) == labels.unsqueeze(0)) & ~itself
-    anchors = positive.any(1)
-    scores = z[anchors] @ z.T / temperature
-    log_normalizer = scores.masked_fill(itself[anchors], -torch.inf).logsumexp(1, keepdim=True)
-    positive = positive[anchors]
-    losses = -((scores - log_normalizer) * positive).sum(1) / positive.sum(1)
+    rows, anchors = z, positive.any(1)
+    if not is_accelerator(z.device):  # where a selection waits for nothing
+        rows, positive, itself, anchors = z[anchors], positive[anchors], itself[anchors], anchors[anchors]
+    scores = rows @ z.T / temperature
+    log_normalizer = scores.masked_fill(itself & anchors[:, None], -torch.inf).logsumexp(1, keepdim=True)
+    losses = -((scores - log_normalizer) * positive).sum(1) / positive.sum(1).clamp(min=1)
     if reduction == "sum":
         return losses.sum()
-    return losses.sum() / (len(z) if empty == "zero" else max(len(losses), 1))
+    return losses.sum() / (len(z) if empty == "zero" else anchors.sum().clamp(min=1))
 
 
 class SupervisedContrastive(nn.Module):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit._utils.devices import is_accelerator
 from distillkit.losses._common import pair_tensors, require_float, row_norms
 
 __all__ = ["clip_logit_norm", "feature_decorrelation", "prototype_distance", "proximal"]
@@ -118,14 +119,17 @@ def prototype_distance(
         raise ValueError(
             f"prototypes must have {embeddings.shape[1]} columns as embeddings have, got {prototypes.shape[1]}"
         )
-    labels = check.class_labels(labels, len(embeddings), len(prototypes))
+    labels = check.class_labels(labels, len(embeddings), len(prototypes), step=True)
     if present is None:
         present = torch.ones(len(prototypes), dtype=torch.bool, device=prototypes.device)
     elif check.bool_tensor(present, "present", "[K]").shape != prototypes.shape[:1]:
         raise ValueError(f"present must have shape [{len(prototypes)}], got {list(present.shape)}")
-    counted = present[labels]
-    distances = (embeddings[counted] - prototypes[labels[counted]]).square().sum(1)
-    return distances.sum() / max(len(distances), 1) if reduction == "mean" else distances.sum()
+    counted = present.index_select(0, labels)
+    if not is_accelerator(counted.device):  # where a selection waits for nothing
+        embeddings, labels, counted = embeddings[counted], labels[counted], counted[counted]
+    differences = torch.where(counted[:, None], embeddings - prototypes.index_select(0, labels), 0)
+    total = differences.square().sum(1).sum()
+    return total / counted.sum().clamp(min=1) if reduction == "mean" else total
 
 
 def clip_logit_norm(logits: Tensor, max_norm: float = 2.5, *, continuous: bool = False) -> Tensor:

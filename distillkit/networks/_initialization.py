@@ -33,13 +33,14 @@ def init_linear(module: nn.Module, generator: torch.Generator | None) -> None:
         nn.init.kaiming_normal_(drawn, mode="fan_out", nonlinearity="relu", generator=generator)
     else:
         nn.init.kaiming_uniform_(drawn, a=0 if kaiming else math.sqrt(5), generator=generator)
-    weight.copy_(drawn)
+    weight.copy_(drawn, non_blocking=True)
     if bias is not None and kaiming:
         bias.zero_()
     elif bias is not None:
         fan_in = nn.init._calculate_fan_in_and_fan_out(weight)[0]
         bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
-        bias.copy_(torch.empty(bias.shape, device="cpu").uniform_(-bound, bound, generator=generator))
+        drawn = torch.empty(bias.shape, device="cpu").uniform_(-bound, bound, generator=generator)
+        bias.copy_(drawn, non_blocking=True)
 
 
 _LINEAR_LIKE = (
@@ -56,7 +57,7 @@ def _attention(module: nn.MultiheadAttention, generator: torch.Generator) -> Non
             nn.init.xavier_normal_(drawn, generator=generator)
         elif name.endswith("weight"):
             nn.init.xavier_uniform_(drawn, generator=generator)
-        parameter.copy_(drawn)
+        parameter.copy_(drawn, non_blocking=True)
 
 
 _turn = threading.RLock()

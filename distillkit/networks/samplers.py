@@ -218,7 +218,7 @@ class NetworkBall(Configurable):
         """
         first = self._center[0]
         noise = torch.empty(sum(self._sizes), dtype=first.dtype).normal_(generator=as_generator(generator))
-        noise = (noise * (self.radius / noise.norm())).to(first.device)
+        noise = (noise * (self.radius / noise.norm())).to(first.device, non_blocking=True)
         for parameter, center, move in zip(self._parameters, self._center, noise.split(self._sizes), strict=True):
             torch.add(center, move.view_as(center), out=parameter)
         return self._network

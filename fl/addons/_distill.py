@@ -45,7 +45,7 @@ def distill(
     optimizer = torch.optim.Adam(student.parameters(), lr=lr, foreach=False)
     best, found_at, kept = float("-inf"), 0, None
     require_batch_statistics(student.train(), images, min(batch, len(images)), "factory")
-    batches = shuffled_indices(len(images), batch, generator, 1, steps, uses_batch_statistics(student))
+    batches = shuffled_indices(len(images), batch, generator, 1, steps, uses_batch_statistics(student), like=images)
     for step, index in enumerate(batches, start=1):
         check_running()
         if schedule == "cosine":

@@ -76,6 +76,6 @@ class Projection:
         """Move the network's parameters to the nearest point of the ball."""
         moved = [p - c for p, c in zip(self.params, self.center)]
         distance = torch.stack([m.square().sum() for m in moved]).sum().sqrt()
-        if float(distance) > self.radius:
-            for param, center, m in zip(self.params, self.center, moved):
-                param.copy_(center + m * (self.radius / distance))
+        outside = distance > self.radius  # not read, because this would wait for an accelerator
+        for param, center, m in zip(self.params, self.center, moved):
+            param.copy_(torch.where(outside, center + m * (self.radius / distance), param))

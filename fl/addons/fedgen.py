@@ -139,7 +139,8 @@ class FedGen(AddOn):
             weights = local.message[self.generator]
             net = self._generator(local.task.num_classes, len(weights["out.bias"])).to(weights["out.bias"])
             net.load_state_dict(weights)
-            local.scratch(self).update(net=net.eval(), draws=local.generator(self))
+            seen = local.message[self.seen].cpu()
+            local.scratch(self).update(net=net.eval(), draws=local.generator(self), seen=seen)
 
     def loss(self, step: Step) -> Tensor | None:
         """Return the weighted sum of two terms on generated embeddings, or None if no generator was received.
@@ -152,10 +153,11 @@ class FedGen(AddOn):
         if "net" not in scratch:
             return None
         if scratch.get("step") is not step:
-            draws, seen = scratch["draws"], local.message[self.seen].cpu()
+            draws = scratch["draws"]
             like = local.message[self.generator]["out.bias"]
-            noise = torch.randn(2, len(labels), self.noise, generator=draws).to(like)
-            drawn = torch.multinomial(seen, len(labels), replacement=True, generator=draws).to(labels.device)
+            noise = torch.randn(2, len(labels), self.noise, generator=draws).to(like, non_blocking=True)
+            drawn = torch.multinomial(scratch["seen"], len(labels), replacement=True, generator=draws)
+            drawn = drawn.to(labels.device, non_blocking=True)
             with torch.no_grad():
                 scratch |= {"step": step, "drawn": drawn, "z": scratch["net"](drawn, noise[0]),
                             "twin": scratch["net"](labels, noise[1])}  # fmt: skip
@@ -167,7 +169,8 @@ class FedGen(AddOn):
 
     def after_step(self, step: Step) -> None:
         """Add the number of images of each class in the step's batch to the client's counts of images per class."""
-        step.local.scratch(self)["counts"] += step.local.task.counts(step.batch.labels)
+        counts, labels = step.local.scratch(self)["counts"], step.batch.labels
+        counts.index_add_(0, labels, torch.ones_like(labels, dtype=counts.dtype))
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
         """Send the client's count of the images of each class."""
@@ -203,11 +206,12 @@ class FedGen(AddOn):
         optimizer = torch.optim.Adam(net.parameters(), lr=rate, weight_decay=self.weight_decay, foreach=False)
         names = [n for n, _ in net.named_parameters()]
         load_state(optimizer, names, state[self.optimizer])
-        draws = server.generator("FedGen")
+        draws, classes = server.generator("FedGen"), owned.cpu()
         for _ in range(self.steps):
             server.check_running()
-            y = torch.multinomial(owned.cpu(), self.batch, replacement=True, generator=draws).to(owned.device)
-            noise = torch.randn(self.batch, self.noise, generator=draws).to(weights["out.bias"])
+            y = torch.multinomial(classes, self.batch, replacement=True, generator=draws)
+            y = y.to(owned.device, non_blocking=True)
+            noise = torch.randn(self.batch, self.noise, generator=draws).to(weights["out.bias"], non_blocking=True)
             z = net(y, noise)
             loss = self.diversity_weight * diversity(noise, z)
             for k, share in enumerate(shares):

@@ -131,7 +131,8 @@ class FedReg(AddOn):
         model, data = local.at(local.received), local.data
         small = self.eta / 100 if self.eta_perturbed is None else self.eta_perturbed
         found: list[tuple[Tensor, ...]] = []
-        for index in shuffled_indices(len(data), local.settings.batch, local.generator(self, "order"), 1, None):
+        order = local.generator(self, "order")
+        for index in shuffled_indices(len(data), local.settings.batch, order, 1, None, like=data.images):
             local.client.check_running()
             batch = batch_at(data, index)
             images, labels = batch.images, batch.labels

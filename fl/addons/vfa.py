@@ -88,10 +88,10 @@ class VFA(AddOn):
         real, labels = step.output().embedding, step.batch.labels
         means, generator = (step.local.scratch(self)[key] for key in ("means", "generator"))
         each = self.per_class or len(labels) // len(means) + 1
-        noise = torch.randn(each * len(means), means.shape[1], generator=generator).to(means)
+        noise = torch.randn(each * len(means), means.shape[1], generator=generator).to(means, non_blocking=True)
         drawn = means.repeat(each, 1) + self.std * noise
         contrast = supervised_contrastive(
-            real, labels, drawn.to(real), torch.arange(len(means)).to(labels).repeat(each),
+            real, labels, drawn.to(real), torch.arange(len(means), device=labels.device).repeat(each),
             temperature=self.temperature, empty=self.empty,
         )  # fmt: skip
         return self.weight * contrast

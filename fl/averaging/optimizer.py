@@ -108,5 +108,6 @@ def load_state(optimizer: torch.optim.Optimizer, names: Sequence[str], saved: Te
     for key, value in saved.items():
         name, _, buffer = key.rpartition("/")
         if name in positions:
-            state.setdefault(positions[name], {})[buffer] = value.clone()
+            # PyTorch reads the number of steps in every step, so it must not be on an accelerator.
+            state.setdefault(positions[name], {})[buffer] = value.cpu().clone() if buffer == "step" else value.clone()
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -35,7 +35,8 @@ from distillkit.condense import (
 from distillkit.distributed import over_classes
 from distillkit.evaluate import evaluate
 from distillkit.generate import cnn_noise, invert, separability, stylegan_noise
-from distillkit.labels import Relabel, soft_labels, stored_soft_labels
+from distillkit.labels import CutMix, Relabel, soft_labels, stored_soft_labels
+from distillkit.losses import prototype_distance, supervised_contrastive
 from distillkit.networks import ConvNet, FixedNetwork, KeepInit, NetworkBall, RandomNetworks, build
 from distillkit.normalization import Normalization
 from distillkit.privacy import (
@@ -443,7 +444,24 @@ def condensed(steps: int, networks: Any, **how: Any) -> object:
     return distribution_matching(data(), networks=networks, **options)
 
 
+def matched(iterations: int, loops: tuple[int, int], networks: str = "random", **how: Any) -> object:
+    options = {"ipc": 2, "iterations": iterations, "batch_real": 8, "progress": False, "device": DEVICE, **how}
+    return gradient_matching(data(), networks=SAMPLERS[networks](), inner=InnerTraining(loops=loops), **options)
+
+
 STEPS: dict[str, tuple[Callable[[int], object], int, int]] = {
+    "gradient matching": (lambda n: matched(n, (1, 0)), 3, 8),
+    "gradient matching, epochs of training": (lambda n: matched(2, (2, n)), 2, 5),
+    "gradient matching, callback": (lambda n: matched(n, (1, 0), callback=lambda _: None), 3, 8),
+    "gradient": (
+        lambda n: fit_to_gradient(
+            build(net, 0), data(6), [torch.ones_like(p) for p in net().parameters()], steps=n, progress=False,
+            device=DEVICE,
+        ),
+        3, 8,
+    ),
+    "herding": (lambda n: herding(data(), network=build(net, 0), ipc=n, device=DEVICE), 2, 8),
+    "k-center": (lambda n: k_center(data(), network=build(net, 0), ipc=n, device=DEVICE), 2, 8),
     "distribution matching": (lambda n: condensed(n, RandomNetworks(net)), 3, 8),
     "distribution matching, DSA": (lambda n: condensed(n, SAMPLERS["ball"](), augment=DSA()), 3, 8),
     "distribution matching, batch norm": (lambda n: condensed(n, SAMPLERS["batch norm"]()), 3, 8),
@@ -477,17 +495,27 @@ def test_steps_wait_for_nothing_and_copy_nothing(name: str) -> None:
     assert more == NOTHING, where
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("augment", [CropFlip(HALF, pad=2), ResizedCrop(), ShufflePatches(2, DSA())])
-def test_siamese_draws_are_copied_without_waiting(augment: Any) -> None:
-    more, where = counted(lambda n: condensed(n, RandomNetworks(net), augment=augment), 3, 8)
-    assert more["wait"] == 0, where
+DRAWN: dict[str, tuple[Callable[[int], object], int, int]] = {
+    "augmented training": (lambda n: evaluated(n, augment=DSA()), 2, 10),
+    "relabelling": (lambda n: evaluated(n, relabel=Relabel(teacher().to(DEVICE))), 2, 10),
+    "gradient matching, batch norm": (lambda n: matched(n, (2, 1), "batch norm"), 3, 8),
+    "mixing": (lambda n: evaluated(n, mix=CutMix()), 2, 10),
+    "gradient matching, DSA": (lambda n: matched(2, (n, 1), augment=DSA()), 2, 6),
+    **{
+        f"siamese {type(augment).__name__}": (partial(condensed, networks=RandomNetworks(net), augment=augment), 3, 8)
+        for augment in (CropFlip(HALF, pad=2), ResizedCrop(), ShufflePatches(2, DSA()))
+    },
+}
 
 
-def test_augmented_training_copies_draws_without_waiting() -> None:
-    more, where = counted(lambda n: evaluated(n, augment=DSA()), 2, 10)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n.split()[0] in ("siamese", "mixing") else n for n in DRAWN]
+)
+def test_draws_and_orders_are_copied_without_waiting(name: str) -> None:
+    make, short, long = DRAWN[name]
+    more, where = counted(make, short, long)
     assert more["wait"] == 0, where
-    assert 0 < more["copy"] <= 8 * 20, where
+    assert 0 < more["copy"] <= 20 * (long - short), where
 
 
 def test_a_loss_is_checked_every_ten_epochs_on_an_accelerator() -> None:
@@ -674,3 +702,48 @@ def test_samples_and_orders_ahead_are_those_of_the_cpu(monkeypatch: pytest.Monke
                 assert read(i).cpu().equal(data().images[i : i + 2])
     assert found[0][0].equal(found[1][0])
     assert found[0][1].equal(found[1][1])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9])
+@pytest.mark.parametrize("classes", [1, 3, 20])
+def test_losses_without_selected_rows_are_those_of_the_cpu(rows: int, classes: int) -> None:
+    """Samples without a prototype or a positive count for nothing, without a look at their number."""
+    draws = torch.Generator().manual_seed(rows + classes)
+    z, prototypes = torch.randn(rows, 4, generator=draws), torch.randn(classes, 4, generator=draws)
+    labels = torch.randint(0, classes, (rows,), generator=draws)
+    prototypes[labels[0]] = torch.nan  # it is not known
+    known = torch.arange(classes) != labels[0]
+    losses: list[Callable[..., Tensor]] = [
+        lambda z, labels, _, __: supervised_contrastive(z, labels),
+        lambda z, labels, _, __: supervised_contrastive(z, labels, empty="zero"),
+        lambda z, labels, _, __: supervised_contrastive(z, labels, reduction="sum"),
+        prototype_distance,
+        partial(prototype_distance, reduction="sum"),
+    ]
+    for loss in losses:
+        found = []
+        for device in (torch.device("cpu"), DEVICE):
+            with second_device():
+                leaf, *others = (t.to(device) for t in (z, labels, prototypes, known))
+                leaf = leaf.detach().clone().requires_grad_()
+                value = loss(leaf, *others)
+                found.append([value.detach().cpu(), torch.autograd.grad(value, leaf)[0].cpu()])
+        for mine, other in zip(*found, strict=True):
+            assert torch.allclose(mine, other, rtol=1e-5, atol=1e-6)
+            assert bool(torch.isfinite(other).all())
+
+
+def test_a_callback_on_a_device_reads_the_loss_and_changes_nothing() -> None:
+    def changing(progress: Any) -> None:
+        progress.images.mul_(2)
+
+    with second_device():
+        with pytest.raises(ValueError, match="callback must not change images"):
+            condensed(2, RandomNetworks(net), callback=changing)
+        with pytest.raises(FloatingPointError, match="in step 2: matching diverged"):
+            condensed(9, SAMPLERS["ball"](), lr=1e30, callback=lambda progress: progress.loss)
+        states: list[Any] = []
+        condensed(3, RandomNetworks(net), callback=lambda progress: states.append(progress.state()))
+        assert float(states[0]["loss"]) != float(states[1]["loss"])
+        again: Any = condensed(3, RandomNetworks(net), resume=states[1])
+        assert again.info["loss"] == float(states[2]["loss"])

@@ -60,9 +60,12 @@ def test_real_batches_are_uniform_subsets(total: int, wanted: int) -> None:
         "law", numbered(total), FixedNetwork(net), ipc=1, init="noise", parametrize=None, classes=None, augment=None,
         lr=1.0, momentum=0.0, steps=0, generator=3, resume=None, callback=None, arguments={},
     )  # fmt: skip
-    draws = [run.sample(0, wanted, step, 0, "real")[:, 0, 0, 0].int().tolist() for step in range(2000)]
-    assert_subsets(draws, total)
-    assert sorted(run.sample(0, total, 0)[:, 0, 0, 0].tolist()) == list(range(total))
+    for limit in (wanted, total):
+        with run.samples(limit, 2000, lambda step, c: (step, c, "real")) as read:
+            draws = [read(step, 0)[:, 0, 0, 0].int().tolist() for step in range(2000)]
+        if limit < total:
+            assert_subsets(draws, total)
+    assert draws[0] == list(range(total))
 
 
 def test_rows_are_uniform_subsets_and_repeats_are_uniform() -> None:

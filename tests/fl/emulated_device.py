@@ -15,10 +15,14 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils import clip_grad
 from torch.overrides import TorchFunctionMode
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -33,9 +37,11 @@ INDEXING = ("aten::index", "aten::index_put_", "aten::index_put", "aten::_index_
 
 
 class _Inside(threading.local):
-    """Thread-local flag: whether a PyTorch function is running that was given a tensor of the second device."""
+    """Thread-local flags: whether a PyTorch function is running that was given a tensor of the second device, and
+    whether it is one that waits for nothing on an accelerator.
+    """
 
-    active = False
+    active = quiet = False
 
 
 _inside = _Inside()
@@ -104,12 +110,17 @@ class _Operations(TorchDispatchMode):
             if (name in INDEXING)
             else False
         )
-        if inputs and (name in WAITING or masks):
+        if inputs and (name in WAITING or masks) and not _inside.quiet:
             _events.note("wait", name)
         if name in INDEXING and on_second_device(args[0]):
             for index in (t for t in tree_leaves(args[1]) if isinstance(t, Tensor) and not on_second_device(t)):
                 _note_copy(True, False, f"{name} by an index of {list(index.shape)} on the CPU")
-        if name == "aten::copy_" and on_second_device(args[0]) != on_second_device(args[1]) and args[1].ndim:
+        if (
+            not _inside.quiet
+            and name == "aten::copy_"
+            and on_second_device(args[0]) != on_second_device(args[1])
+            and args[1].ndim
+        ):
             _note_copy(on_second_device(args[0]), bool(kwargs.get("non_blocking") or args[2:3] == (True,)), name)
         target = device == DEVICE or (device is None and inputs)
         backward = torch._C._current_graph_task_id() != -1  # where a cast names the device, too
@@ -153,14 +164,14 @@ class _Functions(TorchFunctionMode):
                 moved = first if asked[0] is None else _moved(first, asked[0] == DEVICE, blocking)
             same = dtype is None or dtype == moved.dtype
             return moved if same and not kwargs.get("copy") else moved.to(dtype=dtype or moved.dtype, copy=True)
-        before, _inside.active = (
-            _inside.active,
-            first is not None and on_second_device(first) and "device" not in kwargs,
-        )
+        before = (_inside.active, _inside.quiet)
+        _inside.active = first is not None and on_second_device(first) and "device" not in kwargs
+        # CUDA checks no values of `one_hot`. A deep copy copies the storage, and later the flag of the device.
+        _inside.quiet = (func is F.one_hot and len(args) + len(kwargs) > 1) or func is Tensor.__deepcopy__
         try:
             found = func(*args, **kwargs)
         finally:
-            _inside.active = before
+            _inside.active, _inside.quiet = before
         if func in (torch.tensor, torch.as_tensor, torch.asarray) and kwargs.get("device") is not None:
             _put(found, torch.device(kwargs["device"]) == DEVICE)
             if torch.device(kwargs["device"]) == DEVICE and not (args and isinstance(args[0], Tensor)):
@@ -190,5 +201,11 @@ def _moved(value: Tensor, where: bool, blocking: bool = True) -> Tensor:
 @contextmanager
 def second_device() -> Iterator[Events]:
     """Make `cpu:1` a separate device on this thread, and count what waits for it or copies."""
-    with _Functions(), _Operations():
+    with _Functions(), _Operations(), patch.object(clip_grad, "_group_tensors_by_device_and_dtype", _grouped):
         yield _events
+
+
+def _grouped(lists: list[list[Tensor]], with_indices: bool = False) -> Any:
+    """Group tensors for the clipping of gradients, which gets their device from C++."""
+    found = _group_tensors_by_device_and_dtype(lists, with_indices)  # type: ignore[arg-type]
+    return {(own[0][0].device, dtype): (own, rows) for (_, dtype), (own, rows) in found.items()}  # type: ignore[union-attr]

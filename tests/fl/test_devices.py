@@ -9,6 +9,7 @@ import ast
 import copy
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,18 @@ import fl.methods
 from distillkit import LabeledImages
 from distillkit.normalization import IDENTITY
 from fl import Classification, Client, Entry, FedAvg, Message, Method, NoUsableReply, Run, Server
+from fl.aggregation import Aggregator
 from fl.averaging.local import received_state
+from fl.averaging.optimizer import load_state
 from fl.engine import _threads
 from fl.engine._devices import placed
 from fl.engine._threads import ServerThread
+from fl.methods import FedDM, FedProto, FedRep, PrivateFedDM, SummedFedDM
 from tests.fl.emulated_device import DEVICE, Mixed, on_second_device, second_device
-from tests.fl.every_method import METHODS, play, rows
+from tests.fl.every_method import DM, DP, METHODS, play, rows
 from tests.fl.federations import images
 from tests.fl.invariances import assert_same, tensors
-from tests.fl.test_addon_combinations import Net, addon, digits, plain
+from tests.fl.test_addon_combinations import NAMES, OPTIONS, Net, addon, digits, plain
 
 
 @pytest.fixture
@@ -152,25 +156,97 @@ def test_emulated_device_follows_the_rules_of_cuda() -> None:
                 wrong()
 
 
-@pytest.mark.parametrize("name", ["plain", "SCAFFOLD", "FedProx"])
-def test_steps_of_clients_wait_for_nothing_and_copy_nothing(
-    name: str, run_on_second_device: Callable[..., Run]
-) -> None:
-    """Each pass over the images brings one order of them, without waiting; more batches bring nothing."""
+def client_steps(*names_and_batch: Any) -> Method:
+    *names, batch = names_and_batch
+    return plain(*map(addon, names), steps=None, epochs=2, batch=batch)
 
-    def method(batch: int) -> Method:
-        addons = {"plain": [], "SCAFFOLD": [fl.addons.SCAFFOLD()], "FedProx": [fl.addons.FedProx(0.1)]}[name]
-        weights: Any = {"weights": "uniform"} if name == "SCAFFOLD" else {}
-        return FedAvg(*addons, factory=Net, lr=0.1, batch=batch, epochs=3, **weights)
 
+def with_option(name: str, option: str, value: int, **options: Any) -> Method:
+    """Return FedAvg with an add-on, one of whose options is a number of steps."""
+    return plain(getattr(fl.addons, name)(**{**OPTIONS[name], **options, option: value}))
+
+
+def matching(kind: Any, option: str, value: int, **options: Any) -> Method:
+    return kind(**{**(DM if "sigma" not in options else {}), **options, option: value})
+
+
+SUMS: dict[str, Any] = {**DP, "sizes": [10, 10, 10], "noise": "shares"}
+IMAGE: dict[str, Any] = {**DP, "sigma_sizes": 2.0, "least": 0}
+LOOPS: dict[str, tuple[Callable[[int], Method], int, int]] = {
+    **{name: (partial(client_steps, name), 8, 2) for name in NAMES},
+    "several": (partial(client_steps, "FedProx", "FedReg", "VHL", "MOON", "FedDecorr", "Ditto"), 8, 2),
+    "FedProto": (lambda n: FedProto(factory=Net, lr=0.05, batch=n), 8, 2),
+    "FedRep": (lambda n: FedRep(factory=Net, head_epochs=1, lr=0.05, batch=n), 8, 2),
+    "FedDM, images": (partial(matching, FedDM, "steps"), 3, 8),
+    "FedDM, server": (partial(matching, FedDM, "server_batch"), 4, 2),
+    "PrivateFedDM": (partial(matching, PrivateFedDM, "steps", **IMAGE), 3, 8),
+    "SummedFedDM": (partial(matching, SummedFedDM, "steps", **SUMS), 3, 8),
+    "FedDF, server": (partial(with_option, "FedDF", "steps", batch=1), 1, 5),
+    "SharedImage, server": (partial(with_option, "SharedImage", "steps", batch=1, rate=1.0), 1, 4),
+    "FedGen, server": (partial(with_option, "FedGen", "steps"), 2, 8),
+    "FedCOG, images": (partial(with_option, "FedCOG", "steps"), 2, 8),
+    "Anchors, server": (partial(with_option, "Anchors", "steps"), 2, 8),
+    "Condensed, images": (partial(with_option, "Condensed", "steps"), 2, 8),
+    "Condensed, refinement": (partial(with_option, "Condensed", "refine_steps"), 2, 8),
+    "FedReg, iterations": (partial(with_option, "FedReg", "iterations"), 1, 4),
+}
+"""Loops of methods, with a number that makes them longer, without more passes over the images."""
+OFTEN = ("several", "SCAFFOLD", "FedProto", "FedDF, server")
+COPIED = {
+    "VFA": "random features", "FedGen": "noise and classes", "FedGen, server": "noise and classes",
+    "Anchors": "an order of the anchors, all of which are one batch", "FedDM, images": "a network",
+    "PrivateFedDM": "a network", "SummedFedDM": "a network", "Condensed, images": "the layers of a network",
+}  # fmt: skip
+"""What is drawn on the CPU in each step. It is copied without waiting."""
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in LOOPS])
+def test_steps_of_methods_wait_for_nothing(name: str, run_on_second_device: Callable[..., Run]) -> None:
+    """Each pass over the images brings one order of them, without waiting; more steps only bring what is drawn."""
+    make, *lengths = LOOPS[name]
     found = []
-    for batch in (8, 2):
+    for length in lengths:
         with second_device() as events:
             events.clear()
             events.places.clear()
-            run_on_second_device(method(batch), rounds=1)
+            run = run_on_second_device(make(length))
+            assert all(row["failed"] == {} for row in run.rows)
             found.append((events["wait"], events["copy"], events.places.copy()))
-    assert found[0][:2] == found[1][:2], found[1][2] - found[0][2]
+    (waits, copies, where), (more_waits, more_copies, there) = found
+    assert more_waits == waits, there - where
+    assert (more_copies > copies) == (name in COPIED), there - where
+
+
+def test_the_step_count_of_a_continued_optimizer_stays_on_the_cpu() -> None:
+    """PyTorch's Adam reads it in every step. Its moments are on the device of the parameters."""
+    with second_device() as events:
+        found = []
+        for device in (torch.device("cpu"), DEVICE):
+            weight = torch.ones(3, device=device, requires_grad=True)
+            saved = {
+                f"w/{key}": torch.tensor(value).to(device) for key, value in (("step", 2.0), ("exp_avg", [0.5] * 3))
+            }
+            saved["w/exp_avg_sq"] = torch.tensor([0.1, 0.2, 0.3]).to(device)
+            optimizer = torch.optim.Adam([weight], lr=0.1, foreach=False)
+            load_state(optimizer, ["w"], saved)
+            weight.grad = torch.ones_like(weight)
+            events.clear()
+            optimizer.step()
+            assert events["wait"] == 0
+            assert float(saved["w/step"]) == 2.0
+            found.append(weight.detach().cpu())
+    assert found[0].equal(found[1])
+
+
+def test_the_union_of_sets_is_on_their_device() -> None:
+    total = Aggregator({_Kinds.images.key: _Kinds.images})
+    with second_device():
+        for client in (4, 7):
+            total.fold(client, Message({_Kinds.images: images(3, 1).to(DEVICE)}))
+        union = total.result()[_Kinds.images]
+        assert all(on_second_device(t) for t in (union.images, union.labels, union.columns["client"]))
+        assert union.columns["client"].tolist() == [4] * 3 + [7] * 3
 
 
 # Placement of messages and sets on a device.
@@ -179,7 +255,7 @@ def test_steps_of_clients_wait_for_nothing_and_copy_nothing(
 class _Kinds:
     tensor = Entry[torch.Tensor]()
     group = Entry[dict[str, torch.Tensor]]()
-    images = Entry[LabeledImages]("first")
+    images = Entry[LabeledImages]("union")
     number = Entry[float]()
 
 

@@ -81,7 +81,7 @@ def test_distillation_equals_the_release(monkeypatch: pytest.MonkeyPatch) -> Non
     batches = [part for epoch in order.split(5) for part in epoch.split(2)]
     monkeypatch.setattr(
         "fl.addons._distill.shuffled_indices",
-        lambda count, batch, generator, epochs, steps, merge_single: iter(batches[:steps]),
+        lambda count, batch, generator, epochs, steps, merge_single, like: iter(batches[:steps]),
     )
     images, scores = 12 * wave((5, 1, 2, 2), 0.3), iter([0.1, 0.4, 0.6, 0.6, 0.5, 0.6, 0.9])
     student = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3)).double()

@@ -82,7 +82,8 @@ def two_layers(outputs: int) -> nn.Sequential:
 def test_rounds_equal_the_release(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two clients of several batches, three epochs, gamma 0.4, eta 0.1 and 0.001 in 3 iterations, rate 0.5."""
     monkeypatch.setattr(
-        "fl.addons.fedreg.shuffled_indices", lambda count, batch, *_: iter(torch.tensor(SEEN[count][0]).split(batch))
+        "fl.addons.fedreg.shuffled_indices",
+        lambda count, batch, *_, like: iter(torch.tensor(SEEN[count][0]).split(batch)),
     )
     clients = [
         LabeledImages(wave((n, 1, 2, 2), phase), torch.tensor([(2 * i + k) % 3 for i in range(n)]), num_classes=3)
