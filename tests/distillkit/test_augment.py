@@ -3,6 +3,8 @@ from __future__ import annotations
 import collections
 import itertools
 import math
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from distillkit import LabeledImages, Normalization
-from distillkit.augment import DIGITS, DSA, NATURAL, CropFlip, ResizedCrop, ShufflePatches
+from distillkit.augment import DIGITS, DSA, NATURAL, CropFlip, ResizedCrop, ShufflePatches, apply_augmentation
 from distillkit.condense import InnerTraining, distribution_matching, gradient_matching
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.normalization import IDENTITY, ZCA
@@ -244,6 +246,13 @@ def test_invalid_images_are_refused() -> None:
     refused(lambda: DSA()(pictures(), "seed"), TypeError, "generator")
 
 
+@pytest.mark.parametrize("wrong", [lambda x: x.double(), lambda x: x[..., :4], lambda x: None])
+def test_augmentation_must_keep_shape_and_dtype(wrong: Callable[[Tensor], object]) -> None:
+    augment = lambda images, generator, siamese: wrong(images)  # noqa: E731
+    call = partial(apply_augmentation, augment, pictures().float(), derive(0), siamese=True)
+    refused(call, ValueError, r"augment must return torch.float32 \[3, 3, 8, 8\], like its input")
+
+
 CIFAR = Normalization((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
 
@@ -373,9 +382,11 @@ def test_bad_options_of_crop_flip_are_refused(arguments: dict, error: type[Excep
 
 
 def test_images_unsuitable_for_crop_flip_are_refused() -> None:
-    for options in ({"pad": 8}, {"cutout": 10}):
-        with pytest.raises(ValueError, match="too large for images of 8x8 pixels"):
-            CropFlip(CIFAR, **options)(pictures(), 0)
+    for h, w in ((8, 8), (8, 9), (9, 8)):
+        CropFlip(CIFAR, pad=7, cutout=8)(pictures(2, 3, h, w), 0)
+        for options in ({"pad": 8}, {"cutout": 10}):
+            with pytest.raises(ValueError, match=f"too large for images of {h}x{w} pixels"):
+                CropFlip(CIFAR, **options)(pictures(2, 3, h, w), 0)
     refused(lambda: CropFlip(CIFAR)(pictures(2, 1), 0), ValueError, "1 channels")
     refused(lambda: CropFlip(CIFAR)(torch.zeros(3, 8, 8), 0), ValueError, "4 dimensions")
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -77,6 +78,15 @@ def test_distances_are_to_the_nearest_centroid(batch_size: int | None) -> None:
     near = min(float((distances - slow).abs().max()) for distances in got)
     assert near < (1e-4 if batch_size is None else 0.5)  # mini-batches only come near the means
     assert got[0].dtype == torch.float64
+    exact = 1e7 + torch.randn(40, 2, generator=g, dtype=torch.float64)
+    torch.testing.assert_close(centroid_distances(exact, clusters=1), (exact - exact.mean(0)).norm(dim=1))
+
+
+def test_keeping_all_images_ranks_none() -> None:
+    embeddings, logits = pool(9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # such as of too many clusters
+        assert kmeans_balance(embeddings, logits.argmax(1), keep=9).tolist() == list(range(9))
 
 
 def test_more_clusters_than_images_give_each_its_own() -> None:

@@ -151,6 +151,22 @@ def test_the_measured_normalization_of_noise_is_public(name: str) -> None:
     refuse_measured_normalization(MAKERS[name](2, 3, 8).normalization)
 
 
+CHANGES: dict[str, dict[str, Any]] = {
+    "stylegan": {"latent": 8, "width": 9, "mean_std": 2.0, "sample_std": 1.0, "noise_gain": 1.0, "clamp": True},
+    "gaussian": {"base": 4, "mean_std": 2.0, "sample_std": 1.0, "clamp": True},
+    "cnn": {"latent": 8, "width": 5, "mean_std": 1.0, "sample_std": 2.0, "clamp": True},
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_every_option_has_an_effect_and_is_recorded(name: str) -> None:
+    plain = MAKERS[name](2, 3, 8)
+    for option, value in CHANGES[name].items():
+        other = MAKERS[name](2, 3, 8, **{option: value})
+        assert not torch.equal(other.images, plain.images), option
+        assert other.info.get(option, value) == value
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_equal_seeds_give_equal_bits(name: str) -> None:
     make, half = MAKERS[name], Normalization((0.5,), (0.25,))

@@ -10,7 +10,6 @@ from torch import nn
 
 from distillkit._utils.batches import uses_batch_statistics
 from distillkit.networks import ConvNet, FixedNetwork, NetworkBall, RandomNetworks, build
-from distillkit.networks._dropout import seeded_dropout
 from distillkit.rng import derive
 from tests.refused import refused
 
@@ -136,31 +135,3 @@ def test_samplers_have_a_readable_repr() -> None:
     assert repr(RandomNetworks(convnet)) == "RandomNetworks(ConvNet)"
     assert repr(NetworkBall(convnet(), 5.0)) == "NetworkBall(ConvNet, radius=5)"
     assert repr(FixedNetwork(convnet())) == "FixedNetwork(ConvNet)"
-
-
-@pytest.mark.usefixtures("global_rng_untouched")
-@pytest.mark.parametrize("layer", [nn.Dropout(0.25), nn.Dropout2d(0.25)], ids=["elements", "channels"])
-def test_dropout_uses_the_generator_and_is_restored(layer: nn.Module) -> None:
-    model = nn.Sequential(layer)
-    images = torch.ones(50, 8, 4, 4)
-    with seeded_dropout(model, derive(0)):
-        out = model(images)
-        again = model(images)
-        assert torch.equal(model.eval()(images), images)
-        model.train()
-    with seeded_dropout(model, derive(0)):
-        assert torch.equal(model(images), out)
-    assert not torch.equal(out, again)
-    assert sorted(out.unique().tolist()) == pytest.approx([0, 4 / 3])
-    assert out.mean() == pytest.approx(1, abs=0.1)
-    whole = (out == 0).flatten(2).all(2) | (out != 0).flatten(2).all(2)
-    assert bool(whole.all()) == isinstance(layer, nn.Dropout2d)
-    assert "forward" not in vars(layer)
-    with seeded_dropout(nn.Sequential(nn.Dropout(1.0)), derive(0)):
-        pass
-
-
-def test_dropout_of_everything_gives_zeros() -> None:
-    model = nn.Sequential(nn.Dropout(1.0))
-    with seeded_dropout(model, derive(0)):
-        assert torch.equal(model(torch.ones(3)), torch.zeros(3))
