@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,6 +30,9 @@ class E:
 
 
 ENTRIES: dict[str, Entry[Any]] = {e.key: e for e in vars(E).values() if isinstance(e, Entry)}
+
+
+PAIR = LabeledImages(torch.zeros(2, 1, 2, 2), torch.arange(2), num_classes=3)
 
 
 def schema_of(reply: Message | None) -> Schema:
@@ -93,6 +97,8 @@ def test_public_denominator_divides_the_sum() -> None:
     result = aggregate(Message({E.fixed: torch.tensor([2.0])}), Message({E.fixed: torch.tensor([4.0])}))
     assert result[E.fixed].item() == 1.5
     assert result.sum(E.fixed).item() == 6.0
+    many = aggregate(*(Message({E.small: torch.tensor([1], dtype=torch.int8)}) for _ in range(200)))
+    assert many[E.small].tolist() == [200]
 
 
 def test_max_first_and_union_reduce_as_declared() -> None:
@@ -180,7 +186,8 @@ def test_chunked_sum_of_a_large_tensor_is_bitwise_equal(
         (Message.unchecked({"E.rows": torch.ones(2), "E.table": 1.0}), "has another number of rows"),
         (Message({E.top: {"n": torch.tensor([True])}}), "has no max"),
         (Message({E.stack: torch.tensor(1.0)}), "has no rows to concatenate"),
-        (Message.unchecked({"E.plain": "text"}), "has no mean"),
+        (Message.unchecked({"E.plain": "text"}), "is a str, which has no mean"),
+        (Message.unchecked({"E.plain": PAIR}), "is a LabeledImages, which has no mean"),
     ],
 )
 def test_bad_replies_are_refused_with_the_reason(reply: Message | None, why: str) -> None:
@@ -213,6 +220,12 @@ def test_sets_must_match_the_expected_space_and_size() -> None:
         return Message({E.pool: LabeledImages(torch.zeros(n, 1, 2, 2), torch.zeros(n, dtype=torch.long), **data)})
 
     check_reply(pool(2), ENTRIES, like)
+    noted = {"E.pool": EntrySpec(empty.replace(columns={"seen": torch.empty(0, 2)}), max_rows=2)}
+    for column, why in ((torch.zeros(2, 2), ""), (torch.zeros(2), "shape"), (torch.zeros(2, 2).int(), "dtype")):
+        check = partial(check_reply, pool(2, columns={"seen": column}), ENTRIES, noted)
+        refused(check, BadReply, f"E.pool column seen has {why}") if why else check()
+    with pytest.raises(BadReply, match=r"must have the columns \['seen'\]; too many or missing: \['seen'\]"):
+        check_reply(pool(2), ENTRIES, noted)
     refused(lambda: check_reply(pool(3), ENTRIES, like), BadReply, "3 rows, at most 2")
     with pytest.raises(BadReply, match="different normalizations"):
         check_reply(pool(1, normalization=Normalization((0.5,), (0.5,))), ENTRIES, like)

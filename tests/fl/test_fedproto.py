@@ -18,6 +18,7 @@ from distillkit.rng import derive
 from fl import ClientData, FedAvg, MultiLabel, simulate
 from fl.addons import Condensed
 from fl.methods import FedProto
+from fl.networks import embedding_size
 from tests.fl import linear
 from tests.fl.federations import Tiny, federation, images, with_label_rows
 from tests.fl.invariances import assert_same
@@ -161,6 +162,11 @@ def test_on_condensed_data_equals_fedproto_on_these_sets(participation: float | 
     plain = play(real)
     assert [r["up"] for r in plain.rows] == [r["up"] for r in run.rows]
     assert not torch.equal(*(r.server.state[FedProto.prototypes] for r in (plain, run)))
+
+
+def test_embedding_is_that_in_eval_mode() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3)).train()
+    assert embedding_size(network, torch.zeros(1, 1, 4, 4)) == 16  # one image has no statistics of a batch
 
 
 def test_values_of_condensed_are_checked() -> None:

@@ -216,6 +216,7 @@ def test_run_of_simulate_is_repeated_on_given_images(tmp_path: Path) -> None:
         again(tmp_path / "run", clients=federation()[::-1], test=HOW["test"])
     refused(lambda: again(tmp_path / "run", clients=federation()), NotRepeatable, r"test: was \[9, .*, now None")
     refused(lambda: again(tmp_path / "run", test=HOW["test"]), ValueError, "test goes with clients")
+    refused(lambda: again(tmp_path / "run", server_data={}), ValueError, "server_data goes with clients")
     with pytest.raises(ValueError, match="keep and data are for a run of a study"):
         again(tmp_path / "run", clients=federation(), keep=[1])
 

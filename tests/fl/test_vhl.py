@@ -289,11 +289,13 @@ def test_sources_of_virtual_images() -> None:
         want = make(3, 4, 4, 1, generator=derive(0, 0, "server", "VHL"), **options)
         assert torch.equal(run.server.state[VHL.noise].images, want.images)
     foreign = images(9, 5)
+    rich = foreign.replace(columns={"seen": torch.arange(9)}, info={"from": "elsewhere"}).to(dtype=torch.float64)
     runs = [
         simulate(FedAvg(VHL(source, 3), factory=Tiny), federation(), rounds=1, server_data=data, progress=False)
-        for source, data in ((foreign, {}), ("other", {"other": foreign}))
+        for source, data in ((foreign, {}), (rich, {}), ("other", {"other": foreign}))
     ]
-    assert_same(*runs)
+    for run in runs[1:]:
+        assert_same(run, runs[0])
     assert torch.equal(runs[0].server.state[VHL.noise].images, foreign.images)
 
 
