@@ -141,6 +141,8 @@ def test_wrong_values_and_unknown_entries_are_refused_by_name() -> None:
         message[Parts.number] = [1, 2]
     with pytest.raises(TypeError, match=r"Parts\.weights must map names to tensors"):
         message[Parts.weights] = {"a": 3}
+    with pytest.raises(TypeError, match=r"Parts\.weights must map names to tensors, but 3 does not"):
+        message[Parts.weights] = {"a": torch.zeros(1), 3: torch.zeros(1)}
     refused(lambda: message[Parts.text], KeyError, r"holds no 'Parts\.text'")
     with pytest.raises(ValueError, match="declared as a class attribute"):
         message[Entry()] = 1.0

@@ -9,11 +9,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import precision_recall_fscore_support
+from torch import nn
 from torch.nn import functional as F
 
+from distillkit import LabeledImages
 from fl import Classification, FedAvg, MultiLabel, simulate
 from fl.averaging.addon import AddOn
 from fl.engine.history import global_metrics
+from fl.method import Predictor, evaluation_batch_size
 from fl.task import clients_accuracy
 from tests.fl.federations import Tiny, federation
 from tests.refused import refused
@@ -110,6 +114,43 @@ def test_sums_count_answers_of_each_class(pairs: list[tuple[int, int]]) -> None:
     assert sums[3:].view(3, 3).tolist() == cells
     assert sums[:2].tolist() == [len(pairs), sum(cells[0])]
     Classification(3).check_sums(sums)
+
+
+@given(st.integers(1, 9), st.integers(0, 10_000), st.booleans())
+def test_results_equal_those_of_sklearn(n: int, seed: int, silent: bool) -> None:
+    """Also for classes that nothing has, or that are never predicted; outputs beyond the classes are ignored."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(n, 6, generator=generator)
+    logits[:, 2] = -1.0 if silent else logits[:, 2]
+    rows = (torch.rand(n, 4, generator=generator) < 0.4).float()
+    sums, says = MultiLabel(4).sums(logits, rows), (logits[:, :4] > 0).int()
+    metrics = MultiLabel(4).metrics(sums)
+    loss = F.binary_cross_entropy_with_logits(logits[:, :4].double(), rows.double())
+    assert metrics.pop("loss") == pytest.approx(float(loss))
+    assert metrics.pop("accuracy") == pytest.approx(float((says == rows).double().mean()))
+    wanted = {}
+    for prefix, average in (("c", "macro"), ("o", "micro")):
+        p, r, _, _ = precision_recall_fscore_support(rows, says, average=average, zero_division=0)
+        wanted |= {f"{prefix}_precision": p, f"{prefix}_recall": r, f"{prefix}_f1": 2 * p * r / (p + r or 1)}
+    assert metrics == pytest.approx(wanted)
+    labels = torch.randint(4, (n,), generator=generator)
+    found = Classification(4).metrics(Classification(4).sums(logits, labels))
+    assert found["loss"] == pytest.approx(float(F.cross_entropy(logits.double(), labels)))
+    assert found["accuracy"] == pytest.approx(float((logits.argmax(1) == labels).double().mean()))
+    for task, values in ((Classification(4), labels), (MultiLabel(4), rows)):
+        data = LabeledImages(logits.view(n, 6, 1, 1), values, num_classes=4)
+        whole, parts = (Predictor(nn.Flatten()).sums(data, task, chunk) for chunk in (None, 2))
+        assert torch.allclose(parts, whole)
+        assert torch.allclose(whole, task.sums(logits, values))
+
+
+@pytest.mark.parametrize(
+    ("shape", "device", "wanted"),
+    [((1, 8, 8), "cpu", 256), ((3, 40, 32), "cpu", 128), ((3, 64, 128), "cpu", 32), ((1, 512, 512), "cpu", 1),
+     ((1, 999, 999), "cpu", 1), ((3, 224, 224), "cuda", 64), ((3, 32, 32), "cuda", 256)],
+)  # fmt: skip
+def test_a_batch_of_a_test_is_the_largest_power_of_two_that_fits(shape: Any, device: str, wanted: int) -> None:
+    assert evaluation_batch_size(shape, torch.device(device)) == wanted
 
 
 def test_metrics_of_several_models_are_averaged() -> None:

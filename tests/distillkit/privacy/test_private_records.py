@@ -27,7 +27,7 @@ from distillkit.privacy import (
     separable,
     train_private,
 )
-from distillkit.privacy.validation._private_records import PrivateRecords
+from distillkit.privacy.validation._private_records import PrivateRecords, active_records, apart_from_records
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol
@@ -277,3 +277,12 @@ def test_layer_that_works_in_place_leaves_the_set_as_it_is() -> None:
     network = nn.Sequential(nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(16, 3))
     class_sums(*data, PublicEmbedders(FixedNetwork(network), 1, like=data), num_classes=3)
     assert torch.equal(data.images, before)
+
+
+def test_contents_are_compared_inside_of_entry_points_only() -> None:
+    def compared() -> bool:
+        return active_records().content
+
+    whole, memory = apart_from_records(), apart_from_records(content=False)
+    assert [compared(), whole(compared)(), memory(compared)(), compared()] == [False, True, False, False]
+    assert whole(memory(compared))()  # the outer entry point decides
