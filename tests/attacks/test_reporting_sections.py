@@ -14,10 +14,11 @@ from attacks.reporting._evidence import Evidence, ObservedData, Records
 from attacks.reporting._page import Section
 from attacks.reporting._rates import evaluate_scores, format_percent
 from attacks.reporting._recorded_run import RecordedRun
-from attacks.reporting._section_images import membership_section
+from attacks.reporting._section_images import _add_groups, membership_section
 from attacks.reporting._section_messages import adversary_section, class_section
-from attacks.reporting.privacy_claim import Audit, claim_section
+from attacks.reporting.privacy_claim import Audit, _add_claim, claim_section
 from attacks.reporting.similarity import record_scores
+from attacks.statistics import Rate, at_threshold
 from attacks.transcript import TranscriptMessage
 from distillkit import LabeledImages
 from distillkit._utils.tables import Table
@@ -191,6 +192,34 @@ def test_folder_with_a_whitened_space_is_not_shown_in_pixels() -> None:
     said[1] = ["normalization", {**said[1][1], "with": {**parts, "zca": "whitening.safetensors"}}]
     assert folder(config={"images": {"dict": said}}).normalization is None
     assert rows(adversary_section(folder()))[0][2] == "not in the folder"
+
+
+def test_a_claim_is_told_with_its_conditions() -> None:
+    def told(claim: dict[str, Any]) -> list[str]:
+        section = Section("")
+        _add_claim(section, claim)
+        return words(section).splitlines()
+
+    more = {"remarks": ["r"], "assumed_public": {"DPSGD": ["size", "clip"]}}
+    ends = ["Remark: r", "Assumed public by DPSGD: size, clip."]
+    held = {"epsilon": 2.0, "delta": 1e-5, "relation": "one", "valid_if": "planned"}
+    start = "Claimed: epsilon 2 at delta 1e-05 (one), as the run recorded it."
+    assert told(held | more) == [start, "It holds if planned.", *ends]
+    lost = {"epsilon": None, "reason": "seeded", "nominal_epsilon": 3.0, "valid_if": "planned"}
+    hoped = "With secret noise it would be epsilon 3."
+    assert told(lost | more) == ["No guarantee holds: seeded.", hoped, *ends]
+    assert told({"epsilon": None}) == ["No guarantee holds: the run records no reason."]
+
+
+def test_started_records_are_rated_apart_from_the_rest() -> None:
+    members = Records(torch.zeros(9, 1, 4, 4), torch.tensor([1, 3, 5, 7]), None)
+    points = {"a": at_threshold(torch.tensor([0.0, 1.0]), torch.tensor([False, True]), 0.5)}
+    for started, shown in (([1, 2, 3], ["2/2", "1/2"]), ([1, 3, 5, 7], ["3/4", None]), ([0], [None, "3/4"])):
+        section = Section("")
+        _add_groups(section, members, {"a": torch.tensor([0.6, 0.5, 0.4, 0.9])}, points, torch.tensor(started))
+        rates = [Rate.of(*map(int, one.split("/"))) if one else "none attacked" for one in shown]
+        assert rows(section) == [("a", *map(str, rates))]
+        assert f"images started from {len({1, 3, 5, 7} & {*started})} of 4 members" in words(section)
 
 
 # Images that were sent.

@@ -100,6 +100,8 @@ def test_larger_budget_never_buys_fewer_rounds(
     smallest = min(spent(r.rows, what)[-1] for r in runs)
     assert {r["budget"] for r in default.rows} == {smallest}
     assert default.rows == at_equal(runs, by=what, budget=smallest).rows
+    last = {"rounds": [], "client_seconds": ["client s spent"]}.get(what, ["MB spent"])
+    assert [*default.header][-len(last) - 2 :] == ["accuracy %", "after round", *last]
 
 
 def test_equal_bytes_differ_from_equal_rounds() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from distillkit.rng import derive
@@ -111,3 +112,23 @@ def test_limit_of_an_update_grows_with_the_whole_model() -> None:
     assert FedAvg(factory=Tiny).settings.update_limit(weights) == pytest.approx(600.0)
     assert FedAvg(factory=Tiny).settings.update_limit({}) == 100.0
     assert FedAvg(factory=Tiny, max_update_norm=7.0).settings.update_limit(weights) == 7.0
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_draws_and_streams_of_an_add_on(batch_norm: bool) -> None:
+    """Draws differ between rounds, clients and purposes; a single last image joins a batch if there is batch norm."""
+    states, sizes = dict[tuple[int, int, str], torch.Tensor](), list[list[int]]()
+
+    class Peek(AddOn):
+        def before_training(self, local: Any) -> None:
+            for purpose in ("", "x"):
+                states[local.round, local.client.id, purpose] = local.generator(self, purpose).get_state()
+            stream = local.stream(self, local.client.data[:5], batch=4)
+            sizes.append([len(next(stream).images) for _ in range(3)])
+
+    layers = [nn.BatchNorm1d(16)] if batch_norm else []
+    method = FedAvg(Peek(), factory=lambda outputs: nn.Sequential(nn.Flatten(), *layers, nn.Linear(16, outputs)))
+    simulate(method, federation()[:2], rounds=2, seed=3, progress=False)
+    assert len(states) == 8
+    assert all(torch.equal(state, derive(3, r, k, "Peek", p).get_state()) for (r, k, p), state in states.items())
+    assert sizes == [[5, 5, 5] if batch_norm else [4, 1, 4]] * 4

@@ -151,6 +151,17 @@ def test_rows_of_a_table_may_lack_columns_of_others() -> None:
     assert hidden["failed_after"] == {"deal": {"#1": "c", "#2": "d"}}
 
 
+def test_bytes_of_tests_are_those_of_all_tested_clients() -> None:
+    parts = [ClientData(data, images(6, seed=k)) for k, data in enumerate(federation())]
+    for evaluate, tested in (("all", 5), ("drawn", 2), ([4], 1)):
+        [row] = simulate(FedAvg(factory=Tiny), parts, rounds=1, participation=2, evaluate=evaluate, progress=False).rows
+        assert row["bytes_up_evaluation"] == tested * 8 * (3 + 3 * 3)
+        assert row["bytes_down_evaluation"] == tested * row["down"]["FedAvg.model"] / 2
+        assert row["accuracy_clients"]["clients"] == tested
+    [row] = simulate(FedAvg(factory=Tiny), parts, rounds=1, evaluate="none", progress=False).rows
+    assert "bytes_up_evaluation" not in row
+
+
 def test_notes_of_an_add_on_replace_no_column() -> None:
     class Noting(AddOn):
         def receive(self, server: Any, replies: Any, old: Any) -> None:

@@ -147,6 +147,16 @@ def test_several_messages_are_combined() -> None:
     )
     exact = class_bounds(3, labels=torch.tensor([0, 1]), size=2)
     assert "holds classes 0 (exactly 1), 1 (exactly 1)" in str(exact)
+    rows = torch.tensor([[0.0, 0], [1, 2], [3, 4]])
+    for message, ground in (
+        ({"labels": torch.tensor([0, 1])}, "a set made for the present classes only"),
+        ({"class_rows": rows}, "rows for some classes only"),
+        ({"class_rows": rows, "noised": True}, "rows for some classes only, with noise on those"),
+        ({"class_rows": rows + 1}, "a row for every class, without noise"),
+        ({"class_rows": rows + 1, "noised": True}, "noised rows for all classes, from which nothing certain follows"),
+    ):
+        assert class_bounds(3, **message).grounds == (ground,)  # type: ignore[arg-type]
+    assert "(at least 1)" in str(class_bounds(3, class_rows=rows))
     nothing = class_bounds(2, class_rows=torch.ones(2, 3), noised=True)
     assert "reveals nothing certain about 2 classes, which is no protection" in str(nothing)
     assert nothing.at_most.tolist() == [MANY, MANY]

@@ -103,6 +103,17 @@ def test_every_canary_is_tested_on_both_teachers_which_see_disjoint_halves() -> 
     assert all(wrong)
 
 
+def test_rates_are_named() -> None:
+    taught, control = Rate.of(9, 10), Rate.of(1, 10)
+    made = CanaryAttack(taught, control, 8, 1)
+    assert made.p_value == pytest.approx(binomtest(8, 9, alternative="greater").pvalue)
+    assert str(made) == (
+        f"planted labels repeated: {taught} if the teacher saw the canary, {control} if it did not; "
+        f"p = {made.p_value:.2g}"
+    )
+    assert CanaryAttack(taught, taught, 0, 0).p_value == 1
+
+
 def test_seed_decides_the_result() -> None:
     seeds: list[list[int]] = [[], []]
 

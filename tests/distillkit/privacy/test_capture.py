@@ -372,18 +372,25 @@ def test_a_grid_reads_the_centre_where_it_is_not_finite_and_images_keep_theirs()
     assert bool(wanted.isnan().any())
 
 
-@pytest.mark.parametrize("draw", ["rand", "randn", "uniform_", "normal_", "bernoulli", "rand_like", "randint"])
+DRAWN: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
+    "rand": (lambda x: torch.rand(x.shape), 0.5, 1 / 12),
+    "randn": (lambda x: torch.randn(x.shape), 0.0, 1.0),
+    "uniform_": (lambda x: torch.empty_like(x).uniform_(1, 3), 2.0, 4 / 12),
+    "normal_": (lambda x: torch.empty_like(x).normal_(1, 2), 1.0, 4.0),
+    "bernoulli": (lambda x: torch.bernoulli(torch.full_like(x, 0.3)), 0.3, 0.21),
+    "bernoulli_": (lambda x: torch.empty_like(x).bernoulli_(0.3), 0.3, 0.21),
+    "rand_like": (lambda x: torch.rand_like(x), 0.5, 1 / 12),
+    "randn_like": (lambda x: torch.randn_like(x), 0.0, 1.0),
+    "randint": (lambda x: torch.randint(4, x.shape).to(x), 1.5, 1.25),
+    "randint from 2": (lambda x: torch.randint(2, 6, x.shape).to(x), 3.5, 1.25),
+    "randint_like": (lambda x: torch.randint_like(x, 4), 1.5, 1.25),
+    "randint_like from 2": (lambda x: torch.randint_like(x, 2, 6), 3.5, 1.25),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWN)
 def test_draws_are_inputs_with_the_operators_distribution(draw: str, global_rng_untouched: None) -> None:
-    functions: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
-        "rand": (lambda x: torch.rand(x.shape), 0.5, 1 / 12),
-        "randn": (lambda x: torch.randn(x.shape), 0.0, 1.0),
-        "uniform_": (lambda x: torch.empty_like(x).uniform_(1, 3), 2.0, 4 / 12),
-        "normal_": (lambda x: torch.empty_like(x).normal_(1, 2), 1.0, 4.0),
-        "bernoulli": (lambda x: torch.bernoulli(torch.full_like(x, 0.3)), 0.3, 0.21),
-        "rand_like": (lambda x: torch.rand_like(x), 0.5, 1 / 12),
-        "randint": (lambda x: torch.randint(0, 4, x.shape).to(x), 1.5, 1.25),
-    }
-    function, mean, variance = functions[draw]
+    function, mean, variance = DRAWN[draw]
     images = torch.zeros(8, 2500, dtype=torch.float64)
     captured = capture(lambda shared, x: [x + function(x)], [], [images], function_name="it")
     (rows,) = captured([], images, generator=derive(0))
