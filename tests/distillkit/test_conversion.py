@@ -17,6 +17,7 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
+    RandomSampler,
     Subset,
     TensorDataset,
     WeightedRandomSampler,
@@ -80,6 +81,7 @@ SOURCES: dict[str, Any] = {
     "DataLoader": DataLoader(Lazy(), batch_size=4),
     "shuffled DataLoader": DataLoader(Lazy(), batch_size=4, shuffle=True),
     "DataLoader of a stream": DataLoader(Stream(), batch_size=4),
+    "DataLoader without batches": DataLoader(Lazy(), batch_size=None),
 }
 
 
@@ -294,6 +296,8 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
         ValueError,
         r"image of item 1 is torch.float32 \[2, 3, 4\].*item 0 torch.float32 \[2, 4, 4\]; convert them",
     ),
+    "other types": (Lazy([PIXELS[0], PIXELS[1].double()], [0, 1]), {}, ValueError, "item 1 is torch.float64"),
+    "an empty word": (PICTURES, {"labels": [*WORDS[:5], ""]}, ValueError, r"1 of 6 are not, such as .*\[5\]"),
     "no label": (Lazy(PIXELS, [None] * 6), {}, TypeError, r"label of data\[0\] must be a class index .*NoneType"),
     "float labels": (Lazy(PIXELS, LABELS.float()), {}, TypeError, "integer dtype"),
     "words in an array": (np.array([["a"]]), {"labels": [0]}, TypeError, "data must hold numbers"),
@@ -304,6 +308,13 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
         TypeError,
         "WeightedRandomSampler.*Subset",
     ),
+    "repeated draws": (
+        DataLoader(Lazy(), sampler=RandomSampler(Lazy(), replacement=True)),
+        {},
+        TypeError,
+        "DataLoader with a RandomSampler",
+    ),
+    "few draws": (DataLoader(Lazy(), sampler=RandomSampler(Lazy(), num_samples=3)), {}, TypeError, "a RandomSampler"),
     "half a loader": (DataLoader(Lazy(), batch_sampler=[[0, 1], [2]]), {}, TypeError, "DataLoader with a list"),
     "a collate_fn": (DataLoader(Lazy(), collate_fn=lambda items: items), {}, TypeError, "its own collate_fn"),
 }
@@ -320,6 +331,16 @@ def test_quick_call_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", screen)
     as_set(Lazy())
     assert screen.getvalue() == ""
+
+
+def test_arrays_are_copied_in_native_order_and_single_precision() -> None:
+    array = np.arange(4, dtype=np.float32)
+    found = as_tensor(array, "a")
+    array += 1
+    assert found.tolist() == [0, 1, 2, 3]
+    assert as_tensor(np.arange(4, dtype=np.float16), "a").dtype == torch.float32
+    assert as_tensor(np.arange(4, dtype=">i4"), "a").tolist() == [0, 1, 2, 3]
+    assert as_tensor(np.array([True, False]), "a").tolist() == [True, False]
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", ">u2"])
@@ -346,7 +367,7 @@ def test_channels_may_be_last_if_nothing_else_is_possible(channels: int, kind: s
     rows = [{"id": 7, "image": one, "class": k} for one, k in zip(given, LABELS.tolist())]
     made = as_set({"a dataset": Lazy(given), "a list": (list(given), LABELS), "rows": rows, "": (given, LABELS)}[items])
     assert torch.equal(made.images, want)
-    gray = as_set(given[..., 0] if channels == 3 or not items else given, LABELS)
+    gray = as_set((given[..., 0] if channels == 3 or not items else given, LABELS))
     assert torch.equal(gray.images, want[:, :1])
     assert torch.equal(as_set(images.numpy() if array else images, LABELS[:, None]).images, want)
 
@@ -380,6 +401,9 @@ def test_columns_sizes_and_names_are_chosen() -> None:
     refused(lambda: LabeledImages.from_dataset(rows, image="a"), TypeError, "no column is the label among a, b, x, y")
     refused(lambda: as_set(made, class_names=names[:3]), ValueError, "class_names differ from those of the set")
     assert as_set(made, class_names=names) is made
+    assert as_set([{"class": 5, "image": one, "label": k} for k, one in enumerate(PICTURES)]).labels.tolist() == [
+        *range(6)
+    ]
 
 
 def test_pictures_of_several_sizes_are_resized() -> None:

@@ -163,7 +163,10 @@ def test_evaluation_has_a_random_baseline_for_each_architecture() -> None:
     assert evaluate(stripes(8), test, convnet, num_networks=1, protocol=SHORT).rows[0].architecture == "ConvNet"
     record = json.loads(json.dumps(result.record()))
     assert record["protocol"]["epochs"] == SHORT.epochs
-    assert record["rows"][1]["accuracies"] == list(result.rows[1].accuracies)
+    assert (record["images"], record["device"], record["precision"], record["against"]) == (40, "cpu", None, {})
+    for told, row in zip(record["rows"], result.rows, strict=True):
+        assert told["accuracies"] == list(row.accuracies)
+        assert (told["accuracy_mean"], told["accuracy_std"]) == (row.mean, row.std)
     lines = str(result).splitlines()
     assert len(lines) == 6
     assert f"{100 * result.rows[1].mean:.1f} ± {100 * result.rows[1].std:.1f}" in lines[2]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import LabeledImages, Normalization
-from distillkit._evaluation_checks import check_factor
+from distillkit._evaluation_checks import check_factor, images_among
 from distillkit.data import Split, open_npz
 from distillkit.evaluate import evaluate
 from distillkit.labels import Relabel, soft_labels, stored_soft_labels
@@ -75,6 +75,15 @@ def test_test_images_among_training_images_are_counted_once(change: str) -> None
     [text] = [one for one in found if "images of test are also in real" in one]
     assert least <= int(text.split()[0]) <= len(leaked)
     assert said(lambda: measure(small, test, linear, real=other if norm is None else other.renormalize(norm))) == []
+
+
+@pytest.mark.parametrize(("levels", "same"), [(1, True), (2, False)])
+def test_images_are_equal_up_to_rounding(levels: int, same: bool) -> None:
+    """In a pattern that no mean over a block shows."""
+    data = LabeledImages(torch.full((20, 3, 8, 8), 0.5), torch.arange(20) % 3, num_classes=3)
+    data = data.replace(images=data.images + torch.arange(20).view(-1, 1, 1, 1) / 64)
+    signs = (-1.0) ** (torch.arange(8)[:, None] + torch.arange(8))
+    assert images_among(data.replace(images=data.images + levels / 255 * signs), data).tolist() == [same] * 20
 
 
 NOTED: dict[str, tuple[Callable[[], Any], str]] = {

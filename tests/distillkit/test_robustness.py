@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any, cast, get_args
 
@@ -16,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distillkit import LabeledImages, Normalization
+from distillkit import LabeledImages, Normalization, robustness
 from distillkit.data import open_npz
 from distillkit.evaluate import evaluate
 from distillkit.networks import ConvNet, build
@@ -135,6 +136,12 @@ def test_corruption_grows_with_severity_and_severity_zero_changes_nothing(kind: 
 
 def corrupt(kind: Kind, severity: int, x: Tensor) -> Tensor:
     return Corruption(kind, severity)(x, torch.zeros(len(x)), lambda p: p, derive(0))
+
+
+def test_amounts_are_those_of_the_documentation() -> None:
+    for kind, (_, amounts) in robustness._CORRUPTIONS.items():
+        line = next(line for line in str(Corruption.__doc__).splitlines() if f'`"{kind}"`' in line)
+        assert tuple(float(number) for number in re.findall(r"\d[\d.]*", line)[:5]) == amounts
 
 
 def test_corruptions_by_hand() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distillkit import LabeledImages, Normalization, plot
-from distillkit._sanity_checks import check_perturbed
+from distillkit._sanity_checks import check_logits, check_perturbed
 from distillkit._utils.user_warnings import without_warnings
 from distillkit.augment import DSA, require_augmentation
 from distillkit.condense import distribution_matching, gradient_matching, herding, random_subset
@@ -165,6 +165,35 @@ def test_range_without_a_normalization(low: float, high: float, outcome: str | N
             as_set(images, torch.tensor([0, 1]))
         else:
             refused(lambda: as_set(images, torch.tensor([0, 1])), (ValueError, UserWarning), outcome)
+
+
+@pytest.mark.parametrize(("mean", "std", "low", "high", "words"), [
+    ((0.19,), (1.0,), 0.0, 1.0, None), ((0.21,), (1.0,), 0.0, 1.0009, "although black"),
+    ((0.21,), (1.0,), 0.0, 1.002, None), ((0.21,), (1.0,), -0.001, 1.0, None), ((0.1, 0.9), (1.0, 1.0), 0.0, 1.0, None),
+    ((0.5,), (0.25,), -38.0, 38.0, None), ((0.5,), (0.25,), -38.1, 0.0, "images range"),
+    ((0.5,), (0.25,), 0.0, 38.1, "images range"), ((0.5, 0.1), (0.25, 0.5), -38.0, 38.0, None),
+])  # fmt: skip
+def test_range_within_a_normalization(mean: Any, std: Any, low: float, high: float, words: str | None) -> None:
+    """Nine ranges beyond black and white, of all channels, are no noise."""
+    images = torch.full((2, len(mean), 4, 4), max(low, 0.0))
+    images[0, 0, 0, 0], images[1, -1, 1, 2] = low, high
+    call = lambda: LabeledImages(images, [0, 1], normalization=Normalization(mean, std))  # noqa: E731
+    if words is None:
+        call()
+    else:
+        refused(call, UserWarning, words)
+
+
+@pytest.mark.parametrize(("row", "wrong"), [
+    ([0.3, 0.7], True), ([0.3, 0.7005], True), ([0.3, 0.702], False), ([-0.1, 1.1], False), ([1.0], False),
+])  # fmt: skip
+def test_rows_of_probabilities_are_no_logits(row: list[float], wrong: bool) -> None:
+    logits = torch.tensor([row, row])
+    if wrong:
+        refused(lambda: check_logits(logits, "it", refuse=True), ValueError, "it must return logits")
+        refused(lambda: check_logits(logits, "it", refuse=False), UserWarning, "it must return logits")
+    else:
+        check_logits(logits, "it", refuse=True)
 
 
 @pytest.mark.parametrize(("before", "after", "wrong"), [(16.0, 16.5, True), (16.5, 17.0, False), (1.0, 16.0, False)])

@@ -105,6 +105,8 @@ def test_the_folder_layout_with_a_table_is_read(tmp_path: Path) -> None:
     found = datasets.load_dataset("imagefolder", data_dir=str(tmp_path), split="train", cache_dir=str(tmp_path / "c"))
     made = as_set(found, progress=False)
     assert made.class_names == NAMES[:3]
+    paths = found.cast_column("image", datasets.Image(decode=False))
+    assert torch.equal(as_set([{**row, "image": {**row["image"], "bytes": None}} for row in paths]).images, made.images)
     order = [int(one.mul(255).round().byte()[0, 0, 0]) for one in made.images]
     assert sorted(zip(order, made.labels.tolist())) == sorted(zip(ARRAYS[:, 0, 0, 0].tolist(), LABELS))
 

@@ -220,6 +220,8 @@ def test_the_folder_and_the_size_of_a_cache_are_reported(tmp_path: Path, monkeyp
     with pytest.warns(UserWarning, match=r"1.89 kB is written to .*pets.cache; give cache="):
         data = open_folder(path).train
     assert data.path.parent == tmp_path / "pets.cache"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert open_folder(path, cache="~/own").train.path.parent == tmp_path / "own"
     monkeypatch.setenv("DISTILLKIT_CACHE", str(tmp_path / "elsewhere"))
     assert open_folder(path).train.path.parent == tmp_path / "elsewhere"
     monkeypatch.setattr(shutil, "disk_usage", lambda where: shutil._ntuple_diskusage(10**9, 10**9, 1000))
@@ -360,7 +362,7 @@ def test_pictures_that_exceed_memory_are_refused_before_reading(
     pages["SC_PHYS_PAGES"] = 4
     with pytest.warns(UserWarning, match="16.4 kB of memory; use open_folder"):
         load_folder(pets)
-    pages["SC_PHYS_PAGES"] = 5
+    pages |= {"SC_PAGE_SIZE": 9072, "SC_PHYS_PAGES": 2}  # just half
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load_folder(pets)

@@ -113,6 +113,9 @@ def test_stored_equals_memory(tmp_path: Path) -> None:
         assert torch.equal(one.images, read.images)
         assert torch.equal(one.labels, read.labels)
         assert (one.class_names, one.info) == (read.class_names, read.info)
+    form: dict[str, Any] = {"hold_out": "content", "test_fraction": 0.4, "size": (4, 3), "channels": 1}
+    both = [load_table(table, **options, **form), open_table(table, cache=tmp_path / "cache", **options, **form)]
+    assert [(one.train.shape, one.train.info["hold_out"]) for one in both] == [((1, 4, 3), "content")] * 2
     frame = pd.read_csv(table, dtype=str)
     options |= {"test_fraction": 0}
     for ordered in (frame, frame[::-1]):
@@ -284,7 +287,7 @@ def test_what_is_no_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_full_names_beat_names_without_ending_and_words_for_nothing_are_labels(tmp_path: Path) -> None:
     for number, name in enumerate(("a.png", "a.png.jpg.png", "b.jpg")):
         save(tmp_path / name, number)
-    (tmp_path / "t.csv").write_text("file,label\na.png,NA\nb,None\n", encoding="utf-8")
+    (tmp_path / "t.csv").write_text("file,label\na.png ,NA\nb, None \n", encoding="utf-8")
     split = load_table(tmp_path / "t.csv", test_fraction=0, normalization=IDENTITY)
     assert split.classes == ("NA", "None")
     assert np.array_equal((split.train.images[0] * 255).round().byte().permute(1, 2, 0), picture(0))

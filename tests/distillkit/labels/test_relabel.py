@@ -188,6 +188,9 @@ def test_stored_labels_refuse_other_images_and_options() -> None:
         stored_soft_labels(data, protocol())
     with pytest.raises(ValueError, match="must relabel views with a teacher"):
         stored_soft_labels(data, protocol(Relabel(None)))
+    wrong = stripes(60).replace(labels=stripes(60).labels.roll(1))
+    with pytest.raises(ValueError, match="of 60 images of pool"):
+        stored_soft_labels(data, online, pool=wrong)
     other = data.replace(normalization=Normalization([0.5], [0.5]))
     with pytest.raises(ValueError, match="small and pool have different normalizations"):
         stored_soft_labels(data, protocol(Relabel(trained_teacher())), pool=other)
@@ -213,7 +216,10 @@ def test_records_hold_a_teacher_by_fingerprint_and_path(tmp_path: Path) -> None:
     assert again.record() == options.record()
     assert (tmp_path / f"{record['teacher']['fingerprint']}.safetensors").exists()
     stored = stored_soft_labels(data, options, progress=False)
-    json.dumps(replace(options, relabel=stored).record())
+    told = json.loads(json.dumps(replace(options, relabel=stored).record()))["relabel"]
+    counts = {"epochs": 1, "top_k": CLASSES, "bytes": stored.bytes, "temperature": 20.0, "scale_loss": False}
+    assert counts.items() <= told.items()
+    assert told["teacher"] == record["teacher"]
 
 
 def test_teacher_is_required_and_must_fit() -> None:

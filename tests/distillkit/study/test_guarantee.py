@@ -78,6 +78,7 @@ def test_a_later_charge_counts_and_other_images_are_named(tmp_path: Path) -> Non
     study.run(trial=False, progress=False)
     path = next(tmp_path.glob("a*/ledger.jsonl"))
     Ledger(path).spend(Event("again", SIGMA))
+    assert not any(CHOSEN in record.line.get("epsilon_remarks", []) for record in study.records())
     total = study.guarantee("a")
     assert total.epsilon == pytest.approx(compose([(SIGMA, 1.0, 2)], 1e-5).epsilon)
     assert OTHERS.format(1) in total.remarks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from distillkit import LabeledImages, Normalization
+from distillkit._utils.provenance import git_commit
 from distillkit.condense import distribution_matching, random_subset
 from distillkit.data import Split, partition
 from distillkit.evaluate import evaluate
@@ -173,6 +175,28 @@ def test_each_run_is_reported_once_when_it_ends(tmp_path: Path) -> None:
     assert [line["run"] for line in told((0, 1))] == ["made-a-1"]
     with pytest.raises(TypeError, match=r"on_run is called as on_run\(line\)"):
         Study(tmp_path, task(), {"A": known()}).run(on_run=3)  # type: ignore[arg-type]
+
+
+def test_progress_and_costs_are_shown_and_the_commit_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    shown = SimpleNamespace(update=lambda: seen.append(1), set_postfix_str=seen.append, clear=lambda: None)
+    count = lambda total, what, **given: seen.append((total, what)) or contextlib.nullcontext(shown)  # noqa: E731
+    monkeypatch.setattr("distillkit.study.study.bar", count)
+    study = Study(tmp_path, task(), {"A": known(search=grid(value=[10, 20]))}, seeds=(0,))
+    study.run(progress=False)
+    assert capsys.readouterr().out == ""
+    assert seen == [
+        (2, "tuning runs"), 1, "made-a-0-100: 11.0 %", 1, "made-a-1-100: 21.0 %", (1, "runs"), 1, "made-a-0: 20.0 %",
+    ]  # fmt: skip
+    again = Study(tmp_path, task(), {"A": known(search=grid(value=[10, 20]))}, seeds=(0, 1))
+    said = str(again.estimate())
+    [first, _] = again.run()
+    assert capsys.readouterr().out.split("|")[:8] == said.split("|")[:8]
+    assert first.line["commit"] == git_commit()
+    again.run()
+    assert capsys.readouterr().out == ""  # all is done
 
 
 def test_seeds_candidates_and_tasks_can_be_added_but_not_changed(tmp_path: Path) -> None:
@@ -465,8 +489,10 @@ def few(steps: int, lr: float = 1.0) -> Any:
     )
 
 
-def whole(real: LabeledImages, *, callback: Any = None) -> LabeledImages:
+def whole(real: LabeledImages, *, generator: Any, callback: Any = None) -> LabeledImages:
     assert callback is None  # without `resume` it is of another kind than a condenser's, and not used
+    states = [derive(3, what).get_state() for what in ("condense", "trial")]
+    assert any(torch.equal(generator.get_state(), state) for state in states)
     return real
 
 
@@ -578,6 +604,8 @@ def test_condensers_with_callbacks_and_full_data_sets_run(tmp_path: Path) -> Non
     assert not (tmp_path / "made-all-3" / "set.safetensors").exists()
     assert record.line["epsilon"] is None
     assert 0 <= record.line["cpu_seconds_condense"] <= record.line["cpu_seconds_test"]
+    assert record.line["seconds"] == pytest.approx(record.line["seconds_condense"] + record.line["seconds_test"])
+    assert record.line["accuracy_std"] == row.std
 
 
 def test_existing_set_is_not_remade_and_its_seconds_are_unknown(tmp_path: Path) -> None:
@@ -681,6 +709,10 @@ def test_networks_are_created_on_the_runs_device_and_others_evaluated(tmp_path: 
     split = where.split
     with run_device("meta"):
         seeing(split.train, factory=candidate.factory(where.task, split))
+    threads = torch.get_num_threads()
+    with run_device("cpu", threads + 1):
+        assert torch.get_num_threads() == threads + 1
+    assert torch.get_num_threads() == threads
     count = sum(p.numel() for p in where.task.network(split)(2).parameters())
     assert seen == [("meta", count)]
     refused(lambda: replace(candidate, tested=3), TypeError, "tested")
