@@ -3,14 +3,15 @@ from __future__ import annotations
 import math
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distillkit._utils import check
+from distillkit._utils import check, options
+from distillkit._utils.threads import thread_pool
 from tests.refused import refused
 
 good_shapes = st.tuples(*[st.integers(1, 3)] * 4)
@@ -133,6 +134,43 @@ def test_real_number_refuses_other_types(value: Any) -> None:
 
 def test_an_integer_becomes_a_float() -> None:
     assert isinstance(check.real_number(3, "rate"), float)
+
+
+@pytest.mark.parametrize(("kind", "inside", "outside"), [
+    ("Positive", [1e-9], [0.0]), ("NonNegative", [0.0], [-1e-9]), ("Fraction", [0, 1], [-0.1, 1.1]),
+    ("Decay", [0, 0.99], [-0.1, 1.0]), ("Share", [0.1], [0.0, 1.0]), ("Rate", [0.1, 1], [0.0, 1.1]),
+    ("PositiveInt", [1], [0]), ("NonNegativeInt", [0], [-1]), ("AtLeastTwo", [2], [1]), ("Rounds", [(1, 2)], [(0,)]),
+    ("Temperature", [1e-6], [9e-7]), ("LearningRate", [1e-9, 1e37], [0.0, 1.1e37]),
+])  # fmt: skip
+def test_types_of_options_have_their_bounds(kind: str, inside: list[Any], outside: list[Any]) -> None:
+    _, checked = get_args(getattr(options, kind))
+    for value in inside:
+        assert checked(value, "it") == value
+    for value in outside:
+        with pytest.raises(ValueError, match="it must be"):
+            checked(value, "it")
+
+
+def test_paths_and_names() -> None:
+    for text in ("", "a\0b"):
+        with pytest.raises(ValueError, match="it must be the path of a file or folder"):
+            check.path(text, "it")
+    with pytest.raises(NotADirectoryError, match="it must be a folder, but .*test_check.py is a file"):
+        check.folder(f"{__file__}/a/b", "it")
+    with pytest.raises(TypeError, match="it must have strings as names, got 1"):
+        check.mapping({1: 2}, "it")  # type: ignore[dict-item]
+
+
+def test_threads_of_a_pool_compute_alone_and_the_callers_number_returns() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with thread_pool(2, "test") as pool:
+            assert {pool.submit(torch.get_num_threads).result() for _ in range(4)} == {1}
+            torch.set_num_threads(3)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_one_of() -> None:

@@ -334,7 +334,7 @@ def test_quick_call_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_arrays_are_copied_in_native_order_and_single_precision() -> None:
-    array = np.arange(4, dtype=np.float32)
+    array = np.arange(4)
     found = as_tensor(array, "a")
     array += 1
     assert found.tolist() == [0, 1, 2, 3]

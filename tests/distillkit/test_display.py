@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import html
+import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
-from distillkit._utils.display import as_png, short_repr
+from distillkit._utils.display import as_png, short_repr, stable_repr
+from distillkit._utils.pages import Picture, Section, image_grid, render_html, render_markdown
+from distillkit._utils.tables import Table
 
 
 @dataclass
@@ -31,6 +37,45 @@ def test_tensors_are_shown_by_dtype_and_shape_unless_short() -> None:
         "parts=([0.0, 0.0], [0.0, 0.0]), made_by=eye, steps=3)"
     )
     assert "parts=11 tensors" in repr(Result(one, one, {}, (one,) * 11, torch.eye, 3))
+    few, many = torch.zeros(1, 2), torch.arange(11)
+    assert "images=float32 [1, 2], labels=int64 [11], " in repr(Result(few, many, {}, (), torch.eye, 3))
+    assert f"labels={list(range(10))}, " in repr(Result(few, many[:10], {}, (), torch.eye, 3))
+
+
+def test_descriptions_are_the_same_in_every_process() -> None:
+    assert [stable_repr(one) for one in (3, as_png, object())] == [
+        "3", "distillkit._utils.display.as_png", "builtins.object",
+    ]  # fmt: skip
+
+
+def levels(png: bytes) -> np.ndarray:
+    with Image.open(io.BytesIO(png)) as picture:
+        return np.array(picture)
+
+
+def test_rows_of_images_are_a_grid_on_white() -> None:
+    grid = levels(as_png([torch.zeros(1, 1, 2, 3), torch.full((2, 1, 2, 3), 0.2)]))
+    assert grid.shape == (2 * 3 + 1, 2 * 4 + 1)
+    assert grid[1:3, 1:4].max() == 0
+    assert {*grid[4:6, 5:8].flatten().tolist()} == {51}
+    grid[1:3, 1:4] = grid[4:6, 1:4] = grid[4:6, 5:8] = 255
+    assert grid.min() == 255
+    assert levels(as_png([torch.tensor([0.0, 0.8]).view(1, 2, 1, 1)]))[1, 1] == 102
+
+
+def test_pages_escape_all_texts_and_show_pixels_sharp() -> None:
+    grid = image_grid([torch.tensor([-1.0, 2.0]).view(2, 1, 1, 1)], "<pixels>")
+    assert levels(grid.png)[1].tolist() == [255, 0, 255, 255, 255]
+    parts = ["50 % < 1", ["<i>"], Table(["<h>"], [["<c>"]]), grid, Picture(b"x", "<figure&>")]
+    page = render_html("<t>", "<v>", [Section("<s>", parts)], "<f>")
+    for text in ("<t>", "<v>", "<s>", "<i>", "<h>", "<c>", "<pixels>", "<figure&>", "<f>"):
+        assert text not in page
+        assert html.escape(text) in page
+    assert "<p>50&nbsp;% &lt; 1</p>" in page
+    assert page.count('class="pixels"') == 1
+    text = render_markdown("a\nb", "v", [Section("s", parts)], "f")
+    assert text.startswith("# a b\n\n**v**\n\n## s\n\n50 % &lt; 1\n\n- &lt;i>\n\n|")
+    assert text.endswith("*Figure (in the HTML file): &lt;figure&>*\n\n*f*\n")
 
 
 def test_empty_result_has_no_image() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from distillkit import LabeledImages, Normalization
 from distillkit._evaluation_checks import check_factor, images_among
+from distillkit._utils.user_warnings import each_warning_once, warn
 from distillkit.data import Split, open_npz
 from distillkit.evaluate import evaluate
 from distillkit.labels import Relabel, soft_labels, stored_soft_labels
@@ -144,6 +145,22 @@ def test_a_probable_mistake_is_named_once(call: str) -> None:
     found = said(function)
     assert len(found) == len(set(found)) <= 2
     assert len([one for one in found if re.search(text, one)]) == 1, found
+
+
+def test_each_warning_is_given_once_in_a_block() -> None:
+    levels: list[bool] = []
+
+    def work() -> None:
+        with each_warning_once() as outer:
+            for message in ("a", "a", "b"):
+                warn(message)
+            with each_warning_once() as inner:
+                warn("a")
+        levels.extend((outer, inner))
+        warn("a")
+
+    assert said(work) == ["a", "b", "a"]
+    assert levels == [True, False]
 
 
 def test_valid_calls_cause_no_warning() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,9 +13,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distillkit._utils.files import atomic_replace, contiguous_cpu, read_tensors, write_atomically, write_tensors
+from distillkit._utils.provenance import git_commit
 from tests.refused import refused
 
 KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
+
+
+def test_commit_says_whether_files_were_changed(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, encoding="utf-8").stdout.strip()
+
+    assert git_commit(tmp_path) is None
+    git("init")
+    (tmp_path / "a").write_text("1", encoding="utf-8")
+    git("add", "a")
+    git("commit", "-m", "a")
+    (tmp_path / "b").touch()
+    head = git("rev-parse", "--short=12", "HEAD")
+    assert git_commit(tmp_path) == head
+    (tmp_path / "a").write_text("2", encoding="utf-8")
+    assert git_commit(tmp_path) == f"{head}+"
 
 
 def test_failing_block_leaves_only_the_old_file(tmp_path: Path) -> None:
@@ -121,3 +140,6 @@ def test_another_type_of_file_is_refused_by_name(tmp_path: Path) -> None:
         read_tensors(path, kind="two", content="a two")
     with pytest.raises(FileNotFoundError, match=r"b\.safetensors does not exist; it should hold a two"):
         read_tensors(tmp_path / "b.safetensors", kind="two", content="a two")
+    refused(
+        lambda: read_tensors(tmp_path, kind="two", content="a two"), IsADirectoryError, "is a folder; give the path"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -152,6 +153,8 @@ def test_another_thread_is_another_owner_unless_shared(tmp_path: Path, start: An
 def test_unreadable_owner_file_names_no_process(tmp_path: Path, start: Any) -> None:
     lock = tmp_path / ".owner.lock"
     with locked(lock, "the run in x"):
+        lock.with_suffix(".json").write_text('{"pid": 7, "host": "elsewhere"}', encoding="utf-8")
+        assert tried(start, lock).startswith("7 the run in x is in use by process 7 on elsewhere: wait for it")
         for text in ("{", "[]", '{"pid": null, "host": 1}'):
             lock.with_suffix(".json").write_text(text, encoding="utf-8")
             assert tried(start, lock).startswith("None the run in x is in use by another process")
@@ -225,6 +228,18 @@ def test_note_of_an_earlier_process_with_the_same_id_blocks_nothing(tmp_path: Pa
     other.stdout.readline()
     note = json.loads((tmp_path / "another.json").read_text(encoding="utf-8"))
     assert note["pid"] == other.pid
-    lock.with_suffix(".json").write_text(json.dumps({**note, "started": "1"}), encoding="utf-8")
-    assert tried(start, lock) == "got it"
-    assert not lock.with_suffix(".json").exists()
+    for changed in ({"started": "1"}, {"host": "elsewhere"}):
+        lock.with_suffix(".json").write_text(json.dumps({**note, **changed}), encoding="utf-8")
+        assert tried(start, lock) == "got it"
+        assert not lock.with_suffix(".json").exists()
+
+
+@pytest.mark.parametrize("wait", [-0.1, math.inf, math.nan, "1"])
+def test_impossible_waits_and_folders_are_refused(wait: Any, tmp_path: Path) -> None:
+    with (
+        pytest.raises(ValueError, match="wait must be a number of seconds, at least 0"),
+        locked(tmp_path / "a", "it", wait=wait),
+    ):
+        pass
+    with pytest.raises(IsADirectoryError, match="lock must be a file"), locked(tmp_path, "it"):
+        pass

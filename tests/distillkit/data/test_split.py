@@ -45,6 +45,20 @@ def test_images_keep_their_order_and_info_names_the_column(global_rng_untouched:
     assert (split.classes, again.classes) == (("well", "ill"), ("0", "1"))
 
 
+def test_content_decides_anew_in_a_second_split() -> None:
+    data = slices(40, 2)
+    first = split_by(data, "patient", 0.5, hold_out="content")
+    second = split_by(first.train, "patient", 0.5, hold_out="content")
+    assert first.train.info["hold_out"] == second.test.info["hold_out"] == "content"
+    count = len(first.train.columns["patient"].unique())
+    assert count / 4 < len(second.test.columns["patient"].unique()) < 3 * count / 4
+    assert split_by(first.train, "patient", 0.5).train.info["hold_out"] == "random"
+    alone = data[(data.columns["patient"] == 0).nonzero().flatten()]
+    assert sorted(map(len, split_by(alone, "patient", 0.5, hold_out="content"))) == [0, 2]
+    whole = split_by(data.replace(info={"domains": ["a", "b"]}), "patient", 0.0)
+    assert ("hold_out" in whole.train.info, whole.train.class_names, whole.domains) == (False, (), ("a", "b"))
+
+
 def test_label_rows_are_split_too() -> None:
     data = slices(6, 2)
     rows = data.replace(labels=torch.nn.functional.one_hot(data.labels, 2).float())
