@@ -15,7 +15,7 @@ from distillkit import LabeledImages
 from distillkit._utils.batches import batch_indices
 from distillkit.condense import distribution_matching, gradient_matching
 from distillkit.condense.gradient_matching import InnerTraining
-from distillkit.generate import invert
+from distillkit.generate import LatentDecoder, SmallDecoder, invert
 from distillkit.labels import CutMix, Relabel, stored_soft_labels
 from distillkit.networks import RandomNetworks, build
 from distillkit.rng import derive
@@ -109,6 +109,22 @@ REFUSED: dict[str, Callable[[], Any]] = {
     ),
     "gradient matching": lambda: gradient_matching(
         data(3), networks=RandomNetworks(Pooled), classes=[1], ipc=2, iterations=1, progress=False
+    ),
+    "distribution matching, one real image": lambda: distribution_matching(
+        data(3), networks=RandomNetworks(Pooled), classes=[1], ipc=2, steps=1, progress=False
+    ),
+    "gradient matching, batch=1": lambda: gradient_matching(
+        data(9), networks=RandomNetworks(Pooled), ipc=3, iterations=1, inner=InnerTraining((2, 1), batch=1)
+    ),
+    "gradient matching, one synthetic image": lambda: gradient_matching(
+        data(9), networks=RandomNetworks(Pooled), classes=[1], ipc=1, iterations=1, inner=InnerTraining((2, 1))
+    ),
+    "decoder": lambda: invert(
+        fresh(),
+        torch.tensor([1]),
+        shape=(2, 4, 4),
+        steps=1,
+        parametrize=LatentDecoder(lambda: SmallDecoder((2, 4, 4), 4, 4), 4),
     ),
     "invert": lambda: invert(without_statistics(), torch.tensor([1]), shape=(2, 4, 4), steps=1, progress=False),
 }

@@ -274,6 +274,19 @@ def test_initial_set_with_its_own_counts_is_continued() -> None:
     assert not torch.equal(made.images, start.images)
 
 
+def test_no_pass_exceeds_a_chunk() -> None:
+    sizes: list[int] = []
+
+    def noting() -> nn.Module:
+        network = convnet()()
+        network.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+        return network
+
+    options = {"networks": RandomNetworks(noting), "ipc": 3, "iterations": 1, "inner": InnerTraining((2, 1))}
+    gradient_matching(data([6, 6]), chunk=2, **options)
+    assert max(sizes) == 2
+
+
 def test_batch_norm_uses_mixed_batch_statistics_for_any_chunk() -> None:
     real = data([6, 6])
     factory = convnet(norm="batch")
@@ -496,4 +509,6 @@ def test_unfused_attention_equals_pytorchs_for_all_options(options: dict[str, ob
     expected = F.scaled_dot_product_attention(query, key, value, **options)  # type: ignore[arg-type]
     with _TwiceDifferentiable(query):
         found = F.scaled_dot_product_attention(query, key, value, **options)  # type: ignore[arg-type]
+        dropped = F.scaled_dot_product_attention(query, key, value, dropout_p=1.0, **options)  # type: ignore[arg-type]
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    assert not dropped.any()

@@ -213,6 +213,18 @@ def test_a_decoder_gives_pixels_in_the_given_normalization() -> None:
         normalization=half,
     )
     assert made.info["loss"] < 0.8 * start.info["loss"]
+    whole, merged = (
+        invert(
+            TEACHER,
+            TARGETS,
+            shape=SHAPE,
+            steps=2,
+            batch=b,
+            parametrize=LatentDecoder(lambda: SmallDecoder(SHAPE, 8, 4), 8),
+        )
+        for b in (5, 4)
+    )
+    assert torch.equal(whole.images, merged.images), "a last batch of one image joins the batch before"
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (5, 9, 6), (3, 1, 1)])

@@ -29,6 +29,9 @@ def test_random_labels_are_not_distinguished() -> None:
     assert abs(found.linear_probe - 0.5) < 0.2
     assert abs(found.small_net - 0.5) < 0.2
     assert found.chance == 0.5
+    linear = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2))  # noqa: E731
+    halves = [separability(noise, torch.arange(120) % 2, factory=linear, epochs=1, generator=s) for s in range(3)]
+    assert len({one.linear_probe for one in halves}) > 1, "the halves are drawn"
 
 
 def test_separability_is_measured_on_held_out_images() -> None:

@@ -212,6 +212,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         r"factory must be callable without arguments, but ConvNet\(.*needs shape, num_classes; wrap it.*`lambda: Conv",
     ),
+    "a kept class that wants arguments": (
+        lambda: build(KeepInit(ConvNet), 0),
+        TypeError,
+        "factory must be callable without arguments, but .* needs shape, num_classes",
+    ),
     "a module among factories": (
         lambda: evaluate(data(), data(), {"net": sized()}, num_networks=1),
         TypeError,

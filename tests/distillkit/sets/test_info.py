@@ -185,7 +185,9 @@ def test_image_that_occurs_twice_is_marked() -> None:
 
 
 def test_equal_entries_stay_and_later_ones_reach_the_provenance() -> None:
-    a, b = (make({"dataset": "x", "publishes": text, "client": k}, k) for k, text in enumerate(("pixels; m", "labels")))
+    a, b = (
+        make({"dataset": "x", "publishes": text, "client": k}, k) for k, text in enumerate(("pixels; m", "labels; m"))
+    )
     both = LabeledImages.concatenate([a, b])
     assert both.info == {"dataset": "x", "publishes": "pixels; m; labels", "provenance": [a.info, b.info]}
     renamed = both.replace(info=both.info | {"round": 3, "client": 2})
