@@ -18,8 +18,6 @@ from distillkit.commands._results import Result, printed, refuse_given
 from distillkit.commands._sources import Sources, source_options
 from distillkit.sets import LabeledImages, StoredImages
 
-__all__ = ["attack", "report"]
-
 _SHOWN = 10
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-__all__ = ["OPTIMIZERS", "SGD", "AdamW", "sgd_step"]
+__all__ = ["OPTIMIZERS", "sgd_step"]
 
 
 @torch.no_grad()

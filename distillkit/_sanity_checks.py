@@ -9,14 +9,7 @@ from distillkit._utils.conversion import channels_last
 from distillkit._utils.user_warnings import warn
 from distillkit.normalization import Normalization
 
-__all__ = [
-    "check_class_sizes",
-    "check_images",
-    "check_labels",
-    "check_logits",
-    "check_perturbed",
-    "require_numbers",
-]
+__all__ = ["check_class_sizes", "check_logits", "check_perturbed", "require_numbers"]
 
 
 def check_images(images: Tensor, normalization: Normalization | None) -> None:

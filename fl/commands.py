@@ -19,8 +19,6 @@ from fl.averaging import AddOn, FedAvg
 from fl.methods import FedDM, Real
 from fl.study import Federated
 
-__all__ = ["study"]
-
 _OF_SETS = {"FedDM": FedDM, "Real": Real}
 
 

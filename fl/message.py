@@ -11,7 +11,7 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit.sets import LabeledImages
 
-__all__ = ["DTYPES", "Entry", "Message", "Rule", "Tensors", "Value", "check_value", "declared_entries", "payload_bytes"]
+__all__ = ["DTYPES", "Entry", "Message", "Tensors", "Value", "check_value", "declared_entries", "payload_bytes"]
 
 Tensors = dict[str, Tensor]
 """Tensors by name, such as the parameters of a model."""

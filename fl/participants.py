@@ -18,7 +18,7 @@ from distillkit.sets import LabeledImages
 from fl.message import Message
 from fl.task import LabelTask
 
-__all__ = ["Client", "Interrupted", "Participant", "Scratch", "Server"]
+__all__ = ["Client", "Interrupted", "Scratch", "Server"]
 
 
 class Interrupted(RuntimeError):

@@ -96,14 +96,16 @@ def strays_of_attacks(found: Iterator[Import] | list[Import]) -> list[Import]:
 
 
 def private(found: Iterator[Import] | list[Import]) -> list[Import]:
-    """Return the imports from another component of names that are in no `__all__`.
+    """Return the imports from another component of names that are in no `__all__`, or of `_utils` with an underscore.
 
     A module with a leading underscore is private to users and so to the examples; inside the packages its `__all__`
-    counts.
+    counts, which lists what other components import.
     """
     across = [one for one in found if component(one.by) != component(one.module)]
     hidden = [one for one in across if one.by.split(".")[0] == "examples" and "._" in one.module]
-    return hidden + [one for one in across if one.name is not None and one.name not in exported(one.module)]
+    named = [one for one in across if one.name is not None]
+    shared = [one.module.startswith("distillkit._utils.") and not str(one.name).startswith("_") for one in named]
+    return hidden + [one for one, ours in zip(named, shared) if not ours and one.name not in exported(one.module)]
 
 
 def test_attacks_only_import_leaves_losses_and_value_types() -> None:
@@ -149,6 +151,7 @@ def test_components_only_import_exported_names_of_others() -> None:
         "from distillkit.losses._common import reduce",
         "from distillkit.networks._initialization import fill",
         "from distillkit.training import _step",
+        "from distillkit._utils.progress import _Lines",
         "from distillkit.networks._base import cast",
     ],
 )

@@ -15,8 +15,6 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit.rng import as_generator
 
-__all__ = ["Event", "SplitRuns", "candidate_events", "check_scores", "event_counts", "split_runs"]
-
 _MAX_THRESHOLDS = 256
 """Largest number of candidate thresholds."""
 

@@ -10,8 +10,6 @@ import numpy as np
 
 from attacks._binomial import lower, upper
 
-__all__ = ["p_value"]
-
 _POINTS, _SPREAD, _SHARE = 48, 9.0, 0.1
 """Values of q at which the probability is computed in each of two passes, standard deviations of the counts that are
 summed, and share of the level that the interval of q uses."""

@@ -14,8 +14,6 @@ from attacks.audit._rates import p_value
 from attacks.statistics import Rate
 from distillkit._utils import check
 
-__all__ = ["ClaimTest", "audit_claim"]
-
 
 @dataclass(frozen=True)
 class ClaimTest:

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from distillkit._utils import check
 
-__all__ = ["step_scores"]
-
 
 def step_scores(steps: Tensor, sigma: float, *, rate: float = 1.0) -> Tensor:
     """Return two scores for each run, to pass to `audit_claim`. A run consists of several private steps.

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from distillkit._utils import check
 
-__all__ = ["low_bit_scores"]
-
 _LEVELS = range(16, 60)
 """Units 2^-k that are tried, relative to the standard deviation of the noise."""
 

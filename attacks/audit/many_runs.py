@@ -17,8 +17,6 @@ from attacks.audit._outcomes import Event, SplitRuns, candidate_events, event_co
 from attacks.audit._rates import p_value
 from distillkit._utils import check
 
-__all__ = ["epsilon_lower_bound", "max_lower_bound"]
-
 
 def epsilon_lower_bound(
     inside: Tensor, outside: Tensor, delta: float, *, confidence: float = 0.95, generator: int | torch.Generator = 0

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from distillkit._utils import check
 
-__all__ = ["NoiseAudit", "audit_noise"]
-
 _RELATIVE_TOLERANCE = 1e-9
 """Relative difference below which two standard deviations count as equal."""
 

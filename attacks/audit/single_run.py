@@ -11,9 +11,6 @@ from torch import Tensor
 from attacks.audit._outcomes import check_scores
 from distillkit._utils import check
 
-__all__ = ["TRADEOFFS", "one_run_lower_bound"]
-
-
 TRADEOFFS = ("approximate", "gaussian")
 """Assumptions of `one_run_lower_bound` on the audited mechanism."""
 

@@ -10,15 +10,7 @@ from torch.func import functional_call
 
 from distillkit._utils import check
 
-__all__ = [
-    "check_bias",
-    "check_layer",
-    "check_tensors",
-    "check_update",
-    "compute_logits",
-    "copy_state",
-    "require_message",
-]
+__all__ = ["require_message"]
 
 
 _WEIGHTS, _LEAST = 0.9, 100

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from distillkit.normalization import Normalization
 
-__all__ = ["lbfgs", "signed_adam"]
-
 Loss = Callable[[Tensor], Tensor]
 Minimum = tuple[Tensor, float]
 

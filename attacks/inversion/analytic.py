@@ -11,8 +11,6 @@ from attacks.inversion._inputs import check_layer
 from distillkit._utils import check
 from distillkit._utils.display import short_repr
 
-__all__ = ["RecoveredInput", "invert_linear", "invert_linear_batch"]
-
 
 @dataclass(frozen=True)
 class RecoveredInput:

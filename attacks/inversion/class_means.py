@@ -9,8 +9,6 @@ from torch import Tensor
 
 from distillkit._utils import check
 
-__all__ = ["ClassMeans"]
-
 
 class ClassMeans:
     """Message with the mean embedding of each class, as distribution matching methods send it.

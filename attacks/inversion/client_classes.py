@@ -11,8 +11,6 @@ from torch import Tensor
 from attacks.inversion._inputs import check_bias
 from distillkit._utils import check
 
-__all__ = ["ClassBounds", "class_bounds"]
-
 _UNBOUNDED = torch.iinfo(torch.int64).max
 
 

@@ -20,8 +20,6 @@ from distillkit._utils import check
 from distillkit._utils.tables import markdown_table
 from distillkit.normalization import IDENTITY, Normalization
 
-__all__ = ["MessageComparison", "MessageResult", "compare_messages"]
-
 
 @dataclass(frozen=True)
 class MessageResult:

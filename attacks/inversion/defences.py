@@ -20,8 +20,6 @@ from distillkit._utils import check
 from distillkit._utils.options import CheckedOptions, NonNegative, NonNegativeInt, Positive, Rate
 from distillkit.rng import derive
 
-__all__ = ["Clip", "Defence", "DefendedMessage", "Noise", "Sparsify"]
-
 
 class Defence(Protocol):
     """Interface of defences, which change a message before it is sent: `Clip`, `Noise`, `Sparsify`, or your own class.

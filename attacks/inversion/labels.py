@@ -9,8 +9,6 @@ from attacks.inversion._inputs import check_bias
 from distillkit._utils import check
 from distillkit._utils.user_warnings import warn
 
-__all__ = ["class_counts", "infer_label"]
-
 
 def infer_label(weight_gradient: Tensor) -> int:
     """Return the class of the single image behind a gradient (iDLG).

@@ -10,8 +10,6 @@ from torch import Tensor
 from attacks.inversion._inputs import check_tensors
 from distillkit._utils import check
 
-__all__ = ["ObservedMessage", "ReplayableMessage"]
-
 
 class ObservedMessage(Protocol):
     """Interface of the messages that `invert_message` can invert. Implement it for your own kind of message.

@@ -12,8 +12,6 @@ from attacks.inversion._inputs import copy_state
 from attacks.matching import match
 from distillkit.losses import BatchNormPrior
 
-__all__ = ["Prior", "batch_norm_prior"]
-
 Prior = Callable[[Tensor], Tensor]
 """Function of images [N, C, H, W], in the network's space, to a scalar; smaller for more likely images."""
 

@@ -23,8 +23,6 @@ from distillkit.normalization import IDENTITY, Normalization
 from distillkit.rng import derive
 from distillkit.sets._devices import on_device
 
-__all__ = ["METHODS", "Reconstruction", "invert_message"]
-
 _FAILED = {"geiping": 0.8, "dlg": 0.05}
 """Loss above which a search has failed."""
 METHODS = ("geiping", "dlg")

@@ -17,8 +17,6 @@ from distillkit._utils import check
 from distillkit._utils.batches import batch_indices, uses_batch_statistics
 from distillkit._utils.user_warnings import without_warnings
 
-__all__ = ["FedAvgUpdate", "Gradient"]
-
 _State = dict[str, Tensor]
 
 

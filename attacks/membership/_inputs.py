@@ -12,8 +12,6 @@ from distillkit._utils import check
 from distillkit._utils.eval_mode import eval_mode
 from distillkit.chunking import chunk_size, forward_chunks
 
-__all__ = ["checked_scores", "decisions", "finite_scores", "outputs", "require_network"]
-
 
 def finite_scores(scores: Tensor, name: str) -> Tensor:
     """Check that scores are a finite float tensor, and return them as float64. `name` is for error messages."""

@@ -13,8 +13,6 @@ from distillkit._utils import check
 from distillkit._utils.files import read_tensors, write_atomically, write_tensors
 from distillkit.locking import locked
 
-__all__ = ["FORMAT", "open_shadow_folder", "write_shadow"]
-
 FORMAT = "distillkit shadow 1"
 """Name of the file format, in the files of scores and in `design.json`."""
 

@@ -14,8 +14,6 @@ from torch import Tensor
 from attacks.membership.pipeline import Pipeline, RunScores, score_run
 from distillkit._utils.threads import create_thread_pool
 
-__all__ = ["Job", "fit_first", "fit_shadows", "require_sendable"]
-
 
 class Job(NamedTuple):
     """Shadow model to train.

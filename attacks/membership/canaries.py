@@ -15,8 +15,6 @@ from distillkit._utils.content import content
 from distillkit.rng import as_generator
 from distillkit.sets import Images, LabeledImages, as_set
 
-__all__ = ["CanaryAttack", "canary_attack", "plant_canaries"]
-
 Observed = nn.Module | Callable[[Tensor], Tensor]
 
 

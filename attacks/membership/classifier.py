@@ -8,8 +8,6 @@ from torch import Tensor
 from attacks.membership._inputs import finite_scores
 from distillkit._utils import check
 
-__all__ = ["shadow_classifier"]
-
 
 def shadow_classifier(target: Tensor, inside: Tensor, shadows: Tensor, labels: Tensor | None = None) -> Tensor:
     """Return the scores of a classifier that distinguishes members from non-members by a model's outputs.

@@ -16,8 +16,6 @@ from distillkit._utils.eval_mode import eval_mode
 from distillkit.rng import derive
 from distillkit.sets._devices import on_device
 
-__all__ = ["gradient_kde", "gradient_norm"]
-
 _NUMBERS = 1 << 26
 """Largest number of gradient values in memory: 256 MiB in float32."""
 

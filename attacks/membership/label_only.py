@@ -13,8 +13,6 @@ from distillkit._utils import check
 from distillkit.rng import as_generator
 from distillkit.sets._devices import on_device
 
-__all__ = ["label_only"]
-
 
 @on_device()
 def label_only(

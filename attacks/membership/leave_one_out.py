@@ -20,8 +20,6 @@ from distillkit._utils import check
 from distillkit._utils.content import content
 from distillkit._utils.progress import bar
 
-__all__ = ["SHADOW_ATTACKS", "Attack", "AttackResult", "leave_one_out"]
-
 Attack = Callable[[Target], Tensor]
 """Function `attack(target)` that returns a score per record, [N], higher for records that the target was trained on."""
 

@@ -11,8 +11,6 @@ from torch import Tensor
 from attacks.membership._inputs import checked_scores
 from distillkit._utils import check
 
-__all__ = ["VARIANCES", "lira"]
-
 Variance = Literal["pooled", "fixed", "example", "conjugate"]
 VARIANCES = get_args(Variance)
 """Estimators of the variance of a record's scores over shadow models; see `lira`."""

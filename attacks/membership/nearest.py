@@ -11,8 +11,6 @@ from distillkit._utils import check
 from distillkit.sets import StoredImages
 from distillkit.sets._stored import read_batches
 
-__all__ = ["nearest"]
-
 _CHUNK, _VALUES = 1024, 1 << 24
 """Largest number of candidates, and of their pixel values, that are compared at a time."""
 

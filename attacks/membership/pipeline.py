@@ -17,8 +17,6 @@ from distillkit._utils import check
 from distillkit._utils.content import content
 from distillkit._utils.display import short_repr
 
-__all__ = ["Pipeline", "Scorer", "model_scorer"]
-
 Scorer = Callable[[Tensor, Tensor], Tensor]
 """Function `scorer(images, labels)` that returns a score of a fitted model or set for each record, [n], higher for
 members. It may return several numbers per record, [n, d], such as logits.

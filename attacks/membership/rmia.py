@@ -11,8 +11,6 @@ from torch.nn import functional as F
 from attacks.membership._inputs import checked_scores, finite_scores
 from distillkit._utils import check
 
-__all__ = ["rmia"]
-
 _TIE = 1e-6
 """Weight of the ratio among records that beat the same population records, relative to one population record."""
 

@@ -9,8 +9,6 @@ from torch.nn import functional as F
 from distillkit._sanity_checks import check_logits
 from distillkit._utils import check
 
-__all__ = ["loss", "margin", "stable_logit"]
-
 
 def loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Return minus the cross-entropy of each record, as a membership score: a model fits its training records better.

@@ -20,8 +20,6 @@ from distillkit._utils import check
 from distillkit._utils.progress import bar
 from distillkit.rng import derive
 
-__all__ = ["Cost", "estimate_cost", "halves", "run_shadows"]
-
 
 def halves(count: int, records: int, seed: int) -> Tensor:
     """Draw the training records of each shadow model: random halves and their complements, in pairs.

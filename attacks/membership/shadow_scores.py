@@ -13,8 +13,6 @@ from attacks.membership._inputs import finite_scores
 from distillkit._utils import check
 from distillkit._utils.display import short_repr
 
-__all__ = ["ShadowScores", "Target"]
-
 
 @dataclass(frozen=True, eq=False)
 class Target:

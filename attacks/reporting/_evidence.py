@@ -15,8 +15,6 @@ from distillkit._utils import check
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
-__all__ = ["Evidence", "IncompatibleImages", "ObservedData", "Records", "with_weights"]
-
 _LEAST = 20
 """Smallest number of non-members for a false-positive rate, which is counted on half of them. The threshold is chosen
 on the other half."""

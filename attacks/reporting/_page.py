@@ -12,8 +12,6 @@ from torch import Tensor
 from distillkit._utils import pages
 from distillkit._utils.pages import Picture, drawn
 
-__all__ = ["KINDS", "Findings", "Section", "histogram"]
-
 KINDS = ("claim", "inversion", "images", "shadows", "model", "classes")
 """Kinds of leaks, the most serious first.
 

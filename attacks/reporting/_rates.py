@@ -12,8 +12,6 @@ from attacks.statistics import OperatingPoint, Rate, at_threshold, bonferroni, r
 from distillkit._utils.tables import Table
 from distillkit.rng import derive
 
-__all__ = ["evaluate_scores", "format_percent", "is_significant", "judge", "rate_table", "share_of"]
-
 
 def evaluate_scores(members: Tensor, non_members: Tensor, tried: int) -> tuple[float, OperatingPoint]:
     """Evaluate an attack's scores of members and non-members.

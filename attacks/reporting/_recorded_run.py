@@ -16,9 +16,6 @@ from distillkit._utils.provenance import RUN_FORMAT
 from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages
 
-__all__ = ["DamagedRun", "NoRun", "RecordedRun", "open_run"]
-
-
 _RESTORE = "restore it from a backup, or run again"
 
 

@@ -19,8 +19,6 @@ from distillkit._utils.pages import image_grid
 from distillkit._utils.tables import Table
 from distillkit.rng import derive
 
-__all__ = ["membership_section", "nearest_section", "recovery_section"]
-
 _SHOWN, _EQUAL = 10, 60.0
 _PAIRS = 1_000_000
 """Largest number of pairs of an image and a record that are searched for altered copies."""

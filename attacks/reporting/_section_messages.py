@@ -13,8 +13,6 @@ from attacks.reporting._page import Section
 from attacks.reporting._recorded_run import RecordedRun
 from distillkit._utils.tables import Table
 
-__all__ = ["adversary_section", "class_section"]
-
 _ROWS = 20
 
 

@@ -15,8 +15,6 @@ from attacks.reporting._rates import format_percent, judge, rate_table
 from attacks.reporting._recorded_run import DamagedRun
 from distillkit._utils.tables import Table
 
-__all__ = ["add_shadows", "last_model_section"]
-
 
 def last_model_section(found: Evidence) -> Section:
     """Return the section on models, with membership inference by one threshold on the last global model.

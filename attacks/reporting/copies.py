@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attacks.metrics import psnr
 
-__all__ = ["CONTRAST", "COPY_DB", "Copies", "closest_images", "find_copies"]
+__all__ = ["closest_images"]
 
 COPY_DB = 48.13
 """PSNR of a root mean squared difference of 1/255, one level of 8-bit pixels."""

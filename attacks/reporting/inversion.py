@@ -27,8 +27,6 @@ from distillkit._utils.tables import Table
 from distillkit.normalization import IDENTITY
 from distillkit.rng import derive
 
-__all__ = ["Inversion"]
-
 _DRAWS, _SHOWN = 99, 8
 _HEADER = ("images compared with", "PSNR in dB", "aligned")
 

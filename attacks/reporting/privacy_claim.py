@@ -21,8 +21,6 @@ from attacks.reporting._recorded_run import RecordedRun
 from distillkit._utils.tables import Table
 from distillkit.privacy import Ledger
 
-__all__ = ["Audit"]
-
 _CONSTANT_REASONS = ("failed; the reason is in its own log", "did not answer before its deadline", "lost")
 """Beginnings of reasons that do not depend on records."""
 

@@ -22,8 +22,6 @@ from distillkit._utils.tables import Table
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 from distillkit.sets.as_set import open_set
 
-__all__ = ["Leaks", "leaks"]
-
 _CLOSE_DB = float(PSNR_LEVELS[1])
 _VALUES = 1 << 24
 """Number of pixel values of records that are read at a time."""

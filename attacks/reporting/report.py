@@ -24,8 +24,6 @@ from distillkit._utils.files import write_atomically
 from distillkit._utils.pages import render_html, render_markdown
 from distillkit.sets import LabeledImages
 
-__all__ = ["Report", "report"]
-
 _INVERSION = Inversion()
 
 

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from distillkit._utils.eval_mode import eval_mode
 
-__all__ = ["batch_indices", "require_batch_statistics", "shuffled_orders", "uses_batch_statistics"]
-
 
 def uses_batch_statistics(network: object) -> bool:
     """Return whether a layer of the network normalizes with batch statistics. If so, a batch must not be split."""

@@ -19,31 +19,6 @@ from distillkit._utils.devices import is_accelerator
 
 T = TypeVar("T")
 
-__all__ = [
-    "accepts",
-    "batch_of_images",
-    "bool_tensor",
-    "boolean",
-    "callable_with",
-    "class_labels",
-    "converged",
-    "default_device",
-    "device",
-    "differentiable",
-    "float_tensor",
-    "folder",
-    "has_values",
-    "learning_rate",
-    "mapping",
-    "matrix",
-    "one_of",
-    "path",
-    "positive_int",
-    "real_number",
-    "sequence",
-    "with_values",
-]
-
 
 def batch_of_images(images: Tensor, name: str = "images", *, values: bool = True) -> Tensor:
     """Check that `images` is a non-empty, finite floating-point batch [N, C, H, W] and return it.

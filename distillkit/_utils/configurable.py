@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-__all__ = ["Configurable"]
-
 
 class Configurable:
     """Base class that records constructor arguments, so that `distillkit.serialization` can rebuild the object.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["content"]
-
 
 def content(tensor: Tensor) -> int:
     """Return a checksum of the values. It also shows writes through `.data` or numpy, which `Tensor._version` does not.

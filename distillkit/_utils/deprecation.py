@@ -9,8 +9,6 @@ from typing import ParamSpec, TypeVar
 
 from distillkit._utils.user_warnings import warn
 
-__all__ = ["renamed", "renamed_argument"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["CHECKED_STEPS", "is_accelerator"]
-
 CHECKED_STEPS = 10
 """On an accelerator, a loss is read after so many steps, because every reading waits for the device."""
 

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["as_html", "as_png", "embedded_picture", "sample_rows", "short_repr", "stable_repr", "tile"]
-
 _CLASSES, _EACH, _PADDING = 10, 10, 1
 
 

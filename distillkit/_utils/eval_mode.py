@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 from torch import nn
 
-__all__ = ["eval_mode", "preserve_modes", "train_mode"]
-
 _FIXED_IN_EVAL = (
     nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.utils.parametrizations._SpectralNorm
 )  # fmt: skip

@@ -5,8 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__all__ = ["optional"]
-
 
 def optional(module: str, extra: str, what: str) -> Any:
     """Import an optional package for `what`, or raise an ImportError that names the extra of distillkit to install."""

@@ -16,11 +16,6 @@ from torch import Tensor
 
 from distillkit._utils import check
 
-__all__ = [
-    "atomic_replace", "checksum", "contiguous_cpu", "parse_json", "read_bytes", "read_tensors", "write_atomically",
-    "write_tensors",
-]  # fmt: skip
-
 
 @contextlib.contextmanager
 def atomic_replace(path: str | os.PathLike[str]) -> Iterator[Path]:

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-__all__ = ["lazy_submodules"]
-
 
 def lazy_submodules(
     package: str, submodules: Collection[str], names: Collection[str], sources: Mapping[str, str] | None = None

@@ -12,11 +12,6 @@ from torch import Tensor, nn
 
 from distillkit._utils import check
 
-__all__ = [
-    "AtLeastTwo", "CheckedOptions", "Decay", "Fraction", "LearningRate", "NonNegative", "NonNegativeInt", "Options",
-    "Positive", "PositiveInt", "Rate", "Rounds", "Share", "Temperature", "check_options",
-]  # fmt: skip
-
 Positive = Annotated[float, functools.partial(check.real_number, above=0.0)]
 LearningRate = Annotated[float, check.learning_rate]
 Temperature = Annotated[float, check.temperature]

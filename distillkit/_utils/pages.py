@@ -16,8 +16,6 @@ from distillkit._utils.tables import Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Part", "Picture", "Section", "drawn", "image_grid", "render_html", "render_markdown"]
-
 _STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;color:#1b1f24;background:#fff;max-width:46rem;margin:0 auto;padding:1rem}
 h1{font-size:1.6rem}h2{font-size:1.2rem;margin:2.2rem 0 .5rem;border-top:1px solid #d5d9de;padding-top:1rem}

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["picture_array", "picture_shape"]
-
 _GRAY = ("1", "L", "LA", "La")
 _COLOR = ("P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV")
 _ORIENTATION = 0x0112

@@ -12,8 +12,6 @@ from torch.nn import functional as F
 
 from distillkit._utils import check
 
-__all__ = ["AnyPath", "Size", "height_and_width", "to_bytes", "to_pixels"]
-
 Size = int | tuple[int, int]
 AnyPath = str | os.PathLike[str]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["plain_values"]
-
 
 def plain_values(config: Any) -> Any:
     """Return the values of a config as plain JSON, without building objects.

@@ -10,8 +10,6 @@ from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar, cast
 
-__all__ = ["WorkerPool", "exit_with_parent", "worker_pool"]
-
 T = TypeVar("T")
 
 

@@ -14,8 +14,6 @@ from typing import Protocol
 
 from distillkit._utils import check
 
-__all__ = ["Bar", "bar"]
-
 DELAY = 2.0
 """Number of seconds before a bar appears, so that quick calls show none."""
 

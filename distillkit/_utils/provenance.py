@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["RUN_FORMAT", "VERSION", "git_commit", "provenance", "versions"]
-
 VERSION = "0.1.0"
 """Version of this distribution."""
 

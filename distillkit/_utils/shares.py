@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-__all__ = ["require_unsplit", "share_of"]
-
 _SPLIT: ContextVar[str] = ContextVar("split", default="")
 
 

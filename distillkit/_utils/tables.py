@@ -10,8 +10,6 @@ from typing import Any
 from distillkit._utils import check
 from distillkit._utils.extras import optional
 
-__all__ = ["NONE", "Table", "data_frame", "flat", "html_table", "markdown_table"]
-
 NONE = "–"
 """Text of a table cell that has no value."""
 

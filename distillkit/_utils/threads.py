@@ -8,8 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-__all__ = ["create_thread_pool", "thread_pool"]
-
 
 def create_thread_pool(workers: int, name: str, intra: int = 1) -> ThreadPoolExecutor:
     """Create a thread pool for tensor computations.

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["each_warning_once", "warn", "without_warnings"]
-
 _OURS = ("distillkit.", "fl.", "attacks.")
 _silent: ContextVar[bool] = ContextVar("silent", default=False)
 _given: ContextVar[set[str] | None] = ContextVar("given", default=None)

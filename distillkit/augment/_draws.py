@@ -7,8 +7,6 @@ from torch import Tensor
 
 from distillkit._utils.devices import is_accelerator
 
-__all__ = ["Draws", "choose"]
-
 
 class Draws:
     """Source of random parameters of an augmentation.

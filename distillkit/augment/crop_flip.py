@@ -14,8 +14,6 @@ from distillkit.augment._validation import Augment
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
 
-__all__ = ["CropFlip", "adapt_normalization"]
-
 
 @dataclass(frozen=True)
 class CropFlip:

@@ -15,8 +15,6 @@ from distillkit._utils.options import Fraction, NonNegative, check_options
 from distillkit.augment._draws import Draws, choose
 from distillkit.rng import as_generator
 
-__all__ = ["DIGITS", "DSA", "NATURAL"]
-
 NATURAL = "color_crop_cutout_flip_scale_rotate"
 """Published strategy for natural images."""
 

@@ -14,8 +14,6 @@ from distillkit._utils.options import CheckedOptions, Fraction
 from distillkit.augment._draws import Draws, choose
 from distillkit.rng import as_generator
 
-__all__ = ["ResizedCrop"]
-
 _TRIALS = 10
 _RATIO = (3 / 4, 4 / 3)
 

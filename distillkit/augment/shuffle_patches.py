@@ -12,8 +12,6 @@ from distillkit._utils.options import PositiveInt, check_options
 from distillkit.augment._validation import Augmentation, apply_augmentation, require_augmentation
 from distillkit.rng import as_generator
 
-__all__ = ["ShufflePatches"]
-
 
 @dataclass(frozen=True)
 class ShufflePatches:

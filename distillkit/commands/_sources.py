@@ -29,7 +29,7 @@ from distillkit.data import (
 from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages
 
-__all__ = ["NORMALIZATION", "ROOT", "Sources", "numbers", "read_set", "set_path", "source_options", "write_set"]
+__all__ = ["Sources", "numbers", "source_options"]
 
 _TABLES = (".csv", ".tsv", ".parquet")
 _COLUMNS = ("image", "label", "folder")

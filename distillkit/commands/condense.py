@@ -31,8 +31,6 @@ from distillkit.normalization import Normalization
 from distillkit.privacy import condense_private
 from distillkit.sets import LabeledImages, Tiles
 
-__all__ = ["condense"]
-
 _METHODS = {
     "dm": "distribution matching", "dc": "gradient matching", "stitch": "best crops (RDED)", "random": "random images",
     "herding": "images near the class mean", "k-center": "images that cover the class",

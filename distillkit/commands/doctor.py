@@ -16,8 +16,6 @@ from distillkit._utils.provenance import VERSION
 from distillkit._utils.tables import NONE, Table
 from distillkit.commands._results import Result, printed
 
-__all__ = ["doctor"]
-
 _VARIABLES = ("DISTILLKIT_DATA", "DISTILLKIT_CACHE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 

@@ -18,8 +18,6 @@ from distillkit.protocols import PROTOCOLS
 from distillkit.study import mean_std
 from distillkit.training import Protocol
 
-__all__ = ["evaluate"]
-
 _PROTOCOLS = tuple(name for name, protocol in PROTOCOLS.items() if protocol.relabel is None)
 
 

@@ -13,8 +13,6 @@ from distillkit.commands._training import Networks, network_options
 from distillkit.labels import soft_labels
 from distillkit.training import accuracy
 
-__all__ = ["label"]
-
 
 @click.command(
     epilog="Example: distillkit label digits-dm-1 --train digits --width 16 --depth 2 --epochs 5 --out soft.npz"

@@ -17,8 +17,6 @@ from distillkit.data import set_cards
 from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages
 
-__all__ = ["sets"]
-
 
 @click.command(epilog="Example: distillkit sets digits-dm-10 --out digits.npz")
 @click.argument("set", metavar="[SET]", required=False)

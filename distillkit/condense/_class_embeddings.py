@@ -22,7 +22,7 @@ Loss = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 Embed = Callable[[Network, Tensor, Sequence[int]], Iterable[Tensor]]
 """Function of a network, images sorted by class and their numbers per class that returns a target of each class."""
 
-__all__ = ["MATCHES", "check_counts", "class_distance", "embed", "embed_classes", "embed_images", "embedding_means"]
+__all__ = ["MATCHES", "embed"]
 
 
 def embed(network: Network, images: Tensor, match: str) -> Tensor:

@@ -14,8 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["convolve"]
-
 Sizes = int | tuple[int, int]
 
 

@@ -19,8 +19,6 @@ from distillkit.augment import Augmentation, apply_augmentation
 from distillkit.condense._parameter_gradient import parameter_gradient
 from distillkit.networks._base import Network
 
-__all__ = ["InnerTraining", "TrainedNetwork", "loops_for"]
-
 _PUBLISHED_LOOPS = ((1, 1), (10, 50), (20, 25), (30, 20), (40, 15), (50, 10), (100, 2))
 
 

@@ -15,8 +15,6 @@ from torch import Tensor
 from distillkit._utils.threads import thread_pool
 from distillkit.networks._base import Network
 
-__all__ = ["ParallelMap", "class_threads"]
-
 T = TypeVar("T")
 Part = TypeVar("Part")
 

@@ -17,8 +17,6 @@ from distillkit.condense._double_backward import convolve
 from distillkit.losses.matching import gradient_distance
 from distillkit.networks._base import Network
 
-__all__ = ["Metric", "distance_to_target", "parameter_gradient"]
-
 Metric = Literal["row_cosine", "mse", "cos"]
 
 

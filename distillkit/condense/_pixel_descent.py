@@ -15,8 +15,6 @@ from distillkit._utils.devices import CHECKED_STEPS, is_accelerator
 from distillkit._utils.progress import Bar
 from distillkit.condense._state import Progress, Resume, finite_loss, pack_arguments, restore_state
 
-__all__ = ["Distance", "PixelDescent"]
-
 Distance = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Function of synthetic images [N, C, H, W] that returns a scalar loss and its gradient with respect to the images."""
 

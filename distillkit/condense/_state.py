@@ -20,17 +20,7 @@ from distillkit.networks.samplers import NetworkSampler
 from distillkit.rng import derive
 from distillkit.sets._stored import RealImages
 
-__all__ = [
-    "Progress",
-    "Resume",
-    "State",
-    "call_identity",
-    "finite_loss",
-    "load_state",
-    "pack_arguments",
-    "restore_state",
-    "save_state",
-]
+__all__ = ["call_identity"]
 
 State = dict[str, Tensor]
 Resume = Mapping[str, Tensor] | str | os.PathLike[str]

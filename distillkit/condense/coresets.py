@@ -25,8 +25,6 @@ from distillkit.sets._info import derived_info
 from distillkit.sets._stored import RealImages
 from distillkit.sets.as_set import open_set
 
-__all__ = ["herding", "k_center", "random_subset"]
-
 _CHUNK = 256
 """Number of embeddings whose distances are computed at a time. It bounds memory if pixels are the embeddings."""
 

@@ -35,8 +35,6 @@ from distillkit.sets import Images, LabeledImages, Labels, StoredImages, Tiles
 from distillkit.sets._devices import on_device
 from distillkit.sets.as_set import open_set
 
-__all__ = ["distance_to_means", "distribution_matching"]
-
 Match = Callable[[Tensor, Tensor], Tensor]
 """Loss of one class: a function of the embeddings of its real images [n, d] and synthetic images [m, d]."""
 

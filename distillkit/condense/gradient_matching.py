@@ -25,8 +25,6 @@ from distillkit.sets._class_index import with_class_labels
 from distillkit.sets._devices import on_device
 from distillkit.sets.as_set import open_set
 
-__all__ = ["gradient_matching"]
-
 _INNER = InnerTraining()
 
 _MOMENTUM = 0.5

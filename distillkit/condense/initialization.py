@@ -17,8 +17,6 @@ from distillkit.sets._info import derived_info
 from distillkit.sets._stored import RealImages
 from distillkit.sets.as_set import open_set
 
-__all__ = ["class_statistics", "images_from_statistics", "initial_images"]
-
 _CHUNK = 256
 """Number of images that are read at a time."""
 

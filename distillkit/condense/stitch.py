@@ -25,8 +25,6 @@ from distillkit.sets._info import derived_info
 from distillkit.sets._stored import RealImages
 from distillkit.sets.as_set import open_set
 
-__all__ = ["stitch"]
-
 _SMALL = 96
 """By default, images with a shorter side below this number of pixels are not divided into several crops."""
 

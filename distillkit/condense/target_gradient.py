@@ -22,8 +22,6 @@ from distillkit.sets import LabeledImages, as_set
 from distillkit.sets._devices import on_device
 from distillkit.sets._info import derived_info
 
-__all__ = ["fit_to_gradient"]
-
 
 @on_device()
 @torch.enable_grad()

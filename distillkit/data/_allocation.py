@@ -11,7 +11,7 @@ from distillkit._utils import check
 from distillkit._utils.conversion import as_tensor
 from distillkit.rng import as_generator
 
-__all__ = ["allocate", "allocate_evenly", "as_index_tensors", "class_groups", "even_counts"]
+__all__ = ["as_index_tensors"]
 
 Seed = int | torch.Generator
 

@@ -15,8 +15,6 @@ from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages, StoredImages
 
-__all__ = ["SplitBuilder", "assemble_raw"]
-
 
 @dataclass(frozen=True)
 class SplitBuilder:

@@ -15,15 +15,8 @@ from distillkit.rng import derive
 from distillkit.sets import LabeledImages, StoredImages
 
 __all__ = [
-    "HOLD_OUTS",
-    "HoldOut",
-    "hold_out",
-    "hold_out_classes",
-    "hold_out_content",
-    "hold_out_values",
-    "record_digests",
-    "stricter",
-]
+    "HoldOut", "hold_out", "hold_out_classes", "hold_out_content", "hold_out_values", "record_digests", "stricter",
+]  # fmt: skip
 
 HoldOut = Literal["random", "content"]
 HOLD_OUTS = ("random", "content")

@@ -10,8 +10,6 @@ from torch import Tensor
 from distillkit.data._allocation import as_index_tensors
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 
-__all__ = ["clients"]
-
 
 @overload
 def clients(data: StoredImages, partition: Sequence[Tensor]) -> list[StoredImages]: ...

@@ -35,8 +35,6 @@ from distillkit.data.readers.npz import load_npz, open_npz
 from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import IDENTITY, Normalization
 
-__all__ = ["DATASETS", "NAMES", "Dataset", "load", "open_dataset"]
-
 
 @dataclass(frozen=True)
 class Dataset:

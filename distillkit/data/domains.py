@@ -24,8 +24,6 @@ from distillkit.sets import LabeledImages
 from distillkit.sets._info import inherited_info
 from distillkit.sets._validation import FOUND_CLASSES, FOUND_LABELS
 
-__all__ = ["as_domains", "load_domains"]
-
 _CHUNK = 1024
 
 

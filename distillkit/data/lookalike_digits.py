@@ -20,8 +20,6 @@ from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
 from distillkit.sets._info import inherited_info
 
-__all__ = ["mnist_m_like", "synth_digits_like"]
-
 _FONTS = (  # the font faces in matplotlib that contain all ten digits
     *(f"DejaVuSans{kind}" for kind in ("", "-Bold", "-Oblique", "-BoldOblique")),
     *(f"DejaVuSansMono{kind}" for kind in ("", "-Bold", "-Oblique", "-BoldOblique")),

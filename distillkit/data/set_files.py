@@ -20,8 +20,6 @@ from distillkit.data.readers.folder import load_folder
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.sets import LabeledImages
 
-__all__ = ["load_set", "set_cards"]
-
 _INDEX_FORMAT = "distillkit.ImageIndex/1"
 """Format of files that contain indices of images in a dataset, instead of copies of the images."""
 

@@ -12,8 +12,6 @@ from distillkit._utils.user_warnings import warn
 from distillkit.data._hold_out import HOLD_OUTS, HoldOut, hold_out_content, hold_out_values, record_digests, stricter
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 
-__all__ = ["Split", "StoredSplit", "split_by", "warn_of_repeats"]
-
 
 @dataclass(frozen=True)
 class Split:

@@ -22,8 +22,6 @@ from distillkit.normalization import IDENTITY, Normalization
 from distillkit.sets import LabeledImages, StoredImages
 from distillkit.sets._validation import checked_class_names
 
-__all__ = ["store_dataset"]
-
 _ROUNDED = 0.001
 
 

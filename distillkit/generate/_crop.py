@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["CropParameters", "render"]
-
 
 class CropParameters(NamedTuple):
     """Parameters of one random crop: the results of all random draws that determine it.

@@ -6,8 +6,6 @@ from torch import Tensor
 
 from distillkit._utils import check
 
-__all__ = ["require_latents"]
-
 
 def require_latents(values: Tensor, length: int, name: str) -> Tensor:
     """Check that `values` are latent vectors, float [B, length], and return them.

@@ -13,8 +13,6 @@ from distillkit._utils.progress import Bar
 from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages
 
-__all__ = ["class_latents", "map_chunks", "to_noise_set"]
-
 
 def class_latents(
     num_classes: int, per_class: int, shape: tuple[int, ...], mean_std: float, sample_std: float, rng: torch.Generator

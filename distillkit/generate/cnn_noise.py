@@ -16,8 +16,6 @@ from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
 from distillkit.sets import LabeledImages
 
-__all__ = ["NoiseDecoder", "cnn_noise", "decorrelation"]
-
 
 class NoiseDecoder(nn.Module):
     """Simple CNN generator of VHL, which maps latents [B, latent] to images [B, C, size, size] in (-1, 1).

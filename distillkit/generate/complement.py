@@ -7,8 +7,6 @@ from torch import Tensor
 
 from distillkit._utils import check
 
-__all__ = ["complement_targets"]
-
 
 def complement_targets(counts: Tensor, *, total: int = 256, rounding: str = "truncate") -> Tensor:
     """Return labels for images that would balance a client's classes. FedCOG uses them as targets of `invert`.

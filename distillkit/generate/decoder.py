@@ -13,8 +13,6 @@ from distillkit._utils.options import PositiveInt, check_options
 from distillkit.generate._latents import require_latents
 from distillkit.networks._factory import NetworkFactory, require_factory
 
-__all__ = ["LatentDecoder", "SmallDecoder"]
-
 
 @dataclass(frozen=True)
 class LatentDecoder:

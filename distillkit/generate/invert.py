@@ -25,8 +25,6 @@ from distillkit.rng import as_generator
 from distillkit.sets import LabeledImages, TiledImages, Tiles
 from distillkit.sets._devices import on_device
 
-__all__ = ["invert"]
-
 _COUPLED_BATCH = 256
 
 

@@ -19,8 +19,6 @@ from distillkit.generate._crop import CropParameters, render
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.sets import LabeledImages
 
-__all__ = ["Patches"]
-
 _TRIES = 32
 _JITTER = ("brightness", "contrast", "saturation", "hue")
 

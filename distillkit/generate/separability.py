@@ -18,8 +18,6 @@ from distillkit.sets import Images, LabeledImages, Labels, as_set
 from distillkit.sets._devices import on_device
 from distillkit.training import Protocol, accuracy, train
 
-__all__ = ["Separability", "separability"]
-
 
 @dataclass(frozen=True)
 class Separability:

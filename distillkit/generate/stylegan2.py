@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from distillkit._utils import check
 from distillkit.generate._latents import require_latents
 
-__all__ = ["StyleGAN2"]
-
 _SLOPE, _GAIN = 0.2, math.sqrt(2)
 
 

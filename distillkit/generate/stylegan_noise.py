@@ -16,8 +16,6 @@ from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
 from distillkit.sets import LabeledImages
 
-__all__ = ["stylegan_noise", "upsampled_gaussian"]
-
 
 def stylegan_noise(
     num_classes: int,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["label_rows", "stored_logits"]
-
 _LEAST = -60000.0  # above -65504, the smallest number in half precision
 
 

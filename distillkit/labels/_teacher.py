@@ -18,7 +18,7 @@ from distillkit.networks._validation import check_network, require_network
 from distillkit.sets._class_index import class_labels
 from distillkit.sets._stored import RealImages, images_of, read_batches
 
-__all__ = ["describe_teacher", "require_teacher", "teacher_logits", "try_teacher"]
+__all__ = ["describe_teacher", "teacher_logits", "try_teacher"]
 
 _MAX_IMAGES = 2000
 _FEW = 50

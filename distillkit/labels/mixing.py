@@ -13,8 +13,6 @@ from distillkit._utils import check
 from distillkit._utils.options import CheckedOptions, Fraction, Positive
 from distillkit.rng import as_generator
 
-__all__ = ["CutMix", "Mixed", "Mixup"]
-
 
 class Mixed(NamedTuple):
     """Result of mixing each image of a batch with another image of the batch, its partner.

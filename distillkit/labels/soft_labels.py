@@ -15,8 +15,6 @@ from distillkit.sets._devices import on_device
 from distillkit.sets._info import GUARANTEE, combined_info
 from distillkit.sets.as_set import open_set
 
-__all__ = ["soft_labels"]
-
 
 @runtime_checkable
 class Guarantee(Protocol):

@@ -12,8 +12,6 @@ from distillkit._utils import check
 from distillkit._utils.devices import is_accelerator
 from distillkit.losses._common import Reduction, reduce, require_float, require_same_shape, unit_rows
 
-__all__ = ["SupervisedContrastive", "model_contrastive", "supervised_contrastive"]
-
 
 def supervised_contrastive(
     embeddings: Tensor,

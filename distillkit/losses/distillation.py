@@ -11,14 +11,6 @@ from torch.nn import functional as F
 from distillkit._utils import check
 from distillkit.losses._common import Reduction, reduce, require_same_shape
 
-__all__ = [
-    "KnowledgeDistillation",
-    "binary_distillation",
-    "clamped_disagreement",
-    "jensen_shannon",
-    "knowledge_distillation",
-]
-
 _PAIR = ("student_logits", "teacher_logits")
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from distillkit._utils import check
 from distillkit.losses._common import at_least_float32, pair_tensors, reduce, require_float, row_norms
 
-__all__ = ["RBFMMD", "class_means", "gradient_distance", "mean_embedding_distance", "rbf_mmd"]
+__all__ = ["gradient_distance", "rbf_mmd"]
 
 
 def class_means(embeddings: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:

@@ -13,8 +13,6 @@ from torch.utils.hooks import RemovableHandle
 from distillkit._utils import check
 from distillkit.losses._common import Reduction, reduce, require_float, row_norms
 
-__all__ = ["BatchNormPrior", "deepinversion_variation", "image_l2", "total_variation"]
-
 _IMAGES = "N, C, H, W"
 
 

@@ -12,8 +12,6 @@ from distillkit._utils import check
 from distillkit._utils.devices import is_accelerator
 from distillkit.losses._common import pair_tensors, require_float, row_norms
 
-__all__ = ["clip_logit_norm", "feature_decorrelation", "prototype_distance", "proximal"]
-
 
 def proximal(parameters: Iterable[Tensor], reference: Iterable[Tensor], mu: float) -> Tensor:
     """Compute the proximal term of FedProx: mu / 2 times the squared distance from the global model's parameters.

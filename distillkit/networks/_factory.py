@@ -17,14 +17,7 @@ from distillkit.networks._base import require_network
 from distillkit.networks._initialization import Redraw, draw_seed, initialize, seeded_global_rng
 from distillkit.rng import as_generator
 
-__all__ = [
-    "KeepInit",
-    "NetworkFactory",
-    "build",
-    "frozen_copy",
-    "keeps_init",
-    "require_factory",
-]
+__all__ = ["NetworkFactory", "build", "frozen_copy", "require_factory"]
 
 NetworkFactory = Callable[[], nn.Module]
 

@@ -15,7 +15,7 @@ from distillkit._utils import check
 from distillkit.networks._base import require_network
 from distillkit.rng import as_generator
 
-__all__ = ["Redraw", "draw_seed", "init_linear", "init_own_parameters", "initialize", "seeded_global_rng"]
+__all__ = ["Redraw"]
 
 Redraw = Callable[[nn.Module, torch.Generator], object]
 

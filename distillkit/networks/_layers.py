@@ -11,8 +11,6 @@ from torch.nn import functional as F
 from distillkit._utils.check import one_of, positive_int
 from distillkit._utils.configurable import Configurable
 
-__all__ = ["AveragePool", "ImageNetwork", "InstanceNorm", "MaxPool", "activation_layer", "norm_layer"]
-
 Shape = tuple[int, int, int]
 
 

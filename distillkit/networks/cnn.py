@@ -15,8 +15,6 @@ from distillkit.networks._layers import (
     norm_layer,
 )
 
-__all__ = ["FedCOGCNN", "LeNet", "SimpleCNN"]
-
 
 class SimpleCNN(ImageNetwork):
     """Simple CNN of MOON (Li et al., CVPR 2021), FedCOG and others: LeNet's layers with ReLU and max pooling.

@@ -12,8 +12,6 @@ from distillkit.networks.cnn import FedCOGCNN, LeNet, SimpleCNN
 from distillkit.networks.convnet import ConvNet
 from distillkit.networks.resnet import CifarResNet, ResNet, WideResNet
 
-__all__ = ["NETWORK_NAMES", "named_network"]
-
 _NETWORKS: dict[str, tuple[Any, Mapping[str, int]]] = {
     "convnet": (ConvNet, {}),
     "fedcog_cnn": (FedCOGCNN, {}),

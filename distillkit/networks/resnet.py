@@ -13,8 +13,6 @@ from distillkit._utils.check import one_of, positive_int
 from distillkit.networks._initialization import init_linear
 from distillkit.networks._layers import ImageNetwork, Shape, image_shape, norm_layer, require_spatial_maps
 
-__all__ = ["CifarResNet", "ResNet", "WideResNet"]
-
 _BLOCKS = {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
 Block = Callable[[int, int, int, "_Layers"], nn.Module]
 

@@ -16,7 +16,7 @@ from distillkit.networks._factory import NetworkFactory, build, frozen_copy, kee
 from distillkit.networks._initialization import Redraw, initialize
 from distillkit.rng import as_generator, derive
 
-__all__ = ["FixedNetwork", "NetworkBall", "NetworkSampler", "RandomNetworks"]
+__all__ = ["NetworkSampler", "RandomNetworks"]
 
 
 class NetworkSampler(Protocol):

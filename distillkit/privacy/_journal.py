@@ -19,7 +19,7 @@ from distillkit._utils import check
 from distillkit._utils.files import atomic_replace
 from distillkit.locking import locked
 
-__all__ = ["Journal", "LedgerWriteError", "chained"]
+__all__ = ["Journal", "LedgerWriteError"]
 
 _AFTER = "after"
 

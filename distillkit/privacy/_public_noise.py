@@ -7,7 +7,7 @@ from torch import Tensor
 
 from distillkit.sets import LabeledImages
 
-__all__ = ["public_noise", "public_test_images"]
+__all__ = ["public_test_images"]
 
 
 def public_noise(count: int, like: LabeledImages, generator: torch.Generator, *, coarse: int = 2) -> Tensor:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import MemberDescriptorType
 from typing import Any
 
-__all__ = ["Sealed"]
-
 
 class Sealed:
     """Base of classes without subclasses outside this package, and whose methods no object replaces.

@@ -7,8 +7,6 @@ check them.
 
 from __future__ import annotations
 
-__all__ = ["ASSUMPTIONS", "PUBLIC_INPUTS"]
-
 PUBLIC_INPUTS = {
     "classes": "the number of classes K, and which classes they are",
     "space": "shape, normalization and number type of the images",

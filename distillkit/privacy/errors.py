@@ -9,16 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-__all__ = [
-    "BatchStatistics",
-    "BudgetExhausted",
-    "NotAccountable",
-    "NotCapturable",
-    "NotSeparable",
-    "PrivacyError",
-    "PrivateInitialization",
-    "PrivateStatistics",
-]
+__all__ = ["PrivacyError"]
 
 
 class PrivacyError(ValueError):

@@ -12,9 +12,6 @@ from distillkit.privacy._sealed import Sealed
 from distillkit.privacy.accounting._ranges import MOST_RELEASES, check_sigma
 from distillkit.privacy.errors import NotAccountable
 
-__all__ = ["ADD_OR_REMOVE_CLIENT", "ADD_OR_REMOVE_RECORD", "ALL_CLIENTS", "REPLACE_RECORD", "Event", "Guarantee"]
-
-
 ALL_CLIENTS = "*"
 """Value of `Event.client` for releases that involve the records of all clients."""
 

@@ -25,8 +25,6 @@ from distillkit.privacy.errors import BudgetExhausted, NotAccountable, PrivacyEr
 from distillkit.privacy.events import ALL_CLIENTS, Event, Guarantee, check_relation, client_id
 from distillkit.privacy.secret import Secret, as_secret
 
-__all__ = ["Account", "Ledger"]
-
 _FORMAT = "distillkit.ledger/2"
 _NEW: dict[str, Any] = {
     "delta": 1e-5, "budget": None, "disjoint": True, "renyi_order": None, "relation": None, "data": None

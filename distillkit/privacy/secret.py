@@ -15,8 +15,6 @@ from distillkit.privacy._sealed import Sealed
 from distillkit.privacy.accounting._ranges import power_of_two
 from distillkit.rng import STATE_BYTES, derive, generator_from_bytes
 
-__all__ = ["Secret", "as_secret"]
-
 _BITS = 53
 
 _UNIT, _DISCRETE_UNIT = 2.0**-20, 2.0**-48

@@ -9,8 +9,6 @@ from distillkit._utils import check
 from distillkit._utils.user_warnings import warn
 from distillkit.rng import as_generator
 
-__all__ = ["centroid_distances", "kmeans_balance"]
-
 _ORDERS = ("easy", "hard", "mixed")
 
 

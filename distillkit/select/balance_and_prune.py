@@ -10,8 +10,6 @@ from distillkit.rng import as_generator
 from distillkit.select.balance import kmeans_balance
 from distillkit.select.prune import checked_logits, prune_by_confidence
 
-__all__ = ["select"]
-
 
 def select(
     embeddings: Tensor,

@@ -9,8 +9,6 @@ from distillkit._sanity_checks import check_logits
 from distillkit._utils import check
 from distillkit.rng import as_generator
 
-__all__ = ["prune_by_confidence"]
-
 _STRATEGIES = ("top", "bottom", "random")
 _MEASURES = ("max_softmax", "entropy", "max_logit")
 

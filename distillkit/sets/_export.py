@@ -24,7 +24,7 @@ from distillkit._utils.files import atomic_replace
 from distillkit._utils.user_warnings import warn
 from distillkit.normalization import Normalization
 
-__all__ = ["as_rows", "is_exported_folder", "read_npz", "read_picture_folder", "write_npz", "write_picture_folder"]
+__all__ = ["is_exported_folder"]
 
 _FORMAT = "distillkit.LabeledImages.export/2"
 _STEP = 1 / 255

@@ -37,16 +37,6 @@ from distillkit.sets._validation import (
     require_same_order,
 )
 
-__all__ = [
-    "PARAMETRIZATIONS",
-    "ImageSet",
-    "LabeledImages",
-    "Labels",
-    "require_consistent",
-    "resolve_subset",
-    "set_from_source",
-]
-
 Labels: TypeAlias = Tensor | NDArray[Any] | Sequence[int]
 """Class indices [N] or label rows [N, K]."""
 

@@ -20,7 +20,7 @@ from distillkit.sets._labeled import (
 )
 from distillkit.sets._stored import RealImages, StoredImages
 
-__all__ = ["Images", "as_set", "open_set"]
+__all__ = ["open_set"]
 
 Images: TypeAlias = LabeledImages | Tensor | NDArray[Any] | Dataset[Any] | DataLoader[Any] | Iterable[Any]
 """Images in any form that `as_set` accepts."""

@@ -13,8 +13,6 @@ from distillkit._utils import check
 from distillkit._utils.options import CheckedOptions, PositiveInt
 from distillkit.sets._labeled import PARAMETRIZATIONS, LabeledImages
 
-__all__ = ["TiledImages", "Tiles"]
-
 
 @dataclass(frozen=True)
 class Tiles(CheckedOptions):

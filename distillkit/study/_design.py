@@ -16,8 +16,6 @@ from distillkit.study._execution import RunSpec
 from distillkit.study.candidate import RULES, Candidate, Cost
 from distillkit.study.task import Task
 
-__all__ = ["Estimate", "EstimateRow", "StudyDesign", "estimate_rows", "make_design"]
-
 
 @dataclass(frozen=True)
 class StudyDesign:

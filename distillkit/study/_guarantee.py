@@ -11,8 +11,6 @@ from typing import Any
 from distillkit.privacy import ALL_CLIENTS, Guarantee, Ledger, compose
 from distillkit.study._records import read_json
 
-__all__ = ["CHOSEN", "EXACT", "study_guarantee", "total_guarantee"]
-
 EXACT = (
     "accuracies of tuning runs are exact values on held-out private records, and settings were chosen by them; epsilon "
     "covers neither: do not publish choice.json or the tuning runs, or tune on public images (tune_on=)"

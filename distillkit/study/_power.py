@@ -12,8 +12,6 @@ from distillkit._utils import check
 from distillkit.study._records import RecordsLike, differences, group_records
 from distillkit.study._tables import unit_of
 
-__all__ = ["PowerAnalysis", "power_analysis", "power_of", "seeds_needed"]
-
 PILOT_PAIRS = 5
 """Smallest number of pilot pairs. With fewer, the upper limit of the standard deviation is of no use."""
 STD_CONFIDENCE = 0.8

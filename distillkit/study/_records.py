@@ -18,11 +18,7 @@ from distillkit._utils.provenance import versions
 from distillkit._utils.tables import data_frame, flat
 from distillkit.study.history import RecordError, Row, accuracy_late, read_rows
 
-__all__ = [
-    "Group", "Record", "RecordError", "Records", "RecordsLike", "Row", "choices_in", "differences",
-    "group_records", "read_json", "read_record", "read_records", "require_columns", "write_json",
-    "write_records", "write_study",
-]  # fmt: skip
+__all__ = ["Group", "Record", "RecordError", "RecordsLike", "Row", "group_records", "read_json"]
 
 FORMATS = {name: f"distillkit.{name}/1" for name in ("study", "choice", "records")}
 """Formats of `study.json`, `choice.json` and the files of `write_records`."""

@@ -14,10 +14,7 @@ from distillkit._utils.tables import NONE, Table
 from distillkit.study._records import Group, RecordsLike, differences, group_records
 from distillkit.study.history import best_seed_mean
 
-__all__ = [
-    "Part", "Unit", "group_table", "interval", "mean_std", "numbers_of", "paired_differences", "summary_table",
-    "unit_of",
-]  # fmt: skip
+__all__ = ["Part", "group_table", "numbers_of"]
 
 Part = tuple[dict[str, Any], str | None]
 """Values by name, and the text of the cell that shows them; None if no cell does."""

@@ -21,11 +21,6 @@ from distillkit.study._guarantee import EXACT
 from distillkit.study._records import RecordError, Records, choices_in, read_json, read_record, write_json
 from distillkit.study.candidate import RULES
 
-__all__ = [
-    "TuningResult", "best_configuration", "choose", "read_choice", "score_configuration",
-    "tuning_table",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class TuningResult:

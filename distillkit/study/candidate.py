@@ -18,7 +18,7 @@ from distillkit._utils.options import Options, check_options
 from distillkit.data import Split
 from distillkit.study.task import Task
 
-__all__ = ["RULES", "Candidate", "Cost", "Job", "OutOfTime", "grid"]
+__all__ = ["Candidate", "Cost", "Job", "OutOfTime"]
 
 Self = TypeVar("Self", bound="Candidate")
 

@@ -31,8 +31,6 @@ from distillkit.study.candidate import Candidate, Cost, Job
 from distillkit.study.task import Task
 from distillkit.training import CLASSIC, Protocol, accuracy, require_protocol, train
 
-__all__ = ["Condense"]
-
 _SAVE_INTERVAL = 60.0
 """Seconds between two saved states of a running condenser."""
 

@@ -14,8 +14,6 @@ from distillkit.study._records import Group, RecordsLike, group_records
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["curves", "pictures"]
-
 _BY = ("round", "bytes", "bytes_up", "bytes_down", "client_seconds", "seconds")
 
 

@@ -13,9 +13,6 @@ from distillkit.data._data_root import data_root
 from distillkit.normalization import IDENTITY
 from distillkit.study.task import Task
 
-__all__ = ["TASK_NAMES", "named_task"]
-
-
 _SMALL = {"factory_options": {"width": 32, "depth": 2}}
 _FEW = {"participation": 10, "evaluate": "none"}
 _SOURCES = ["mnist", "svhn", "usps", "synthdigits", "mnistm"]

@@ -22,7 +22,7 @@ from distillkit.locking import locked
 from distillkit.privacy import Guarantee
 from distillkit.serialization import to_config
 from distillkit.study._design import Estimate, estimate_rows, make_design
-from distillkit.study._execution import PreparedRun, RunSpec, WorkerKilled, run_all, set_aside
+from distillkit.study._execution import PreparedRun, RunSpec, run_all, set_aside
 from distillkit.study._guarantee import study_guarantee
 from distillkit.study._records import Records, read_records, write_json, write_study
 from distillkit.study._tables import summary_table
@@ -33,8 +33,6 @@ from distillkit.study.task import Task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = ["Study", "WorkerKilled"]
 
 
 class Study:

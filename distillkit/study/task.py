@@ -31,7 +31,7 @@ from distillkit.networks import NETWORK_NAMES, named_network
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 from distillkit.sets._validation import class_of_rows, require_same_order
 
-__all__ = ["Allocation", "Task", "as_split"]
+__all__ = ["Allocation", "Task"]
 
 _NATURAL = ("domain", "user")
 

@@ -19,8 +19,6 @@ from distillkit.select import select
 from fl.batches import select_rows
 from fl.participants import Client, Server
 
-__all__ = ["Crops", "Pool", "Source", "View"]
-
 
 @dataclass(frozen=True)
 class View:

@@ -20,8 +20,6 @@ from fl.message import Tensors
 from fl.method import Predictor
 from fl.networks import copied
 
-__all__ = ["distill", "distill_models", "falling_steps", "starts_from_average", "validation_accuracy"]
-
 
 def distill(
     student: nn.Module,

@@ -12,8 +12,6 @@ from torch.nn import functional as F
 from distillkit.networks import split
 from fl.message import Tensors
 
-__all__ = ["Head", "LatentGenerator", "diversity"]
-
 
 class Head(nn.Module):
     """Classifier of a network as a separate module, whose weights can be replaced in each call.

@@ -9,8 +9,6 @@ from fl._noise_images import empty_set, noise_set
 from fl.averaging import AddOn, AveragingServer
 from fl.averaging.addon import overrides
 
-__all__ = ["refuse_mixing_objective", "unsound"]
-
 _DERIVED = {
     "answer": "asks the clients for statistics of their data, which have no noise",
     "dataset": "trains on a set derived from the private images without noise",

@@ -23,8 +23,6 @@ from fl.averaging.addon import overrides
 from fl.message import Entry, Message, Tensors
 from fl.method import NoUsableReply
 
-__all__ = ["Shared"]
-
 _WEIGHTS = (FedAvg.update, FedAvg.buffers, FedAvg.counters)
 _AVERAGES = ("scale_update", "aggregate", "server_step", "evaluation_model")
 

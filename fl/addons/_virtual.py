@@ -11,8 +11,6 @@ from distillkit.sets import LabeledImages
 from fl.averaging.addon import AddOn
 from fl.participants import Server
 
-__all__ = ["NOISE", "require_source", "virtual_set"]
-
 NOISE: dict[str, Callable[..., LabeledImages]] = {
     "stylegan": stylegan_noise,
     "gaussian": upsampled_gaussian,

@@ -17,8 +17,6 @@ from fl.averaging import AddOn, AveragingServer, FedAvg, Settings
 from fl.averaging._composition import require_full_models, require_one_architecture
 from fl.message import Entry, Message, Tensors
 
-__all__ = ["ClientDrift"]
-
 _CHUNK = 64
 """Number of images per forward pass."""
 

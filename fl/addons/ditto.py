@@ -12,8 +12,6 @@ from fl.averaging._composition import require_whole_models
 from fl.batches import Phase
 from fl.message import Entry, Message, Tensors
 
-__all__ = ["Ditto"]
-
 
 @dataclass(frozen=True)
 class Ditto(AddOn):

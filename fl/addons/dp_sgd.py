@@ -30,8 +30,6 @@ from fl.batches import Batch, Phase, batch_at
 from fl.message import Tensors
 from fl.networks import Networks
 
-__all__ = ["DPSGD"]
-
 _CAPTURED: WeakKeyDictionary[Networks, dict[tuple[object, ...], CapturedFunction]] = WeakKeyDictionary()
 """Cache of the gradients captured in this process, so that they are not captured again in every round."""
 _LOCK = threading.Lock()

@@ -22,8 +22,6 @@ from fl.averaging.addon import slot_owner
 from fl.batches import Batch
 from fl.task import LabelTask
 
-__all__ = ["FedCOG"]
-
 
 @dataclass(frozen=True)
 class FedCOG(AddOn):

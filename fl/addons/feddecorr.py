@@ -11,8 +11,6 @@ from distillkit._utils.options import NonNegative
 from distillkit.losses import feature_decorrelation
 from fl.averaging import AddOn, Step
 
-__all__ = ["FedDecorr"]
-
 
 @dataclass(frozen=True)
 class FedDecorr(AddOn):

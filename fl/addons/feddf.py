@@ -18,8 +18,6 @@ from fl.averaging._composition import require_full_models
 from fl.averaging.addon import overrides
 from fl.message import Entry, Message, Tensors
 
-__all__ = ["FedDF"]
-
 
 @dataclass(frozen=True)
 class FedDF(AddOn):

@@ -14,8 +14,6 @@ from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings
 from fl.averaging._composition import require_one_architecture
 from fl.message import Entry, Message, Tensors
 
-__all__ = ["FedExP"]
-
 
 def _square(tensors: Iterable[Tensor]) -> float:
     return sum(float(t.double().square().sum()) for t in tensors)

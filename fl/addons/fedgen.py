@@ -22,8 +22,6 @@ from fl.averaging.optimizer import load_state, saved_state
 from fl.message import Entry, Message, Tensors
 from fl.networks import copied
 
-__all__ = ["FedGen"]
-
 
 @dataclass(frozen=True)
 class FedGen(AddOn):

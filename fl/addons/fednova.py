@@ -12,8 +12,6 @@ from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings
 from fl.message import Entry, Message, Tensors
 
-__all__ = ["FedNova"]
-
 
 @dataclass(frozen=True)
 class FedNova(AddOn):

@@ -13,7 +13,7 @@ from distillkit._utils.options import Decay, LearningRate, NonNegative, Positive
 from fl.averaging import AddOn, AveragingServer
 from fl.message import Entry, Tensors
 
-__all__ = ["FedAdagrad", "FedAdam", "FedAvgM", "FedYogi", "ServerAdaptive"]
+__all__ = ["ServerAdaptive"]
 
 
 @dataclass(frozen=True)

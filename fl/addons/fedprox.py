@@ -10,8 +10,6 @@ from distillkit._utils.options import NonNegative
 from distillkit.losses import proximal
 from fl.averaging import AddOn, Step
 
-__all__ = ["FedProx"]
-
 
 @dataclass(frozen=True)
 class FedProx(AddOn):

@@ -17,8 +17,6 @@ from fl.averaging.step import restored
 from fl.batches import batch_at, shuffled_indices
 from fl.message import Tensors
 
-__all__ = ["FedReg"]
-
 
 @dataclass(frozen=True)
 class FedReg(AddOn):

@@ -12,8 +12,6 @@ from fl.averaging import AddOn, Step
 from fl.averaging.step import restored
 from fl.message import Tensors
 
-__all__ = ["FedSAM"]
-
 
 @dataclass(frozen=True)
 class FedSAM(AddOn):

@@ -10,8 +10,6 @@ from fl.averaging._trials import require_matches
 from fl.batches import Phase
 from fl.message import Tensors
 
-__all__ = ["FineTune"]
-
 
 @dataclass(frozen=True)
 class FineTune(AddOn):

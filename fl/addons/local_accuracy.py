@@ -15,8 +15,6 @@ from fl.averaging._composition import require_full_models
 from fl.message import Entry, Message, Tensors
 from fl.task import clients_accuracy
 
-__all__ = ["LocalAccuracy"]
-
 
 @dataclass(frozen=True)
 class LocalAccuracy(AddOn):

@@ -12,8 +12,6 @@ from distillkit.losses import model_contrastive
 from distillkit.networks import split
 from fl.averaging import AddOn, Step
 
-__all__ = ["MOON"]
-
 
 @dataclass(frozen=True)
 class MOON(AddOn):

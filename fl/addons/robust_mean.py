@@ -18,8 +18,6 @@ from fl.averaging._composition import require_one_architecture
 from fl.message import Entry, Message, Tensors, declared_entries
 from fl.method import NoUsableReply
 
-__all__ = ["RobustMean"]
-
 
 @dataclass(frozen=True)
 class RobustMean(AddOn):

@@ -13,8 +13,6 @@ from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings, Step
 from fl.averaging._composition import require_one_architecture
 from fl.message import Entry, Message, Tensors
 
-__all__ = ["SCAFFOLD"]
-
 
 @dataclass(frozen=True)
 class SCAFFOLD(AddOn):

@@ -14,8 +14,6 @@ from fl.averaging import AddOn, AveragingServer, Local, Step
 from fl.message import Entry, Message, Tensors
 from fl.networks import embedding_size
 
-__all__ = ["VFA"]
-
 
 @dataclass(frozen=True)
 class VFA(AddOn):

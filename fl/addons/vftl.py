@@ -15,8 +15,6 @@ from fl.averaging import AddOn, AveragingServer, FedAvg
 from fl.message import Tensors
 from fl.networks import copied
 
-__all__ = ["VFTL"]
-
 
 @dataclass(frozen=True)
 class VFTL(AddOn):

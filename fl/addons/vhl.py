@@ -25,8 +25,6 @@ from fl.averaging.step import outputs
 from fl.batches import Batch
 from fl.message import Entry, Message
 
-__all__ = ["VHL", "NaiveVHL"]
-
 
 @dataclass(frozen=True)
 class VHL(AddOn):

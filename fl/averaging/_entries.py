@@ -6,8 +6,6 @@ from typing import ClassVar
 
 from fl.message import Entry, Tensors
 
-__all__ = ["Entries"]
-
 
 class Entries:
     """Entries of `FedAvg`'s messages, server state and client memory.

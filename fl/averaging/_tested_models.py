@@ -22,8 +22,6 @@ from fl.message import Message, Tensors
 from fl.method import Predictor
 from fl.participants import Client
 
-__all__ = ["evaluate_models", "evaluated_models", "global_models"]
-
 
 def global_models(server: AveragingServer, addons: Sequence[AddOn]) -> Mapping[str, Predictor]:
     """Return the global model of each architecture, to test or save it, by name of the architecture.

@@ -16,8 +16,6 @@ from fl.averaging.optimizer import load_state, saved_state
 from fl.averaging.step import Step
 from fl.batches import Batch
 
-__all__ = ["train", "train_step"]
-
 _EXTRA = "an iterator of batches, or None"
 
 

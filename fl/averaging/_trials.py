@@ -24,9 +24,7 @@ from fl.averaging.settings import Settings
 from fl.message import Message
 from fl.participants import Client, Server
 
-__all__ = [
-    "require_matches", "require_patterns", "trial_trainings", "try_augmentation", "try_objective",
-]  # fmt: skip
+__all__ = ["require_matches", "try_augmentation"]
 
 
 def _error_text(error: Exception) -> str:

@@ -17,7 +17,7 @@ from fl.averaging.step import Step
 from fl.batches import Batch, Phase
 from fl.message import Message, Tensors
 
-__all__ = ["SLOTS", "AddOn", "overrides", "slot_owner"]
+__all__ = ["AddOn", "overrides", "slot_owner"]
 
 SLOTS = (
     "dataset", "batches", "gradient", "scale_update", "aggregate", "server_step", "refine",

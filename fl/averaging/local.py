@@ -26,8 +26,6 @@ from fl.message import Message, Tensors
 from fl.networks import copied
 from fl.participants import Client
 
-__all__ = ["Local", "Term", "received_state"]
-
 
 class Term(Protocol):
     """Interface of an object that adds a term to the loss of local training. Every add-on implements it."""

@@ -13,7 +13,7 @@ from distillkit._utils import check
 from distillkit._utils.options import CheckedOptions, NonNegative, Positive
 from fl.message import Tensors
 
-__all__ = ["ClientOptimizer", "effective_lr", "load_state", "saved_state"]
+__all__ = ["load_state", "saved_state"]
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ from fl.message import Message, Tensors
 from fl.method import Predictor
 from fl.participants import Server
 
-__all__ = ["AveragingServer"]
-
 
 @dataclass
 class AveragingServer(Server):

@@ -22,7 +22,7 @@ from fl.message import Entry, Tensors
 from fl.networks import Networks
 from fl.task import LabelTask
 
-__all__ = ["Objective", "Settings", "as_patterns", "as_phases", "learning_rate"]
+__all__ = ["Objective", "learning_rate"]
 
 Objective = Callable[[Tensor, Tensor], Tensor]
 

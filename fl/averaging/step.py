@@ -19,7 +19,7 @@ from fl.averaging.local import Local, Term
 from fl.batches import Batch
 from fl.message import Tensors
 
-__all__ = ["Output", "Step", "outputs", "restored"]
+__all__ = ["outputs", "restored"]
 
 
 @dataclass(frozen=True)

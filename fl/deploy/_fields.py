@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["FIELDS", "MAX_CLIENTS", "Field", "read_fields"]
-
 MAX_CLIENTS = 1_000_000
 """Largest number of clients of a run on nodes."""
 

@@ -15,10 +15,6 @@ from fl.deploy._fields import read_fields
 from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from fl.message import Message, Value
 
-__all__ = [
-    "Job", "PayloadMissing", "PayloadStore", "job_parts", "read_job", "read_result", "result_parts",
-]  # fmt: skip
-
 _MAX_ERROR = 500
 """Maximum number of characters of a client's error text in the history."""
 

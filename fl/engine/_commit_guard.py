@@ -13,8 +13,6 @@ from fl.method import Method
 from fl.participants import Server
 from fl.schema import value_parts
 
-__all__ = ["check_state"]
-
 
 def check_state(method: Method, server: Server) -> str | None:
     """Return the reason why a round's new state must not be committed, or None if it is usable.

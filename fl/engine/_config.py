@@ -16,7 +16,7 @@ from distillkit.privacy import Ledger
 from distillkit.sets import Images, StoredImages
 from fl.task import LabelTask
 
-__all__ = ["RunConfig", "RunFolder"]
+__all__ = ["RunConfig"]
 
 
 @dataclass(frozen=True)

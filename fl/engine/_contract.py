@@ -16,10 +16,7 @@ from fl.method import Method, Predictor
 from fl.participants import Client, Interrupted, Server
 from fl.schema import EntrySpec, Schema
 
-__all__ = [
-    "ChangedInput", "Unchanged", "checked_draw", "checked_message", "checked_models", "checked_rejections",
-    "checked_schema", "declared", "require_exchanges",
-]  # fmt: skip
+__all__ = ["ChangedInput"]
 
 Given = Mapping[str, Message]
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from distillkit.sets import LabeledImages
 from fl.message import Message
 
-__all__ = ["placed"]
-
 T = TypeVar("T")
 
 

@@ -18,8 +18,6 @@ from fl.method import evaluation_batch_size
 from fl.participants import Server
 from fl.task import clients_accuracy
 
-__all__ = ["evaluate_clients", "evaluate_global"]
-
 
 def evaluate_global(exchanger: Exchanger, test: LabeledImages | StoredImages | None) -> dict[str, Any]:
     """Evaluate the global models on the global test set, and return the metrics as columns of the history."""

@@ -28,8 +28,6 @@ from fl.message import Message, payload_bytes
 from fl.method import Method
 from fl.participants import Interrupted, Server
 
-__all__ = ["Exchanger", "Reply"]
-
 _DIGEST_BYTES = 16
 
 

@@ -15,8 +15,6 @@ from fl._codec import decode, encode
 from fl.message import Entry, Message, Value, payload_bytes
 from fl.schema import Schema, l2_norm
 
-__all__ = ["LEAST_REPLIES", "Compared", "HeldReplies", "compared", "dominant", "too_large"]
-
 LEAST_REPLIES = 4
 """Number of replies from which they are compared: among fewer, the median may be that of a hostile client."""
 _IN_MEMORY = 1 << 27

@@ -15,8 +15,6 @@ from fl.method import Method
 from fl.participants import Interrupted, Server
 from fl.task import LabelTask
 
-__all__ = ["validate"]
-
 Entries = Mapping[str, Entry[Any]]
 
 _MOST_NOTES, _LARGEST_NOTE = 100, 1e15

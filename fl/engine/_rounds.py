@@ -25,8 +25,6 @@ from fl.engine.store import Store
 from fl.message import Entry, Message, Tensors
 from fl.method import NoUsableReply
 
-__all__ = ["RoundRunner", "draw_clients"]
-
 
 class _Model:
     """Declares the entry under which the file of a global model keeps its state dict."""

@@ -28,10 +28,7 @@ from fl.engine._config import RunConfig, RunFolder
 from fl.method import Method
 from fl.task import Classification, LabelTask
 
-__all__ = [
-    "EXACT_TESTS", "remark_on", "require_public", "resolve_task", "validate", "warn_of_training_images",
-    "warn_of_twins",
-]  # fmt: skip
+__all__ = ["require_public", "resolve_task"]
 
 
 Panel = Literal["drawn", "all", "none"] | list[int]

@@ -25,10 +25,7 @@ from fl.engine.store import CheckpointError, OtherSettings
 from fl.method import Method
 from fl.participants import Server
 
-__all__ = [
-    "FREE", "config_of", "data_fingerprint", "read_config", "repetition", "require_same", "require_whole_ledger",
-    "warn_if_not_resumable",
-]  # fmt: skip
+__all__ = ["data_fingerprint", "read_config"]
 
 FREE = ("rounds", "versions", "notes", "transcript")
 """Keys of config.json whose values may differ when a run is resumed."""

@@ -18,8 +18,6 @@ from fl.engine._transport import ClientResult, RequestBuilder, RequestHeader
 from fl.method import Method
 from fl.participants import Scratch, Server
 
-__all__ = ["ServerThread", "ThreadTransport"]
-
 T = TypeVar("T")
 
 

@@ -21,10 +21,7 @@ from distillkit.sets import LabeledImages
 from fl.message import Message
 from fl.participants import Scratch, Server
 
-__all__ = [
-    "ClientRequest", "ClientResult", "RequestBuilder", "RequestError", "RequestHeader", "Transport",
-    "noise_of", "reason_of",
-]  # fmt: skip
+__all__ = ["ClientRequest", "ClientResult", "RequestBuilder", "RequestHeader", "reason_of"]
 
 
 def noise_of(secret: int | None, round_number: int, owner: int | str) -> Secret:

@@ -18,16 +18,7 @@ from distillkit.locking import locked
 from fl._codec import decode, encode
 from fl.message import Message
 
-__all__ = [
-    "CheckpointError",
-    "OtherSettings",
-    "Restored",
-    "Store",
-    "read_history",
-    "read_message",
-    "remove",
-    "write_atomically",
-]
+__all__ = ["CheckpointError", "OtherSettings", "Store", "read_message", "write_atomically"]
 
 _FORMAT = "distillkit.run/1"
 _PREVIOUS = "manifest.previous.json"

@@ -15,7 +15,7 @@ from fl.averaging.fedavg import FedAvg
 from fl.message import Entry, declared_entries
 from fl.method import Method
 
-__all__ = ["query_sender", "reply_reader", "require_shapes", "require_sums"]
+__all__ = ["query_sender", "reply_reader"]
 
 
 def query_sender(method: Method) -> str | None:

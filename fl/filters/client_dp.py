@@ -22,8 +22,6 @@ from fl.message import Entry, Message, Tensors, Value
 from fl.method import Method
 from fl.participants import Client, Server
 
-__all__ = ["Adaptive", "ClientDP"]
-
 _MARGIN = 1 - 2.0**-22
 """Factor that keeps float32 rounding from making a clipped update longer than its clip."""
 

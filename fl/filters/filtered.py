@@ -14,8 +14,6 @@ from fl.message import Message
 from fl.method import Method, Predictor, require_method
 from fl.participants import Client, Server
 
-__all__ = ["Filtered"]
-
 
 class Filtered(Method):
     """Method whose replies pass through filters.

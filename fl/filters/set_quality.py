@@ -23,8 +23,6 @@ from fl.method import Method, Predictor, evaluation_batch_size
 from fl.networks import copied
 from fl.participants import Server
 
-__all__ = ["SetQuality"]
-
 
 @dataclass(frozen=True)
 class SetQuality(Filter):

@@ -25,8 +25,6 @@ from fl.networks import Factory, Networks, copied
 from fl.participants import Client, Server
 from fl.schema import MAX_WEIGHT
 
-__all__ = ["FedDM"]
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class FedDM(Method):

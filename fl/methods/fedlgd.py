@@ -14,8 +14,6 @@ from fl.addons.condensed import SELECTED, Condensed
 from fl.averaging import AddOn, FedAvg
 from fl.networks import Factory
 
-__all__ = ["FedLGD"]
-
 _DSA = DSA()
 
 

@@ -27,8 +27,6 @@ from fl.networks import Factory, Networks, copied, embedding_size
 from fl.participants import Client, Server
 from fl.schema import MAX_WEIGHT
 
-__all__ = ["FedProto"]
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class FedProto(Method):

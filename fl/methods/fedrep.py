@@ -9,8 +9,6 @@ from fl.averaging import AddOn, FedAvg
 from fl.batches import Phase
 from fl.networks import Factory
 
-__all__ = ["FedRep"]
-
 
 class FedRep(FedAvg):
     """FedRep: federated averaging of a representation, with personal heads (Collins et al., ICML 2021, Algorithm 1).

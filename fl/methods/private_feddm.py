@@ -31,8 +31,6 @@ from fl.method import NoUsableReply
 from fl.methods.feddm import FedDM
 from fl.participants import Client, Server
 
-__all__ = ["PrivateFedDM"]
-
 
 class PrivateFedDM(FedDM):
     """FedDM whose clients' sets are differentially private for each record (Xiong et al., CVPR 2023, section 3.3).

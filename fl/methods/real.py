@@ -10,8 +10,6 @@ from distillkit.sets import LabeledImages
 from fl.methods.feddm import FedDM
 from fl.participants import Client
 
-__all__ = ["Real"]
-
 
 class Real(FedDM):
     """The baseline REAL of FedDM (Table 5): clients send `ipc` random real images of each class in each round.

@@ -18,8 +18,6 @@ from fl.averaging import AddOn, ClientOptimizer, FedAvg
 from fl.averaging.settings import Objective
 from fl.networks import Factory
 
-__all__ = ["ClippedCrossEntropy", "SingleImage"]
-
 
 @dataclass(frozen=True)
 class ClippedCrossEntropy(CheckedOptions):

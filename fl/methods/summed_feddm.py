@@ -20,8 +20,6 @@ from fl.method import NoUsableReply
 from fl.methods.private_feddm import PrivateFedDM
 from fl.participants import Client, Server
 
-__all__ = ["SummedFedDM"]
-
 REMARK = (
     "clients share one noise: epsilon holds against those who see nothing but the sum over all drawn clients (a secure "
     "sum), if no client reveals its part of the noise"

@@ -12,12 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = [
-    "BOX_OVERHEAD", "KEY_BYTES", "SIGNATURE_BYTES", "AuthenticationError", "MissingCryptography", "add_mask",
-    "agreement_public_key", "derive_mask_key", "digest", "new_agreement_keys", "new_signing_key", "open_box",
-    "require_cryptography", "seal_box", "sign", "signing_public_key", "verify",
-]  # fmt: skip
-
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 BOX_OVERHEAD = 16

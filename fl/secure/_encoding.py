@@ -24,8 +24,6 @@ from fl.averaging.fedavg import FedAvg
 from fl.message import Entry, Message, Value
 from fl.schema import MAX_WEIGHT
 
-__all__ = ["BoundExceeded", "EntryLayout", "ReplyLayout"]
-
 _INT64_LIMIT = 2**63
 
 

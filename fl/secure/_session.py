@@ -18,8 +18,6 @@ from fl.secure._crypto import BOX_OVERHEAD, KEY_BYTES
 from fl.secure._signed_messages import KeyBundle, RoundContext, sign_bundle
 from fl.secure.keys import Keyring, Registry
 
-__all__ = ["BOX_BYTES", "SHARE_BYTES", "ClientSession", "ProtocolError"]
-
 SHARE_BYTES = KEY_BYTES + 1
 """Size of a share in bytes. A share is a number of a field that is slightly larger than 256 bits."""
 BOX_BYTES = 2 * SHARE_BYTES + BOX_OVERHEAD

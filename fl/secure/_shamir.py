@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 
 from distillkit._utils import check
 
-__all__ = ["PRIME", "lagrange_coefficients", "split"]
-
 PRIME = 2**256 + 297
 """Smallest prime number above 2^256, so that every 256-bit key is a number of the field."""
 

@@ -9,8 +9,6 @@ from fl.secure import _crypto
 from fl.secure._crypto import KEY_BYTES, SIGNATURE_BYTES, AuthenticationError
 from fl.secure.keys import Registry
 
-__all__ = ["BUNDLE_BYTES", "KeyBundle", "RoundContext", "sign_bundle"]
-
 BUNDLE_BYTES = 3 * KEY_BYTES + SIGNATURE_BYTES
 
 

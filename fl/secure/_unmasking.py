@@ -11,8 +11,6 @@ from fl.secure import _crypto, _shamir
 from fl.secure._crypto import KEY_BYTES
 from fl.secure._signed_messages import KeyBundle
 
-__all__ = ["unmask"]
-
 
 def unmask(
     total: Tensor,

@@ -15,8 +15,6 @@ from distillkit._utils.files import write_atomically
 from distillkit.fingerprint import tensor_fingerprint
 from fl.secure import _crypto
 
-__all__ = ["Keyring", "Registry"]
-
 
 class Registry(Configurable):
     """Registry of all clients' public keys, with which clients verify each other's signatures.

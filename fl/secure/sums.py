@@ -61,8 +61,6 @@ from fl.secure._signed_messages import BUNDLE_BYTES, KeyBundle, RoundContext
 from fl.secure._unmasking import unmask
 from fl.secure.keys import Keyring, Registry
 
-__all__ = ["SecureSums"]
-
 
 @dataclass(frozen=True)
 class SecureSums(Filter):

@@ -13,8 +13,6 @@ from distillkit.study._records import Group, Record, RecordsLike, Row, group_rec
 from distillkit.study._tables import Part, group_table, numbers_of
 from distillkit.study.history import rounds_to
 
-__all__ = ["BY", "at_equal", "spent", "to_target", "worst_clients"]
-
 BY = {
     "rounds": (),
     "bytes": ("bytes_up", "bytes_down"),

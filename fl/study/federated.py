@@ -21,8 +21,6 @@ from fl.participants import Interrupted
 from fl.study.saved_run import outcome_hash
 from fl.task import Classification, MultiLabel
 
-__all__ = ["Federated", "client_data"]
-
 
 @dataclass(frozen=True)
 class Federated(Candidate):

@@ -31,8 +31,6 @@ from fl.method import Method
 from fl.study.federated import client_data
 from fl.study.saved_run import NotRepeatable, SavedRun, load
 
-__all__ = ["repeat"]
-
 
 def repeat(
     folder: str | Path,

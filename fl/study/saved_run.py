@@ -29,8 +29,6 @@ from fl.method import Method
 from fl.participants import Server
 from fl.task import LabelTask
 
-__all__ = ["NotRepeatable", "SavedRun", "hash_of", "load", "outcome_hash"]
-
 
 class NotRepeatable(ValueError):
     """Error: a run's folder lacks information that is needed to load or repeat the run.

@@ -10,8 +10,6 @@ from distillkit.data._assembly import assemble_raw
 from distillkit.data._hold_out import hold_out
 from distillkit.data.split import Split
 
-__all__ = ["load_digits"]
-
 
 def load_digits(root: None = None, **options: Any) -> Split:
     """Load the 1,797 real 8x8 digits that scikit-learn contains. A fixed fifth of each class is the test set.

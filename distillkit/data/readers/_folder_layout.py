@@ -17,8 +17,6 @@ from distillkit.data.readers._picture_list import PictureList
 from distillkit.sets._export import is_exported_folder
 from distillkit.sets._validation import FOUND_CLASSES, checked_class_names
 
-__all__ = ["SPLITS", "SUFFIXES", "list_folder", "split_folders", "subfolders"]
-
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
 SPLITS = {

@@ -14,8 +14,6 @@ from distillkit.data.readers._picture_list import PictureList, load_pictures, re
 from distillkit.data.readers.npz import load_npz
 from distillkit.data.split import Split
 
-__all__ = ["load_mnist_m", "load_synth_digits"]
-
 _CLASSES = tuple("0123456789")
 _PARTS = ("train", "test")
 _FOLDERS = ("MNIST-M", "mnist_m", "MNISTM")

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["UserData", "as_labels", "read_users"]
-
 
 class UserData(NamedTuple):
     """One user's n images `x`, as an array [n, ...] or a list of file names, and labels `y`, int64 [n]."""

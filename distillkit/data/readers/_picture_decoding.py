@@ -15,8 +15,6 @@ from distillkit._utils.pictures import picture_array, picture_shape
 from distillkit._utils.pixels import Size, height_and_width, to_pixels
 from distillkit._utils.progress import bar
 
-__all__ = ["Problems", "read_picture", "read_pictures", "require_readable", "require_same_shape"]
-
 Problems = dict[str, list[str]]
 """What is wrong with a list of pictures: names of files, folders or rows by the kind of the problem."""
 

@@ -27,15 +27,6 @@ from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import Normalization
 from distillkit.sets._validation import class_of_rows
 
-__all__ = [
-    "PictureList",
-    "load_pictures",
-    "open_pictures",
-    "require_files",
-    "require_pictures",
-    "user_picture_list",
-]
-
 
 @dataclass(frozen=True)
 class PictureList:

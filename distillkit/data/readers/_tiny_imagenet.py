@@ -9,8 +9,6 @@ import torch
 from distillkit.data.readers._folder_layout import SUFFIXES
 from distillkit.data.readers._picture_list import PictureList, require_files
 
-__all__ = ["list_tiny_imagenet"]
-
 _NAME = "tinyimagenet"
 _SOURCE = "unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip there, as it is"
 

@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["SUFFIXES", "ReleasedTensors", "read_torch_file"]
-
 SUFFIXES = (".pt", ".pth")
 
 _IMAGES = ("images", "image", "image_syn", "images_syn", "syn_images", "imgs", "x")

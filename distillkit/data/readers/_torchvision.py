@@ -14,8 +14,6 @@ from distillkit.data.readers.npz import load_npz
 from distillkit.data.split import Split
 from distillkit.normalization import Normalization
 
-__all__ = ["CIFAR10_CLASSES", "CIFAR10_NORMALIZATION", "load_torchvision"]
-
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_NORMALIZATION = Normalization([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616])
 """Mean and standard deviation of CIFAR-10's training pixels."""

@@ -19,8 +19,6 @@ from distillkit.data.readers._picture_list import (
     user_picture_list,
 )
 
-__all__ = ["list_celeba", "list_leaf_celeba"]
-
 _IMAGES, _ATTRIBUTES, _IDENTITIES = "img_align_celeba", "list_attr_celeba.txt", "identity_CelebA.txt"
 _PARTITION = "list_eval_partition.txt"
 _PARTS = {"0": "train", "1": "validation", "2": "test"}

@@ -19,7 +19,7 @@ from distillkit.data.split import Split, split_by
 from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages
 
-__all__ = ["CIFAR10_NORMALIZATION", "CORRUPTIONS", "load_cifar10c", "split_cifar10c"]
+__all__ = ["CIFAR10_NORMALIZATION"]
 
 CORRUPTIONS = (
     "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",

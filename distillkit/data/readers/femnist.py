@@ -15,8 +15,6 @@ from distillkit.data.readers._leaf import UserData, as_labels, read_users
 from distillkit.data.split import Split
 from distillkit.normalization import Normalization
 
-__all__ = ["load_femnist"]
-
 _CLASSES = (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
 _SIDE = 28
 _EXPECTED = f"pictures x (784 numbers each, k / 255 or k in 0..255) and labels y (integers in 0..{len(_CLASSES) - 1})"

@@ -16,8 +16,6 @@ from distillkit.data.readers._picture_list import (
     user_picture_list,
 )
 
-__all__ = ["list_flair"]
-
 _METADATA, _IMAGES = "labels_and_metadata.json", "small_images"
 _PARTS = {"train": "train", "val": "validation", "dev": "validation", "test": "test"}
 _KINDS = {"coarse": "labels", "fine": "fine_grained_labels"}

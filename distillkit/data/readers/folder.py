@@ -12,7 +12,7 @@ from distillkit.data.readers._picture_list import load_pictures, open_pictures
 from distillkit.data.split import Split, StoredSplit, warn_of_repeats
 from distillkit.normalization import Normalization
 
-__all__ = ["SUFFIXES", "load_folder", "open_folder"]
+__all__ = ["SUFFIXES"]
 
 
 def load_folder(

@@ -21,8 +21,6 @@ from distillkit.data._cache import BLOCK, CacheWriter, files_key, open_cache
 from distillkit.data.split import Split, StoredSplit, warn_of_repeats
 from distillkit.normalization import Normalization
 
-__all__ = ["load_npz", "open_npz"]
-
 _PARTS = {"train": "train", "test": "test", "val": "validation"}
 
 

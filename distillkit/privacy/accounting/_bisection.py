@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["bisect", "smallest_sigma"]
-
 
 def smallest_sigma(epsilon_of: Callable[[float], float], epsilon: float, tolerance: float) -> float:
     """Return the smallest noise multiplier sigma for which `epsilon_of(sigma)` is at most `epsilon`.

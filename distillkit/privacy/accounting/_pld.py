@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["moments", "pld_epsilon"]
-
 _STEP, _POINTS, _SUPPORT, _LOSS, _PART = 0.1, 1 << 20, 1 << 18, 600.0, 32
 """Step of the grid in standard deviations of one release's loss; most points of the grid, and of one release's part;
 largest loss of one release; number of kinds that are discretized together."""

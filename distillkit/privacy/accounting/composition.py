@@ -16,8 +16,6 @@ from distillkit.privacy.accounting._ranges import MOST_RELEASES, check_delta, ch
 from distillkit.privacy.accounting.gaussian import gaussian_epsilon
 from distillkit.privacy.errors import NotAccountable
 
-__all__ = ["Bound", "Spend", "compose", "filter_order", "largest"]
-
 Spend = tuple[float, float, int]
 """(sigma, rate, count): noise standard deviation / sensitivity, sample rate, number of releases."""
 

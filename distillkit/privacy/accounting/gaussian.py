@@ -10,8 +10,6 @@ from distillkit._utils import check
 from distillkit.privacy.accounting._bisection import bisect, smallest_sigma
 from distillkit.privacy.accounting._ranges import check_delta
 
-__all__ = ["gaussian_delta", "gaussian_epsilon", "gaussian_sigma"]
-
 
 def _log_phi(x: float) -> float:
     return float(torch.special.log_ndtr(torch.tensor(x, dtype=torch.float64)))

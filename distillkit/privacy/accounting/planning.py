@@ -12,8 +12,6 @@ from distillkit.privacy.accounting._ranges import check_sigma
 from distillkit.privacy.accounting.composition import Bound, Spend, compose
 from distillkit.privacy.errors import NotAccountable, PrivacyError
 
-__all__ = ["NoisePlan", "plan_noise"]
-
 
 @dataclass(frozen=True)
 class NoisePlan:

@@ -35,8 +35,6 @@ from distillkit.privacy.capture._pytorch import (
 from distillkit.privacy.errors import BatchStatistics, NotCapturable, PrivacyError
 from distillkit.privacy.validation._private_records import PrivateRecords, Untouched, active_records
 
-__all__ = ["DRAWS", "MARKER", "Draw", "Stateless", "draws", "functional_name", "held_beside_state", "trace"]
-
 aten = torch.ops.aten
 
 MARKER = torch.Generator()

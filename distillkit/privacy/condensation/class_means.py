@@ -23,8 +23,6 @@ from distillkit.privacy.ledger import Account, Ledger
 from distillkit.privacy.validation._private_records import apart_from_records, declare_records
 from distillkit.sets import Tiles
 
-__all__ = ["class_means_gradient", "class_sums", "fit_to_means", "release"]
-
 
 @apart_from_records()
 @torch.no_grad()

@@ -16,8 +16,6 @@ from distillkit.networks.samplers import NetworkSampler, RandomNetworks
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol, require_protocol
 
-__all__ = ["EmbeddingNetworks", "Passes"]
-
 
 @dataclass(frozen=True)
 class EmbeddingNetworks:

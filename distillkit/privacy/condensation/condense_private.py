@@ -26,8 +26,6 @@ from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages, StoredImages, TiledImages, Tiles
 from distillkit.sets._devices import on_device
 
-__all__ = ["condense_private"]
-
 _DEFAULT_PASSES = Passes()
 _READ = 256
 """Number of images of a stored set that are read at a time."""

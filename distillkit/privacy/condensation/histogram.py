@@ -8,8 +8,6 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit.privacy.ledger import Account, Ledger
 
-__all__ = ["private_histogram"]
-
 
 def private_histogram(labels: Tensor, *, num_classes: int, sigma: float, ledger: Ledger | Account) -> Tensor:
     """Count the records of each class and add Gaussian noise, so that the counts may be published.

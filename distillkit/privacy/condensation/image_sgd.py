@@ -30,8 +30,6 @@ from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages
 from distillkit.sets._devices import on_device
 
-__all__ = ["image_gradients", "image_sgd"]
-
 
 def image_gradients(
     images: Tensor,

@@ -29,8 +29,6 @@ from distillkit.privacy.validation._private_records import Untouched, active_rec
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
-__all__ = ["PublicEmbedder", "PublicEmbedders"]
-
 _MARGIN = 1 - 2.0**-26
 """Factor that keeps rounding errors from lengthening a vector beyond its bound."""
 

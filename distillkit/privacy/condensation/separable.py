@@ -12,8 +12,6 @@ from distillkit._utils import check
 from distillkit.privacy.errors import NotSeparable
 from distillkit.rng import derive
 
-__all__ = ["SeparableLoss", "require_separable", "separable", "squared_distance"]
-
 
 class SeparableLoss(Protocol):
     """Matching loss that is a sum over real examples, with one term per example.

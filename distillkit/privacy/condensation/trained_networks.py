@@ -14,8 +14,6 @@ from distillkit.rng import as_generator
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol, require_protocol, train
 
-__all__ = ["TrainedNetworks"]
-
 
 class TrainedNetworks(Configurable):
     """Sampler that trains a new network from scratch on a public set for every draw.

@@ -40,8 +40,6 @@ from distillkit.rng import derive
 from distillkit.sets import LabeledImages, as_set
 from distillkit.sets._devices import on_device
 
-__all__ = ["train_private", "without_batch_norm"]
-
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 
 

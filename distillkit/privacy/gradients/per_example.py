@@ -17,8 +17,6 @@ from distillkit.privacy.gradients.private_gradient import PrivateGradient
 from distillkit.privacy.validation._arguments import refuse_half_precision
 from distillkit.privacy.validation._independence import ONE_EACH
 
-__all__ = ["ExampleGradients", "per_example_gradients", "require_per_example"]
-
 Losses = Callable[..., Tensor]
 """`losses(images, labels, ...)` returns the loss of each of n examples, float [n]."""
 

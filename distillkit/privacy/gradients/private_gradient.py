@@ -14,8 +14,6 @@ from distillkit.privacy.errors import PrivacyError
 from distillkit.privacy.secret import Secret
 from distillkit.privacy.validation._arguments import refuse_half_precision
 
-__all__ = ["PrivateGradient"]
-
 # A float64 sum of squares over P numbers is off by at most P 2^-53 of itself: this covers P up to 10^8.
 _MARGIN = 1 - 2.0**-26
 

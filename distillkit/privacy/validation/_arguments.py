@@ -23,18 +23,9 @@ from distillkit.sets._validation import FOUND_CLASSES, FOUND_LABELS
 from distillkit.sets.as_set import open_set
 
 __all__ = [
-    "NEW_LEDGER_REMARK",
-    "as_private_set",
-    "initial_images",
-    "open_account",
-    "open_private_set",
-    "refuse_derived",
-    "refuse_half_precision",
-    "refuse_large_delta",
-    "refuse_lost_guarantee",
-    "refuse_measured_normalization",
-    "require_given_num_classes",
-]
+    "NEW_LEDGER_REMARK", "as_private_set", "initial_images", "refuse_derived", "refuse_half_precision",
+    "refuse_large_delta", "refuse_measured_normalization", "require_given_num_classes",
+]  # fmt: skip
 
 
 _PART = 256

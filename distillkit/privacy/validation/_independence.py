@@ -13,14 +13,7 @@ from distillkit._utils.batches import uses_batch_statistics
 from distillkit.augment import DSA, CropFlip
 from distillkit.privacy.errors import BatchStatistics, NotSeparable
 
-__all__ = [
-    "ONE_EACH",
-    "is_own_augmentation",
-    "is_own_network",
-    "refuse_batch_norm",
-    "require_independent_losses",
-    "require_mean_objective",
-]
+__all__ = ["require_mean_objective"]
 
 ONE_EACH = "; pass reduction='none', as in nn.CrossEntropyLoss(reduction='none')"
 """What to do about a loss that returns a single number."""

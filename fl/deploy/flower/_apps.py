@@ -17,8 +17,6 @@ from fl.engine.run import Run
 from fl.method import Method, require_method
 from fl.task import LabelTask
 
-__all__ = ["FlowerConfig", "client_app", "reply_to", "serve", "server_app"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FlowerConfig(RunConfig):

@@ -12,8 +12,6 @@ from distillkit.sets import as_set
 from distillkit.study import Allocation
 from fl.engine._clients import ClientData
 
-__all__ = ["to_client_data"]
-
 
 def to_client_data(given: Any, partition: int) -> tuple[Any, tuple[str, ...]]:
     """Return a client's data in a form that `fl.simulate` accepts, and the class names (empty if unknown)."""

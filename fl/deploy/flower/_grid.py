@@ -29,8 +29,6 @@ from fl.message import Message, payload_bytes
 from fl.method import NoUsableReply
 from fl.participants import Interrupted, Scratch, Server
 
-__all__ = ["ConnectionOptions", "GridTransport", "PendingRequest"]
-
 _DELIVERY_GRACE = 30.0
 """Seconds that a reply may take to arrive after the client's deadline."""
 

@@ -20,8 +20,6 @@ from fl.message import Entry, Message
 from fl.method import Method
 from fl.task import LabelTask
 
-__all__ = ["IncompatibleNode", "NodeInfo", "identity_of", "read_partition"]
-
 
 class IncompatibleNode(ValueError):
     """Error: a node does not match the server or the other nodes. The message names the node and the difference."""

@@ -20,11 +20,6 @@ import torch
 from fl._codec import Parts
 from fl.message import DTYPES
 
-__all__ = [
-    "MAX_MESSAGE_BYTES", "GridConnection", "MissingFlower", "app_failed", "flower", "from_records", "loss_reason",
-    "to_records",
-]  # fmt: skip
-
 MAX_MESSAGE_BYTES = 2**30
 """Default size limit of a received message, in bytes."""
 

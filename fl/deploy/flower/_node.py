@@ -51,8 +51,6 @@ from fl.message import Message
 from fl.method import Method, require_method
 from fl.task import LabelTask
 
-__all__ = ["LoadClient", "Node"]
-
 LoadClient = Callable[[int], Any]
 """Function that returns the data of a partition, given its index; `to_client_data` lists the forms of the data."""
 

@@ -18,8 +18,6 @@ from fl.deploy._wire import PayloadMissing
 from fl.engine.store import CheckpointError, read_message, write_atomically
 from fl.message import Message, Value
 
-__all__ = ["PayloadFolder", "node_key", "remove_dead_runs"]
-
 _MAX_AGE = 30 * 24 * 3600.0
 """Time in seconds after which the folder of a run without a completed round is removed, if it gets no request."""
 

@@ -19,8 +19,6 @@ from fl.deploy._fields import read_fields
 from fl.deploy.flower._handshake import NodeInfo
 from fl.deploy.flower._policy import Policy, PolicyRefusal
 
-__all__ = ["NodeLedger", "ledger_position", "mirror_report"]
-
 
 class NodeLedger:
     """Privacy ledger of one training set on a node, which counts the charges of all runs.

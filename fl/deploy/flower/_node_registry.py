@@ -18,8 +18,6 @@ from fl.message import Message
 from fl.method import Method, NoUsableReply
 from fl.task import LabelTask
 
-__all__ = ["NodeRegistry"]
-
 _CLOCK_TOLERANCE = 5.0
 """Seconds by which a node's clock may differ from the server's without a warning."""
 

@@ -38,8 +38,6 @@ from distillkit._utils import check
 from distillkit.privacy import Event
 from fl.method import Method
 
-__all__ = ["Policy", "PolicyRefusal", "app_hash", "read_policy"]
-
 ANY = "any"
 """Value of the key `app` that turns off the check of the app's code."""
 

@@ -16,8 +16,6 @@ from fl.deploy.flower._policy import Policy
 from fl.engine._transport import ClientResult
 from fl.message import Message
 
-__all__ = ["WITHHELD", "refusal_parts", "reply_parts"]
-
 WITHHELD = "the message is in the node's log, because its owner has set a policy"
 
 _RELEASING_VERBS = ("local", "answer")

@@ -23,7 +23,7 @@ from distillkit.data import Split
 from distillkit.locking import InUse, locked
 from distillkit.networks.samplers import RandomNetworks
 from distillkit.study import Candidate, Condense, Cost, Job, Study, grid, worker_pool
-from distillkit.study.study import WorkerKilled
+from distillkit.study._execution import WorkerKilled
 from distillkit.training import Protocol
 from tests.distillkit.study.test_study import images, task
 from tests.distillkit.test_locking import HOLD, start  # noqa: F401

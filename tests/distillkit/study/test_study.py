@@ -41,8 +41,8 @@ from distillkit.study import (
     tuning_table,
     write_records,
 )  # fmt: skip
+from distillkit.study._execution import WorkerKilled
 from distillkit.study.condense_candidate import run_device, save_state
-from distillkit.study.study import WorkerKilled
 from distillkit.training import Protocol
 from tests.distillkit.study.sample_records import search_sizes
 from tests.refused import refused
