@@ -4,8 +4,8 @@
     python examples/gpu.py --smoke         # tiny sizes, on a CPU too
 
 The pieces: `tests` compares every component with the CPU; `speed` measures steps beside PyTorch's layers, and what the
-device can do; `dm` condenses CIFAR-10 by DM with the paper's 20,000 steps; `cells` runs `paper_cells.py`. `gpu.jsonl`
-has a line for each result.
+device can do; `dm` condenses CIFAR-10 by DM with the paper's 20,000 steps; `cells` runs cells of the papers' tables at
+their size (FedLGD's uses digits from fonts for SynthDigits, and no SVHN). `gpu.jsonl` has a line for each result.
 """
 
 from __future__ import annotations
@@ -28,12 +28,23 @@ from distillkit.condense import Progress, distribution_matching, load_state, sav
 from distillkit.data import load
 from distillkit.evaluate import evaluate
 from distillkit.networks import ConvNet, RandomNetworks
+from distillkit.study import git_commit
 from distillkit.training import Protocol
-from shared.files import current_commit
 from shared.study import UNFINISHED
 
 ROOT = Path(__file__).resolve().parents[1]
-Write = Callable[..., None]
+TESTS = ("tests/distillkit/test_devices.py", "tests/fl/test_devices.py")
+CELLS = {
+    "vhl-cifar10-two-classes": ("vhl", "--pair", "--dataset cifar10 --split two-classes --rounds 100", "+30.1"),
+    "vhl-fashionmnist": ("vhl", "--pair", "--dataset fashionmnist --rounds 150", "+5.2"),
+    "feddm-cifar10-0.01": ("feddm", "--only claim", "--dataset cifar10 --split 0.01 --tries 1", "+24.5"),
+    "fedcog-cifar10-two-classes": ("fedcog", "--headline", "--datasets cifar10 --division two-classes", "+3.45"),
+    "feddm-cifar10-0.1": ("feddm", "--only claim", "--dataset cifar10 --split 0.1 --tries 1", "+10.1"),
+    "vhl-cifar10": ("vhl", "--pair", "--dataset cifar10", "+7.8"),
+    "single-image": ("single_image", "--headline", "", "+1.8"),
+    "fedlgd-digits": ("fedlgd", "--no-ablations", "--domains mnist usps mnistm synthdigits-like", "+4.7"),
+}
+"""Script of each cell, its options at any size and at the paper's, and the gain in points that the paper reports."""
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -41,18 +52,17 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--data", help="root of the datasets; default: $DISTILLKIT_DATA")
-    add("--pieces", nargs="+", choices=PIECES, default=list(PIECES), help="default: all")
+    add("--pieces", nargs="+", choices=PIECES, default=PIECES, help="default: all")
+    add("--cells", nargs="+", choices=CELLS, help="cells of the piece `cells`; default: all, or one with --smoke")
     add("--seconds", type=int, default=420, help="largest number of seconds of a piece of `dm` and `cells`")
-    add("--device", default="auto", help="where to compute")
+    add("--device", default=str(torch.accelerator.current_accelerator(check_available=True) or "cpu"), help="cpu, ...")
     add("--smoke", action="store_true", help="tiny sizes")
     add("--out", type=Path, default=Path("runs/gpu"), help="folder of the results")
     o = parser.parse_args(words)
-    if o.device == "auto":
-        o.device = str(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     o.out.mkdir(parents=True, exist_ok=True)
     log = o.out / "gpu.jsonl"
     name = torch.cuda.get_device_name(o.device) if o.device.startswith("cuda") else o.device
-    known = {"device": name, "commit": current_commit(), "torch": str(torch.__version__), "smoke": o.smoke}
+    known = {"device": name, "commit": git_commit(ROOT), "torch": str(torch.__version__), "smoke": o.smoke}
 
     def write(piece: str, **row: Any) -> None:
         with log.open("a", encoding="utf-8") as file:
@@ -69,12 +79,11 @@ def main(words: Sequence[str] | None = None) -> None:
             raise SystemExit(UNFINISHED)
 
 
-def tests(o: argparse.Namespace, write: Write) -> bool:
+def tests(o: argparse.Namespace, write: Callable[..., None]) -> bool:
     """Run the tests that are marked `device` on the device."""
     some = ["-k", "herding or train or invert or FedAvg"] if o.smoke else []
-    places = [f"tests/{name}/test_devices.py" for name in ("distillkit", "fl")]
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-m", "device", "-q", *some, *places], cwd=ROOT, check=False, text=True,
+        [sys.executable, "-m", "pytest", "-m", "device", "-q", *some, *TESTS], cwd=ROOT, check=False, text=True,
         env={**os.environ, "DISTILLKIT_DEVICE": o.device}, stdout=subprocess.PIPE, encoding="utf-8",
     )  # fmt: skip
     said = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR", "E  ")) or "passed" in line]
@@ -82,15 +91,15 @@ def tests(o: argparse.Namespace, write: Write) -> bool:
     return True
 
 
-def speed(o: argparse.Namespace, write: Write) -> bool:
+def speed(o: argparse.Namespace, write: Callable[..., None]) -> bool:
     """Measure the device and steps of components, and write the times to `speed.jsonl`."""
     words = ["--device", o.device, "--out", str((o.out / "speed.jsonl").resolve()), *["--smoke"] * o.smoke]
-    command = [sys.executable, "-m", "tests.benchmarks", "device", *words]
-    write(status=subprocess.run(command, check=False, cwd=ROOT).returncode)
+    ran = subprocess.run([sys.executable, "-m", "tests.benchmarks", "device", *words], check=False, cwd=ROOT)
+    write(status=ran.returncode)
     return True
 
 
-def dm(o: argparse.Namespace, write: Write) -> bool:
+def dm(o: argparse.Namespace, write: Callable[..., None]) -> bool:
     """Condense CIFAR-10 to 10 images per class, and test the set with three networks."""
     train, test = load("digits", size=16) if o.smoke else load("cifar10", root=o.data)
     steps, path = 30 if o.smoke else 20_000, o.out / "dm.safetensors"
@@ -98,7 +107,7 @@ def dm(o: argparse.Namespace, write: Write) -> bool:
     how: dict[str, Any] = {"networks": RandomNetworks(make), "ipc": 10, "augment": DSA(), "device": o.device}
     began = time.perf_counter()
     distribution_matching(train, steps=20, progress=False, **how)
-    fits = (time.perf_counter() - began) * steps / 20 < 0.8 * o.seconds
+    fits = (time.perf_counter() - began) * steps / 20 < 0.8 * o.seconds  # a callback reads the loss of every step
 
     def callback(progress: Progress) -> None:
         if time.perf_counter() - began > o.seconds:
@@ -106,9 +115,8 @@ def dm(o: argparse.Namespace, write: Write) -> bool:
             raise TimeoutError
 
     try:
-        resume = load_state(path) if path.exists() else None
-        saved: dict[str, Any] = {} if fits else {"callback": callback}  # a callback reads the loss of every step
-        small = distribution_matching(train, steps=steps, resume=resume, **saved, **how)
+        how |= {"resume": load_state(path) if path.exists() else None, "callback": None if fits else callback}
+        small = distribution_matching(train, steps=steps, **how)
     except TimeoutError:
         return False
     small.save(o.out / "dm-set.safetensors")
@@ -118,18 +126,24 @@ def dm(o: argparse.Namespace, write: Write) -> bool:
     return True
 
 
-def cells(o: argparse.Namespace, write: Write) -> bool:
-    """Run or continue the cells of the papers' tables."""
-    words = ["--smoke", "--cells", "vhl-fashionmnist"] if o.smoke else ["--data", o.data] if o.data else []
-    words += ["--device", o.device, "--seconds", str(o.seconds), "--out", str(o.out / "cells")]
-    command = [sys.executable, str(ROOT / "examples" / "paper_cells.py"), *words]
-    write(status=subprocess.run(command, check=False).returncode)
+def cells(o: argparse.Namespace, write: Callable[..., None]) -> bool:
+    """Run or continue cells of the papers' tables, the most useful first."""
+    for name in o.cells or ([*CELLS][1:2] if o.smoke else CELLS):
+        script, always, paper, gain = CELLS[name]
+        words = [sys.executable, str(ROOT / "examples" / "papers" / script / "run.py"), "--preset"]
+        words += ["smoke"] if o.smoke else ["paper", *paper.split()]
+        words += [*always.split(), "--seeds", "0", "--device", o.device, "--workers", "1", "--seconds", str(o.seconds)]
+        words += ["--out", str(o.out / "cells" / name), *(["--data", o.data] if o.data and not o.smoke else [])]
+        began = time.perf_counter()
+        while (status := subprocess.run(words, check=False).returncode) == UNFINISHED:
+            pass
+        write(cell=name, status=status, minutes=round((time.perf_counter() - began) / 60, 1), published=gain)
+        if status:
+            raise SystemExit(status)
     return True
 
 
-PIECES: dict[str, Callable[[argparse.Namespace, Write], bool]] = {
-    "tests": tests, "speed": speed, "dm": dm, "cells": cells,
-}  # fmt: skip
+PIECES: dict[str, Callable[..., bool]] = {"tests": tests, "speed": speed, "dm": dm, "cells": cells}
 
 
 if __name__ == "__main__":

@@ -24,12 +24,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of all examples
 
 from attacks.membership import estimate_cost, run_shadows
-from distillkit.study import worker_pool
+from distillkit.study import git_commit, worker_pool
 from membership.pipelines import NUMBERS, ROWS, pipeline
 from membership.results import Line, result_lines
 from membership.tables import TABLES, table
 from membership.transcript import demo
-from shared.files import current_commit, write_file
+from shared.files import write_file
 from shared.options import command_line, number, parse_arguments, refuse_unused
 
 PRESETS: dict[str, dict[str, Any]] = {"smoke": {"shadows": 8}, "cpu": {"seeds": [0], "shadows": 66}}
@@ -99,7 +99,7 @@ def main(words: Sequence[str] | None = None) -> None:
         command = (
             f"python examples/membership/run.py --preset {o.preset} --seeds {seed} --shadows {o.shadows} --rows {row}"
         )
-        run(row, o, seed, {"commit": current_commit(), "command": command, "seed": seed, "preset": o.preset})
+        run(row, o, seed, {"commit": git_commit(), "command": command, "seed": seed, "preset": o.preset})
         there = [o.out / name / "records.jsonl" for name in every]
         lines = [line for path in there if path.exists() for line in written(path)]
         write(o.out / "records.jsonl", lines)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from distillkit.study import Record, Study, read_records
-from shared.files import current_commit
+from distillkit.study import Record, Study, git_commit, read_records
 
 
 def repeat_run(study: Study, records: str, run: str, *, device: str) -> int:
@@ -39,12 +38,12 @@ def repeat_run(study: Study, records: str, run: str, *, device: str) -> int:
             raise SystemExit(f"--repeat: these options give no {kind} {name!r}, only {_listed(list(known))}")
     candidate = replace(study.design.candidates[old.method], search=[old.last("settings") or {}], like=None)
     task = study.design.tasks[old.task]
-    folder = study.out / "repeat" / f"{run}-{current_commit()}"
+    folder = study.out / "repeat" / f"{run}-{git_commit()}"
     again = Study(folder, task, {old.method: candidate}, seeds=[old.seed], tune_seeds=[old.seed + 1])
     print(f"Repeating {run} of {records}, recorded at commit {old.line.get('commit')}.", flush=True)
     [new] = again.run(device=device, trial=False)
     if difference := _difference(old, new):
-        print(f"Differs from the record: {difference} (this is commit {current_commit()}).")
+        print(f"Differs from the record: {difference} (this is commit {git_commit()}).")
     else:
         print(f"Same as the record: {_accuracy(new)}, with the same accuracy after each of {len(new.rows)} rounds.")
     return int(difference is not None)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from distillkit import LabeledImages
+from tests.scripts import EXAMPLES, load_script
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -42,3 +43,38 @@ def test_speed_and_tests_of_the_device_are_written(script: Any, tmp_path: Path) 
     assert speed[0]["tflops"] > 0
     assert speed[1]["gb_per_s"] > 0
     assert len([line for line in speed if "ms" in line]) == 5
+
+
+def test_every_cell_has_options_that_its_script_accepts(script: Any, tmp_path: Path) -> None:
+    """With an empty data root, each script fails for lack of images only, after its options were accepted."""
+    for name, (example, always, paper, _) in script.CELLS.items():
+        words = ["--preset", "paper", *always.split(), *paper.split(), "--seeds", "0", "--seconds", "9"]
+        with pytest.raises(SystemExit) as ended:
+            load_script(EXAMPLES[example]).main([*words, "--data", str(tmp_path), "--out", str(tmp_path / name)])
+        assert "cannot be read" in str(ended.value), name
+
+
+def test_cells_continue_until_one_fails(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[list[str]] = []
+    statuses = [script.UNFINISHED, 0, script.UNFINISHED, 1]
+
+    class Done:
+        def __init__(self, words: list[str], check: bool) -> None:
+            calls.append(words)
+            self.returncode = statuses[len(calls) - 1]
+
+    monkeypatch.setattr(script, "git_commit", lambda folder: None)
+    monkeypatch.setattr(script.subprocess, "run", Done)
+    cells = ["vhl-fashionmnist", "single-image", "vhl-cifar10"]
+    with pytest.raises(SystemExit) as ended:
+        script.main(["--pieces", "cells", "--cells", *cells, "--out", str(tmp_path), "--data", "D", "--device", "cpu"])
+    assert ended.value.code == 1
+    assert [Path(words[1]).parent.name for words in calls] == ["vhl", "vhl", "single_image", "single_image"]
+    assert calls[0] == calls[1]
+    assert {"--dataset", "fashionmnist", "150", "D", "paper"} <= {*calls[0]}
+    assert [(line["cell"], line["status"]) for line in lines(tmp_path)] == [(cells[0], 0), (cells[1], 1)]
+
+
+def test_smoke_cell_runs_to_its_end_in_pieces(script: Any, tmp_path: Path) -> None:
+    script.main(["--smoke", "--pieces", "cells", "--seconds", "5", "--device", "cpu", "--out", str(tmp_path)])
+    assert (tmp_path / "cells" / "vhl-fashionmnist" / "table.md").is_file()

@@ -22,7 +22,7 @@ from shared.study import run_study
 from tests.examples.image_folder import folder
 from tests.scripts import EXAMPLES, ROOT, load_script
 
-NAMES = sorted({*EXAMPLES} - {"gpu", "paper_cells"})  # which run other scripts, and have options of their own
+NAMES = sorted({*EXAMPLES} - {"gpu"})  # which runs other scripts, and has options of its own
 OPTIONS = ROOT / "examples" / "shared" / "options.py"
 COMMON = ("--preset", "--seeds", "--out", "--workers", "--device", "--estimate")
 WITHOUT_DATA = ("membership", "methods", "privacy_report", "quickstart")
