@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from distillkit.serialization import to_config
-from distillkit.study import Candidate, Records, Study, Task
+from distillkit.study import Candidate, Study, Task
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,6 @@ class Claim:
         rounds: number of last rounds over which the accuracy is averaged.
         effect: difference in accuracy that the test should detect: the difference in the paper, as a fraction.
         pilot: settings of each candidate in the pilot runs, which have no search.
-        describe: function of the records that returns a further table.
         measured: the same candidates with additional measurements in the history, for the option `--inside`.
         measured_task: task of the runs with measurements; None for the first task.
         least: smallest number of seeds of the registered runs.
@@ -34,7 +33,6 @@ class Claim:
     rounds: int
     effect: float
     pilot: Mapping[str, Mapping[str, Any]]
-    describe: Callable[[Records], object] | None = None
     measured: Mapping[str, Candidate] | None = None
     measured_task: Task | None = None
     least: int = 5
@@ -42,7 +40,7 @@ class Claim:
     def inside(self) -> Claim:
         """Return this claim with the candidates that measure more, on the task for the measurements."""
         task = self.measured_task or self.tasks[0]
-        return replace(self, candidates=dict(self.measured or {}), tasks=(task,), describe=None)
+        return replace(self, candidates=dict(self.measured or {}), tasks=(task,))
 
 
 def described(study: Study, task: str, methods: Sequence[str], extend: Mapping[str, int]) -> dict[str, Any]:

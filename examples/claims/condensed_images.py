@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, cast
 
 from claims.claim import Claim
-from claims.judge import judge_anchors
 from claims.real_images import SIZES
 from distillkit.augment import DIGITS, DSA
 from distillkit.data import partition
@@ -84,17 +83,9 @@ def fedlgd(o: argparse.Namespace) -> Claim:
         "as many steps in total, on average over the second half of the rounds. The effect is that of the paper's "
         "Table 1 (ConvNet, 10 images per class): 80.6 against 75.9 %."
     )
-    return Claim(
-        text,
-        (task,),
-        candidates,
-        max(1, s["rounds"] // 2),
-        0.047,
-        pilot,
-        lambda records: judge_anchors(records, task.load()),
-        measured(candidates, {"FedAvg": SetQuality(), "FedLGD": SetQuality(Anchors.anchors, judge=10)}),
-        replace(task, server_share=0.1),
-    )
+    inside = measured(candidates, {"FedAvg": SetQuality(), "FedLGD": SetQuality(Anchors.anchors, judge=10)})
+    proxy = replace(task, server_share=0.1)
+    return Claim(text, (task,), candidates, max(1, s["rounds"] // 2), 0.047, pilot, inside, proxy)
 
 
 def feddm(o: argparse.Namespace) -> Claim:
@@ -118,7 +109,7 @@ def feddm(o: argparse.Namespace) -> Claim:
     inside = measured(found, {"FedAvg": SetQuality(per_class=50), "FedDM": SetQuality(FedDM.images)})
     few = partial(load_subset, name, None, 600 if small else 2000, 16 if small else None)
     smaller = replace(tasks[0], data=few, server_share=0.1)  # a run of minutes
-    return Claim(text, tasks, found, max(1, p["rounds"] // 2), 0.1006, pilot, None, inside, smaller)
+    return Claim(text, tasks, found, max(1, p["rounds"] // 2), 0.1006, pilot, inside, smaller)
 
 
 CLAIMS: dict[str, Callable[[argparse.Namespace], Claim]] = {"feddm": feddm, "fedlgd": fedlgd}

@@ -104,8 +104,7 @@ def main(words: list[str] | None = None) -> None:
                 return shown
         elif len(seeds) >= len(PILOT):
             shown.append(power_analysis(records, candidate, base, effect=claim.effect, column="accuracy_late"))
-        more = [] if claim.describe is None else [claim.describe(records)]
-        return [*shown, paired_differences(records, base, column="accuracy_late"), *more]
+        return [*shown, paired_differences(records, base, column="accuracy_late")]
 
     run_study(study, o, tables, claim=None if registered is None else str(registered))
 

@@ -12,8 +12,8 @@ from shared.files import write_file
 Found = dict[str, list[dict[str, float]]]
 
 
-def measure_runs(records: Records, file: str, measure: Callable[[Path], dict[str, float] | None]) -> Found:
-    """Return the measurements of all runs by method; a measurement of None is left out.
+def measure_runs(records: Records, file: str, measure: Callable[[Path], dict[str, float]]) -> Found:
+    """Return the measurements of all runs by method.
 
     Args:
         records: records of the study, which have folders. Failed runs are left out.
@@ -23,10 +23,9 @@ def measure_runs(records: Records, file: str, measure: Callable[[Path], dict[str
     found: Found = {}
     for record in (r for r in records if not r.failed):
         path = Path(str(record.folder)) / file
-        if not path.exists() and (made := measure(path.parent)) is not None:
-            write_file(path, json.dumps(made) + "\n")
-        if path.exists():
-            found.setdefault(record.method, []).append(json.loads(path.read_text(encoding="utf-8")))
+        if not path.exists():
+            write_file(path, json.dumps(measure(path.parent)) + "\n")
+        found.setdefault(record.method, []).append(json.loads(path.read_text(encoding="utf-8")))
     return found
 
 

@@ -50,17 +50,6 @@ def test_both_sides_of_fedlgd_condense_with_as_many_steps(script: Any, monkeypat
     assert steps == {"FedAvg": 200, "FedLGD": 200}
 
 
-def test_judge_names_real_images_and_no_noise(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["fedlgd", *smoke(tmp_path), "--pilot", "--seeds", "200", "201"]
-    script.main(words)
-    [row] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| FedLGD ")]
-    shares = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(tmp_path.glob("*/judge.json"))]
-    assert len(shares) == 2
-    assert {one["test"] for one in shares} == {shares[0]["test"]}
-    assert all(0 <= one["anchors"] <= 0.6 < one["test"] for one in shares)
-    assert f"{100 * shares[0]['test']:.1f} ± 0.0" in row
-
-
 def test_measured_pilot_has_the_accuracies_of_the_pilot(
     script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
