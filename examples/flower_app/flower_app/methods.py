@@ -29,6 +29,6 @@ def method_of(config: Mapping[str, Any]) -> Method:
         noise = plan_noise(
             config["epsilon"], DELTA, count=NUM_NETWORKS * config["rounds"], spent=[(SIGMA_SIZES, 1.0, 1)]
         )
-        noises = {"sigma": noise.sigma, "sigma_sizes": SIGMA_SIZES, "num_networks": NUM_NETWORKS}
+        noises: dict[str, Any] = {"sigma": noise.sigma, "sigma_sizes": SIGMA_SIZES, "num_networks": NUM_NETWORKS}
         return PrivateFedDM(factory=factory, server_batch=32, **noises, **sets)
     raise ValueError(f'method must be "feddm", "vhl" or "private"; got {config["method"]!r}')
