@@ -14,6 +14,7 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit._utils.display import stable_repr
 from distillkit._utils.files import read_tensors, write_tensors
+from distillkit._utils.options import NonNegativeInt, Options, PositiveInt, Temperature, check_options
 from distillkit._utils.progress import bar
 from distillkit.fingerprint import tensor_fingerprint
 from distillkit.labels._rows import label_rows
@@ -70,15 +71,28 @@ class StoredLabels:
     logits: Tensor
     classes: Tensor | None
     epochs: tuple[int, ...]
-    num_classes: int
+    num_classes: PositiveInt
     mix: Mixing | None
-    temperature: float
+    temperature: Temperature
     scale_loss: bool
-    seed: int
-    made_with: dict[str, Any]
+    seed: NonNegativeInt
+    made_with: Options
 
     def __post_init__(self) -> None:
-        self._require_consistent()
+        check_options(self)
+        ascending = list(self.epochs) == sorted({check.positive_int(e, "epochs", least=0) for e in self.epochs})
+        shape, index = tuple(self.logits.shape), self.classes
+        if self.logits.dtype != torch.float16 or len(shape) != 3 or shape[0] != len(self.epochs) or not ascending:
+            raise ValueError(f"logits {self.logits.dtype} {list(shape)} do not fit {len(self.epochs)} epochs")
+        if not self.epochs or not bool(torch.isfinite(self.logits).all()):
+            raise ValueError("logits must be finite, for at least one epoch")
+        if index is None:
+            if shape[2] != self.num_classes:
+                raise ValueError(f"{shape[2]} logits of {self.num_classes} classes need their class indices")
+        elif index.shape != shape or index.is_floating_point() or not 0 < shape[2] <= self.num_classes:
+            raise ValueError(f"classes {index.dtype} {list(index.shape)} do not fit logits {list(shape)}")
+        elif index.numel() and not 0 <= int(index.min()) <= int(index.max()) < self.num_classes:
+            raise ValueError(f"classes must be in [0, {self.num_classes}), got up to {int(index.max())}")
 
     @property
     def bytes(self) -> int:
@@ -126,27 +140,6 @@ class StoredLabels:
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
             raise ValueError(f"{path} is damaged: {error!r}") from error
         return loaded
-
-    def _require_consistent(self) -> None:
-        """Raise ValueError if shapes, types or ranges of the stored values contradict each other."""
-        check.positive_int(self.num_classes, "num_classes")
-        check.positive_int(self.seed, "seed", least=0)
-        check.temperature(self.temperature)
-        check.boolean(self.scale_loss, "scale_loss")
-        check.mapping(self.made_with, "made_with")
-        ascending = list(self.epochs) == sorted({check.positive_int(e, "epochs", least=0) for e in self.epochs})
-        shape, index = tuple(self.logits.shape), self.classes
-        if self.logits.dtype != torch.float16 or len(shape) != 3 or shape[0] != len(self.epochs) or not ascending:
-            raise ValueError(f"logits {self.logits.dtype} {list(shape)} do not fit {len(self.epochs)} epochs")
-        if not self.epochs or not bool(torch.isfinite(self.logits).all()):
-            raise ValueError("logits must be finite, for at least one epoch")
-        if index is None:
-            if shape[2] != self.num_classes:
-                raise ValueError(f"{shape[2]} logits of {self.num_classes} classes need their class indices")
-        elif index.shape != shape or index.is_floating_point() or not 0 < shape[2] <= self.num_classes:
-            raise ValueError(f"classes {index.dtype} {list(index.shape)} do not fit logits {list(shape)}")
-        elif index.numel() and not 0 <= int(index.min()) <= int(index.max()) < self.num_classes:
-            raise ValueError(f"classes must be in [0, {self.num_classes}), got up to {int(index.max())}")
 
     def require(self, images: Tensor | StoredImages, classes: int, options: ViewOptions) -> None:
         """Check before training that the labels belong to these images and options.

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from distillkit._utils import check
+from distillkit._utils.options import CheckedOptions, Positive, PositiveInt
 from distillkit._utils.user_warnings import warn
 from distillkit.privacy import BudgetExhausted, Ledger
 from distillkit.privacy._child_ledger import child_state
@@ -40,7 +40,7 @@ _DISCOVERY_INTERVAL = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConnectionOptions:
+class ConnectionOptions(CheckedOptions):
     """Timeouts and limits of the connection to the nodes.
 
     Args:
@@ -58,17 +58,11 @@ class ConnectionOptions:
         TypeError, ValueError: a time or limit is not positive.
     """
 
-    connect_timeout: float = 300.0
-    reply_timeout: float = 3600.0
-    max_concurrent: int = 64
-    poll_interval: float = 0.2
-    max_message_bytes: int = MAX_MESSAGE_BYTES
-
-    def __post_init__(self) -> None:
-        for name in ("connect_timeout", "reply_timeout", "poll_interval"):
-            check.real_number(getattr(self, name), name, above=0.0)
-        for name in ("max_concurrent", "max_message_bytes"):
-            check.positive_int(getattr(self, name), name)
+    connect_timeout: Positive = 300.0
+    reply_timeout: Positive = 3600.0
+    max_concurrent: PositiveInt = 64
+    poll_interval: Positive = 0.2
+    max_message_bytes: PositiveInt = MAX_MESSAGE_BYTES
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from distillkit._utils import check
+from distillkit._utils.options import Positive, Rate, Share, check_options
 from distillkit.privacy import Event
 from fl.method import Method
 
@@ -66,27 +67,23 @@ class Policy:
     """
 
     epsilon: float
-    delta: float
-    smallest_sigma: float
-    largest_rate: float
+    delta: Share
+    smallest_sigma: Positive
+    largest_rate: Rate
     largest_clip: float
     methods: tuple[str, ...]
     evaluation: bool
     app: str
 
     def __post_init__(self) -> None:
-        if self.epsilon != math.inf:
-            check.real_number(self.epsilon, "epsilon", above=0.0)
-        check.real_number(self.delta, "delta", above=0.0, below=1.0)
-        check.real_number(self.smallest_sigma, "smallest_sigma", above=0.0)
-        check.real_number(self.largest_rate, "largest_rate", above=0.0, most=1.0)
-        if self.largest_clip != math.inf:
-            check.real_number(self.largest_clip, "largest_clip", above=0.0)
+        check_options(self)
+        for name, value in (("epsilon", self.epsilon), ("largest_clip", self.largest_clip)):
+            if value != math.inf:
+                check.real_number(value, name, above=0.0)
         names = check.sequence(self.methods, "methods", "names such as 'FedAvg(DPSGD)'")
         if not names or not all(isinstance(name, str) for name in names):
             raise ValueError(f"methods must hold at least one name such as 'FedAvg(DPSGD)'; got {list(names)!r}")
         object.__setattr__(self, "methods", tuple(names))
-        check.boolean(self.evaluation, "evaluation")
         digits = self.app.removeprefix("sha256:") if isinstance(self.app, str) else ""
         if self.app != ANY and (digits == self.app or len(digits) != 64 or set(digits) - set("0123456789abcdef")):
             raise ValueError(
