@@ -573,27 +573,19 @@ ODD: dict[str, tuple[str, int, str]] = {
     "source that is a picture": ("condense one.png --out a.npz", 1, "one.png must be a folder, a table or a set"),
     "damaged arrays": ("condense junk.npz --out a.npz", 1, "junk.npz"),
     "normalization of words": (
-        "sets digits-dm-1 --normalization a b",
-        2,
-        "must be numbers separated by commas, got 'a'",
+        "sets digits-dm-1 --normalization a b", 2, "must be numbers separated by commas, got 'a'",
     ),
     "picture for a set": ("condense digits --out a.png", 2, "must end in .safetensors or .npz, or be a folder"),
     "file without name": ("condense digits --out ''", 2, "must end in .safetensors or .npz, or be a folder"),
     "size beside a set": (
-        "attack digits-dm-1 --train digits --size 8",
-        2,
-        "--size would change nothing because the set",
+        "attack digits-dm-1 --train digits --size 8", 2, "--size would change nothing because the set",
     ),
     "normalization of a set": ("sets digits-dm-1 --normalization 0 1", 2, "--normalization would change nothing for"),
     "augmentation beside a protocol": (
-        "evaluate digits-dm-1 --test digits --protocol dm --augment dsa",
-        2,
-        "--augment would change nothing with",
+        "evaluate digits-dm-1 --test digits --protocol dm --augment dsa", 2, "--augment would change nothing with",
     ),
     "augmentation of a study": (
-        "study digits --augment dsa --out runs",
-        2,
-        "--augment would change nothing in a study",
+        "study digits --augment dsa --out runs", 2, "--augment would change nothing in a study",
     ),
     "network without width": ("condense digits --network lenet --width 3 --out a.npz", 1, "has no option width"),
     "protocol with a teacher": ("evaluate digits-dm-1 --test digits --protocol rded", 2, "'rded' is not one of"),
@@ -611,11 +603,9 @@ ODD: dict[str, tuple[str, int, str]] = {
     "unknown add-on": ("study digits --methods FedAverage --out runs", 2, "not 'FedAverage'"),
     "add-on with arguments": ("study digits --methods SharedImage --out runs", 2, "cannot make SharedImage"),
     "rate that is no number": (
-        "study digits --lr fast --out runs",
-        2,
-        "must be numbers separated by commas, got 'fast'",
+        "study digits --lr fast --out runs", 2, "must be numbers separated by commas, got 'fast'",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ODD)

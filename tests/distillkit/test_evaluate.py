@@ -169,6 +169,7 @@ def test_evaluation_has_a_random_baseline_for_each_architecture() -> None:
         assert (told["accuracy_mean"], told["accuracy_std"]) == (row.mean, row.std)
     lines = str(result).splitlines()
     assert len(lines) == 6
+    assert [line.split()[-2:] for line in lines[1:5]] == [["2", f"{row.seconds:.1f}"] for row in result.rows]
     assert f"{100 * result.rows[1].mean:.1f} ± {100 * result.rows[1].std:.1f}" in lines[2]
 
 

@@ -138,6 +138,11 @@ def corrupt(kind: Kind, severity: int, x: Tensor) -> Tensor:
     return Corruption(kind, severity)(x, torch.zeros(len(x)), lambda p: p, derive(0))
 
 
+def test_names_state_all_options_that_differ_from_the_defaults() -> None:
+    attacks = (PGD(8 / 255), PGD(8 / 255, steps=3, step_size=2 / 255, random_start=False), FGSM(1 / 255))
+    assert [*map(str, attacks)] == ["PGD 8/255 10 steps", "PGD 8/255 3 steps of 2/255 from clean", "FGSM 1/255"]
+
+
 def test_amounts_are_those_of_the_documentation() -> None:
     for kind, (_, amounts) in robustness._CORRUPTIONS.items():
         line = next(line for line in str(Corruption.__doc__).splitlines() if f'`"{kind}"`' in line)

@@ -91,15 +91,17 @@ def rescaled(x: float) -> float:
 @pytest.mark.parametrize(("weight", "augmented"), [(0.2, 0.9), (1.0, 0.0), (0.0, 1.0)])
 def test_each_score_has_its_own_weight_and_its_own_accuracies(weight: float, augmented: float) -> None:
     rows = {name: Row("set", "net", (x - 0.1, x + 0.1), 1.0) for name, x in ACCURACIES.items()}
-    found = Scores(rows, {name: {} for name in rows}, weight, augmented)
+    settings = {name: {"lr": i} for i, name in enumerate(rows)}
+    found = Scores(rows, settings, weight, augmented)
     assert (found.hlr, found.ior) == (pytest.approx(0.4), pytest.approx(0.3))
     lrs, ars = rescaled(weight * 0.3 - (1 - weight) * 0.4), rescaled(augmented * 0.3 + (1 - augmented) * 0.35)
     assert (found.lrs, found.ars) == (pytest.approx(lrs), pytest.approx(ars))
     record = found.record()
+    assert record["settings"] == settings
     assert [record[name] for name in ("hlr", "ior", "lrs", "ars")] == [found.hlr, found.ior, found.lrs, found.ars]
     assert record["rows"]["random"] == {"accuracies": list(rows["random"].accuracies), "labels": "hard"}
     shown = str(found).splitlines()
-    assert shown[2].split() == ["set,", "hard", "hard", "50.0", "±", "14.1", "2", "–"]
+    assert shown[2].split() == ["set,", "hard", "hard", "50.0", "±", "14.1", "2", "lr=1"]
     assert shown[-2:] == [f"HLR 40.0 points, IOR +30.0 points, LRS {lrs:.3f}", f"ARS {ars:.3f}"]
 
 

@@ -109,6 +109,11 @@ def test_plain_values_need_no_classes() -> None:
     assert plain_values({"path": "a", "tuple": 3}) == {"path": "a", "tuple": 3}
 
 
+def test_numpy_scalars_sizes_and_read_only_mappings_are_plain() -> None:
+    value = {"a": np.bool_(True), "b": np.float32(0.5), "c": torch.Size([1, 2]), "d": types.MappingProxyType({"e": 1})}
+    assert through_json(value) == {"a": True, "b": 0.5, "c": (1, 2), "d": {"e": 1}}
+
+
 def test_partial_round_trips_with_its_arguments() -> None:
     again = through_json(small)
     assert (again.func, again.args, again.keywords) == (small.func, small.args, small.keywords)

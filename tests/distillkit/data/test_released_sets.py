@@ -129,9 +129,13 @@ def test_what_a_file_does_not_say_must_be_given(tmp_path: Path) -> None:
     torch.save({"weights": X}, tmp_path / "b.pt")
     with pytest.raises(ValueError, match=r"b\.pt holds a dictionary of weights; expected tensors `images`"):
         load_set(tmp_path / "b.pt", normalization=CIFAR)
-    for content in ([], [1, 2], [X[0], Y], "text", {"data": 3}):
+    for content in ([], [1, 2], [X[0], Y], [X, Y, 0.1, 0.2], "text", {"data": 3}):
         torch.save(content, tmp_path / "c.pt")
         refused(lambda: load_set(tmp_path / "c.pt", normalization=CIFAR), ValueError, r"c\.pt")
+    torch.save([X, Y + 0.5], tmp_path / "c.pt")
+    refused(lambda: load_set(tmp_path / "c.pt", normalization=CIFAR), TypeError, "labels must be class indices")
+    torch.save((X, Y, torch.tensor([0.1, 0.2])), tmp_path / "c.pt")
+    assert "lr_student" not in load_set(tmp_path / "c.pt", normalization=CIFAR).info
     refused(lambda: load_set(tmp_path / "d.pt", normalization=CIFAR), FileNotFoundError, "d.pt does not exist")
     refused(lambda: load_set("cifar10-dm-3"), FileNotFoundError, "no set or file 'cifar10-dm-3'; shipped sets: ")
 

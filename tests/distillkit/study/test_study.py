@@ -535,6 +535,8 @@ def test_measure_adds_columns_to_final_runs_and_to_their_configs(tmp_path: Path)
     assert not any("own" in line for line in tried)
     notes = json.loads((records[0].folder / "config.json").read_text(encoding="utf-8"))["notes"]
     assert "brightness" in json.dumps(notes["candidate"])
+    configs = [json.loads((r.folder / "config.json").read_text(encoding="utf-8")) for r in records if r.folder]
+    assert [config["seed"] for config in configs] == [0, 1]
     with pytest.raises(TypeError, match=r"measure is called as measure\(small, job\)"):
         Condense(few(1), measure=lambda small: {})
 
@@ -581,11 +583,12 @@ def test_evaluation_options_are_checked_before_the_set_is_made(wrong: dict[str, 
 def test_private_condenser_gets_a_ledger_and_reports_its_epsilon(tmp_path: Path) -> None:
     def charged(real: LabeledImages, *, ledger: Ledger, generator: Any) -> LabeledImages:
         ledger.spend(Event("a test", sigma=2.0, rate=1.0, count=1))
-        return random_subset(real, ipc=1, generator=generator)
+        return random_subset(real, ipc=1, generator=generator).replace(info={"sigma": 2.0})
 
     candidate = Condense(lambda factory: charged, num_networks=1, protocol=Protocol(epochs=1), delta=1e-6)
     [record] = Study(tmp_path, task(), {"A": candidate}, seeds=(0,)).run(trial=False, progress=False)
     assert record.line["epsilon"] == Ledger(tmp_path / "made-a-0" / "ledger.jsonl", delta=1e-6).epsilon()
+    assert record.line["sigma"] == 2.0
     said = {name: record.line[name] for name in ("delta", "relation", "noise")}
     assert said == {"delta": 1e-6, "relation": "add or remove one record", "noise": "operating system"}
     config = json.loads((tmp_path / "made-a-0" / "config.json").read_text(encoding="utf-8"))

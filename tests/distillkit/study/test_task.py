@@ -173,6 +173,11 @@ def test_tensors_become_a_split() -> None:
     assert torch.equal(torch.cat([part.images for part in halves]).flatten().sort()[0], many.images.flatten())
     assert torch.equal(as_split(many).test.images, halves.test.images)
     assert [part.info for part in halves] == [{"hold_out": "random"}] * 2
+    three = (many[:12], many[12:20], many[20:])
+    for found in (as_split(*three), Task("mine", data=three).data):  # type: ignore[arg-type]
+        assert isinstance(found, Split)
+        assert found.validation is not None
+        assert [len(part) for part in (*found, found.validation)] == [12, 8, 10]
     rows = as_split(many.replace(labels=torch.eye(3)[many.labels]))
     assert torch.equal(rows.test.images, halves.test.images)
     with pytest.raises(ValueError, match=r"test_fraction=0\.2 holds out no picture"):
