@@ -164,7 +164,7 @@ ROOT = click.option("--root", type=click.Path(path_type=Path), help="Data root o
 
 _OPTIONS = {
     "size": click.option("--size", type=click.IntRange(1), help="Height and width of the images in pixels."),
-    "channels": click.option("--channels", type=click.Choice([1, 3]), help="1: make gray; 3: make RGB."),
+    "channels": click.option("--channels", type=click.Choice([1, 3]), help="1: make grayscale; 3: make RGB."),
     "background": click.option("--background", type=click.FloatRange(0, 1), help="Gray behind transparent pixels."),
     "root": ROOT,
     "folder": click.option("--folder", type=click.Path(path_type=Path), help="Folder of a table's files."),

@@ -173,3 +173,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for package in (p for group in PACKAGES.values() for p in group):
         files.append(File.generated(config, f"api/{package}.md", content=page(package)))
     return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Let the search show guides and components before methods, results and names."""
+    if page.file.src_uri.startswith(("api/", "methods/", "results/")):
+        page.meta["search"] = {"boost": 0.5}
+    return markdown
