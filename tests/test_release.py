@@ -175,7 +175,7 @@ def test_every_shipped_picture_and_set_has_a_license() -> None:
     origins = dict(re.findall(r"^(\w+): ((?:.+\n  )*.+)$", notice, re.MULTILINE))
     assert set(rows.values()) == {*origins, "plots"}
     assert all(re.search(r"CC BY [24]\.0|MIT License, Copyright", text) for text in origins.values())
-    text = {".py", ".md", ".typed", ".toml", ".js", ".css", ".json", ".jsonl"}
+    text = {".py", ".md", ".txt", ".typed", ".toml", ".js", ".css", ".json", ".jsonl"}
     folders = ("distillkit", "fl", "attacks", "docs", "examples", "tests")
     files = [path.relative_to(ROOT) for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
     data = [path.as_posix() for path in files if path.suffix not in text and "__pycache__" not in path.parts]
