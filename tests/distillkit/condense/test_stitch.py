@@ -99,8 +99,9 @@ def test_a_set_says_that_it_publishes_real_pixels() -> None:
     before = {name: value.clone() for name, value in teacher.state_dict().items()}
     made = stitch(data, observer=teacher, ipc=2, pool=5, classes=[0, 2], generator=4)
     assert "publishes=pixels of real images" in repr(made)
-    assert made.info["method"] == "stitch"
-    assert made.info["factor"] == 1
+    facts = {"method": "stitch", "ipc": 2, "factor": 1, "pool": 5, "crops": 5, "min_scale": 0.08, "generator": 4}
+    assert {name: made.info[name] for name in facts} == facts
+    assert (made.info["absent"], made.info["with_replacement"]) == ([], [])
     assert made.info["observer"]["accuracy"] > 0.8
     assert 0.3 < made.info["confidence"] <= 1
     assert made.labels.tolist() == [0, 0, 2, 2]

@@ -51,14 +51,21 @@ def test_custom_network_and_unbalanced_classes_with_one_missing() -> None:
 
 
 @pytest.mark.parametrize(("size", "depth"), [((16, 16), 3), ((64, 8), 2), ((4, 64), 1), ((2, 3), 1), ((9, 33), 2)])
-def test_depth_of_the_network_follows_from_the_shorter_side(
+def test_depth_follows_from_the_shorter_side_and_options_reach_the_training(
     size: tuple[int, int], depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    depths: list[int] = []
+    depths, module, told = list[int](), sys.modules[separability.__module__], list[Any]()
     made = lambda *args, **options: depths.append(options["depth"]) or ConvNet(*args, **options)  # noqa: E731
-    monkeypatch.setattr(sys.modules[separability.__module__], "ConvNet", made)
-    separability(torch.rand(4, 1, *size, generator=as_generator(0)), torch.arange(4) % 2, epochs=1)
+    monkeypatch.setattr(module, "ConvNet", made)
+    monkeypatch.setattr(
+        module, "train", lambda network, data, protocol, **how: told.append((protocol, how["generator"]))
+    )
+    draws, images = as_generator(1), torch.rand(4, 1, *size, generator=as_generator(0))
+    separability(images, torch.arange(4) % 2, epochs=7, lr=0.2, batch=3, generator=draws)
     assert set(depths) == {depth}
+    [(protocol, generator)] = told
+    assert (protocol.epochs, protocol.lr, protocol.batch, protocol.optimizer) == (7, 0.2, 3, "adamw")
+    assert generator is draws
 
 
 @pytest.mark.parametrize(
