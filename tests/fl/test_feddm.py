@@ -139,6 +139,7 @@ def test_only_images_labels_and_weights_are_sent() -> None:
     sent = 2 * 3 * IPC
     assert row["up"] == {"FedDM.images": sent * 16 * 4, "FedDM.images:labels": sent * 8, "FedDM.samples": 2 * 4}
     assert row["down"] == {"FedDM.model": 2 * weights}
+    assert row["synthetic_images"] == sent
     assert "FedDM.samples" not in run(FedDM, clients, rounds=1).rows[0]["up"]
 
 

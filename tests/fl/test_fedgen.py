@@ -100,6 +100,7 @@ def test_rounds_follow_the_two_loops() -> None:
                 assert torch.allclose(found[FedAvg.model][name], value, atol=1e-5), (number, name)
             for name, value in generator.state_dict().items():
                 assert torch.allclose(found[FedGen.generator][name], value, atol=1e-4), (number, name)
+    assert result.rows[-1]["generator_loss"] == pytest.approx(float(loss.detach()), abs=1e-4)
 
 
 def play(*addons: AddOn, rounds: int = 3, **options: Any) -> Any:

@@ -97,7 +97,8 @@ def test_accuracies_of_clients_are_summarised(count: int) -> None:
      (lambda: Classification(3).loss(torch.zeros(4).long(), torch.rand(4, 3)), r"logits must be floats \[N, 3 or"),
      (lambda: Classification(3).loss(torch.rand(4, 3), torch.zeros(5).long()), r"labels must be int64 \[4\]"),
      (lambda: Classification(3).loss(torch.rand(4, 5), torch.rand(4, 3)), r"labels must be \[4, 5\]"),
-     (lambda: MultiLabel(3).loss(torch.rand(4, 5), torch.zeros(4).long()), r"labels must be \[4, 3\]")],
+     (lambda: MultiLabel(3).loss(torch.rand(4, 5), torch.zeros(4).long()), r"labels must be \[4, 3\]"),
+     (lambda: Classification(3).sums(torch.rand(4, 5), torch.arange(4)), "labels must be below num_classes=3")],
 )  # fmt: skip
 def test_other_logits_labels_and_accuracies_are_named(call: Any, words: str) -> None:
     refused(call, ValueError, words)
