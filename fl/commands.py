@@ -105,8 +105,9 @@ def _averaging(name: str) -> partial[FedAvg]:
 
 
 def _shown(folder: Path) -> Result:
-    records = read_records(folder)
-    if not records:
+    try:
+        records = read_records(folder)
+    except FileNotFoundError:
         return Result("no finished run", f"{folder} has no finished run yet; the same call continues", {"runs": []})
     table = summary_table(records)
     rows = [dict(record.line) for record in records]

@@ -507,6 +507,11 @@ def test_study_runs_once_and_is_shown_again(folder: Path) -> None:
     assert {(line["method"], line["seed"]) for line in first} == {(m, s) for m in ("FedAvg", "FedAvgM") for s in (0, 1)}
     again = run("study", "runs", "--html", "page.html")
     assert "| FedAvgM " in again.output
+    assert "--rounds would change nothing in a finished study" in run("study", "runs", "--rounds", 2, code=2).output
+    Path("none").mkdir()
+    shutil.copy("runs/study.json", "none")
+    assert json.loads(run("study", "none", "--json").stdout) == {"runs": []}
+    assert run("study", "none").stdout == "none has no finished run yet; the same call continues\n"
     assert (folder / "page.html").read_text(encoding="utf-8").count("<img") == 1
 
 

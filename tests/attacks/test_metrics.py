@@ -95,6 +95,8 @@ def test_invalid_pairs_of_batches_are_refused(metric) -> None:
 def test_ssim_refuses_a_too_large_window() -> None:
     a = pictures(0, size=8)
     refused(lambda: ssim(a, a), ValueError, r"window must fit in the images, \[8, 8\] pixels, got 11")
+    wide = torch.cat([a, a], 3)
+    refused(lambda: ssim(wide, wide), ValueError, r"window must fit in the images, \[8, 16\] pixels, got 11")
     refused(lambda: ssim(a, a, window=6), ValueError, "odd")
     assert ssim(a, a, window=7).tolist() == [1.0] * 3
 

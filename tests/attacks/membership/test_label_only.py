@@ -160,6 +160,7 @@ X, Y = records(0, 4)
         (lambda: model_scorer(network(0))(X / 0, Y), ValueError, "network must not return NaN"),
         (lambda: model_scorer(Decided())(X, Y), ValueError, r"must return logits \[n, K\], got torch.int64 \[4\]"),
         (lambda: label_only(network(0), X, Y, shift=8), ValueError, "shift must be"),
+        (lambda: label_only(network(0), X[..., :6], Y, shift=6), ValueError, "shift must be at most 5"),
         (lambda: label_only(network(0), X, Y, noise=(0.5, 0.0)), ValueError, r"noise\[1\] must be"),
         (lambda: label_only(network(0), X, Y, noise=0.5), TypeError, "noise must be"),
         (lambda: label_only(network(0), X, Y, draws=0), ValueError, "draws must be"),
