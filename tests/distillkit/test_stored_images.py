@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
-from attacks.membership import nearest
+from attacks.membership import Pipeline, gradient_norm, label_only, nearest, plant_canaries
 from attacks.reporting import leaks
+from attacks.reporting._evidence import _selected
 from distillkit import LabeledImages, Normalization, _evaluation_checks, chunking, plot
 from distillkit.augment import DSA
 from distillkit.condense import (
@@ -36,9 +37,10 @@ from distillkit.condense import (
     stitch,
 )
 from distillkit.evaluate import evaluate
+from distillkit.generate import separability
 from distillkit.labels import CutMix, Mixup, Relabel, soft_labels, stored_soft_labels
 from distillkit.networks import ConvNet, FixedNetwork, RandomNetworks, build
-from distillkit.privacy import Account, Ledger, Passes, PrivacyError, condense_private, image_sgd
+from distillkit.privacy import Account, Ledger, Passes, PrivacyError, condense_private, image_sgd, train_private
 from distillkit.privacy.errors import NotCapturable, PrivateInitialization
 from distillkit.rng import as_generator, derive
 from distillkit.robustness import Corruption
@@ -280,8 +282,26 @@ def test_private_condensation_refuses_code_that_holds_stored_records(
         images = torch.cat([start.images[:4], image])
         refused(lambda x=images: private(stored, init=start.replace(images=x)), PrivateInitialization, "private set")
     refused(lambda: private(stored.replace(info={"derived": "k-center"})), PrivacyError, "made from other records")
-    refused(lambda: image_sgd(stored, size=71, epsilon=1.0, clip=1.0), TypeError, "images must be in memory")
     assert max(map(len, reads)) < 71
+
+
+IN_MEMORY: dict[str, Callable[[StoredImages], Any]] = {
+    "image_sgd": partial(image_sgd, size=71, epsilon=1.0, clip=1.0),
+    "train_private": lambda data: train_private(factory("none"), data, size=71, epsilon=1.0),
+    "separability": separability,
+    "pipeline": lambda data: Pipeline(lambda indices, seed: {}, data, data.labels),  # type: ignore[arg-type]
+    "population": lambda data: Pipeline(lambda indices, seed: {}, *whole_set(), population=(data, data.labels)),
+    "gradient norm": lambda data: gradient_norm(factory(), data, data.labels),  # type: ignore[arg-type]
+    "label only": lambda data: label_only(factory(), data, data.labels),  # type: ignore[arg-type]
+    "canaries": lambda data: plant_canaries(data, 2),  # type: ignore[arg-type]
+    "report": lambda data: _selected(data, "members", None, 9),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("name", IN_MEMORY)
+def test_what_needs_the_set_in_memory_says_how_to_read_it(name: str, stored: StoredImages) -> None:
+    words = r"the images of .* are in a file: read a part with `data.read\(indices\)`, or all 71 with `data.read\(\)`"
+    refused(lambda: IN_MEMORY[name](stored), TypeError, words)
 
 
 @pytest.mark.filterwarnings("ignore:.*their images are repeated")
