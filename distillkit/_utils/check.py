@@ -26,7 +26,7 @@ def batch_of_images(images: Tensor, name: str = "images", *, values: bool = True
     With `values=False`, the values are not read: the batch may be empty, and NaN is not noticed.
     """
     if not isinstance(images, Tensor):
-        hint = f"; the images of {images.read_hint('this set')}" if hasattr(images, "read_hint") else ""
+        hint = f"; {images.read_hint()}" if hasattr(images, "read_hint") else ""
         raise TypeError(f"{name} must be a torch.Tensor [N, C, H, W], got {type(images).__name__}{hint}")
     if values:
         has_values(images, name)

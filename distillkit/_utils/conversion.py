@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -30,8 +29,8 @@ from distillkit._utils.progress import bar
 from distillkit._utils.user_warnings import warn
 
 __all__ = [
-    "IMAGE_COLUMNS", "LABEL_COLUMNS", "FileBacked", "Found", "as_tensor", "channels_first", "channels_last", "column",
-    "format_bytes", "innermost", "is_dataset", "is_labeled_source", "is_pictures", "label_indices", "read",
+    "IMAGE_COLUMNS", "LABEL_COLUMNS", "Found", "as_tensor", "channels_first", "channels_last", "column",
+    "format_bytes", "innermost", "is_dataset", "is_labeled_source", "is_pictures", "items", "label_indices", "read",
     "repeats_items", "require_in_memory", "require_memory", "unsupported", "whole_dataset",
 ]  # fmt: skip
 
@@ -51,36 +50,10 @@ class Found(NamedTuple):
     origin: Literal["dataset", "folders", "labels"] = "dataset"
 
 
-class FileBacked(ABC):
-    """Base class of image sets that are stored in a file and read in parts, such as `sets.StoredImages`."""
-
-    @property
-    @abstractmethod
-    def bytes(self) -> int:
-        """Number of bytes that all images would take in memory as floats."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Return the number of images."""
-
-    def read_hint(self, set_name: str) -> str:
-        """Return a text that states that the images are in a file, and how to read them.
-
-        The text completes an error message after the words "the images of".
-        """
-        return (
-            f"{set_name} are in a file: read a part with `data.read(indices)`, or all {len(self)} with `data.read()` "
-            f"({format_bytes(self.bytes)} as floats)"
-        )
-
-
 def require_in_memory(source: Any, name: str) -> None:
     """Refuse images that are stored in a file, for a function that needs them in memory."""
-    while not isinstance(source, FileBacked) and (inner := getattr(source, "dataset", None)) is not None:
-        source = inner
-    if isinstance(source, FileBacked):
-        hint = source.read_hint(f"a {type(source).__name__}")
-        raise TypeError(f"{name} must be in memory, but the images of {hint}")
+    if (hint := getattr(innermost(source), "read_hint", None)) is not None:
+        raise TypeError(f"{name} must be in memory, but {hint()}")
 
 
 def require_memory(count: int, shape: Sequence[int], open_with: str) -> None:
@@ -335,7 +308,7 @@ def read(
     total = len(source) if hasattr(source, "__len__") else 0
     images, labels = [], list[Any]()
     with bar(total, f"reading {name}", unit="image", progress=progress) as shown:
-        for i, item in enumerate(_items(source)):
+        for i, item in enumerate(items(source)):
             if isinstance(item, Mapping) and not _is_image(item):
                 chosen = chosen or _image_and_label(source, item, image, label, name)
                 item = (item[chosen[0]], item[chosen[1]])
@@ -407,8 +380,9 @@ def whole_dataset(loader: DataLoader[Any], name: str) -> Any:
     return loader.dataset
 
 
-def _items(source: Any) -> Iterator[Any]:
-    if isinstance(source, IterableDataset) or _is_rows(source) or not hasattr(source, "__len__"):
+def items(source: Any) -> Iterator[Any]:
+    """Yield the items of a dataset."""
+    if isinstance(source, IterableDataset) or _is_rows(source) or not hasattr(source, "__getitem__"):
         yield from source
     else:
         for i in range(len(source)):

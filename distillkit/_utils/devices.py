@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 CHECKED_STEPS = 10
-"""On an accelerator, a loss is read after so many steps, because every reading waits for the device."""
+"""A loss on an accelerator, and the range of pixels, is read after so many steps, because this takes time."""
 
 
 def is_accelerator(device: torch.device) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit._utils.batches import require_batch_statistics, uses_batch_statistics
+from distillkit._utils.devices import CHECKED_STEPS
 from distillkit._utils.display import stable_repr
 from distillkit._utils.progress import Bar
 from distillkit._utils.provenance import provenance
@@ -42,9 +43,6 @@ _FIRST_CHANGE = 0.05
 
 DM's rate of 1 changes pixels by 0.07 for CIFAR-10 with one image per class and a ConvNet of width 128.
 """
-
-_CHECKED_STEPS = 10
-"""The range of the pixels is checked after this many steps, and after the last one."""
 
 
 class Condensation(PixelDescent):
@@ -156,7 +154,7 @@ class Condensation(PixelDescent):
             bar: progress bar to advance by one step, or None.
         """
         super().report(loss, bar)
-        if self._far_pixels or (self.done % _CHECKED_STEPS and self.done < self.steps):
+        if self._far_pixels or (self.done % CHECKED_STEPS and self.done < self.steps):
             return
         low, high = (float(v) for v in self.real.normalization.decode(self.images).aminmax())
         self._far_pixels = low < -_FAR or high > 1 + _FAR

@@ -150,42 +150,41 @@ def _converted(block: Any, begin: int, options: dict[str, Any]) -> LabeledImages
     return made.replace(images=pixels.clamp(0, 1), normalization=IDENTITY)
 
 
-def _blocks(dataset: Any) -> Iterator[Any]:
-    """Yield the items of a dataset in blocks, each of which is a dataset in memory or a part of one."""
+def _blocks(dataset: Any) -> Iterator[Subset[Any]]:
+    """Yield the items of a dataset in blocks, each of which is a dataset in memory."""
+    source, kept = conversion.innermost(dataset), ("features", "classes", "find_classes")
+    known = {name: getattr(source, name) for name in kept if hasattr(source, name)}
+    items = _all_items(dataset)
+    while block := _Items(islice(items, BLOCK)):
+        vars(block).update(known)
+        yield Subset(cast("Dataset[Any]", block), range(len(block)))
+
+
+def _all_items(dataset: Any) -> Iterator[Any]:
     if isinstance(dataset, DataLoader):
         with torch.random.fork_rng(devices=[]):  # the pass draws as usual, but leaves the global state as it was
             for batch in dataset:
-                values = [*batch.values()] if isinstance(batch, Mapping) else batch
-                rows = zip(*values)
-                block = [dict(zip(batch, row)) for row in rows] if isinstance(batch, Mapping) else list(rows)
-                yield _items(block, dataset)
+                rows = zip(*batch.values()) if isinstance(batch, Mapping) else zip(*batch)
+                yield from (dict(zip(batch, row)) for row in rows) if isinstance(batch, Mapping) else rows
     elif isinstance(dataset, tuple) and len(dataset) == 2:
-        for begin in range(0, len(dataset[0]), BLOCK):
-            yield _items(list(zip(*(part[begin : begin + BLOCK] for part in dataset))), dataset)
-    elif (total := _length(dataset)) is not None and hasattr(dataset, "__getitem__"):
-        for begin in range(0, total, BLOCK):
-            yield Subset(dataset, range(begin, min(begin + BLOCK, total)))
-    elif isinstance(dataset, Iterable) and not isinstance(dataset, str | Mapping | Tensor):
-        items = iter(dataset)
-        while block := list(islice(items, BLOCK)):
-            yield _items(block, dataset)
-    else:
+        yield from zip(*map(conversion.items, dataset))
+    elif (
+        isinstance(dataset, str | Mapping | Tensor)
+        or hasattr(dataset, "columns")
+        or not (isinstance(dataset, Iterable) or hasattr(dataset, "__getitem__"))
+    ):
         raise TypeError(conversion.unsupported(dataset, "dataset", labels=False))
+    else:
+        yield from conversion.items(dataset)
 
 
 class _Items(list[Any]):
     """Items of a dataset, with what the dataset knows about its classes."""
 
 
-def _items(block: list[Any], dataset: Any) -> Subset[Any]:
-    items, source = _Items(block), conversion.innermost(dataset)
-    vars(items).update((n, getattr(source, n)) for n in ("features", "classes", "find_classes") if hasattr(source, n))
-    return Subset(cast("Dataset[Any]", items), range(len(items)))
-
-
 def _length(dataset: Any) -> int | None:
     """Return the number of items, or None if only a pass over them shows it."""
     if isinstance(dataset, tuple) and len(dataset) == 2:
         return len(dataset[0])
-    streamed = isinstance(dataset, DataLoader | IterableDataset | Mapping | Tensor | str) or hasattr(dataset, "columns")
+    streamed = isinstance(dataset, DataLoader | IterableDataset | Mapping | Tensor | str)
     return len(dataset) if not streamed and hasattr(dataset, "__len__") else None

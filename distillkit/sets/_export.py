@@ -79,8 +79,6 @@ def write_picture_folder(
     path: Path, pixels: Tensor, labels: Tensor, classes: Tensor, facts: Mapping[str, Any], lost: list[str]
 ) -> None:
     """Write a set as PNG pictures in one folder per class, with `labels.csv` and `set.json`."""
-    if pixels.shape[1] not in (1, 3):
-        raise ValueError(f"PNG pictures have 1 or 3 channels, got {pixels.shape[1]}; export to an .npz")
     target = Path(os.path.abspath(path))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FileExistsError(f"{path} exists and is not an empty folder; remove it, or give another path")
@@ -113,6 +111,8 @@ def _as_pictures(pixels: Tensor, lost: list[str]) -> tuple[list[Any], float, lis
     """Return pixels [N, C, H, W] as PIL pictures of 8 bits, with the largest error, and warn of all that is lost."""
     from PIL import Image
 
+    if pixels.shape[1] not in (1, 3):
+        raise ValueError(f"PNG pictures have 1 or 3 channels, got {pixels.shape[1]}; export to an .npz")
     pixels = pixels.detach().cpu().float()
     exported = (pixels.clamp(0, 1) * 255).round()
     outside = float(((pixels < -_STEP / 2) | (pixels > 1 + _STEP / 2)).float().mean()) if len(pixels) else 0.0
@@ -129,8 +129,6 @@ def as_rows(
 ) -> Any:
     """Return a set as a `datasets.Dataset` with the columns `image`, `label` and those of the set."""
     datasets = optional("datasets", "data", "to_huggingface")
-    if pixels.shape[1] not in (1, 3):
-        raise ValueError(f"PNG pictures have 1 or 3 channels, got {pixels.shape[1]}; export to an .npz")
     if taken := {"image", "label"} & set(columns):
         raise ValueError(
             f"the columns image and label hold the set; rename {taken.pop()!r} by data.replace(columns=...)"

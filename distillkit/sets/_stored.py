@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit._utils.conversion import FileBacked
+from distillkit._utils.conversion import format_bytes
 from distillkit._utils.threads import thread_pool
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.sets._info import replaced_info
@@ -81,7 +81,7 @@ class PixelFile:
         return pixels
 
 
-class StoredImages(ImageSet, FileBacked):
+class StoredImages(ImageSet):
     """Image set for data larger than memory: images are stored in a file as bytes, and `read` converts them to floats.
 
     Create it with `distillkit.data.open_folder` or `open_npz`. Labels and metadata are in memory, so the set can be
@@ -233,7 +233,14 @@ class StoredImages(ImageSet, FileBacked):
         Raises:
             AttributeError: always. The message explains how to read some of the images.
         """
-        raise AttributeError(f"the images of {self.read_hint('this set')}")
+        raise AttributeError(self.read_hint())
+
+    def read_hint(self) -> str:
+        """Return a sentence that states that the images are in a file, and how to read them, for error messages."""
+        return (
+            f"the images of this StoredImages are in a file: read a part with `data.read(indices)`, or all {len(self)} "
+            f"with `data.read()` ({format_bytes(self.bytes)} as floats)"
+        )
 
     @property
     def digests(self) -> Tensor:

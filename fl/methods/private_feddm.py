@@ -17,8 +17,8 @@ from distillkit.networks import NetworkBall
 from distillkit.privacy import PrivacyError, PublicEmbedders
 from distillkit.privacy.accounting._ranges import check_clip, check_sigma
 from distillkit.privacy.validation._arguments import (
-    as_private_set,
     initial_images,
+    open_private_set,
     refuse_large_delta,
     refuse_measured_normalization,
 )
@@ -205,7 +205,9 @@ class PrivateFedDM(FedDM):
             raise PrivacyError("the client has no ledger to charge: run the method with `simulate`, which gives it one")
         options: dict[str, Any] = {"delta": client.ledger.delta, "public_statistics": self.public_statistics}
         account = privacy.Account(client.ledger, client=client.id, round=client.round, secret=client.secret)
-        return as_private_set(client.data, None, **options), account
+        records = open_private_set(client.data, None, **options)
+        assert isinstance(records, LabeledImages)
+        return records, account
 
     def sizes_of(self, client: Client) -> Tensor:
         """Return the number of records of each class at a client, float64 [classes].

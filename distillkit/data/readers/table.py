@@ -72,11 +72,10 @@ def load_table(
             different pictures, files in two rows, missing or unknown labels and splits. The message counts all of them,
             with examples, before any picture is decoded.
     """
+    where, listed = _opened(table, folder, columns=(image, label, split, user), declared=classes)
+    form: dict[str, Any] = {"size": size, "channels": channels, "normalization": normalization, "progress": progress}
     own: dict[str, Any] = {"test_fraction": test_fraction, "hold_out": hold_out, "background": background}
-    where, own["rows"], own["name"] = _opened(table, folder)
-    form: dict[str, Any] = {"size": size, "channels": channels, "normalization": normalization}
-    own |= {"columns": (image, label, split, user), "declared": classes}
-    return warn_of_repeats(load_pictures(_list_table, where, progress=progress, **form, **own))
+    return warn_of_repeats(load_pictures(_list_table, where, **form, **own, **listed))
 
 
 def open_table(
@@ -109,16 +108,14 @@ def open_table(
         ImportError, FileNotFoundError, TypeError, ValueError: for the same reasons as in `load_table`.
         OSError, distillkit.locking.InUse: the cache cannot be written; see `open_folder`.
     """
+    where, listed = _opened(table, folder, columns=(image, label, split, user), declared=classes)
+    form: dict[str, Any] = {"size": size, "channels": channels, "normalization": normalization, "progress": progress}
     own: dict[str, Any] = {"test_fraction": test_fraction, "hold_out": hold_out, "background": background}
-    where, own["rows"], own["name"] = _opened(table, folder)
-    form: dict[str, Any] = {"size": size, "channels": channels, "normalization": normalization}
-    own |= {"columns": (image, label, split, user), "declared": classes}
-    stored: dict[str, Any] = {"cache": cache, "workers": workers, "progress": progress}
-    return warn_of_repeats(open_pictures(_list_table, where, **form, **stored, **own))
+    return warn_of_repeats(open_pictures(_list_table, where, cache=cache, workers=workers, **form, **own, **listed))
 
 
-def _opened(table: Any, folder: AnyPath | None) -> tuple[Path, Any, str]:
-    """Return the folder of the pictures, the table as a data frame, and its name."""
+def _opened(table: Any, folder: AnyPath | None, **options: Any) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of the pictures, and the arguments of `_list_table`: the data frame, its name and `options`."""
     pandas = optional("pandas", "data", "load_table")
     path, where, name = Path("table"), Path(), "table"
     if not isinstance(table, pandas.DataFrame | Mapping):
@@ -141,7 +138,7 @@ def _opened(table: Any, folder: AnyPath | None) -> tuple[Path, Any, str]:
     if not len(rows):
         raise ValueError(f"table must be rows of a picture file and its label, at least one; {name} has no rows")
     rows = rows.set_axis([str(one) for one in rows.columns], axis=1)
-    return where if folder is None else check.path(folder, "folder"), rows, name
+    return where if folder is None else check.path(folder, "folder"), {"rows": rows, "name": name, **options}
 
 
 def _list_table(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from distillkit._optimizers import sgd_step
 from distillkit._utils import check
+from distillkit._utils.conversion import require_in_memory
 from distillkit._utils.progress import bar
 from distillkit._utils.user_warnings import without_warnings
 from distillkit.chunking import chunk_size
@@ -24,7 +25,7 @@ from distillkit.privacy.condensation.separable import SeparableLoss, require_sep
 from distillkit.privacy.errors import NotCapturable
 from distillkit.privacy.gradients.private_gradient import PrivateGradient
 from distillkit.privacy.ledger import Account, Ledger
-from distillkit.privacy.validation._arguments import as_private_set, initial_images, open_account
+from distillkit.privacy.validation._arguments import initial_images, open_account, open_private_set
 from distillkit.privacy.validation._private_records import Untouched, active_records, apart_from_records
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages
@@ -200,7 +201,9 @@ def image_sgd(
     check.learning_rate(lr)
     check.real_number(momentum, "momentum", least=0.0, below=1.0)
     sigma = resolve_sigma(epsilon, sigma, delta=delta, count=steps, rate=rate)
-    real = as_private_set(images, labels, num_classes=num_classes, delta=delta, size=size)
+    require_in_memory(images, "images")
+    real = open_private_set(images, labels, num_classes=num_classes, delta=delta, size=size)
+    assert isinstance(real, LabeledImages)
     check.boolean(progress, "progress")
     embedding_options = EmbeddingNetworks.of(networks)
     augment, match = embedding_options.augment, embedding_options.match or "embedding+logits"

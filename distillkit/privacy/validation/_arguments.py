@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distillkit._utils import check, conversion
+from distillkit._utils import check
 from distillkit._utils.user_warnings import without_warnings
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.privacy.errors import NotAccountable, PrivacyError, PrivateInitialization, PrivateStatistics
@@ -23,8 +23,8 @@ from distillkit.sets._validation import FOUND_CLASSES, FOUND_LABELS
 from distillkit.sets.as_set import open_set
 
 __all__ = [
-    "NEW_LEDGER_REMARK", "as_private_set", "initial_images", "refuse_derived", "refuse_half_precision",
-    "refuse_large_delta", "refuse_measured_normalization", "require_given_num_classes",
+    "NEW_LEDGER_REMARK", "initial_images", "refuse_derived", "refuse_half_precision", "refuse_large_delta",
+    "refuse_measured_normalization", "require_given_num_classes",
 ]  # fmt: skip
 
 
@@ -33,41 +33,6 @@ _PART = 256
 
 NEW_LEDGER_REMARK = "this ledger began with this call: what the same records paid elsewhere is not in its epsilon"
 """The remark in a ledger that a call created for itself because none was given."""
-
-
-def as_private_set(
-    images: Tensor | LabeledImages,
-    labels: Tensor | None,
-    *,
-    num_classes: int | None = None,
-    delta: float,
-    size: float | Tensor | None = None,
-    public_statistics: bool = False,
-) -> LabeledImages:
-    """Return the private images as a set, after checking that the metadata of the set reveal no private statistics.
-
-    Whether the set is refused depends on the options and on how the set's metadata were made, but never on the
-    records.
-
-    Args:
-        images, labels: a set and None; or images, float [N, C, H, W], and class indices, int [N].
-        num_classes: public number of classes K; None if it was given when the set was created.
-        delta: target delta, which is compared with `size`.
-        size: public number of records or public class sizes; None skips the check of delta.
-        public_statistics: whether the user declares that a measured normalization was measured on public images.
-
-    Raises:
-        PrivacyError: the number of classes is missing, the images were selected or computed from other records, the
-            classes or the hold-out come from the data, or the labels are soft.
-        PrivateStatistics: the normalization was measured or fitted on images that were not declared public.
-        NotAccountable: delta is not below one over the number of records.
-    """
-    conversion.require_in_memory(images, "images")
-    real = open_private_set(
-        images, labels, num_classes=num_classes, delta=delta, size=size, public_statistics=public_statistics
-    )
-    assert isinstance(real, LabeledImages)
-    return real
 
 
 def open_private_set(
@@ -79,7 +44,25 @@ def open_private_set(
     size: float | Tensor | None = None,
     public_statistics: bool = False,
 ) -> RealImages:
-    """Return a stored set, or what `as_private_set` returns. The caller declares stored images when it reads them."""
+    """Return the private images as a set, after checking that the metadata of the set reveal no private statistics.
+
+    Whether the set is refused depends on the options and on how the set's metadata were made, but never on the
+    records.
+
+    Args:
+        images, labels: a set and None; or images, float [N, C, H, W], and class indices, int [N]. The images of a
+            `StoredImages` are not declared as records; the caller does so when it reads them.
+        num_classes: public number of classes K; None if it was given when the set was created.
+        delta: target delta, which is compared with `size`.
+        size: public number of records or public class sizes; None skips the check of delta.
+        public_statistics: whether the user declares that a measured normalization was measured on public images.
+
+    Raises:
+        PrivacyError: the number of classes is missing, the images were selected or computed from other records, the
+            classes or the hold-out come from the data, or the labels are soft.
+        PrivateStatistics: the normalization was measured or fitted on images that were not declared public.
+        NotAccountable: delta is not below one over the number of records.
+    """
     with without_warnings():  # sanity checks of pixels depend on the records
         real = open_set(images, labels, num_classes=num_classes)
     declare_records(real._rows if isinstance(real, StoredImages) else real.images, real.labels, *real.columns.values())
