@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distillkit import LabeledImages, Normalization
+from distillkit import LabeledImages, Normalization, _evaluation_checks
 from distillkit._evaluation_checks import check_factor, images_among
 from distillkit._utils.user_warnings import each_warning_once, warn
 from distillkit.data import Split, open_npz
@@ -79,8 +79,9 @@ def test_test_images_among_training_images_are_counted_once(change: str) -> None
 
 
 @pytest.mark.parametrize(("levels", "same"), [(1, True), (2, False)])
-def test_images_are_equal_up_to_rounding(levels: int, same: bool) -> None:
-    """In a pattern that no mean over a block shows."""
+def test_images_are_equal_up_to_rounding(levels: int, same: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a pattern that no mean over a block shows, whatever the number of images that are compared at a time."""
+    monkeypatch.setattr(_evaluation_checks, "_CHUNK", 7)
     data = LabeledImages(torch.full((20, 3, 8, 8), 0.5), torch.arange(20) % 3, num_classes=3)
     data = data.replace(images=data.images + torch.arange(20).view(-1, 1, 1, 1) / 64)
     signs = (-1.0) ** (torch.arange(8)[:, None] + torch.arange(8))
@@ -103,6 +104,10 @@ NOTED: dict[str, tuple[Callable[[], Any], str]] = {
         "60 of 60 images of test are also in real",
     ),
     "a study": (lambda: Task("own", Split(REAL, REAL[:5], ("a", "b", "c"))), "5 of 5 images of test are also in train"),
+    "a validation set": (
+        lambda: Task("own", Split(REAL, TEST[:5], ("a", "b", "c"), TEST[3:9])),
+        "2 of 5 images of test are also in validation",
+    ),
     "a class without enough images": (
         lambda: measure(real=REAL[torch.cat([torch.arange(0, 120, 3), torch.tensor([1, 4, 2, 5])])]),
         r"real has fewer images than data in 2 classes: 1 \(2\), 2 \(2\)",

@@ -20,7 +20,11 @@ def few() -> Split:
     return Split(digits.train[:40], digits.test[:10], digits.classes)
 
 
-def test_digits_are_blended_as_the_difference_to_a_crop(global_rng_untouched: None) -> None:
+@pytest.mark.parametrize("chunk", [1024, 16])
+def test_digits_are_blended_as_the_difference_to_a_crop(
+    chunk: int, monkeypatch: pytest.MonkeyPatch, global_rng_untouched: None
+) -> None:
+    monkeypatch.setattr(lookalike_digits, "_CHUNK", chunk)
     photo = np.random.default_rng(0).integers(0, 256, (20, 18, 3), np.uint8)
     digits = few()
     made = mnist_m_like(digits, photos=[photo], normalization=HALF)

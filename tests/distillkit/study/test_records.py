@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,16 @@ def test_records_are_read_as_written_by_name(tmp_path: Path) -> None:
         assert r.folder == tmp_path / r.line["run"]
     assert found.missing == ()
     assert repr(found) == "<4 finished runs of 3 candidates on 1 tasks; 0 missing>"
+
+
+def test_equal_file_keeps_its_time(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"a": 1})
+    os.utime(path, (1, 1))
+    write_json(path, {"a": 1})
+    assert path.stat().st_mtime == 1
+    write_json(path, {"a": 2})
+    assert path.stat().st_mtime > 1
 
 
 METHODS = ("Local", "FedAvg", "DM")
@@ -215,15 +226,16 @@ def test_file_of_records_gives_the_same_tables_as_the_folder(tmp_path: Path) -> 
 
 def test_file_of_records_contains_the_choices_of_its_studies(tmp_path: Path) -> None:
     studies = [write(tmp_path / name, [record([0.5], task=name)]) for name in ("a", "b")]
-    for study in studies:
+    for k, study in enumerate(studies):
         result = {"search": [{"settings": {"lr": 0.1}, "score": 0.5}], "chosen": 0, "like": None}
         choice = {"format": "distillkit.choice/1", "rule": "last", "seeds": [9], "tasks": {study.name: {"A": result}}}
-        write_json(study / "choice.json", choice)
+        write_json(study / "choice.json", choice | {"late_rounds": 1 + 2 * k})
     first = write_records(studies[0], tmp_path / "a.jsonl")
     path = write_records(read_records(first) + read_records(studies[1]), tmp_path / "both.jsonl")
     tuned, facts = read_choice(path)
     assert [(t.task, t.method, t.chosen) for t in tuned] == [("a", "A", 0), ("b", "A", 0)]
-    assert facts == {"rule": "last", "seeds": [9]}
+    assert facts == {"rule": "last", "seeds": [9], "late_rounds": [1, 3]}
+    assert read_choice(first)[1]["late_rounds"] == 1
 
 
 def test_runs_missing_in_one_study_may_be_in_another() -> None:

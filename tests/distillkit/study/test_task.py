@@ -131,6 +131,22 @@ def test_no_configuration_uses_a_clients_test_image(seed: int, tried: int, share
     assert tested == set().union(*(numbers(t) for t in one.assign(split, seed + 1).own_tests))
 
 
+@pytest.mark.parametrize(("options", "validation", "stated"), [
+    ({}, False, None), ({}, True, "random"), ({"server_share": 0.2}, False, "random"),
+    ({"own_tests": 0.2}, False, "random"), ({"own_tests": 0.5, "hold_out": "content"}, True, "content"),
+])  # fmt: skip
+def test_training_set_states_how_records_were_held_out(
+    options: dict[str, Any], validation: bool, stated: str | None
+) -> None:
+    one = task(**options)
+    split = one.load()
+    assert one.pooled(split, validation=validation)[0].info.get("hold_out") == stated
+    tests = one.assign(split, 0, validation=validation).own_tests
+    assert any(map(numbers, tests)) == ("own_tests" in options)  # a tuning run holds out by decisions of its own
+    apart = Split(split.train, split.test, split.classes, images(10, seed=2))
+    assert Task("made", data=apart).pooled(apart, validation=True)[0].info == {}
+
+
 def test_columns_are_clients_by_default_and_arguments_by_name() -> None:
     train = images(12, domain=torch.arange(12) % 3)
     split = Split(train, images(4, seed=1), ("a", "b", "c"))
