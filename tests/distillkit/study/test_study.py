@@ -41,7 +41,7 @@ from distillkit.study import (
     tuning_table,
     write_records,
 )  # fmt: skip
-from distillkit.study._execution import WorkerKilled
+from distillkit.study._execution import WorkerKilled, write_config
 from distillkit.study.condense_candidate import run_device, save_state
 from distillkit.training import Protocol
 from tests.distillkit.study.sample_records import search_sizes
@@ -719,6 +719,8 @@ def test_networks_are_created_on_the_runs_device_and_others_evaluated(tmp_path: 
     count = sum(p.numel() for p in where.task.network(split)(2).parameters())
     assert seen == [("meta", count)]
     refused(lambda: replace(candidate, tested=3), TypeError, "tested")
+    write_config(3, replace(where, device="cuda"))
+    assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["device"] == "cuda"
     other = replace(candidate, tested=tested)
     other.run(other.build(where.task, split, {}), where)
     assert seen[1:] == [("cpu", count), ("tested", 2)]
