@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from attacks import Leaks, leaks, psnr, roc
 from attacks.membership import nearest
+from attacks.reporting.published_set import digests
 from attacks.statistics import OperatingPoint, Rate
 from distillkit import LabeledImages, Normalization
 from distillkit.data import open_npz
@@ -119,6 +120,11 @@ def test_stored_records_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.Mo
     assert leaks(small, stored.train, stored.test).record() == wanted
     assert max(reads) == 7
     assert sum(reads) == 2 * 550  # once to see that no record is in both
+
+
+def test_equal_records_are_told_from_those_of_sixteen_bits() -> None:
+    pixels = torch.full((1, 1, 2, 2), 0.5)
+    assert digests(pixels) == digests(pixels + 1e-7) != digests(pixels + 3e-5)
 
 
 def test_results_are_printed_and_recorded() -> None:

@@ -11,13 +11,13 @@ import torch
 
 from attacks import report
 from attacks.reporting._evidence import Evidence, ObservedData, Records
-from attacks.reporting._page import Section
+from attacks.reporting._page import Findings, Section
 from attacks.reporting._rates import evaluate_scores, format_percent
 from attacks.reporting._recorded_run import RecordedRun
 from attacks.reporting._section_images import _add_groups, membership_section
 from attacks.reporting._section_messages import adversary_section, class_section
 from attacks.reporting.privacy_claim import Audit, _add_claim, claim_section
-from attacks.reporting.similarity import record_scores
+from attacks.reporting.similarity import random_baseline, record_scores
 from attacks.statistics import Rate, at_threshold
 from attacks.transcript import TranscriptMessage
 from distillkit import LabeledImages
@@ -209,6 +209,21 @@ def test_a_claim_is_told_with_its_conditions() -> None:
     hoped = "With secret noise it would be epsilon 3."
     assert told(lost | more) == ["No guarantee holds: seeded.", hoped, *ends]
     assert told({"epsilon": None}) == ["No guarantee holds: the run records no reason."]
+
+
+def test_attacks_without_a_finding_are_in_the_order_of_their_strength() -> None:
+    kinds = ("claim", "classes", "images", "inversion", "model", "shadows")
+    section = Section("", negatives=[(kind, kind) for kind in kinds], leaks=[(kind, kind) for kind in kinds])
+    found = Findings([section], False)
+    assert found.not_found == ("images", "shadows", "inversion", "model", "classes", "claim")
+    assert found.leaks == ("claim", "inversion", "images", "shadows", "model", "classes")
+    assert found.other_leaks == found.leaks[1:]
+
+
+def test_baselines_of_rounds_differ() -> None:
+    one, other = random_baseline([torch.zeros(9, 1, 4, 4)] * 2, images(1).images)
+    assert one.shape == other.shape == (9, 1, 8, 8)
+    assert not torch.equal(one, other)
 
 
 def test_started_records_are_rated_apart_from_the_rest() -> None:

@@ -186,6 +186,9 @@ def test_few_false_positives_are_named() -> None:
         few = " (only 9 false positives)" if false == 9 else ""
         assert str(point) == f"TPR 100.0 % (2.5 to 100.0) at FPR {false / 10:.2g} %{few}"
 
+    curve = roc(torch.cat([torch.tensor([2.0]), torch.linspace(0, 1, 1000)]), torch.arange(1001) < 1)
+    assert [(curve.at(rate).fpr.hits, curve.at(rate).few) for rate in (0.009, 0.01)] == [(9, True), (10, False)]
+
 
 def test_ppv_equals_the_docstrings() -> None:
     assert ppv(0.10, 0.01, 0.5) == pytest.approx(10 / 11)

@@ -147,6 +147,8 @@ def test_several_messages_are_combined() -> None:
     )
     exact = class_bounds(3, labels=torch.tensor([0, 1]), size=2)
     assert "holds classes 0 (exactly 1), 1 (exactly 1)" in str(exact)
+    rounded = class_bounds(3, bias_change=torch.tensor([1.0, 1e-6, -1.0]))
+    assert rounded.present.tolist() == [True, False, False]
     rows = torch.tensor([[0.0, 0], [1, 2], [3, 4]])
     for message, ground in (
         ({"labels": torch.tensor([0, 1])}, "a set made for the present classes only"),

@@ -274,6 +274,13 @@ def test_without_a_bias_the_label_is_inferred_from_the_weight() -> None:
         Gradient.of(last, pictures(2), torch.tensor([0, 1])).read_labels(2, pictures(1))
 
 
+def test_class_is_absent_if_no_embedding_has_a_mean() -> None:
+    rows = torch.tensor([[1.0, 2.0], [0.0, 0.0], [0.0, 0.0]]), torch.tensor([[0.0, 0.0], [3.0, 1.0], [0.0, 0.0]])
+    found = ClassMeans([torch.flatten] * 2, rows)
+    assert found.present.tolist() == [True, True, False]
+    assert [len(one) for one in found.observed] == [2, 2]
+
+
 def test_logits_are_those_of_the_given_parameters() -> None:
     net = small()
     doubled = {name: 2 * p.detach() for name, p in net.named_parameters()}

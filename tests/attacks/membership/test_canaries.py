@@ -127,6 +127,12 @@ def test_seed_decides_the_result() -> None:
     assert run(seeds[0], 4) == run(seeds[1], 4)
     assert seeds[0] == seeds[1]
     assert len(set(seeds[0])) == 2
+    published: list[int] = []
+    canary_attack(
+        records(), lambda known, seed: Lookup(known), lambda net, seed: (published.append(seed), net)[1], canaries=10,
+        generator=4,
+    )  # fmt: skip
+    assert len({*published, *seeds[0]}) == 4
 
 
 @pytest.mark.parametrize(
