@@ -298,6 +298,11 @@ BAD: list[tuple[Any, str]] = [
 ]
 
 
+def test_rates_of_a_claim_have_its_confidence() -> None:
+    found = audit_claim(GOOD, GOOD, PROFILE, confidence=0.9)
+    assert (found.likely.confidence, found.unlikely.confidence, found.confidence) == (0.9, 0.9, 0.9)
+
+
 @pytest.mark.parametrize(("call", "said"), BAD, ids=range(len(BAD)))
 def test_invalid_arguments_are_named(call: Any, said: str) -> None:
     refused(call, (TypeError, ValueError), said)

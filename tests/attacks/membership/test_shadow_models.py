@@ -287,6 +287,19 @@ def test_model_is_scored_in_eval_mode_and_in_chunks() -> None:
     assert model_scorer(network)(images, labels).shape == (9,)
 
 
+@pytest.mark.parametrize("place", range(4))
+def test_every_tensor_of_a_pipeline_stays_as_it_is(place: int) -> None:
+    given = [IMAGES.clone(), LABELS.clone(), *(one.clone() for one in POPULATION)]
+
+    def careless(indices: Tensor, seed: int) -> Any:
+        found = fit(indices, seed)
+        given[place].zero_()
+        return found
+
+    made = Pipeline(careless, *given[:2], population=(given[2], given[3]))
+    refused(lambda: run_shadows(made, 4, progress=False), ValueError, "must not change the pipeline's images")
+
+
 # Judging attacks.
 
 
