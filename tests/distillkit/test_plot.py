@@ -222,6 +222,15 @@ def test_tsne_separates_clusters_and_is_seeded() -> None:
     assert torch.equal(positions(0)[0], a)
 
 
+def test_tsne_limits_the_perplexity_and_starts_from_components(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    fake = SimpleNamespace(fit_transform=lambda points: torch.zeros(len(points), 2).numpy())
+    monkeypatch.setattr("sklearn.manifold.TSNE", lambda **how: told.append(how) or fake)
+    for n, d in ((12, 3), (300, 3), (12, 1)):
+        plot.tsne({"a": torch.randn(n, d, generator=G)}, {"a": torch.zeros(n, dtype=torch.long)})
+    assert [(how["perplexity"], how["init"]) for how in told] == [(4, "pca"), (30, "pca"), (4, "random")]
+
+
 def test_tsne_of_many_classes_and_of_one_dimension() -> None:
     clients, labels = {"a": torch.randn(45, 1, generator=G)}, {"a": torch.arange(45)}
     figure = plot.tsne(clients, labels)
