@@ -104,9 +104,8 @@ class ClassMeans:
                 first = str(error).split("\n")[0]
                 raise ValueError(f"embeddings must take images of shape {list(images.shape)}: {first}") from error
             if not isinstance(found, Tensor) or found.shape != (len(images), rows.shape[1]):
-                raise ValueError(
-                    f"embeddings must give [N, {rows.shape[1]}], the width of the means, got {_form(found)}"
-                )
+                form = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+                raise ValueError(f"embeddings must give [N, {rows.shape[1]}], the width of the means, got {form}")
         return len(self.present)
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
@@ -128,10 +127,6 @@ class ClassMeans:
                 f"from {int(counts.sum())}, one per class with a row; or give counts"
             )
         return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
-
-
-def _form(found: object) -> object:
-    return list(found.shape) if isinstance(found, Tensor) else type(found).__name__
 
 
 def _class_means(vectors: Tensor, labels: Tensor, num_classes: int) -> Tensor:

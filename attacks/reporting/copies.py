@@ -94,7 +94,8 @@ def find_copies(images: Tensor, records: Tensor) -> Copies:
     record_level = closest_images(images, records)[0]
     copied = level >= COPY_DB
     small, real = _shrunk(images), _shrunk(records)
-    for found in (_search(small, real, tiles) for tiles in (1, *_TILES) if tiles == 1 or _fits(small, tiles)):
+    side = min(small.shape[2:])
+    for found in (_search(small, real, tiles) for tiles in (1, *_TILES) if tiles == 1 or side // tiles >= _LEAST_TILE):
         for image, index, value, equal in found:
             better = value > level[image]
             # several pairs may concern one image: keep the best of them
@@ -104,10 +105,6 @@ def find_copies(images: Tensor, records: Tensor) -> Copies:
             record_level.scatter_reduce_(0, index, value, "amax")
             copied[image[equal]] = True
     return Copies(level, record, copied, record_level)
-
-
-def _fits(images: Tensor, tiles: int) -> bool:
-    return min(images.shape[2:]) // tiles >= _LEAST_TILE
 
 
 def _shrunk(images: Tensor) -> Tensor:
@@ -136,7 +133,7 @@ def _search(images: Tensor, records: Tensor, tiles: int) -> Iterator[tuple[Tenso
         variants = [records, _blurred(records)]
     count = len(images) // tiles**2
     reach = min(images.shape[2:]) // 8 if tiles == 1 else 0
-    variants = [_middle(one, reach) for one in variants]
+    variants = [_View(False, 0, 0, 0, reach)(one) for one in variants]
     keys, views = _keys(variants[0]).T, _views(images.shape[2:], reach)
     size = max(1, _ELEMENTS // len(records))
     pairs = torch.cat([_candidates(part, first * size, keys, views) for first, part in enumerate(images.split(size))])
@@ -191,10 +188,6 @@ class _View:
         height, width = (side - 2 * self.reach for side in images.shape[2:])
         top, left = self.reach + self.dy, self.reach + self.dx
         return images[:, :, top : top + height, left : left + width]
-
-
-def _middle(images: Tensor, reach: int) -> Tensor:
-    return _View(False, 0, 0, 0, reach)(images)
 
 
 def _keys(images: Tensor) -> Tensor:

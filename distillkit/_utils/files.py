@@ -49,6 +49,21 @@ def write_atomically(path: str | os.PathLike[str], data: bytes | str) -> None:
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
+def sync_folder(folder: Path) -> None:
+    """Sync a folder to disk, so that a new file's name survives a crash.
+
+    On systems that cannot open folders, the function does nothing.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except PermissionError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def contiguous_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors in the form that safetensors requires: on the CPU, contiguous and without shared memory."""
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}

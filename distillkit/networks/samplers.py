@@ -144,7 +144,7 @@ class FixedNetwork(Configurable):
 
     def __init__(self, network: nn.Module, *, cache: bool = True) -> None:
         self.fixed = self.cache = check.boolean(cache, "cache")
-        self._copy = _frozen_eval_copy(network)
+        self._copy = frozen_copy(network).eval()
         self._network = split(self._copy)
 
     def init_arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -189,7 +189,7 @@ class NetworkBall(Configurable):
 
     def __init__(self, network: nn.Module, radius: float) -> None:
         self.radius = check.real_number(radius, "radius", above=0.0, most=1e30)
-        self._copy = _frozen_eval_copy(network)
+        self._copy = frozen_copy(network).eval()
         self._network = split(self._copy)
         self._parameters = list(self._copy.parameters())
         if not self._parameters:
@@ -225,10 +225,3 @@ class NetworkBall(Configurable):
 
     def __repr__(self) -> str:
         return f"NetworkBall({type(self._network).__name__}, radius={self.radius:g})"
-
-
-def _frozen_eval_copy(network: nn.Module) -> nn.Module:
-    if not isinstance(network, nn.Module):
-        came = f"the class {network.__name__}" if isinstance(network, type) else type(network).__name__
-        raise TypeError(f"network must be an nn.Module, got {came}; for fresh networks use RandomNetworks(factory)")
-    return frozen_copy(network).eval()

@@ -73,7 +73,8 @@ def partition(
     if num_classes is None:
         num_classes = check.classes_of(marks)
     names = class_names(classes, num_classes)
-    indices = [_indices(part, len(marks), f"parts[{i}]") for i, part in enumerate(parts)]
+    named = ((as_tensor(part, f"parts[{i}]", lists=True), f"parts[{i}]") for i, part in enumerate(parts))
+    indices = [check.class_labels(part, None, len(marks), name).cpu() for part, name in named]
     counts = summary(marks, indices, num_classes)
     clients = len(parts)
     cell = 0.5 if clients <= 20 else 0.22
@@ -101,10 +102,6 @@ def partition(
     left = f", {len(marks) - assigned:,} with no client" if assigned < len(marks) else ""
     ax.set_title(f"images per client and class (of {len(marks):,}{left})", fontsize=9, pad=18 if clients <= 20 else 30)
     return figure
-
-
-def _indices(part: Any, count: int, name: str) -> Tensor:
-    return check.class_labels(as_tensor(part, name, lists=True), None, count, name).cpu()
 
 
 def curves(
@@ -135,8 +132,11 @@ def curves(
             the runs of a method have no common round with `y`.
     """
     named = histories if isinstance(histories, Mapping) else {"": histories}
-    horizontal: dict[str, Tensor] = {
-        name: _horizontal_line(given, y) for name, given in named.items() if _is_horizontal_line(given)
+    unit = 100.0 if y.startswith("accuracy") else 1.0
+    horizontal = {
+        name: torch.tensor(given, dtype=torch.float64) * unit
+        for name, given in named.items()
+        if _is_horizontal_line(given)
     }
     lines = {name: horizontal[name] if name in horizontal else _points(name, _runs(name, given), x, y)
              for name, given in named.items()}  # fmt: skip
@@ -184,11 +184,6 @@ def _is_horizontal_line(given: Any) -> bool:
     """
     several = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
     return several and all(isinstance(v, Real) and not isinstance(v, bool) for v in given)
-
-
-def _horizontal_line(given: Any, y: str) -> Tensor:
-    """Return the y values of a method without training rounds as a tensor [runs], in the unit of the y axis."""
-    return torch.tensor(given, dtype=torch.float64) * (100.0 if y.startswith("accuracy") else 1.0)
 
 
 def _runs(name: str, given: Any) -> list[Run]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from distillkit._utils import check
-from distillkit._utils.files import atomic_replace
+from distillkit._utils.files import atomic_replace, sync_folder
 from distillkit.locking import locked
 
 __all__ = ["Journal", "LedgerWriteError"]
@@ -220,14 +220,14 @@ class Journal:
         path = self._head_path()
         with atomic_replace(path) as temporary:
             _write_durably(temporary, json.dumps({**self.head, "next": texts}).encode())
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
     def _write(self, text: bytes) -> None:
         assert self._path is not None
         new = not self._path.exists()
         _write_durably(self._path, text)
         if new:
-            _sync_folder(self._path.parent)
+            sync_folder(self._path.parent)
 
 
 def _write_durably(path: Path, text: bytes) -> None:
@@ -248,18 +248,3 @@ def _parsed(raw: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return line if isinstance(line, dict) else None
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync a folder to disk, so that a new file's name survives a crash.
-
-    On systems that cannot open folders, the function does nothing.
-    """
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except PermissionError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

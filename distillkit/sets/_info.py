@@ -102,12 +102,8 @@ def _provenance(info: Info) -> list[dict[str, Any]]:
 
 
 def _marks(infos: Sequence[Info]) -> dict[str, str]:
-    found = {name: _distinct_words(info.get(name) for info in infos) for name in _MARKS}
-    return {name: "; ".join(words) for name, words in found.items() if words}
-
-
-def _distinct_words(texts: Iterable[Any]) -> list[str]:
-    return list(dict.fromkeys(word for text in texts if text for word in str(text).split("; ")))
+    found = {name: [str(info[name]) for info in infos if info.get(name)] for name in _MARKS}
+    return {name: "; ".join(dict.fromkeys("; ".join(texts).split("; "))) for name, texts in found.items() if texts}
 
 
 def _guarantee(infos: Sequence[Info], unknown: str) -> dict[str, Any]:
@@ -117,7 +113,7 @@ def _guarantee(infos: Sequence[Info], unknown: str) -> dict[str, Any]:
         return {}
     if len(infos) == 1 and not unknown:
         return {name: infos[0][name] for name in GUARANTEE if name in infos[0]}
-    remarks = _distinct_remarks(stated)
+    remarks = list(dict.fromkeys(str(remark) for info in stated for remark in info.get("remarks", [])))
     reasons = [str(info.get("reason") or "no reason is recorded") for info in stated if not _holds(info)]
     if len(stated) < len(infos):
         reasons.append("some of the joined images have no guarantee")
@@ -147,7 +143,3 @@ def _guarantee(infos: Sequence[Info], unknown: str) -> dict[str, Any]:
 def _holds(info: Info) -> bool:
     epsilon = info["epsilon"]
     return isinstance(epsilon, int | float) and not isinstance(epsilon, bool)
-
-
-def _distinct_remarks(stated: Sequence[Info]) -> list[str]:
-    return list(dict.fromkeys(str(remark) for info in stated for remark in info.get("remarks", [])))

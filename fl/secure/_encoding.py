@@ -201,7 +201,9 @@ class ReplyLayout:
             if entry.is_integer:
                 yield value.to(torch.int64).flatten()
                 continue
-            value = value.double() if weight is None else value.double() * _broadcast_weight(weight, value)
+            value = value.double()
+            if weight is not None:
+                value = value * (weight.view(-1, *[1] * (value.ndim - 1)) if weight.ndim else weight)
             yield (value / self.unit(entry)).round().to(torch.int64).flatten()
 
     # On the server.
@@ -243,10 +245,6 @@ def _named_tensors(value: Any) -> dict[str, Tensor]:
     if isinstance(value, dict):
         return {name: t.detach().cpu() for name, t in value.items()}
     return {"": value.detach().cpu() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)}
-
-
-def _broadcast_weight(weight: Tensor, value: Tensor) -> Tensor:
-    return weight.view(-1, *[1] * (value.ndim - 1)) if weight.ndim else weight
 
 
 def _entry_layout(entry: Entry[Any], spec: EntrySpec, bound: float | None, is_weight: bool) -> EntryLayout:

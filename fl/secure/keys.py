@@ -11,7 +11,7 @@ from typing import Any
 
 from distillkit._utils import check
 from distillkit._utils.configurable import Configurable
-from distillkit._utils.files import write_atomically
+from distillkit._utils.files import sync_folder, write_atomically
 from distillkit.fingerprint import tensor_fingerprint
 from fl.secure import _crypto
 
@@ -190,7 +190,7 @@ class Keyring(Configurable):
         """Delete the secrets of the current round for the client with index `client`, including their file on disk."""
         path = self._client_folder(client) / "session"
         path.unlink(missing_ok=True)
-        _fsync_folder(path.parent)
+        sync_folder(path.parent)
 
     def _client_folder(self, client: int) -> Path:
         return self.folder / str(client)
@@ -222,14 +222,4 @@ def _write(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    _fsync_folder(path.parent)
-
-
-def _fsync_folder(folder: Path) -> None:
-    if os.name != "posix":  # other systems cannot open a folder
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(path.parent)
