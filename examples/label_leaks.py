@@ -25,7 +25,7 @@ from distillkit.fingerprint import set_fingerprint
 from distillkit.labels import CutMix, Relabel, soft_labels
 from distillkit.networks import build
 from distillkit.rng import derive
-from distillkit.study import Condense, Job, Records, Study, summary_table
+from distillkit.study import Condense, Job, Study, summary_table
 from distillkit.training import Protocol, accuracy, train
 from shared.data import convnet_task
 from shared.label_regimes import per_view
@@ -35,6 +35,7 @@ from shared.teacher import kept, untrained_teacher
 
 REGIMES = ("teacher", "true labels", "decisions", "one row", "one row, T=4", "per view, T=4", "per view, T=20")
 """Labels of the student's images; "teacher" is an attack on the teacher itself."""
+COLUMNS = ["taught", "control", "canaries", "accuracy_observed"]
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {"datasets": ["digits"], "ipc": 2, "canaries": 10, "records": 60, "epochs": 1, "updates": 4,
         "width": 8, "size": None},
@@ -126,11 +127,7 @@ def main(words: list[str] | None = None) -> None:
             for regime in REGIMES
         }  # fmt: skip
         study = Study(o.out / name, task, found, seeds=o.seeds)
-
-        def tables(records: Records) -> list[object]:
-            return [summary_table(records, columns=["taught", "control", "canaries", "accuracy_observed"])]
-
-        run_study(study, o, tables, by=(), ends=False)
+        run_study(study, o, lambda records: [summary_table(records, columns=COLUMNS)], by=(), ends=False)
 
 
 if __name__ == "__main__":
