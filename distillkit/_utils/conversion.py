@@ -30,7 +30,7 @@ from distillkit._utils.user_warnings import warn
 
 __all__ = [
     "IMAGE_COLUMNS", "LABEL_COLUMNS", "Found", "as_tensor", "channels_first", "channels_last", "column",
-    "format_bytes", "innermost", "is_dataset", "is_labeled_source", "is_pictures", "items", "label_indices", "read",
+    "format_bytes", "innermost", "is_labeled_source", "is_pictures", "items", "label_indices", "read",
     "repeats_items", "require_in_memory", "require_memory", "unsupported", "whole_dataset",
 ]  # fmt: skip
 
@@ -98,17 +98,12 @@ def as_tensor(values: Any, name: str, *, lists: bool = False) -> Any:
     return torch.from_numpy(np.array(values, copy=True, order="C", dtype=values.dtype.newbyteorder("=")))
 
 
-def is_dataset(value: object) -> bool:
-    """Return whether `value` is a PyTorch `Dataset` or `DataLoader`."""
-    return isinstance(value, Dataset | DataLoader)
-
-
 def is_labeled_source(value: object) -> bool:
     """Return whether `read` accepts `value`: a `Dataset`, a `DataLoader`, rows, a table, or a pair (images, labels)."""
     if isinstance(value, list | tuple):
         pair = len(value) == 2 and not is_pictures(value) and not isinstance(value[0], str | os.PathLike)
         return pair or _is_items(value)
-    return is_dataset(value) or _is_rows(value) or _columns(value) is not None
+    return isinstance(value, Dataset | DataLoader) or _is_rows(value) or _columns(value) is not None
 
 
 def is_pictures(value: object) -> bool:
@@ -141,7 +136,9 @@ def _columns(value: Any) -> Mapping[str, Any] | None:
         return {str(name): value[name].tolist() for name in value.columns}
     if hasattr(value, "to_pydict"):  # of pyarrow
         return dict(value.to_pydict())
-    parts = isinstance(value, Mapping) and any(is_dataset(v) or _is_rows(v) for v in value.values())
+    parts = isinstance(value, Mapping) and any(
+        isinstance(v, Dataset | DataLoader) or _is_rows(v) for v in value.values()
+    )
     kinds = (Tensor, np.ndarray, list, tuple)
     columns = isinstance(value, Mapping) and len(value) > 1 and all(isinstance(v, kinds) for v in value.values())
     return value if columns and not parts else None

@@ -184,7 +184,7 @@ class CacheWriter:
                 file.truncate(file.tell() + count * self._each)
             with self._rows.open("wb") as file:
                 file.truncate(count * self._row)
-        self._start = _start_of(self._pixels, count, shape)
+        self._start = _header(self._pixels)[0]
 
     def _write_header(self, file: BinaryIO) -> None:
         """Write the header, whose length does not depend on `count`."""
@@ -199,7 +199,7 @@ class CacheWriter:
         if not (self._pixels.exists() and self._rows.exists()):
             return False
         try:
-            return _start_of(self._pixels, self.count, self.shape) > 0
+            return _header(self._pixels)[1:] == (self.count, self.shape)
         except ValueError:
             return False
 
@@ -273,17 +273,13 @@ def fill_in_threads(picture: Callable[[int], Tensor], workers: int | None) -> Fi
 
 def _read_cache(complete: Path, count: int, shape: Shape) -> Cache | None:
     """Return the cache whose `.safetensors` file is `complete`, or None if the cache is missing or damaged."""
-    pixels = complete.with_suffix(".npy")
-    if not (complete.is_file() and pixels.is_file()):
+    if not (complete.is_file() and complete.with_suffix(".npy").is_file()):
         return None
     try:
-        tensors, _ = read_tensors(complete, kind=_FORMAT, content="the hashes of cached pictures")
-        start = _start_of(pixels, count, shape)
+        cache, _, _ = open_written(complete)
     except ValueError:
         return None
-    if tensors["digests"].shape != (count, _DIGEST) or pixels.stat().st_size != start + count * math.prod(shape):
-        return None
-    return Cache(PixelFile(pixels, start, shape, tensors["digests"]), tensors["sums"])
+    return cache if (len(cache.file.digests), cache.file.shape) == (count, shape) else None
 
 
 def open_written(complete: Path) -> tuple[Cache, dict[str, Tensor], dict[str, str]]:
@@ -293,24 +289,21 @@ def open_written(complete: Path) -> tuple[Cache, dict[str, Tensor], dict[str, st
         ValueError: the files are damaged, or of another kind.
     """
     tensors, facts = read_tensors(complete, kind=_FORMAT, content="the hashes of stored pictures")
-    pixels = complete.with_suffix(".npy")
-    with pixels.open("rb") as file:
-        np.lib.format.read_magic(file)
-        _, *shape = np.lib.format.read_array_header_1_0(file)[0]
-    cache = _read_cache(complete, len(tensors["digests"]), cast(Shape, tuple(shape)))
-    if cache is None:
+    pixels, digests = complete.with_suffix(".npy"), tensors["digests"]
+    start, count, shape = _header(pixels)
+    if digests.shape != (count, _DIGEST) or pixels.stat().st_size != start + count * math.prod(shape):
         raise ValueError(f"{pixels} is damaged: it does not have the size that {complete} records; delete both")
-    return cache, tensors, facts
+    return Cache(PixelFile(pixels, start, shape, digests), tensors["sums"]), tensors, facts
 
 
-def _start_of(pixels: Path, count: int, shape: Shape) -> int:
-    """Return the byte offset of the first picture in an `.npy` file."""
+def _header(pixels: Path) -> tuple[int, int, Shape]:
+    """Return the byte offset of the first picture in an `.npy` file, the number of pictures and their shape."""
     with pixels.open("rb") as file:
         np.lib.format.read_magic(file)
-        found, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        if found != (count, *shape) or fortran or dtype != np.dtype(np.uint8):
-            raise ValueError(f"{pixels} holds {dtype} {list(found)}, expected uint8 {[count, *shape]}")
-        return file.tell()
+        (count, *shape), fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        if fortran or dtype != np.dtype(np.uint8):
+            raise ValueError(f"{pixels} must hold pictures of uint8, got {dtype} {[count, *shape]}")
+        return file.tell(), count, cast(Shape, tuple(shape))
 
 
 @contextmanager
