@@ -379,11 +379,11 @@ def whole_dataset(loader: DataLoader[Any], name: str) -> Any:
 
 def items(source: Any) -> Iterator[Any]:
     """Yield the items of a dataset."""
-    if isinstance(source, IterableDataset) or _is_rows(source) or not hasattr(source, "__getitem__"):
-        yield from source
+    indexed = hasattr(source, "__getitem__") and hasattr(source, "__len__")
+    if indexed and not isinstance(source, IterableDataset) and not _is_rows(source):
+        yield from (source[i] for i in range(len(source)))
     else:
-        for i in range(len(source)):
-            yield source[i]
+        yield from source
 
 
 def _image(value: Any, name: str, convert: Callable[[Tensor], Tensor] | None) -> Tensor:

@@ -250,25 +250,20 @@ class CacheWriter:
         self._rows.unlink()
 
 
-def fill_in_threads(picture: Callable[[int], Tensor], workers: int | None) -> Fill:
-    """Return a function that writes the missing pictures of a cache in several threads.
+def fill_in_threads(
+    cache: CacheWriter, done: Callable[[int], object], picture: Callable[[int], Tensor], workers: int | None
+) -> None:
+    """Write the missing pictures of a cache in several threads, and call `done(n)` for each n of them."""
 
-    Pass this function to `open_cache` as the argument `fill`.
-    """
-    workers = _cores() if workers is None else check.positive_int(workers, "workers")
+    def block(begin: int) -> int:
+        end = min(begin + BLOCK, cache.count)
+        for row in cache.missing(begin, end):
+            cache.write(row, [picture(row)])
+        return end - begin
 
-    def fill(cache: CacheWriter, done: Callable[[int], object]) -> None:
-        def block(begin: int) -> int:
-            end = min(begin + BLOCK, cache.count)
-            for row in cache.missing(begin, end):
-                cache.write(row, [picture(row)])
-            return end - begin
-
-        with thread_pool(workers, "cache") as pool:
-            for future in as_completed([pool.submit(block, begin) for begin in range(0, cache.count, BLOCK)]):
-                done(future.result())
-
-    return fill
+    with thread_pool(_cores() if workers is None else check.positive_int(workers, "workers"), "cache") as pool:
+        for future in as_completed([pool.submit(block, begin) for begin in range(0, cache.count, BLOCK)]):
+            done(future.result())
 
 
 def _read_cache(complete: Path, count: int, shape: Shape) -> Cache | None:

@@ -140,7 +140,7 @@ def open_pictures(
 
     def fill(cache: CacheWriter, done: Callable[[int], object]) -> None:
         listing.require_readable(path, size, channels, progress=progress)
-        fill_in_threads(picture, workers)(cache, done)
+        fill_in_threads(cache, done, picture, workers)
 
     wanted = f"{height_and_width(size)} {channels}" + ("" if background is None else f" {background}") + listing.key
     opened = open_cache(path, key, len(files), (c, h, w), fill, options=wanted, folder=cache, progress=progress)
