@@ -23,8 +23,8 @@ from distillkit.sets._validation import FOUND_CLASSES, FOUND_LABELS
 from distillkit.sets.as_set import open_set
 
 __all__ = [
-    "NEW_LEDGER_REMARK", "initial_images", "refuse_derived", "refuse_half_precision", "refuse_large_delta",
-    "refuse_measured_normalization", "require_given_num_classes",
+    "NEW_LEDGER_REMARK", "initial_images", "open_private_set", "refuse_derived", "refuse_half_precision",
+    "refuse_large_delta", "refuse_measured_normalization", "require_given_num_classes",
 ]  # fmt: skip
 
 
