@@ -747,3 +747,26 @@ def test_a_callback_on_a_device_reads_the_loss_and_changes_nothing() -> None:
         assert float(states[0]["loss"]) != float(states[1]["loss"])
         again: Any = condensed(3, RandomNetworks(net), resume=states[1])
         assert again.info["loss"] == float(states[2]["loss"])
+
+
+@pytest.mark.parametrize("make", [RandomNetworks, lambda factory: NetworkBall(factory(), 2.0)])
+def test_networks_on_a_device_are_drawn_without_waiting(make: Any) -> None:
+    def factory() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.MultiheadAttention(8, 2), nn.Linear(8, 3)).to(DEVICE)
+
+    with second_device() as events:
+        sampler = make(factory)
+        events.clear()
+        events.places.clear()
+        sampler.draw(torch.Generator())
+        assert events["copy"] > 0
+        assert events["wait"] == 0, events.places
+
+
+def test_labels_that_are_nan_are_refused_on_a_device() -> None:
+    broken = teacher()
+    with torch.no_grad():
+        next(broken.parameters()).fill_(torch.nan)
+    for device in (None, DEVICE):
+        with second_device(), pytest.raises(ValueError, match="teacher returns NaN|NaN"):
+            soft_labels(data(9), broken, device=device)

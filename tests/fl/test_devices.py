@@ -21,6 +21,7 @@ import fl.methods
 from distillkit import LabeledImages
 from distillkit.normalization import IDENTITY
 from fl import Classification, Client, Entry, FedAvg, Message, Method, NoUsableReply, Run, Server
+from fl.addons._server_training import Projection
 from fl.aggregation import Aggregator
 from fl.averaging.local import received_state
 from fl.averaging.optimizer import load_state
@@ -174,7 +175,8 @@ SUMS: dict[str, Any] = {**DP, "sizes": [10, 10, 10], "noise": "shares"}
 IMAGE: dict[str, Any] = {**DP, "sigma_sizes": 2.0, "least": 0}
 LOOPS: dict[str, tuple[Callable[[int], Method], int, int]] = {
     **{name: (partial(client_steps, name), 8, 2) for name in NAMES},
-    "several": (partial(client_steps, "FedProx", "FedReg", "VHL", "MOON", "FedDecorr", "Ditto"), 8, 2),
+    "several": (partial(client_steps, "FedProx", "FedReg", "VHL"), 8, 4),
+    "drawing": (partial(client_steps, "FedGen", "VFA"), 8, 4),
     "FedProto": (lambda n: FedProto(factory=Net, lr=0.05, batch=n), 8, 2),
     "FedRep": (lambda n: FedRep(factory=Net, head_epochs=1, lr=0.05, batch=n), 8, 2),
     "FedDM, images": (partial(matching, FedDM, "steps"), 3, 8),
@@ -191,9 +193,10 @@ LOOPS: dict[str, tuple[Callable[[int], Method], int, int]] = {
     "FedReg, iterations": (partial(with_option, "FedReg", "iterations"), 1, 4),
 }
 """Loops of methods, with a number that makes them longer, without more passes over the images."""
-OFTEN = ("several", "SCAFFOLD", "FedProto", "FedDF, server")
+OFTEN = ("several", "drawing", "FedProto", "FedDF, server")
 COPIED = {
-    "VFA": "random features", "FedGen": "noise and classes", "FedGen, server": "noise and classes",
+    "drawing": "both of the next", "VFA": "random features", "FedGen": "noise and classes",
+    "FedGen, server": "noise and classes",
     "Anchors": "an order of the anchors, all of which are one batch", "FedDM, images": "a network",
     "PrivateFedDM": "a network", "SummedFedDM": "a network", "Condensed, images": "the layers of a network",
 }  # fmt: skip
@@ -237,6 +240,23 @@ def test_the_step_count_of_a_continued_optimizer_stays_on_the_cpu() -> None:
             assert float(saved["w/step"]) == 2.0
             found.append(weight.detach().cpu())
     assert found[0].equal(found[1])
+
+
+@pytest.mark.parametrize("length", [0.0, 1.9, 2.0, 2.1])
+def test_a_projection_waits_for_nothing(length: float) -> None:
+    for device in (torch.device("cpu"), DEVICE):
+        with second_device() as events:
+            net = torch.nn.Linear(4, 1, bias=False).to(device)
+            start, project = net.weight.detach().clone(), Projection(net, 2.0)
+            with torch.no_grad():
+                net.weight += torch.tensor([[0.6, 0.0, 0.0, 0.8]], device=device) * length
+            moved = net.weight.detach().clone()
+            events.clear()
+            project()
+            assert (events["wait"], events["copy"]) == (0, 0)
+            if length < 2:
+                assert net.weight.equal(moved)
+            assert float((net.weight - start).norm()) == pytest.approx(min(length, 2.0), abs=1e-6)
 
 
 def test_the_union_of_sets_is_on_their_device() -> None:
