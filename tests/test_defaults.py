@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,20 +35,28 @@ def options(call: Any) -> str:
     return ", ".join(f"{p.name}={said(p.default)}" for p in given)
 
 
-def lines() -> Iterator[str]:
-    """Yield the defaults of every public function, class and method that has some."""
+def calls() -> Iterator[tuple[str, str]]:
+    """Yield (module, call with its defaults) of every public function, class and method that has some."""
     for home, name in sorted({(home, name) for (_, name), home in API.homes().items()}):
         thing = getattr(importlib.import_module(home), name)
-        calls = {name: thing}
+        named = {name: thing}
         if isinstance(thing, type):
-            calls |= {f"{name}.{n}": getattr(thing, n) for n in sorted(vars(thing)) if not n.startswith("_")}
-        yield from (f"{home}.{n}({found})" for n, call in calls.items() if callable(call) and (found := options(call)))
+            named |= {f"{name}.{n}": getattr(thing, n) for n in sorted(vars(thing)) if not n.startswith("_")}
+        yield from ((home, f"{n}({found})") for n, c in named.items() if callable(c) and (found := options(c)))
+
+
+def text() -> str:
+    """Return a paragraph for each module."""
+    found: dict[str, list[str]] = {}
+    for home, call in calls():
+        found.setdefault(f"{home}:", []).append(call)
+    paragraphs = (" ".join([home, *sorted(set(found[home]))]) for home in found)
+    return "\n".join(textwrap.fill(p, 118, break_long_words=False, break_on_hyphens=False) for p in paragraphs) + "\n"
 
 
 def test_defaults_are_as_recorded() -> None:
-    recorded = LIST.read_text(encoding="utf-8").splitlines()
-    assert sorted(set(lines()) ^ set(recorded)) == []
+    assert text() == LIST.read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":
-    LIST.write_text("\n".join(lines()) + "\n", encoding="utf-8")
+    LIST.write_text(text(), encoding="utf-8")

@@ -160,6 +160,8 @@ def run_secure(sums: SecureSums) -> str | None:
     return outcome_of_run(Filtered(plain(max_samples=100), sums)) if sums.keyring is not None else None
 
 
+TRIED = ("method", "rounds", "min_replies", "seed", "workers", "server_threads", "device", "resume", "transcript",
+         "progress")  # fmt: skip
 CALLS: dict[str, Call] = {
     **{name: Call(getattr(fl.addons, name), partial(dict, **options), with_addon) for name, options in ADDONS.items()},
     "simulate": Call(
@@ -181,19 +183,7 @@ CALLS: dict[str, Call] = {
         simulate,
         lambda: {"method": plain(), "clients": list(clients()), "rounds": 1, "participation": 0.5},
         finished,
-        skip=(
-            "method",
-            "clients",
-            "rounds",
-            "min_replies",
-            "seed",
-            "workers",
-            "server_threads",
-            "device",
-            "resume",
-            "transcript",
-            "progress",
-        ),
+        skip=("clients", *TRIED),
     ),
     "simulate rows": Call(
         simulate,
@@ -205,19 +195,7 @@ CALLS: dict[str, Call] = {
             "test": with_label_rows(data()),
         },
         finished,
-        skip=(
-            "method",
-            "rounds",
-            "min_replies",
-            "seed",
-            "workers",
-            "server_threads",
-            "device",
-            "resume",
-            "transcript",
-            "progress",
-            "participation",
-        ),
+        skip=("participation", *TRIED),
     ),
     "simulate privately": Call(secretly, lambda: {"ledger": Ledger(), "secret": 1, "evaluate": "none"}, finished),
     "FedAvg": Call(
@@ -380,32 +358,15 @@ def siamese(x: torch.Tensor, generator: torch.Generator, **_: Any) -> torch.Tens
     return x
 
 
+ENGINE, METHODS = "a record that the engine, add-ons or methods make", "a record that `FedAvg` makes"
 NOT_CALLED = {
-    "CheckpointError": "an error",
-    "NoUsableReply": "an error",
-    "Client": "a record that the engine makes",
-    "Server": "a record that the engine makes",
-    "Run": "a record that `simulate` makes",
-    "Method": "an abstract base: what a subclass does is its author's",
-    "Filter": "an abstract base, without arguments",
-    "AddOn": "an abstract base, without arguments",
-    "Batch": "a record that the engine and add-ons make",
-    "AggregatedReplies": "a record that the engine makes",
-    "Predictor": "a record that methods make",
-    "EntrySpec": "a record that methods make; `check_reply` reads it",
-    "evaluation_spec": "a record that methods make",
+    **dict.fromkeys(("CheckpointError", "NoUsableReply"), "an error"),
+    **dict.fromkeys(("Client", "Server", "Run", "Batch", "AggregatedReplies", "Predictor", "EntrySpec"), ENGINE),
+    **dict.fromkeys(("evaluation_spec", "AveragingServer", "Local", "Step", "Output", "Settings"), METHODS),
+    **dict.fromkeys(("Method", "Filter", "AddOn", "ServerAdaptive"), "an abstract base"),
+    **dict.fromkeys(("Schema", "Tensors", "Factory", "LabelTask"), "a type"),
     "history": "a module",
-    "AveragingServer": "a record that `FedAvg` makes",
-    "Local": "a record that `FedAvg` makes",
-    "Step": "a record that `FedAvg` makes",
-    "Output": "a record that `FedAvg` makes",
-    "Settings": "a record that `FedAvg` makes of its own, checked arguments",
-    "ServerAdaptive": "an abstract base: `FedAdam` and the others are called",
     "require_full_models": "for an add-on's `check`, with what that is given",
-    "Schema": "a type",
-    "Tensors": "a type",
-    "Factory": "a type",
-    "LabelTask": "a type",
 }
 """Public names without odd calls, and why."""
 
