@@ -581,6 +581,7 @@ ODD: dict[str, tuple[str, int, str]] = {
         "sets digits-dm-1 --normalization a b", 2, "must be numbers separated by commas, got 'a'",
     ),
     "picture for a set": ("condense digits --out a.png", 2, "must end in .safetensors or .npz, or be a folder"),
+    "pickle for a set": ("condense digits --out a.pt", 2, "must end in .safetensors or .npz, or be a folder"),
     "file without name": ("condense digits --out ''", 2, "must end in .safetensors or .npz, or be a folder"),
     "size beside a set": (
         "attack digits-dm-1 --train digits --size 8", 2, "--size would change nothing because the set",

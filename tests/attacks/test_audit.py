@@ -303,6 +303,12 @@ def test_rates_of_a_claim_have_its_confidence() -> None:
     assert (found.likely.confidence, found.unlikely.confidence, found.confidence) == (0.9, 0.9, 0.9)
 
 
+@pytest.mark.parametrize("epsilon", [0.0, 1.0])
+def test_a_claim_may_have_delta_0(epsilon: float) -> None:
+    apart, equal = torch.ones(200).double(), torch.zeros(200).double()
+    assert [audit_claim(one, equal, [(epsilon, 0.0)]).refuted for one in (apart, equal)] == [True, False]
+
+
 @pytest.mark.parametrize(("call", "said"), BAD, ids=range(len(BAD)))
 def test_invalid_arguments_are_named(call: Any, said: str) -> None:
     refused(call, (TypeError, ValueError), said)

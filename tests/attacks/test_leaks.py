@@ -248,6 +248,11 @@ def test_equal_and_exchanged_sets_are_refused(arguments: Any, said: str) -> None
     refused(lambda: leaks(*arguments), ValueError, said)
 
 
+def test_all_records_may_be_published() -> None:
+    found = leaks(TRAIN, TRAIN, ASIDE)
+    assert (found.found, found.copies) == (True, 1.0)
+
+
 def test_few_held_out_records_and_rare_duplicates_are_named() -> None:
     with pytest.warns(UserWarning, match="held_out holds 199 records; with fewer than 200"):
         leaks(TRAIN[:9], TRAIN, ASIDE[:199])

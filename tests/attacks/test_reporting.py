@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from distillkit._utils.pages import render_html, render_markdown
 from distillkit._utils.tables import Table
 from distillkit.data import Split, load, partition
 from distillkit.networks import ConvNet, build
-from distillkit.normalization import Normalization
+from distillkit.normalization import ZCA, Normalization
 from distillkit.rng import derive
 from distillkit.study import Study, Task
 from fl import ClientDP, FedAvg, FedDM, Filtered, RunFolder, simulate
@@ -102,7 +103,9 @@ def test_page_is_self_contained(runs: Path, tmp_path: Path) -> None:
 
 
 def test_records_are_normalized_as_the_run_was(runs: Path, tmp_path: Path) -> None:
-    other = {name: data.renormalize(Normalization((0.5,), (0.5,))) for name, data in GIVEN.items()}
+    white = replace(TRAIN.normalization, zca=ZCA.fit(TRAIN.images))  # of equal mean and standard deviation
+    spaces = {"members": white, "non_members": Normalization((0.5,), (0.5,))}
+    other = {name: data.renormalize(spaces[name]) for name, data in GIVEN.items()}
     texts = [
         report(runs / "average", **given, network=convnet(10), invert=None, out=tmp_path / str(number)).markdown
         for number, given in enumerate((GIVEN, other))

@@ -23,6 +23,7 @@ from attacks.reporting._recorded_run import open_run
 from attacks.reporting.inversion import _compare_own, _draw_held_out, fedavg_update, message_pair, record_counts
 from attacks.transcript import TranscriptMessage
 from distillkit import LabeledImages
+from distillkit._utils.tables import Table
 from distillkit.data import clients, load
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
@@ -246,6 +247,8 @@ def test_similar_reconstructions_are_found_below_the_threshold() -> None:
     _compare_own(hidden, (truth + noise).clamp(0, 1), own, inside, outside, "client 1")
     _compare_own(nothing, (0.5 + noise).clamp(0, 1), own, inside, outside, "client 1")
     [(_, line)] = hidden.leaks
+    aligned = [row[2].split()[0] for part in hidden.parts if isinstance(part, Table) for row in part.cells]
+    assert re.findall(r"[\d.]+", line.partition("(")[2]) == aligned
     assert line.startswith("inverting the update of client 1 recovers images closer to its records than to others (")
     [(_, line)] = nothing.negatives
     assert line.startswith("inverting the update of client 1 recovers images no closer to its records than to others (")

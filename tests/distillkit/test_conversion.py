@@ -367,6 +367,7 @@ def test_channels_may_be_last_if_nothing_else_is_possible(channels: int, kind: s
     rows = [{"id": 7, "image": one, "class": k} for one, k in zip(given, LABELS.tolist())]
     made = as_set({"a dataset": Lazy(given), "a list": (list(given), LABELS), "rows": rows, "": (given, LABELS)}[items])
     assert torch.equal(made.images, want)
+    assert torch.equal(as_set(given, LABELS, normalization=Normalization([0.0], [1.0])).images, want)
     gray = as_set((given[..., 0] if channels == 3 or not items else given, LABELS))
     assert torch.equal(gray.images, want[:, :1])
     assert torch.equal(as_set(images.numpy() if array else images, LABELS[:, None]).images, want)

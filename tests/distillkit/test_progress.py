@@ -36,7 +36,7 @@ from distillkit.generate import Patches, cnn_noise, invert, separability, styleg
 from distillkit.labels import Relabel, stored_soft_labels
 from distillkit.networks import ConvNet, RandomNetworks, build
 from distillkit.privacy import Passes, condense_private, image_sgd, train_private
-from distillkit.rng import derive
+from distillkit.rng import as_generator, derive
 from distillkit.training import Protocol, train
 from tests.distillkit.labels.toys import stripes, trained_teacher
 
@@ -90,7 +90,7 @@ CALLS: dict[str, tuple[str, Callable[..., Any]]] = {
     "herding": ("herding", lambda **q: herding(SET, ipc=1, **q)),
     "k_center": ("k-center", lambda **q: k_center(SET, ipc=1, **q)),
     "a lazy dataset": ("reading images", lambda **q: random_subset(Lazy(), ipc=1, **q)),
-    "train": ("training", lambda **q: train(build(net, 0), SET, SHORT, **q)),
+    "train": ("training", lambda **q: train(build(net, 0), SET, SHORT, chunk=5, **q)),
     "evaluate": (
         "evaluate",
         lambda **q: evaluate(
@@ -105,7 +105,7 @@ CALLS: dict[str, tuple[str, Callable[..., Any]]] = {
             stripes(60), Protocol(epochs=3, schedule="constant", relabel=Relabel(trained_teacher())), **q
         ),
     ),
-    "invert": ("invert", lambda **q: invert(build(net, 0), torch.tensor([0, 1]), shape=(1, 8, 8), steps=2, **q)),
+    "invert": ("invert", lambda **q: invert(build(net, 0), SET.labels[:2], shape=SET.shape, steps=2, batch=1, **q)),
     "stylegan_noise": ("stylegan_noise", lambda **q: stylegan_noise(2, 2, 8, 1, width=4, **q)),
     "cnn_noise": ("cnn_noise", lambda **q: cnn_noise(2, 2, 8, 1, width=4, **q)),
     "separability": ("separability", lambda **q: separability(SET, factory=net, epochs=1, **q)),
@@ -116,7 +116,7 @@ CALLS: dict[str, tuple[str, Callable[..., Any]]] = {
     ),
     "train_private": (
         "private training",
-        lambda **q: train_private(build(net, 0), PUBLIC, size=12, sigma=1.0, steps=2, **q),
+        lambda **q: train_private(build(net, 0), PUBLIC, size=12, sigma=1.0, steps=2, rate=1.0, chunk=5, **q),
     ),
     "patches": ("cropping", lambda **q: Patches(torch.rand(3, 32, 32), size=8).batch([0, 1], **q)),
 }  # fmt: skip
@@ -149,6 +149,17 @@ def test_long_work_shows_one_bar_unless_disabled(name: str, monkeypatch: pytest.
     assert words == {what}
     with pytest.raises(TypeError, match="progress must be True or False, got 'no'"):
         call(progress="no")
+
+
+UNDRAWN = {"to a target", "herding", "k_center", "train_private", "patches"}
+
+
+@pytest.mark.parametrize("name", sorted(CALLS.keys() - UNDRAWN))
+def test_a_generator_is_advanced(name: str) -> None:
+    """Two calls with one generator differ."""
+    generator, call = as_generator(7), CALLS[name][1]
+    call(progress=False, generator=generator)
+    assert not torch.equal(generator.get_state(), as_generator(7).get_state())
 
 
 def test_bar_of_continued_work_begins_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,10 +69,13 @@ ODD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: LabeledImages(pixels(c=3) * 255, marks(), normalization=COLOUR),
         r"images range from .* but pixels in \[0, 1\] from .*divide 0..255 by 255",
     ),
-    "channels last, normalised": (
-        lambda: LabeledImages(HALF.encode(pixels(c=28, h=28, w=3)), marks(), normalization=HALF),
-        r"\[6, 28, 28, 3\] looks like \[N, H, W, C\].*permute\(0, 3, 1, 2\)",
-    ),
+    **{
+        f"{w} channels last, normalised": (
+            lambda w=w: LabeledImages(HALF.encode(pixels(c=9, h=8, w=w)), marks(), normalization=HALF),
+            rf"\[6, 9, 8, {w}\] looks like \[N, H, W, C\].*permute\(0, 3, 1, 2\)",
+        )
+        for w in (1, 3, 4)
+    },
     "labels from 1": (
         lambda: LabeledImages(pixels(), marks() + 1),
         "labels start at 1, so class 0 is empty.*labels - 1",

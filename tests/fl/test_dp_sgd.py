@@ -515,6 +515,13 @@ def test_column_of_a_client_is_read_by_a_term() -> None:
     clients = [d.replace(columns={"gain": torch.ones(len(d))}) for d in CLIENTS]
     assert not play(noisy(), ByColumn(), clients=clients, rounds=1).rows[0]["failed"]
     refused(lambda: play(noisy(), ByColumn(), rounds=1), NoUsableReply, "3 of 3 clients failed")
+    columns = {"other": torch.zeros(SIZE), "gain": torch.ones(SIZE)}
+    runs = [
+        play(SILENT, ByColumn(), clients=[CLIENTS[0].replace(columns={n: columns[n] for n in names})], rounds=1)
+        for names in (("gain", "other"), ("other", "gain"))
+    ]
+    first, second = (run.server.state[FedAvg.model] for run in runs)
+    assert all(torch.equal(first[name], second[name]) for name in first)  # whatever their order
 
 
 def weighted(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -329,6 +329,12 @@ def test_folder_with_a_run_is_refused_without_resume(tmp_path: Path) -> None:
     refused(lambda: play("fedavg", tmp_path), ValueError, "holds a run already: pass resume=True")
 
 
+def test_history_without_a_run_is_emptied(tmp_path: Path) -> None:
+    (tmp_path / "history.jsonl").write_text('{"round": 9}\n', encoding="utf-8")
+    play("fedavg", tmp_path, rounds=2)
+    assert [row["round"] for row in timeless(tmp_path)] == [1, 2]
+
+
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     play("fedavg", tmp_path)
     refused(lambda: play("fedavg", tmp_path, seed=5, resume=True), CheckpointError, "seed: was 4, now 5")

@@ -81,6 +81,12 @@ def test_noise_has_its_standard_deviation_and_repeats() -> None:
     assert not torch.equal(whole(Noise(0.3, seed=2)(zeros)), whole(added))
 
 
+def test_messages_are_kept_without_their_graph() -> None:
+    sent = [torch.ones_like(p).requires_grad_() for p in NET.parameters()]
+    for message in (Gradient(NET, sent), ReplayableMessage(sent, lambda x, y: sent, 5)):
+        assert not any(t.requires_grad for t in message.observed)
+
+
 @pytest.mark.parametrize("defences", [(Clip(0.1),), (Sparsify(0.2),), (Clip(0.1), Sparsify(0.5)), ()], ids=str)
 def test_private_images_reproduce_the_message(defences: Any) -> None:
     """An attacker who knows the defence has loss 0 at the private images."""

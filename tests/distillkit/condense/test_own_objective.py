@@ -120,6 +120,12 @@ def test_a_loss_that_is_not_finite_stops() -> None:
     }
     with pytest.raises(FloatingPointError, match="NaN or Inf in the optimized images: .* lower lr, or the lr of inner"):
         condense(match=lambda real, synthetic: 1e6 * synthetic.sum(), steps=1, lr=1e37, **wide)
+    slope, states = [1e-37], list[Any]()
+    grown: dict[str, Any] = {**wide, "match": lambda real, synthetic: slope[0] * synthetic.sum(), "lr": 1e37}
+    condense(steps=1, callback=lambda p: states.append(p.state()), **grown)
+    slope[0] = 1e6
+    with pytest.raises(FloatingPointError, match="NaN or Inf in the optimized images"):
+        condense(steps=2, resume=states[0], **grown)
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,9 @@ def test_default_photos_and_seeds() -> None:
     assert not torch.equal(first.images, other.images)
     assert first.info["photos"] == 2
     assert first.shape == (3, 16, 16)
+    for given in (True, False):
+        known = Split(*(part.replace(classes_given=given) for part in digits), digits.classes)
+        assert {part.classes_given for part in mnist_m_like(known)} == {given}
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,8 @@ def test_several_label_columns_are_rows(tmp_path: Path) -> None:
     assert split.train.labels.tolist() == [[0.25, 1.0], [1.0, 0.0]] * 6
     parts = load_table(frame, label=["b", "a"], folder=tmp_path / "train", test_fraction=1 / 3)
     assert sorted(parts.test.labels.tolist()) == [[0.25, 1.0]] * 2 + [[1.0, 0.0]] * 2  # a third of each largest label
+    alone = load_table(frame, label=["a"], folder=tmp_path / "train", test_fraction=0).train
+    assert (alone.labels.tolist(), alone.class_names) == ([[1.0], [0.0]] * 6, ("a",))
     frame["b"] = frame["b"].astype(object)
     frame.loc[3, "b"] = "x"
     refused(

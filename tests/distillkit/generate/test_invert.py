@@ -120,6 +120,7 @@ def test_the_batch_size_does_not_change_the_result(batch: int) -> None:
     whole = invert(TEACHER, TARGETS, batch=5, **options)
     parts = invert(TEACHER, TARGETS, batch=batch, **options)
     assert torch.allclose(whole.images, parts.images, atol=1e-5)
+    assert parts.info["loss"] == pytest.approx(whole.info["loss"], rel=1e-5)
 
 
 def test_equal_seeds_give_equal_bits_and_a_generator_is_advanced(global_rng_untouched: None) -> None:

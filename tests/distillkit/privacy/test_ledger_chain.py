@@ -65,11 +65,16 @@ def cut(path: Path, number: int) -> None:
     path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:number]), encoding="utf-8")
 
 
+def padded(path: Path, number: int) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("\n".join([*lines[:number], lines[number] + " ", *lines[number + 1 :], ""]), encoding="utf-8")
+
+
 def deleted(path: Path, number: int) -> None:
     path.unlink()
 
 
-@pytest.mark.parametrize("change", [edited, moved, removed, repeated, cut, deleted])
+@pytest.mark.parametrize("change", [edited, moved, removed, repeated, cut, padded, deleted])
 @pytest.mark.parametrize("number", range(6))
 def test_changed_file_is_refused(change: Any, number: int, tmp_path: Path) -> None:
     path, events = tmp_path / "l", charged(tmp_path / "l").events

@@ -17,7 +17,6 @@ from distillkit.privacy import (
     Ledger,
     NotCapturable,
     Passes,
-    PrivacyError,
     PrivateInitialization,
     PublicEmbedders,
     TrainedNetworks,
@@ -31,7 +30,7 @@ from distillkit.privacy.validation._private_records import PrivateRecords, activ
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol
-from fl import FedAvg, NoUsableReply, simulate
+from fl import FedAvg, simulate
 from fl.addons import DPSGD
 
 PIXELS = torch.randint(0, 256, (12, 2, 8, 8), generator=derive(0), dtype=torch.uint8)
@@ -77,8 +76,19 @@ def by_array(module: Any, x: Tensor) -> Tensor:
     return x * float(ARRAY.mean())
 
 
-def by_default(module: Any, x: Tensor, bank: Tensor = OTHER.images) -> Tensor:
-    return x * bank.mean()
+def by_default(module: Any, x: Tensor, bank: Any = ARRAY) -> Tensor:
+    return x * float(bank.mean())
+
+
+def by_keyword(module: Any, x: Tensor, *, bank: Any = ARRAY) -> Tensor:
+    return x * float(bank.mean())
+
+
+def by_attribute(module: Any, x: Tensor) -> Tensor:
+    return x * float(vars(by_attribute)["bank"].mean())
+
+
+vars(by_attribute)["bank"] = ARRAY
 
 
 def shifted(bank: Tensor, module: Any, x: Tensor) -> Tensor:
@@ -110,6 +120,8 @@ HOLDING: dict[str, Callable[[], nn.Module]] = {
     "number of records": lambda: Holding(lambda m, x: x * len(DATA)),
     "global": lambda: Holding(by_global),
     "default": lambda: Holding(by_default),
+    "keyword default": lambda: Holding(by_keyword),
+    "attribute of a function": lambda: Holding(by_attribute),
     "partial": lambda: Holding(functools.partial(shifted, OTHER.images)),
     "array": lambda: Holding(by_array),
     "attribute": lambda: Holding(lambda m, x: x - m.held["a"][0].images.mean(0), held={"a": [OTHER]}),
@@ -196,16 +208,18 @@ def test_callback_cannot_add_records_to_a_release() -> None:
         run(lambda step, gradient: gradient.add_(DATA.images.mean()))
 
 
-def test_client_whose_network_holds_its_records_fails() -> None:
+@pytest.mark.parametrize("held", [lambda data: data.images, lambda data: data.labels, lambda data: data.columns["age"]])
+def test_client_whose_network_holds_its_records_fails(held: Callable[[LabeledImages], Tensor]) -> None:
     """The graph that another client captured is compared with the records of this client, too."""
-    clients = [DATA, PARENT[10:]]
+    whole = PARENT.replace(columns={"age": torch.rand(12)})
+    clients = [whole[[*range(10)]], whole[[10, 11]]]
 
     def factory(outputs: int) -> nn.Module:
-        return Holding(lambda m, x: x - clients[1].images.mean(0))
+        return Holding(lambda m, x: x - held(clients[1]).float().mean(0))
 
     private = DPSGD(sigma=1.0, rate=0.5, size=10)
-    with pytest.raises((PrivacyError, NoUsableReply)):
-        simulate(FedAvg(private, factory=factory, weights="uniform", steps=1), clients, rounds=1, progress=False)
+    method = FedAvg(private, factory=factory, weights="uniform", steps=1)
+    assert list(simulate(method, clients, rounds=1, progress=False).rows[0]["failed"]) == ["1"]
 
 
 @pytest.mark.parametrize("side", [4, 2])

@@ -107,6 +107,13 @@ def test_draws_are_counted_and_zero_noise_draws_nothing() -> None:
     assert secret.draws == 1
 
 
+@pytest.mark.parametrize("std", [0.0, 1.0])
+def test_result_has_no_graph(std: float) -> None:
+    values = torch.ones(2, requires_grad=True)
+    assert not Secret(0).add_noise(2 * values, std).requires_grad
+    assert values.requires_grad
+
+
 def test_invalid_arguments_are_refused() -> None:
     secret = Secret(0)
     assert as_secret(secret) is secret

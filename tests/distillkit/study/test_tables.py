@@ -197,12 +197,14 @@ def test_only_common_seeds_count_and_a_missing_interval_is_noted() -> None:
         *(record(a, "unclear", seed) for seed, a in enumerate((0.4, 0.61, 0.7))),
         *(record(a, "untested", seed) for seed, a in ((0, None), (1, 0.6), (2, 0.62))),
         record(0.9, "apart", 9),
+        *(record(0.5, "same", seed) for seed in range(3)),
     ]
     table = paired_differences(runs)
     found = {row["method"]: row for row in table.rows}
     assert {m: (r["seeds"], r["caution"]) for m, r in found.items()} == {
         "one": (1, "one seed: no interval"), "clear": (3, ""), "unclear": (3, "the interval contains 0"),
         "untested": (2, "the interval contains 0"), "apart": (0, "no seed of both"),
+        "same": (3, "the interval contains 0"),
     }  # fmt: skip
     assert (found["one"]["difference"], found["one"]["low"]) == (pytest.approx(0.1), None)
     assert table.cells[0][2:] == ("1 of 4", "+10.0", "–", "one seed: no interval")

@@ -155,6 +155,12 @@ def test_columns_are_clients_by_default_and_arguments_by_name() -> None:
     named = Task("domains", data=split, partition=partition.by_domain).assign(split, 0)
     assert [numbers(c) for c in named.clients] == [numbers(c) for c in by_default.clients]
 
+    def further(domain: torch.Tensor, *rest: Any, **options: Any) -> Any:
+        return partition.by_domain(domain)
+
+    other = Task("domains", data=split, partition=further).assign(split, 0)
+    assert [numbers(c) for c in other.clients] == [numbers(c) for c in by_default.clients]
+
 
 def test_seed_of_a_run_is_the_partitions() -> None:
     one = task()

@@ -36,7 +36,7 @@ LIKE = {"search": [], "chosen": None, "like": "FedAvg"}
 
 
 def write(folder: Path, candidates: dict[str, Any], **others: Any) -> Path:
-    tasks = {"digits": candidates, "other": candidates}
+    tasks = {"digits": candidates, "digit": candidates}
     found = {"format": "distillkit.choice/1", "rule": "last", "seeds": [100], "tasks": tasks, **others}
     write_json(folder / "choice.json", found)
     return folder
@@ -55,8 +55,8 @@ def test_table_shows_the_choice_and_the_grids_edges(tmp_path: Path) -> None:
         "score": 0.6, "worst": 0.4, "edge": "lr",
     }  # fmt: skip
     assert "rule: last; tuning seeds: 100." in str(table)
-    assert tuning_table(tmp_path, task="other").cells == tuple(("other", *line[1:]) for line in table.cells[:4])
-    refused(lambda: tuning_table(tmp_path, task="x"), ValueError, "task must be one of 'digits', 'other', got 'x'")
+    assert tuning_table(tmp_path, task="digit").cells == tuple(("digit", *line[1:]) for line in table.cells[:4])
+    refused(lambda: tuning_table(tmp_path, task="x"), ValueError, "task must be one of 'digits', 'digit', got 'x'")
     assert read_choice(tmp_path)[1] == {"rule": "last", "seeds": [100]}
 
 
