@@ -96,7 +96,8 @@ def checks(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
             names = [n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)]
             loops += [(node, name, constants(loop.iter)) for name in names[:1]]
     for node in ast.walk(tree):
-        if not (isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in CHECKS and len(node.args) > 1):
+        called = node.func if isinstance(node, ast.Call) and len(node.args) > 1 else None
+        if getattr(called, "attr", getattr(called, "id", None)) not in CHECKS:
             continue
         name = node.args[1]
         if isinstance(name, ast.Constant):

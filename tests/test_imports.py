@@ -47,9 +47,23 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imports(by: str, source: str) -> Iterator[Import]:
-    """Yield all imports of our packages in a module's source, at any level."""
-    for node in ast.walk(ast.parse(source)):
+Statement = ast.Import | ast.ImportFrom | ast.If
+
+
+def statements(source: str) -> list[Statement]:
+    """Return all imports of a module's source, at any level, and its blocks for type checkers."""
+    found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, Statement)]
+    return [node for node in found if not isinstance(node, ast.If) or ast.unparse(node.test) == "TYPE_CHECKING"]
+
+
+@cache
+def read(module: str) -> list[Statement]:
+    return statements(modules()[module].read_text(encoding="utf-8"))
+
+
+def imports(by: str, found_in: list[Statement]) -> Iterator[Import]:
+    """Yield a module's imports of our packages."""
+    for node in found_in:
         if isinstance(node, ast.Import):
             found = [Import(by, alias.name, None) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -64,9 +78,14 @@ def imports(by: str, source: str) -> Iterator[Import]:
         yield from (one for one in found if one.module.split(".")[0] in PACKAGES)
 
 
+def ours() -> list[str]:
+    """Return the modules of the packages."""
+    return [name for name in modules() if name.split(".")[0] in PACKAGES]
+
+
 @cache
 def everything() -> list[Import]:
-    return [one for by, path in modules().items() for one in imports(by, path.read_text(encoding="utf-8"))]
+    return [one for by in modules() for one in imports(by, read(by))]
 
 
 @cache
@@ -125,8 +144,8 @@ def test_attacks_only_import_leaves_losses_and_value_types() -> None:
     ],
 )
 def test_other_imports_of_attacks_are_found(line: str) -> None:
-    assert strays_of_attacks(imports("attacks.inversion.new", line))
-    assert not strays_of_attacks(imports("attacks.new", "from distillkit.sets import LabeledImages"))
+    assert strays_of_attacks(imports("attacks.inversion.new", statements(line)))
+    assert not strays_of_attacks(imports("attacks.new", statements("from distillkit.sets import LabeledImages")))
 
 
 def test_leaves_only_import_leaves() -> None:
@@ -156,14 +175,14 @@ def test_components_only_import_exported_names_of_others() -> None:
     ],
 )
 def test_imports_of_private_names_are_found_in_other_components_only(line: str) -> None:
-    assert private(imports("distillkit.generate.new", line))
-    assert not private(imports(f"{component(line.split()[1])}.new", line))
+    assert private(imports("distillkit.generate.new", statements(line)))
+    assert not private(imports(f"{component(line.split()[1])}.new", statements(line)))
 
 
 def test_examples_import_no_private_module() -> None:
     line = "from distillkit._utils.files import write_atomically"
-    assert private(imports("examples.new", line))
-    assert not private(imports("fl.new", line))
+    assert private(imports("examples.new", statements(line)))
+    assert not private(imports("fl.new", statements(line)))
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -187,29 +206,23 @@ def test_there_are_no_import_cycles(package: str) -> None:
 
 
 def test_the_packages_import_no_examples_tests_or_scripts() -> None:
-    for name, path in modules().items():
+    scripts = {path.stem for path in (ROOT / "examples").iterdir()}
+    for name in ours():
         tops = {
             (node.module or "").split(".")[0] if isinstance(node, ast.ImportFrom) else alias.name.split(".")[0]
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            if isinstance(node, ast.Import | ast.ImportFrom)
+            for node in read(name)
+            if not isinstance(node, ast.If)
             for alias in node.names
         }
-        scripts = {path.stem for path in (ROOT / "examples").iterdir()}
-        if name.split(".")[0] in PACKAGES:
-            assert not tops & {"examples", "tests", "docs", *scripts}, name
+        assert not tops & {"examples", "tests", "docs", *scripts}, name
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_only_heavy_packages_are_imported_under_type_checking(package: str) -> None:
-    for name, path in modules().items():
-        blocks = [
-            block
-            for block in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
-        ]
+def test_only_heavy_packages_are_imported_under_type_checking() -> None:
+    for name in ours():
+        blocks = [block for block in read(name) if isinstance(block, ast.If)]
         named = [line.split()[1].split(".")[0] for block in blocks for line in map(ast.unparse, block.body)]
-        lazy = "lazy_submodules(" in path.read_text(encoding="utf-8")
-        assert name.split(".")[0] != package or lazy or set(named) <= set(HEAVY), name
+        lazy = "lazy_submodules(" in modules()[name].read_text(encoding="utf-8")
+        assert lazy or set(named) <= set(HEAVY), name
 
 
 def test_the_version_is_that_of_the_project() -> None:
@@ -217,26 +230,27 @@ def test_the_version_is_that_of_the_project() -> None:
     assert distillkit.__version__ == project["version"]
 
 
-def run(code: str) -> None:
-    """Run code in a new process, which must succeed."""
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, encoding="utf-8")
-    assert ran.returncode == 0, ran.stderr
-
-
-def test_subpackages_are_imported_at_first_use() -> None:
-    run(
-        "import sys, torch\n"
+def test_imports_are_late_and_nothing_heavy_is_imported() -> None:
+    """In a new process: what each of the packages and all their modules import, and when."""
+    assert {"distillkit.networks", "fl.addons", "attacks.membership"} <= set(ours())
+    code = (
+        "import importlib, sys, torch\n"
         "before = set(sys.modules)\n"
         "import distillkit\n"
         "assert not {'distillkit.condense', 'distillkit.privacy', 'distillkit.study'} & set(sys.modules)\n"
         "import fl, attacks\n"
         f"assert not (late := [m for m in set(sys.modules) - before if m.startswith({(*HEAVY, *LATE)!r})]), late\n"
+        f"for name in {ours()!r}:\n"
+        "    importlib.import_module(name)\n"
+        f"    assert not (heavy := [m for m in {HEAVY!r} if m in sys.modules]), (name, heavy)\n"
         "assert distillkit.condense.distribution_matching and distillkit.plot.grid\n"
         "assert fl.study.Federated and attacks.audit.__name__ == 'attacks.audit'\n"
         "for package in (fl, attacks, fl.history):\n"
         "    assert all(getattr(package, name) for name in package.__all__)\n"
         "assert fl.FedDM is fl.methods.FedDM and fl.history.accuracy_best([]) is None"
     )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, encoding="utf-8")
+    assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -245,25 +259,13 @@ def test_unknown_attributes_are_refused(package: str) -> None:
         _ = importlib.import_module(package).nowhere
 
 
-def test_importing_a_module_of_the_packages_imports_nothing_heavy() -> None:
-    ours = [name for name in modules() if name.split(".")[0] in PACKAGES]
-    code = (
-        "import importlib, sys\n"
-        f"for name in {ours!r}:\n"
-        "    importlib.import_module(name)\n"
-        f"    assert not (heavy := [m for m in {HEAVY!r} if m in sys.modules]), (name, heavy)"
-    )
-    assert {"distillkit.networks", "fl.addons", "attacks.membership"} <= set(ours)
-    run(code)
-
-
 PYTORCH = "distillkit.privacy.capture._pytorch"
 """The module in which every private or experimental name of PyTorch is imported."""
 
 
 def names_of_pytorch(by: str) -> list[tuple[str, str]]:
     """Return what a module imports from private or experimental modules of PyTorch, or by a private name."""
-    nodes = [node for node in ast.walk(ast.parse(modules()[by].read_text("utf-8"))) if isinstance(node, ast.ImportFrom)]
+    nodes = [node for node in read(by) if isinstance(node, ast.ImportFrom)]
     names = [(node.module, alias.name) for node in nodes for alias in node.names if node.module]
     return [(m, n) for m, n in names if m.startswith("torch.") and ("._" in f"{m}.{n}" or "experimental" in m)]
 

@@ -31,7 +31,10 @@ def test_no_file_of_data_is_unpickled() -> None:
                 names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
                 if {"pickle", "cloudpickle", "dill", "joblib", "shelve"} & {n.split(".")[0] for n in names}:
                     found.add(str(path.relative_to(ROOT)))
-                if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "np.load", "numpy.load"):
+                called = node.func if isinstance(node, ast.Call) else None
+                if not isinstance(called, ast.Attribute) or called.attr != "load":
+                    continue
+                if ast.unparse(called) in ("torch.load", "np.load", "numpy.load"):
                     options = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
                     assert options.get("weights_only") is True or options.get("allow_pickle") is False, path
                     loads += 1

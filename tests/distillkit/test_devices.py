@@ -450,41 +450,41 @@ def matched(iterations: int, loops: tuple[int, int], networks: str = "random", *
 
 
 STEPS: dict[str, tuple[Callable[[int], object], int, int]] = {
-    "gradient matching": (lambda n: matched(n, (1, 0)), 3, 8),
+    "gradient matching": (lambda n: matched(n, (1, 0)), 3, 6),
     "gradient matching, epochs of training": (lambda n: matched(2, (2, n)), 2, 5),
-    "gradient matching, callback": (lambda n: matched(n, (1, 0), callback=lambda _: None), 3, 8),
+    "gradient matching, callback": (lambda n: matched(n, (1, 0), callback=lambda _: None), 3, 6),
     "gradient": (
         lambda n: fit_to_gradient(
             build(net, 0), data(6), [torch.ones_like(p) for p in net().parameters()], steps=n, progress=False,
             device=DEVICE,
         ),
-        3, 8,
+        3, 6,
     ),
-    "herding": (lambda n: herding(data(), network=build(net, 0), ipc=n, device=DEVICE), 2, 8),
-    "k-center": (lambda n: k_center(data(), network=build(net, 0), ipc=n, device=DEVICE), 2, 8),
-    "distribution matching": (lambda n: condensed(n, RandomNetworks(net)), 3, 8),
-    "distribution matching, DSA": (lambda n: condensed(n, SAMPLERS["ball"](), augment=DSA()), 3, 8),
-    "distribution matching, batch norm": (lambda n: condensed(n, SAMPLERS["batch norm"]()), 3, 8),
+    "herding": (lambda n: herding(data(), network=build(net, 0), ipc=n, device=DEVICE), 2, 5),
+    "k-center": (lambda n: k_center(data(), network=build(net, 0), ipc=n, device=DEVICE), 2, 5),
+    "distribution matching": (lambda n: condensed(n, RandomNetworks(net)), 3, 6),
+    "distribution matching, DSA": (lambda n: condensed(n, SAMPLERS["ball"](), augment=DSA()), 3, 6),
+    "distribution matching, batch norm": (lambda n: condensed(n, SAMPLERS["batch norm"]()), 3, 6),
     "distribution matching, fixed": (
-        lambda n: condensed(n, SAMPLERS["fixed"](), match="embedding+logits", parametrize=Tiles(2)), 3, 8
+        lambda n: condensed(n, SAMPLERS["fixed"](), match="embedding+logits", parametrize=Tiles(2)), 3, 6
     ),
-    "evaluate": (evaluated, 2, 10),
-    "evaluate with batches": (lambda n: evaluated(n, batch=4), 2, 10),
-    "evaluate, AdamW": (lambda n: evaluated(n, optimizer="adamw"), 2, 10),
-    "images": (lambda n: accuracy(net(), data(8 * n, 1), chunk=8, device=DEVICE), 2, 10),
+    "evaluate": (evaluated, 2, 6),
+    "evaluate with batches": (lambda n: evaluated(n, batch=4), 2, 6),
+    "evaluate, AdamW": (lambda n: evaluated(n, optimizer="adamw"), 2, 6),
+    "images": (lambda n: accuracy(net(), data(8 * n, 1), chunk=8, device=DEVICE), 2, 6),
     "invert": (
         lambda n: invert(
             teacher(), torch.arange(3), shape=(1, 8, 8), steps=n, total_variation=0.1, image_l2=0.1, progress=False,
             device=DEVICE,
         ),
-        2, 10,
+        2, 6,
     ),
     "invert two networks": (
         lambda n: invert(
             nn.Sequential(nn.BatchNorm2d(1), net()), torch.arange(3), shape=(1, 8, 8), student=net(), batch_norm=1.0,
             parametrize=Tiles(2), steps=n, progress=False, device=DEVICE,
         ),
-        2, 10,
+        2, 6,
     ),
 }  # fmt: skip
 
@@ -496,13 +496,13 @@ def test_steps_wait_for_nothing_and_copy_nothing(name: str) -> None:
 
 
 DRAWN: dict[str, tuple[Callable[[int], object], int, int]] = {
-    "augmented training": (lambda n: evaluated(n, augment=DSA()), 2, 10),
-    "relabelling": (lambda n: evaluated(n, relabel=Relabel(teacher().to(DEVICE))), 2, 10),
-    "gradient matching, batch norm": (lambda n: matched(n, (2, 1), "batch norm"), 3, 8),
-    "mixing": (lambda n: evaluated(n, mix=CutMix()), 2, 10),
+    "augmented training": (lambda n: evaluated(n, augment=DSA()), 2, 6),
+    "relabelling": (lambda n: evaluated(n, relabel=Relabel(teacher().to(DEVICE))), 2, 6),
+    "gradient matching, batch norm": (lambda n: matched(n, (2, 1), "batch norm"), 3, 6),
+    "mixing": (lambda n: evaluated(n, mix=CutMix()), 2, 6),
     "gradient matching, DSA": (lambda n: matched(2, (n, 1), augment=DSA()), 2, 6),
     **{
-        f"siamese {type(augment).__name__}": (partial(condensed, networks=RandomNetworks(net), augment=augment), 3, 8)
+        f"siamese {type(augment).__name__}": (partial(condensed, networks=RandomNetworks(net), augment=augment), 3, 6)
         for augment in (CropFlip(HALF, pad=2), ResizedCrop(), ShufflePatches(2, DSA()))
     },
 }

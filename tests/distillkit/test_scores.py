@@ -195,9 +195,9 @@ def test_each_class_draws_its_own_held_out_images() -> None:
 
 
 def test_random_images_gain_nothing_over_random_images() -> None:
-    """The mean of IOR over eight random sets is within three standard errors of 0."""
-    gains = torch.tensor([measure(REAL[20 * i : 20 * i + 20], generator=i).ior for i in range(8)])
-    assert abs(gains.mean()) < 3 * gains.std() / math.sqrt(8) + 1e-3
+    """The mean of IOR over five random sets is within three standard errors of 0."""
+    gains = torch.tensor([measure(REAL[20 * i : 20 * i + 20], generator=i).ior for i in range(5)])
+    assert abs(gains.mean()) < 3 * gains.std() / math.sqrt(5) + 1e-3
 
 
 def test_each_training_chooses_on_held_out_images_and_never_on_the_test_set() -> None:

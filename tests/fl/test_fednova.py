@@ -56,7 +56,7 @@ def test_converges_to_the_true_optimum_with_unequal_steps() -> None:
     want = sum(x * t for x, t in zip(quadratic.XS, quadratic.TS)) / sum(x * x for x in quadratic.XS)
     options: dict[str, Any] = {"rounds": 60, "batch": 1, "lr": 0.05, "weights": "uniform"}
     assert quadratic.weights(quadratic.run(FedNova(), **options)) == pytest.approx(want, abs=0.05)
-    assert abs(quadratic.weights(quadratic.run(**options)) - want).max() > 0.1
+    assert abs(quadratic.weights(quadratic.run(**options | {"rounds": 20})) - want).max() > 0.1
 
 
 @pytest.mark.parametrize("options", [{"momentum": 0.9}, {"optimizer": "adam", "factory": Tiny}, {"buffers": "local"}])

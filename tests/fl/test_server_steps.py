@@ -120,24 +120,3 @@ def test_architecture_of_no_drawn_client_is_unchanged(addon: AddOn) -> None:
     for name in then:
         still = torch.equal(then[name], now[name])
         assert still if "/b/" in name else not still or name.endswith("tracked"), name
-
-
-@pytest.mark.parametrize(
-    ("make", "why"),
-    [
-        (lambda: FedAvgM(1.0), "momentum must be less than 1"),
-        (lambda: FedAvgM(lr=0.0), "lr must be greater than 0"),
-        (lambda: FedAvgM(rule="polyak"), "rule must be one of"),  # type: ignore[arg-type]
-        (lambda: FedAdam(beta1=1.0), "beta1 must be less than 1"),
-        (lambda: FedYogi(beta2=-0.1), "beta2 must be at least 0"),
-        (lambda: FedAdagrad(tau=0.0), "tau must be greater than 0"),
-        (lambda: FedAdagrad(lr=-1.0), "lr must be greater than 0"),
-        (lambda: FedAdagrad(initial=-1.0), "initial must be at least 0"),
-        (
-            lambda: FedAvg(FedAdam(), FedAvgM(), factory=Tiny),
-            "FedAdam and FedAvgM cannot be combined: both fill the slot 'server_step'",
-        ),
-    ],
-)
-def test_refusals(make: Callable[[], Any], why: str) -> None:
-    refused(make, ValueError, why)

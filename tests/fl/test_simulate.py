@@ -434,7 +434,6 @@ def test_unusable_folder_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"rounds": 0}, "rounds must be at least 1"),
         ({"participation": 9}, "asks for 9 clients, but there are 5"),
         ({"participation": 0.0}, "participation must be greater than 0"),
         ({"participation": 1.5}, "participation must be at most 1"),

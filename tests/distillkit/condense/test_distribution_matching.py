@@ -321,7 +321,7 @@ def test_autocast_holds_for_any_number_of_threads(match: Any, intra_op_threads: 
         intra_op_threads(threads)
         with torch.autocast("cpu", torch.bfloat16, enabled=cast):
             networks = RandomNetworks(convnet)
-            made.append(distribution_matching(data(), networks=networks, ipc=2, steps=3, chunk=2, match=match).images)
+            made.append(distribution_matching(data(), networks=networks, ipc=1, steps=1, chunk=2, match=match).images)
     assert torch.equal(made[0], made[1])
     assert not torch.equal(made[0], made[2])
     assert torch.allclose(made[0], made[2], atol=0.2)
@@ -484,7 +484,6 @@ def test_groups_run_in_other_threads_only_if_that_helps(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": -1}, "steps must be at least 0"),
         ({"momentum": 1.0}, "momentum must be less than 1"),
         ({"classes": [7]}, r"classes must be distinct and in \[0, 3\)"),
         ({"classes": [1, 1]}, "classes must be distinct"),

@@ -447,9 +447,6 @@ def test_domains_by_dirichlet_follows_its_alpha() -> None:
     [
         ({"min_each": 11}, "domain 0 has 20 images of class 0, too few for 2 clients with at least 11 each"),
         ({"min_each": 10, "alpha": 0.01, "tries": 3}, "none of 3 draws at alpha=0.01 gave all 2 parts of 20 images"),
-        ({"min_each": -1}, "min_each must be at least 0"),
-        ({"parts": 0}, "parts must be at least 1"),
-        ({"tries": 0}, "tries must be"),
         ({"alpha": 0.0}, "alpha must be"),
     ],
 )

@@ -202,7 +202,7 @@ def test_a_decoder_gives_pixels_in_the_given_normalization() -> None:
     half = Normalization((0.5,) * 3, (0.25,) * 3)
     made = invert(
         *(TEACHER, TARGETS),
-        **{"shape": SHAPE, "steps": 40, "parametrize": LatentDecoder(lambda: SmallDecoder(SHAPE, 16, 8), 16)},
+        **{"shape": SHAPE, "steps": 15, "parametrize": LatentDecoder(lambda: SmallDecoder(SHAPE, 16, 8), 16)},
         normalization=half,
     )
     pixels = half.decode(made.images)
@@ -292,8 +292,6 @@ def test_a_network_without_parameters() -> None:
         (ValueError, "targets must be below num_classes=4", {"targets": torch.tensor([4])}),
         (ValueError, r"targets must be rows \[N, 4\]", {"targets": torch.rand(2, 3, generator=as_generator(0))}),
         (ValueError, r"numbers in \[0, 1\]", {"targets": torch.full((1, 4), 2.0)}),
-        (ValueError, "steps", {"steps": -1}),
-        (ValueError, "total_variation must be at least 0", {"total_variation": -1.0}),
         (ValueError, "divisible by 4, got 8x6", {"parametrize": Tiles(4)}),
         (ValueError, "must have a BatchNorm layer", {"batch_norm": 1.0, "teacher": net(0, norm=False)}),
         (

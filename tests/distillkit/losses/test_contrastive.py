@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -93,6 +93,7 @@ def test_degenerate_embeddings_and_small_temperatures_give_no_nan(batch, tempera
     assert float(gradient[0].norm()) <= 4 / temperature
 
 
+@settings(max_examples=5)
 @given(seeds)
 def test_supervised_contrastive_gradcheck(seed):
     labels, other_labels = torch.tensor([0, 1, 0, 2]), torch.tensor([2, 1])
@@ -120,6 +121,7 @@ def test_model_contrastive_equals_the_loop(seed, n, d, temperature):
     assert float(model_contrastive(z, near, far, **options, reduction="sum")) == pytest.approx(sum(slow))
 
 
+@settings(max_examples=5)
 @given(seeds)
 def test_model_contrastive_is_stable_and_differentiable(seed):
     z, near, far = (t.requires_grad_() for t in normal(seed, 3, 4, 3))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -65,6 +65,7 @@ def test_rows_of_zeros_give_no_nan_under_double_backward(seed, metric, eps, all_
         assert float(size) == 0
 
 
+@settings(max_examples=5)
 @given(seeds)
 def test_gradient_distance_gradcheck_to_second_order(seed):
     t = [normal(seed, 2, 3), normal(seed + 1, 2, 1, 2)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -78,6 +78,7 @@ def test_flat_and_black_images_have_a_finite_gradient(n, h, w, order):
         assert torch.equal(gradient, torch.zeros_like(x))
 
 
+@settings(max_examples=5)
 @given(seeds, orders)
 def test_priors_gradcheck(seed, order):
     x = normal(seed, 2, 2, 3, 3).requires_grad_()
@@ -119,6 +120,7 @@ def test_batch_norm_prior_equals_the_loop(seed, n, multiplier):
         assert float(prior.value().detach()) == pytest.approx(slow)
 
 
+@settings(max_examples=5)
 @given(seeds)
 def test_batch_norm_prior_gradcheck_and_order_of_images(seed):
     model, x = small_network(seed), normal(seed, 3, 2, 3, 3).requires_grad_()

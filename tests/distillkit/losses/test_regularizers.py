@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -121,6 +121,7 @@ def test_clipping_invariances(seed, n, scale, max_norm, continuous):
         torch.testing.assert_close(clip_logit_norm(clipped, max_norm, continuous=True), clipped)
 
 
+@settings(max_examples=5)
 @given(seeds)
 def test_regularizers_gradcheck(seed):
     x, p = normal(seed, 4, 3).requires_grad_(), normal(seed + 1, 2, 3).requires_grad_()

@@ -52,7 +52,7 @@ def phi(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 @pytest.mark.parametrize("batched", [False, True])
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(st.integers(0, 1000), st.integers(1, 5))
 def test_example_gradients_equal_those_of_each_examples_loss(batched: bool, seed: int, chunk: int) -> None:
     generator = torch.Generator().manual_seed(seed)

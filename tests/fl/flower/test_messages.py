@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import Any
 
@@ -15,7 +14,7 @@ from distillkit import LabeledImages
 from distillkit.normalization import IDENTITY
 from fl import Message
 from fl._codec import from_parts, to_parts
-from fl.deploy.flower._messages import from_records, to_records
+from fl.deploy.flower._messages import MissingFlower, from_records, to_records
 from fl.message import DTYPES, Tensors
 from tests.fl.flower import fake_flower
 from tests.refused import refused
@@ -124,14 +123,6 @@ def test_changed_array_fails_the_checksum() -> None:
     refused(lambda: from_parts(*from_records(content)), ValueError, "checksum")
 
 
-@pytest.mark.skipif(fake_flower.REAL, reason="Flower is installed here")
-def test_error_without_flower_names_the_remedy() -> None:
-    script = (
-        "import torch; from fl._codec import to_parts; from fl import Message\n"
-        "from fl.deploy.flower._messages import MissingFlower\n"
-        "from fl.deploy.flower._messages import to_records\n"
-        "try: to_records(to_parts(Message()))\n"
-        "except MissingFlower as error: print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, encoding="utf-8")
-    assert 'pip install "distillkit[flower]"' in done.stdout
+def test_error_without_flower_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flwr.app", None)
+    refused(lambda: to_records(to_parts(Message())), MissingFlower, r'pip install "distillkit\[flower\]"')
