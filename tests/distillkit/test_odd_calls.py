@@ -219,11 +219,11 @@ TABLE: dict[str, Call] = {
     "as_set a pair": C(images=lambda: (normal(9, 1, 8, 8), LABELS), normalization=HALF, num_classes=3, skip=("name",)),
     "Tiles": C(lambda t: finite(t.decode(torch.rand(2, 1, 4, 4))), factor=2),
     "TiledImages": C(
-        stored=lambda: torch.rand(2, 1, 4, 4), labels=lambda: torch.tensor([0] * 4 + [1] * 4), tiles=lambda: Tiles(2)
+        stored=lambda: torch.rand(2, 1, 4, 4), labels=lambda: torch.tensor([0] * 4 + [1] * 4), tiles=lambda: Tiles(2),
     ),
     "Normalization": C(lambda n: finite(n.encode(torch.zeros(1, 1, 2, 2))), mean=(0.5,), std=(0.2,)),
     "ZCA": C(
-        function=ZCA.fit, use=lambda z: finite(z.encode(torch.rand(2, 1, 2, 2))), images=lambda: torch.rand(6, 1, 2, 2)
+        function=ZCA.fit, use=lambda z: finite(z.encode(torch.rand(2, 1, 2, 2))), images=lambda: torch.rand(6, 1, 2, 2),
     ),
     # Augmentation
     "DSA": C(augments),
@@ -231,7 +231,7 @@ TABLE: dict[str, Call] = {
     "ResizedCrop": C(augments, min_scale=0.5),
     "ShufflePatches": C(augments, factor=3, augment=DSA()),
     "apply_augmentation": F(
-        augment=DSA(), images=lambda: normal(3, 1, 8, 8), generator=lambda: derive(0), siamese=True
+        augment=DSA(), images=lambda: normal(3, 1, 8, 8), generator=lambda: derive(0), siamese=True,
     ),
     "require_augmentation": C(augment=DSA(), normalization=HALF),
     "require_normalization": C(augment=CropFlip(HALF), normalization=HALF),
@@ -239,14 +239,14 @@ TABLE: dict[str, Call] = {
     # Condensation
     "distribution_matching": C(images=data, networks=sampler, ipc=1, steps=1, chunk=4),
     "distribution_matching of a tensor": C(
-        networks=sampler, ipc=1, steps=1, match="embedding+logits", classes=[0, 1], **a_set()
+        networks=sampler, ipc=1, steps=1, match="embedding+logits", classes=[0, 1], **a_set(),
     ),
     "InnerTraining": C(loops=(2, 1), lr=0.01, batch=4),
     "gradient_matching": C(
-        images=data, networks=sampler, ipc=1, iterations=1, inner=InnerTraining(loops=(2, 1)), augment=DSA(), chunk=4
+        images=data, networks=sampler, ipc=1, iterations=1, inner=InnerTraining(loops=(2, 1)), augment=DSA(), chunk=4,
     ),
     "fit_to_gradient": C(
-        network=made, synthetic=data, target=lambda: [torch.ones_like(p) for p in made().parameters()], steps=1
+        network=made, synthetic=data, target=lambda: [torch.ones_like(p) for p in made().parameters()], steps=1,
     ),
     "random_subset": C(skip=("network", "chunk"), images=data, ipc=1, classes=[0, 2]),
     "stitch": C(images=data, observer=taught, ipc=1, pool=9, crops=2, factor=1, chunk=4, device="cpu"),
@@ -259,18 +259,12 @@ TABLE: dict[str, Call] = {
     "loops_for": C(ipc=10),
     "embedding_means": F(network=made, images=lambda: normal(6, 1, 8, 8), counts=[2, 4], chunk=4),
     "distance_to_means": F(
-        network=made, targets=lambda: normal(2, 64), images=lambda: normal(6, 1, 8, 8), counts=[2, 4], chunk=4
+        network=made, targets=lambda: normal(2, 64), images=lambda: normal(6, 1, 8, 8), counts=[2, 4], chunk=4,
     ),
     # Evaluation
     "evaluate": C(
-        lambda found: finite(found.accuracy),
-        data=data,
-        test=data,
-        factory=net,
-        num_networks=1,
-        protocol=Protocol(epochs=1),
-        real=pool,
-        chunk=4,
+        lambda found: finite(found.accuracy), data=data, test=data, factory=net, num_networks=1,
+        protocol=Protocol(epochs=1), real=pool, chunk=4,
     ),
     "train": C(lambda n: finite(n(data().images)), network=made, data=data, protocol=Protocol(epochs=1), chunk=4),
     "accuracy": C(network=made, data=data, chunk=4),
@@ -286,17 +280,12 @@ TABLE: dict[str, Call] = {
     "CutMix": C(lambda mix: finite(mix(normal(3, 1, 8, 8), 0).images)),
     "Mixup": C(lambda mix: finite(mix(normal(3, 1, 8, 8), 0).images)),
     "Relabel": C(
-        lambda r: finite(train(made(), data(), Protocol(epochs=1, relabel=r))(data().images)),
-        teacher=taught,
-        mix=CutMix(),
-        top_k=2,
+        lambda r: finite(train(made(), data(), Protocol(epochs=1, relabel=r))(data().images)), teacher=taught,
+        mix=CutMix(), top_k=2,
     ),
     "soft_labels": C(small=data, teacher=taught, pool=data),
     "stored_soft_labels": C(
-        lambda labels: finite(labels.logits),
-        small=data,
-        epochs=[0],
-        pool=data,
+        lambda labels: finite(labels.logits), small=data, epochs=[0], pool=data,
         protocol=lambda: Protocol(epochs=1, relabel=Relabel(taught())),
     ),
     "describe_protocol": C(lambda name: None, protocol=Protocol(epochs=1)),
@@ -314,8 +303,7 @@ TABLE: dict[str, Call] = {
     "initialize": C(outputs_on_noise, network=made, generator=0),
     "frozen_copy": C(outputs_on_noise, network=made),
     "split": C(
-        lambda n: finite(n.features(data().images)),
-        network=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)),
+        lambda n: finite(n.features(data().images)), network=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)),
         classifier="1",
     ),
     "KeepInit": C(lambda f: outputs_on_noise(build(f, 0)), factory=net),
@@ -334,13 +322,14 @@ TABLE: dict[str, Call] = {
     "dirichlet_prior": C(alpha=1.0, **CLIENTS),
     "by_domain": C(domains=torch.arange(40) % 2, clients=4),
     "domains_by_dirichlet": C(
-        labels=torch.arange(40) % 4, domains=torch.arange(40) // 20, parts=2, alpha=1.0, min_each=1
+        labels=torch.arange(40) % 4, domains=torch.arange(40) // 20, parts=2, alpha=1.0, min_each=1,
     ),
     "split_by": C(
-        lambda split: finite(split.train), data=lambda: data().replace(columns={"user": torch.arange(9)}), column="user"
+        lambda split: finite(split.train), data=lambda: data().replace(columns={"user": torch.arange(9)}),
+        column="user",
     ),
     "apply": C(
-        labels=torch.arange(40) % 4, partition=[torch.arange(20), torch.arange(20, 40)], other=torch.arange(12) % 4
+        labels=torch.arange(40) % 4, partition=[torch.arange(20), torch.arange(20, 40)], other=torch.arange(12) % 4,
     ),
     "cap_size": C(labels=torch.arange(40) % 4, partition=[torch.arange(20), torch.arange(20, 40)], size=4),
     "summary": C(labels=torch.arange(40) % 4, partition=[torch.arange(20), torch.arange(20, 40)]),
@@ -352,14 +341,13 @@ TABLE: dict[str, Call] = {
     "invert tiled": C(teacher=made, targets=torch.tensor([0, 1]), shape=(1, 8, 8), steps=1, parametrize=Tiles(2)),
     "LatentDecoder": C(
         lambda d: finite(invert(made(), LABELS[:2], shape=(1, 8, 8), steps=1, parametrize=d).images),
-        factory=lambda: lambda: SmallDecoder((1, 8, 8), 4, 4),
-        latent=4,
+        factory=lambda: lambda: SmallDecoder((1, 8, 8), 4, 4), latent=4,
     ),
     "separability": C(lambda found: finite(found.small_net), images=data, factory=net, epochs=1, batch=4),
     "complement_targets": C(counts=torch.tensor([3, 5, 0]), total=8),
     "decorrelation": F(images=lambda: normal(4, 1, 8, 8)),
     "Patches": C(
-        lambda p: finite(p.batch([0, 1])), image=lambda: torch.rand(3, 32, 32), size=8, count=4, jpeg_quality=75
+        lambda p: finite(p.batch([0, 1])), image=lambda: torch.rand(3, 32, 32), size=8, count=4, jpeg_quality=75,
     ),
     "NoiseDecoder": C(lambda n: finite(n(normal(2, 4))), size=8, channels=1, latent=4, width=4),
     "SmallDecoder": C(lambda n: finite(n(normal(2, 4))), shape=(1, 8, 8), latent=4, width=4),
@@ -367,12 +355,11 @@ TABLE: dict[str, Call] = {
     # Losses
     "supervised_contrastive": F(**TWO),
     "supervised_contrastive of two": F(
-        other_embeddings=lambda: normal(3, 4, seed=2), other_labels=torch.tensor([0, 1, 2]), **TWO
+        other_embeddings=lambda: normal(3, 4, seed=2), other_labels=torch.tensor([0, 1, 2]), **TWO,
     ),
     "SupervisedContrastive": F(lambda f: finite(f(normal(6, 4), TWO["labels"]))),
     "model_contrastive": F(
-        embeddings=lambda: normal(4, 3),
-        global_embeddings=lambda: normal(4, 3, seed=1),
+        embeddings=lambda: normal(4, 3), global_embeddings=lambda: normal(4, 3, seed=1),
         previous_embeddings=lambda: normal(4, 3, seed=2),
     ),
     "knowledge_distillation": F(**LOGITS),
@@ -382,11 +369,8 @@ TABLE: dict[str, Call] = {
     "clamped_disagreement": F(**PQ),
     "class_means": F(num_classes=3, **TWO),
     "mean_embedding_distance": F(
-        real=lambda: normal(6, 4),
-        synthetic=lambda: normal(3, 4, seed=1),
-        real_labels=TWO["labels"],
-        synthetic_labels=torch.tensor([0, 1, 2]),
-        num_classes=3,
+        real=lambda: normal(6, 4), synthetic=lambda: normal(3, 4, seed=1), real_labels=TWO["labels"],
+        synthetic_labels=torch.tensor([0, 1, 2]), num_classes=3,
     ),
     "rbf_mmd": F(x=lambda: normal(4, 3), y=lambda: normal(5, 3, seed=1), bandwidth=1.0),
     "RBFMMD": F(lambda f: finite(f(normal(4, 3), normal(5, 3, seed=1))), bandwidth=1.0),
@@ -416,7 +400,7 @@ TABLE: dict[str, Call] = {
     "pairwise_mmd": C(embeddings=lambda: {"a": normal(4, 3), "b": normal(5, 3, seed=1)}),
     "mmd_table": C(drawn, before=lambda: {"a": normal(4, 3), "b": normal(5, 3, seed=1)}),
     "plot.partition": C(
-        drawn, function=plot_partition, labels=torch.arange(6) % 2, parts=[torch.arange(3), torch.arange(3, 6)]
+        drawn, function=plot_partition, labels=torch.arange(6) % 2, parts=[torch.arange(3), torch.arange(3, 6)],
     ),
     # Attacks
     "psnr": C(images=lambda: torch.rand(2, 1, 16, 16), references=lambda: torch.rand(2, 1, 16, 16)),
@@ -431,7 +415,7 @@ TABLE: dict[str, Call] = {
     "low_bit_scores": C(released=lambda: normal(3, 8), sums=lambda: normal(8).double(), std=1.0),
     "epsilon_lower_bound": C(inside=lambda: normal(8), outside=lambda: normal(8, seed=1), delta=1e-5),
     "one_run_lower_bound": C(
-        scores=lambda: normal(8), included=lambda: torch.arange(8) % 2 == 0, guesses=4, delta=1e-5
+        scores=lambda: normal(8), included=lambda: torch.arange(8) % 2 == 0, guesses=4, delta=1e-5,
     ),
     "step_scores": C(steps=lambda: normal(8, 2), sigma=1.0, rate=0.5),
     "audit_noise": C(drawn=lambda: {1.5: 20}, charged=lambda: [(1.5, 20)]),
@@ -444,35 +428,23 @@ TABLE: dict[str, Call] = {
     "halves": C(count=4, records=6, seed=0),
     "model_scorer": C(lambda f: finite(f(data().images, LABELS)), network=made, score=lambda: stable_logit, chunk=4),
     "Pipeline": C(
-        lambda p: finite(run_shadows(p, 4).scores["a"]),
-        fit=lambda: fit,
-        images=lambda: data().images,
-        labels=lambda: LABELS,
-        population=lambda: (data().images[:4], LABELS[:4]),
-        tag="a tag",
+        lambda p: finite(run_shadows(p, 4).scores["a"]), fit=lambda: fit, images=lambda: data().images,
+        labels=lambda: LABELS, population=lambda: (data().images[:4], LABELS[:4]), tag="a tag",
     ),
     "run_shadows": C(lambda s: finite(s.scores["a"]), pipeline=lambda: pipeline(), count=4, skip=("out",)),
     "estimate_cost": C(lambda cost: finite(cost.each), pipeline=lambda: pipeline(), count=4, skip=("out",)),
     "ShadowScores": C(
-        lambda s: finite(s.target(0, "a").scores),
-        inside=lambda: halves(6, 9, 0),
-        scores=lambda: {"a": normal(6, 9)},
-        population=lambda: {"a": normal(6, 5)},
-        labels=lambda: LABELS,
+        lambda s: finite(s.target(0, "a").scores), inside=lambda: halves(6, 9, 0), scores=lambda: {"a": normal(6, 9)},
+        population=lambda: {"a": normal(6, 5)}, labels=lambda: LABELS,
     ),
     "leave_one_out": C(
-        lambda found: None,
-        shadows=lambda: ShadowScores(halves(6, 12, 0), {"model": normal(6, 12)}),
-        attacks=lambda: {"a": lambda target: target.scores},
-        fpr=0.5,
+        lambda found: None, shadows=lambda: ShadowScores(halves(6, 12, 0), {"model": normal(6, 12)}),
+        attacks=lambda: {"a": lambda target: target.scores}, fpr=0.5,
     ),
     "label_only": C(network=made, images=lambda: data().images, labels=lambda: LABELS, shift=1, noise=(0.5,), draws=1),
     "canary_attack": C(
-        lambda found: finite(found.p_value),
-        records=data,
-        train=lambda: lambda known, seed: made(),
-        publish=lambda: lambda teacher, seed: lambda images: teacher(images.float()),
-        canaries=2,
+        lambda found: finite(found.p_value), records=data, train=lambda: lambda known, seed: made(),
+        publish=lambda: lambda teacher, seed: lambda images: teacher(images.float()), canaries=2,
     ),
     "plant_canaries": C(lambda found: None, records=data, count=2),
     "leaks": C(lambda found: finite(found.auc), small=lambda: data()[:4], train=data, held_out=lambda: others()),
@@ -483,47 +455,29 @@ TABLE: dict[str, Call] = {
         for f in ("align", "match")
     },
     "invert_message": C(
-        lambda a: finite(a.images),
-        message=lambda: Gradient.of(made(), data().images[:3], LABELS[:3]),
-        shape=(1, 8, 8),
-        count=3,
-        labels=lambda: LABELS[:3],
-        steps=2,
-        lr=0.1,
-        total_variation=0.1,
-        restarts=2,
+        lambda a: finite(a.images), message=lambda: Gradient.of(made(), data().images[:3], LABELS[:3]), shape=(1, 8, 8),
+        count=3, labels=lambda: LABELS[:3], steps=2, lr=0.1, total_variation=0.1, restarts=2,
     ),
     "Gradient": C(lambda v: inverted(v), network=made, gradients=lambda: gradient()),
     "FedAvgUpdate": C(
-        lambda v: inverted(v), network=made, update=lambda: [-0.01 * g for g in gradient()], lr=0.1, batch=2
+        lambda v: inverted(v), network=made, update=lambda: [-0.01 * g for g in gradient()], lr=0.1, batch=2,
     ),
     "FedAvgUpdate in order": C(
-        lambda v: inverted(v),
-        network=made,
-        update=lambda: [-0.01 * g for g in gradient()],
-        lr=0.1,
+        lambda v: inverted(v), network=made, update=lambda: [-0.01 * g for g in gradient()], lr=0.1,
         order=lambda: [torch.tensor([0, 2]), torch.tensor([1])],
     ),
     "ClassMeans": C(
-        lambda v: inverted(v),
-        embeddings=lambda: [made().features],
-        means=lambda: [torch.ones(3, 64)],
+        lambda v: inverted(v), embeddings=lambda: [made().features], means=lambda: [torch.ones(3, 64)],
         counts=lambda: torch.tensor([1, 1, 1]),
     ),
     "ReplayableMessage": C(
-        lambda v: inverted(v),
-        observed=lambda: [torch.ones(3, 1, 8, 8)],
-        replay=lambda: lambda images, labels: [images],
-        num_classes=3,
+        lambda v: inverted(v), observed=lambda: [torch.ones(3, 1, 8, 8)],
+        replay=lambda: lambda images, labels: [images], num_classes=3,
     ),
     "compare_messages": C(
-        lambda table: finite(table.guess),
-        skip=("steps",),
-        messages=lambda: {"a": Gradient.of(made(), data().images[:3], LABELS[:3])},
-        images=lambda: data().images[:3],
-        labels=lambda: LABELS[:3],
-        normalization=HALF,
-        steps=2,
+        lambda table: finite(table.guess), skip=("steps",),
+        messages=lambda: {"a": Gradient.of(made(), data().images[:3], LABELS[:3])}, images=lambda: data().images[:3],
+        labels=lambda: LABELS[:3], normalization=HALF, steps=2,
     ),
     "DefendedMessage": C(lambda v: inverted(v), message=lambda: Gradient.of(made(), data().images[:3], LABELS[:3])),
     "Clip": C(lambda d: finite(d([torch.ones(3)])), max_norm=1.0),
@@ -535,20 +489,15 @@ TABLE: dict[str, Call] = {
     ),
     "infer_label": C(weight_gradient=LAYER["weight_gradient"]),
     "class_bounds": C(
-        lambda held: finite(str(held)),
-        num_classes=3,
-        bias_gradient=lambda: torch.tensor([-0.5, 0.25, 0.25]),
+        lambda held: finite(str(held)), num_classes=3, bias_gradient=lambda: torch.tensor([-0.5, 0.25, 0.25]),
         bias_change=lambda: torch.tensor([0.5, -0.25, -0.25]),
-        weight_gradient=lambda: torch.tensor([[-0.5], [0.25], [0.25]]),
-        class_rows=lambda: torch.ones(3, 2),
-        labels=lambda: torch.tensor([0, 0, 1, 2]),
-        ipc=2,
-        size=6,
+        weight_gradient=lambda: torch.tensor([[-0.5], [0.25], [0.25]]), class_rows=lambda: torch.ones(3, 2),
+        labels=lambda: torch.tensor([0, 0, 1, 2]), ipc=2, size=6,
     ),
     "class_counts": C(bias_gradient=SENT, count=4, predictions=lambda: torch.eye(3)),
     "at_threshold": C(lambda point: None, threshold=0.1, **SCORES),
     "roc": C(lambda curve: None, **SCORES),
-}
+}  # fmt: skip
 CALLS = {name: replace(call, function=call.function or PUBLIC[name.split()[0]]) for name, call in TABLE.items()}
 
 RESULTS = (

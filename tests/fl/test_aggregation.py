@@ -156,40 +156,30 @@ def test_chunked_sum_of_a_large_tensor_is_bitwise_equal(
     assert all(map(torch.equal, values, kept))
 
 
-@pytest.mark.parametrize(
-    ("reply", "why"),
-    [
-        (None, "sent nothing"),
-        (Message(), "sent nothing"),
-        (Message.unchecked({"Other.x": 1.0}), "is not an entry that the method declares"),
-        (Message({E.plain: float("nan")}), "NaN or Inf"),
-        (Message({E.count: 1.0, E.group: {"w": torch.tensor([float("inf")])}}), r"E\.group\[w\] holds NaN"),
-        (Message({E.count: 1.0, E.group: {"w": torch.tensor([1, 2])}}), "integers have no mean"),
-        (Message({E.group: {"w": torch.tensor([1.0])}}), r"weighted by E\.count, which is missing"),
-        (Message({E.small: torch.tensor([2.0])}), "exceeds its bound 1"),
-        (Message({E.small: torch.tensor([-(2**63)])}), "exceeds its bound 1"),
-        (Message({E.count: -1e4, E.group: {"w": torch.ones(2)}}), r"E\.count must lie in \[0, 1e\+06\]"),
-        (Message({E.count: 1e308, E.group: {"w": torch.ones(2)}}), r"E\.count must lie in"),
-        (Message.unchecked({"E.count": 10**400, "E.group": {"w": torch.ones(2)}}), "64 bits"),
-        (Message({E.rows: torch.tensor([1.0, -431.0]), E.table: torch.ones(2, 3)}), r"E\.rows must lie in"),
-        (
-            Message({E.rows: torch.ones(3), E.table: torch.ones(2, 3)}),
-            "3 weights, but E.table has another number of rows",
-        ),
-        (Message({E.rows: torch.ones(2, 1), E.table: torch.ones(2, 3)}), "must be a number, or a vector"),
-        (Message({E.rows: torch.ones(2).bool(), E.table: torch.ones(2, 3)}), "must be a number, or a vector|no sum"),
-        (
-            Message.unchecked({"E.rows": {"a": torch.ones(2)}, "E.table": torch.ones(2, 3)}),
-            "must be a number, or a vector",
-        ),
-        (Message({E.rows: torch.ones(2), E.table: torch.tensor(1.0)}), "has another number of rows"),
-        (Message.unchecked({"E.rows": torch.ones(2), "E.table": 1.0}), "has another number of rows"),
-        (Message({E.top: {"n": torch.tensor([True])}}), "has no max"),
-        (Message({E.stack: torch.tensor(1.0)}), "has no rows to concatenate"),
-        (Message.unchecked({"E.plain": "text"}), "is a str, which has no mean"),
-        (Message.unchecked({"E.plain": PAIR}), "is a LabeledImages, which has no mean"),
-    ],
-)
+@pytest.mark.parametrize(("reply", "why"), [
+    (None, "sent nothing"), (Message(), "sent nothing"),
+    (Message.unchecked({"Other.x": 1.0}), "is not an entry that the method declares"),
+    (Message({E.plain: float("nan")}), "NaN or Inf"),
+    (Message({E.count: 1.0, E.group: {"w": torch.tensor([float("inf")])}}), r"E\.group\[w\] holds NaN"),
+    (Message({E.count: 1.0, E.group: {"w": torch.tensor([1, 2])}}), "integers have no mean"),
+    (Message({E.group: {"w": torch.tensor([1.0])}}), r"weighted by E\.count, which is missing"),
+    (Message({E.small: torch.tensor([2.0])}), "exceeds its bound 1"),
+    (Message({E.small: torch.tensor([-(2**63)])}), "exceeds its bound 1"),
+    (Message({E.count: -1e4, E.group: {"w": torch.ones(2)}}), r"E\.count must lie in \[0, 1e\+06\]"),
+    (Message({E.count: 1e308, E.group: {"w": torch.ones(2)}}), r"E\.count must lie in"),
+    (Message.unchecked({"E.count": 10**400, "E.group": {"w": torch.ones(2)}}), "64 bits"),
+    (Message({E.rows: torch.tensor([1.0, -431.0]), E.table: torch.ones(2, 3)}), r"E\.rows must lie in"),
+    (Message({E.rows: torch.ones(3), E.table: torch.ones(2, 3)}), "3 weights, but E.table has another number of rows"),
+    (Message({E.rows: torch.ones(2, 1), E.table: torch.ones(2, 3)}), "must be a number, or a vector"),
+    (Message({E.rows: torch.ones(2).bool(), E.table: torch.ones(2, 3)}), "must be a number, or a vector|no sum"),
+    (Message.unchecked({"E.rows": {"a": torch.ones(2)}, "E.table": torch.ones(2, 3)}), "must be a number, or a vector"),
+    (Message({E.rows: torch.ones(2), E.table: torch.tensor(1.0)}), "has another number of rows"),
+    (Message.unchecked({"E.rows": torch.ones(2), "E.table": 1.0}), "has another number of rows"),
+    (Message({E.top: {"n": torch.tensor([True])}}), "has no max"),
+    (Message({E.stack: torch.tensor(1.0)}), "has no rows to concatenate"),
+    (Message.unchecked({"E.plain": "text"}), "is a str, which has no mean"),
+    (Message.unchecked({"E.plain": PAIR}), "is a LabeledImages, which has no mean"),
+])  # fmt: skip
 def test_bad_replies_are_refused_with_the_reason(reply: Message | None, why: str) -> None:
     refused(lambda: check_reply(reply, ENTRIES, schema_of(reply)), BadReply, why)
 

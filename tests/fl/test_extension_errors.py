@@ -274,33 +274,22 @@ def after(function: str, change: Callable[..., object]) -> FedAvg:
     return type("Changing", (FedAvg,), {function: changing})(factory=Tiny, steps=1, batch=4)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(
-    ("function", "change", "what"),
-    [
-        (
-            "local",
-            lambda client, message: first_of(message[FedAvg.model]).add_(1),
-            "message[FedAvg.model][body.0.weight]",
-        ),
-        ("local", lambda client, message: message[FedAvg.model].popitem(), "message[FedAvg.model][classifier.bias]"),
-        ("local", lambda client, message: message.__setitem__(FedAvg.samples, 1.0), "message[FedAvg.samples]"),
-        ("local", lambda client, message: client.data.images[0].zero_(), "client.data.images"),
-        (
-            "local",
-            lambda client, message: client.data.images.data.mul_(-1),
-            "client.data.images",
-        ),
-        ("local", lambda client, message: first_of(message[FedAvg.model]).numpy().fill(0), "message[FedAvg.model]"),
-        ("local", lambda client, message: setattr(client, "id", 7), "client.id"),
-        ("evaluate", lambda client, message: setattr(client, "test", client.test[:1]), "client.test"),
-        ("evaluate", lambda client, message: client.test.labels.add_(1), "client.test.labels"),
-        ("send", lambda server, client: first_of(server.state[FedAvg.model]).mul_(2), "server.state[FedAvg.model]"),
-        ("send", lambda server, client: setattr(server, "state", Message()), "server.state[FedAvg.model]"),
-        ("expect", lambda server, client: server.state.__delitem__(FedAvg.model), "server.state[FedAvg.model]"),
-        ("read_reply", lambda server, reply: server.data["proxy"].images.zero_(), "server.data['proxy'].images"),
-        ("read_reply", lambda server, reply: first_of(reply[FedAvg.update]).zero_(), "reply[FedAvg.update]"),
-    ],
-)
+@pytest.mark.parametrize(("function", "change", "what"), [
+    ("local", lambda client, message: first_of(message[FedAvg.model]).add_(1), "message[FedAvg.model][body.0.weight]"),
+    ("local", lambda client, message: message[FedAvg.model].popitem(), "message[FedAvg.model][classifier.bias]"),
+    ("local", lambda client, message: message.__setitem__(FedAvg.samples, 1.0), "message[FedAvg.samples]"),
+    ("local", lambda client, message: client.data.images[0].zero_(), "client.data.images"),
+    ("local", lambda client, message: client.data.images.data.mul_(-1), "client.data.images"),
+    ("local", lambda client, message: first_of(message[FedAvg.model]).numpy().fill(0), "message[FedAvg.model]"),
+    ("local", lambda client, message: setattr(client, "id", 7), "client.id"),
+    ("evaluate", lambda client, message: setattr(client, "test", client.test[:1]), "client.test"),
+    ("evaluate", lambda client, message: client.test.labels.add_(1), "client.test.labels"),
+    ("send", lambda server, client: first_of(server.state[FedAvg.model]).mul_(2), "server.state[FedAvg.model]"),
+    ("send", lambda server, client: setattr(server, "state", Message()), "server.state[FedAvg.model]"),
+    ("expect", lambda server, client: server.state.__delitem__(FedAvg.model), "server.state[FedAvg.model]"),
+    ("read_reply", lambda server, reply: server.data["proxy"].images.zero_(), "server.data['proxy'].images"),
+    ("read_reply", lambda server, reply: first_of(reply[FedAvg.update]).zero_(), "reply[FedAvg.update]"),
+])  # fmt: skip
 def test_function_that_changes_what_it_may_only_read_ends_the_run(function: str, change: Any, what: str) -> None:
     """In threads, other clients, the server and the caller share these values."""
     clients = [ClientData(data[torch.arange(len(data))], data[torch.arange(3)]) for data in federation()[:3]]

@@ -102,30 +102,19 @@ ADDONS: dict[str, dict[str, Any]] = {
     "Ditto": {"steps": 1},
     "FedCOG": {"start_round": 2, "images": 3, "steps": 1, "batch": 4, "weight": 0.5},
     "FedDF": {"steps": 1, "batch": 4},
-    "FedDecorr": {},
-    "FedExP": {},
+    "FedDecorr": {}, "FedExP": {},
     "FedGen": {"steps": 1, "batch": 4, "noise": 2, "hidden": 4},
-    "FedReg": {"iterations": 1},
-    "FineTune": {"steps": 1},
-    "ClientDrift": {"every": 1},
-    "LocalAccuracy": {},
-    "MOON": {},
+    "FedReg": {"iterations": 1}, "FineTune": {"steps": 1}, "ClientDrift": {"every": 1}, "LocalAccuracy": {}, "MOON": {},
     "NaiveVHL": NOISE,
     "RobustMean": {"attackers": 1, "rule": "trimmed"},
-    "FedNova": {},
-    "FedProx": {},
-    "FedSAM": {},
-    "SCAFFOLD": {},
-    "FedAdagrad": {},
-    "FedAdam": {},
-    "FedAvgM": {},
+    "FedNova": {}, "FedProx": {}, "FedSAM": {}, "SCAFFOLD": {}, "FedAdagrad": {}, "FedAdam": {}, "FedAvgM": {},
     "FedYogi": {},
     "SharedImage": {"image": PICTURE, "count": 4, "size": 4, "crops": {"flip": 0.5}, **SHARED},
     "SharedPool": {"pool": POOL, **SHARED},
     "VFA": {"per_class": 1},
     "VFTL": {**NOISE, "epochs": 1, "batch": 4},
     "VHL": {**NOISE, "batch": 4},
-}
+}  # fmt: skip
 
 
 def secretly(**options: Any) -> Any:
@@ -167,73 +156,49 @@ CALLS: dict[str, Call] = {
     "simulate": Call(
         simulate,
         lambda: {
-            "method": plain(),
-            "clients": list(clients()),
-            "rounds": 1,
-            "test": data(),
-            "task": Classification(3),
-            "server_data": {"validation": data()},
-            "participation": 2,
-            "evaluate": "drawn",
-            "progress": False,
+            "method": plain(), "clients": list(clients()), "rounds": 1, "test": data(), "task": Classification(3),
+            "server_data": {"validation": data()}, "participation": 2, "evaluate": "drawn", "progress": False,
         },
         finished,
     ),
     "simulate a share": Call(
-        simulate,
-        lambda: {"method": plain(), "clients": list(clients()), "rounds": 1, "participation": 0.5},
-        finished,
+        simulate, lambda: {"method": plain(), "clients": list(clients()), "rounds": 1, "participation": 0.5}, finished,
         skip=("clients", *TRIED),
     ),
     "simulate rows": Call(
         simulate,
         lambda: {
-            "method": plain(),
-            "clients": [with_label_rows(c) for c in clients()],
-            "rounds": 1,
-            "task": MultiLabel(3),
+            "method": plain(), "clients": [with_label_rows(c) for c in clients()], "rounds": 1, "task": MultiLabel(3),
             "test": with_label_rows(data()),
         },
-        finished,
-        skip=("participation", *TRIED),
+        finished, skip=("participation", *TRIED),
     ),
     "simulate privately": Call(secretly, lambda: {"ledger": Ledger(), "secret": 1, "evaluate": "none"}, finished),
     "FedAvg": Call(
         FedAvg,
         lambda: {
-            "factory": Tiny,
-            "lr": 0.05,
-            "momentum": 0.5,
-            "optimizer": "sgd",
-            "epochs": 1,
-            "batch": 4,
-            "augment": flipped,
-            "objective": torch.nn.CrossEntropyLoss(),
-            "weights": "samples",
-            "buffers": "mean",
-            "personal": ("classifier.*",),
-            "predict": "real",
-            "max_samples": 1e6,
+            "factory": Tiny, "lr": 0.05, "momentum": 0.5, "optimizer": "sgd", "epochs": 1, "batch": 4,
+            "augment": flipped, "objective": torch.nn.CrossEntropyLoss(), "weights": "samples", "buffers": "mean",
+            "personal": ("classifier.*",), "predict": "real", "max_samples": 1e6,
             "initial": {"classifier.bias": torch.zeros(3)},
         },
         outcome_of_run,
     ),
     "ClientOptimizer": Call(
-        fl.ClientOptimizer,
-        lambda: {"name": "sgd", "weight_decay": 0.1, "lr_decay": 0.9, "state": "round"},
+        fl.ClientOptimizer, lambda: {"name": "sgd", "weight_decay": 0.1, "lr_decay": 0.9, "state": "round"},
         lambda optimizer: outcome_of_run(plain(optimizer=optimizer)),
     ),
     "FedAvg in phases": Call(plain, lambda: {"phases": (Phase(steps=1),), "assign": None}, outcome_of_run),
     "FedAvg steps": Call(plain, lambda: {"steps": 1}, outcome_of_run),
     "FedAvg several": Call(
-        plain, lambda: {"factory": {"a": Tiny, "b": Tiny}, "assign": {0: "a", 1: "b", 2: "a"}}, outcome_of_run
+        plain, lambda: {"factory": {"a": Tiny, "b": Tiny}, "assign": {0: "a", 1: "b", 2: "a"}}, outcome_of_run,
     ),
     "FedAvg addons": Call(
-        lambda addon: FedAvg(addon, factory=Tiny), lambda: {"addon": fl.addons.FedProx(0.1)}, outcome_of_run
+        lambda addon: FedAvg(addon, factory=Tiny), lambda: {"addon": fl.addons.FedProx(0.1)}, outcome_of_run,
     ),
     "Phase": Call(Phase, lambda: {"epochs": 1, "train": "*"}, lambda p: outcome_of_run(plain(phases=[p]))),
     "Phase steps": Call(
-        Phase, lambda: {"steps": 1}, lambda p: outcome_of_run(plain(phases=[p])), skip=("epochs", "train")
+        Phase, lambda: {"steps": 1}, lambda p: outcome_of_run(plain(phases=[p])), skip=("epochs", "train"),
     ),
     "FedDM": Call(FedDM, lambda: {**FAST, "augment": siamese}, outcome_of_run),
     "Real": Call(Real, lambda: dict(FAST), outcome_of_run),
@@ -241,15 +206,8 @@ CALLS: dict[str, Call] = {
     "PrivateFedDM": Call(
         PrivateFedDM,
         lambda: {
-            **{k: v for k, v in FAST.items() if k != "batch_real"},
-            "sigma": 1.0,
-            "num_networks": 1,
-            "sizes": (4.0, 4.0, 4.0),
-            "least": 0.0,
-            "warm": False,
-            "clip": 1.0,
-            "mechanism": "class_means",
-            "lr": 1.0,
+            **{k: v for k, v in FAST.items() if k != "batch_real"}, "sigma": 1.0, "num_networks": 1,
+            "sizes": (4.0, 4.0, 4.0), "least": 0.0, "warm": False, "clip": 1.0, "mechanism": "class_means", "lr": 1.0,
             "public_statistics": True,
         },
         outcome_of_run,
@@ -257,33 +215,17 @@ CALLS: dict[str, Call] = {
     "SummedFedDM": Call(
         SummedFedDM,
         lambda: {
-            **{k: v for k, v in FAST.items() if k != "batch_real"},
-            "sigma": 1.0,
-            "num_networks": 1,
-            "sigma_sizes": 1.0,
-            "least": 0.0,
-            "noise": "full",
+            **{k: v for k, v in FAST.items() if k != "batch_real"}, "sigma": 1.0, "num_networks": 1, "sigma_sizes": 1.0,
+            "least": 0.0, "noise": "full",
         },
         outcome_of_run,
     ),
     "FedLGD": Call(
         FedLGD,
         lambda: {
-            "factory": Tiny,
-            "ipc": 1,
-            "anchors": 1,
-            "weight": 1.0,
-            "selected": (2,),
-            "condense_steps": 1,
-            "refine_steps": 1,
-            "match_steps": 1,
-            "init": "noise",
-            "joined": "always",
-            "anchors_init": "noise",
-            "augment": None,
-            "weights": "uniform",
-            "batch": 4,
-            "regulariser": "contrastive",
+            "factory": Tiny, "ipc": 1, "anchors": 1, "weight": 1.0, "selected": (2,), "condense_steps": 1,
+            "refine_steps": 1, "match_steps": 1, "init": "noise", "joined": "always", "anchors_init": "noise",
+            "augment": None, "weights": "uniform", "batch": 4, "regulariser": "contrastive",
         },
         outcome_of_run,
     ),
@@ -295,30 +237,23 @@ CALLS: dict[str, Call] = {
     "SingleImage": Call(
         SingleImage,
         lambda: {
-            "image": PICTURE,
-            "factory": Tiny,
-            "shared": {"count": 4, "size": 4, **SHARED},
-            "epochs": 1,
-            "batch": 4,
+            "image": PICTURE, "factory": Tiny, "shared": {"count": 4, "size": 4, **SHARED}, "epochs": 1, "batch": 4,
         },
         outcome_of_run,
     ),
     "ClippedCrossEntropy": Call(
-        fl.methods.ClippedCrossEntropy, dict, lambda loss: outcome_of_run(plain(objective=loss))
+        fl.methods.ClippedCrossEntropy, dict, lambda loss: outcome_of_run(plain(objective=loss)),
     ),
     "ClientDP": Call(private, lambda: {"sigma": 1.0, "rate": 1.0, "clip": 1.0}, outcome_of_run),
     "SetQuality": Call(lambda **o: Filtered(plain(), SetQuality(**o)), lambda: {"on": "test"}, outcome_of_run),
     "ClientDP clips": Call(
-        private, lambda: {"clip": {FedAvg.update: 1.0}, "adaptive": Adaptive(sigma=2.0)}, outcome_of_run
+        private, lambda: {"clip": {FedAvg.update: 1.0}, "adaptive": Adaptive(sigma=2.0)}, outcome_of_run,
     ),
     "SecureSums": Call(
         SecureSums,
         lambda: {
-            "registry": keyring()[0].registry(3),
-            "keyring": keyring()[0],
-            "threshold": 2,
-            "bounds": {FedAvg.update: 8.0},
-            "bits": 40,
+            "registry": keyring()[0].registry(3), "keyring": keyring()[0], "threshold": 2,
+            "bounds": {FedAvg.update: 8.0}, "bits": 40,
         },
         run_secure,
     ),
@@ -326,20 +261,19 @@ CALLS: dict[str, Call] = {
     "Keyring": Call(Keyring, lambda: {"folder": Path("keys")}),
     "Adaptive": Call(Adaptive, lambda: {"sigma": 2.0}, lambda adaptive: outcome_of_run(private(adaptive=adaptive))),
     "Filtered": Call(
-        filtered, lambda: {"method": plain(weights="uniform"), "one": ClientDP(1.0, 1.0, 1.0)}, outcome_of_run
+        filtered, lambda: {"method": plain(weights="uniform"), "one": ClientDP(1.0, 1.0, 1.0)}, outcome_of_run,
     ),
     "ClientData": Call(
-        ClientData, lambda: {"train": clients()[0], "test": data()}, lambda h: outcome_of_run(plain(), [*clients(), h])
+        ClientData, lambda: {"train": clients()[0], "test": data()}, lambda h: outcome_of_run(plain(), [*clients(), h]),
     ),
     "Classification": Call(Classification, lambda: {"num_classes": 3}, lambda task: outcome_of_run(plain(), task=task)),
     "MultiLabel": Call(
-        MultiLabel,
-        lambda: {"num_classes": 3},
+        MultiLabel, lambda: {"num_classes": 3},
         lambda task: finished(simulate(plain(), [with_label_rows(c) for c in clients()], rounds=1, task=task)),
     ),
     "RunFolder": Call(RunFolder, lambda: {"path": "run", "transcript": True, "notes": {"a": 1}}),
     "Networks": Call(
-        Networks, lambda: {"factory": Tiny, "extra": 1}, lambda held: None if held.first("", 3, 0) else "no weights"
+        Networks, lambda: {"factory": Tiny, "extra": 1}, lambda held: None if held.first("", 3, 0) else "no weights",
     ),
     "shuffled_indices": Call(
         lambda **given: list(shuffled_indices(**given)),
@@ -347,7 +281,7 @@ CALLS: dict[str, Call] = {
     ),
     "Entry": Call(Entry, lambda: {"rule": "mean"}),
     "Message": Call(message, lambda: {"values": {FedAvg.update: {"w": torch.zeros(2)}}}),
-}
+}  # fmt: skip
 
 
 def flipped(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
