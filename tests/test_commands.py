@@ -28,7 +28,7 @@ from attacks import Report, leaks
 from distillkit import LabeledImages, Normalization
 from distillkit._utils.pages import image_grid
 from distillkit.augment import DSA
-from distillkit.commands import _sources, _training, main
+from distillkit.commands import _as_options, _sources, _training, main
 from distillkit.commands import condense as condense_command
 from distillkit.commands import doctor as doctor_command
 from distillkit.commands import evaluate as evaluate_command
@@ -638,10 +638,17 @@ def test_advice_names_options() -> None:
         (("--label", "mood"), "pass --folder 'faces/images', which has"),
         (("--label", "mood", "--folder", "faces/images"), "give --channels 1 or --channels 3: 1.png"),
         (("--label", "mood", "--folder", "faces/images"), "give --size, for example --size 32: 2.png"),
+        (
+            ("--label", "mood", "--folder", "faces/images", "--size", "8", "--channels", "1"),
+            "--test-fraction 0.2 holds out no picture: the largest class has 2; give a larger one, a test folder, or "
+            "--test-fraction 0 for no test set",
+        ),
     )
     for given, said in asked:
         assert said.replace("image=", "--image ") in " ".join(run(*words, *given, code=1).output.split())
     assert "load_table('faces/t.csv', folder='faces/images'" in run("condense", "faces", *words[2:], code=1).output
+    advice = _as_options("give networks=5 or count=5 or source='a'", main.get_command(click.Context(main), "evaluate"))
+    assert advice == "give --networks 5 or count=5 or source='a'"  # options, whatever the function calls their values
 
 
 def test_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,10 +47,11 @@ class _Commands(click.Group):
 
 def _as_options(message: str, command: click.Command | None) -> str:
     """Write arguments that a message advises, such as `size=32`, as options of the command; calls stay as they are."""
-    names = {param.name for param in command.params} if command is not None else set()
+    names = {name for param in command.params for name in param.opts} if command is not None else set()
 
     def option(found: re.Match[str]) -> str:
-        return f"--{found[1].replace('_', '-')}{' ' if found[2] else ''}" if found[1] in names else found[0]
+        name = f"--{found[1].replace('_', '-')}"
+        return f"{name}{' ' if found[2] else ''}" if name in names else found[0]
 
     return re.sub(r"(?<!\()(?<!, )\b(\w+)=(?=([\w'\"]?))", option, message)
 

@@ -44,7 +44,7 @@ def tsne(
 
     Raises:
         TypeError, ValueError: `embeddings` and `labels` have different client names, the embeddings differ in d, an
-            array is invalid, there are too few rows, or the number of class names is wrong.
+            array is invalid, there are too few rows, all rows are equal, or the number of class names is wrong.
 
     Source: van der Maaten and Hinton, "Visualizing data using t-SNE" (2008). The map is computed by scikit-learn's
     Barnes-Hut implementation.
@@ -191,6 +191,8 @@ def _tsne(points: Tensor, perplexity: float, generator: torch.Generator) -> Tens
     check.real_number(perplexity, "perplexity", above=0.0)
     if len(points) < 5:
         raise ValueError(f"embeddings must have at least 5 rows in all, got {len(points)}")
+    if bool((points == points[0]).all()):  # scikit-learn would end the process
+        raise ValueError(f"embeddings must differ, but all {len(points)} rows are equal")
     seed = int(torch.randint(2**31 - 1, (), generator=generator))
     start = "pca" if points.shape[1] > 1 else "random"
     with threadpool_limits(1):

@@ -16,13 +16,23 @@ from torch import Tensor
 
 from attacks import report
 from attacks.inversion import FedAvgUpdate, Gradient
+from attacks.matching import align
+from attacks.metrics import psnr
 from attacks.reporting import DamagedRun, IncompatibleImages, Inversion
 from attacks.reporting._evidence import Records
 from attacks.reporting._page import Section
 from attacks.reporting._recorded_run import open_run
-from attacks.reporting.inversion import _compare_own, _draw_held_out, fedavg_update, message_pair, record_counts
+from attacks.reporting.inversion import (
+    _compare_nearest,
+    _compare_own,
+    _draw_held_out,
+    fedavg_update,
+    message_pair,
+    record_counts,
+)
 from attacks.transcript import TranscriptMessage
 from distillkit import LabeledImages
+from distillkit._utils.pages import image_grid
 from distillkit._utils.tables import Table
 from distillkit.data import clients, load
 from distillkit.networks import ConvNet, build
@@ -253,6 +263,18 @@ def test_similar_reconstructions_are_found_below_the_threshold() -> None:
     [(_, line)] = nothing.negatives
     assert line.startswith("inverting the update of client 1 recovers images no closer to its records than to others (")
     assert not [*hidden.negatives, *nothing.leaks]
+
+
+def test_pictures_show_recovered_images_above_records() -> None:
+    inside, own = Records(TRAIN.pixels(), torch.arange(60), TRAIN), OWNERS[1]
+    truth = inside.pixels[own]
+    for outside, more in ((None, []), (Records(truth.flip(0), torch.arange(3), None), [truth])):
+        _compare_nearest(shown := Section("nearest"), truth, inside, outside)
+        assert shown.parts[0].png == image_grid([truth, truth, *more], "").png
+    noisy = (0.5 * truth + 0.2 + 0.1 * torch.randn(truth.shape, generator=derive(0))).clamp(0, 1)
+    order = psnr(fitted := align(noisy, truth), truth).argsort(descending=True)
+    _compare_own(shown := Section("own"), noisy.flip(0), own, inside, None, "client 1")
+    assert shown.parts[0].png == image_grid([noisy[order], fitted[order], truth[order]], "").png
 
 
 def test_client_without_a_reply_has_no_message_pair(run: Path, tmp_path: Path) -> None:

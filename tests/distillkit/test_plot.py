@@ -454,7 +454,9 @@ EMPTY = make(1)[:0]
         (lambda: plot.grid(make(), ax=plot.grid(make())), TypeError, "ax must be matplotlib axes"),
         (lambda: plot.tsne({}, {}), ValueError, "labels must have the clients"),
         (lambda: plot.tsne(two_clients(), {"a": torch.arange(8)}), ValueError, r"\['a', 'b'\], got \['a'\]"),
+        (lambda: plot.tsne({"a": torch.rand(8, 2)}, dict.fromkeys("ab", torch.arange(8))), ValueError, r"\['a', 'b"),
         (lambda: plot.tsne({"a": torch.zeros(4, 2)}, {"a": torch.arange(4)}), ValueError, "at least 5 rows"),
+        (lambda: plot.tsne({"a": torch.ones(6, 2)}, {"a": torch.arange(6)}), ValueError, "all 6 rows are equal"),
         (lambda: plot.tsne({"a": torch.zeros(6, 2)}, {"a": torch.arange(5)}), ValueError, "labels"),
         (
             lambda: plot.tsne({"a": torch.rand(6, 2)}, {"a": torch.arange(6)}, classes=["x"]),

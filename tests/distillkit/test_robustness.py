@@ -376,11 +376,14 @@ def test_wrong_arguments_are_named() -> None:
     for options in ({"epsilon": -0.1}, {"epsilon": 0.1, "step_size": 0.0}):
         with pytest.raises(ValueError, match="epsilon|step_size"):
             PGD(**options)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="different names, got 'FGSM 8/255' twice"):
-        require_perturbations([FGSM(8 / 255), FGSM(8 / 255)])
+    for epsilon in (8 / 255, 8 / 255 + 1e-9):
+        with pytest.raises(ValueError, match="different names, got 'FGSM 8/255' twice"):
+            require_perturbations([FGSM(8 / 255), FGSM(epsilon)])
     plain = LabeledImages(data.images, data.labels, num_classes=2)
     with pytest.raises(ValueError, match=r"test must have pixels in \[0, 1\] after removing the normalization"):
         evaluate(plain, plain, linear, against=[FGSM(0.1)])
+    with pytest.raises(ValueError, match=r"data must have pixels in \[0, 1\] after removing the normalization"):
+        accuracy(linear(), plain, against=FGSM(0.1))
     for rounded in (1.005, -0.001, 1.0099, -0.0099):  # up to 0.01 is taken for rounding
         assert float(pixels_in_range(torch.full((1, 1, 1, 1), rounded), IDENTITY)) == round(rounded)
     for beyond in (1.011, -0.011):

@@ -182,9 +182,18 @@ def test_replies_that_wait_in_a_file_give_the_same_run(case: str, monkeypatch: p
 
 
 def test_state_that_is_not_finite_is_discarded() -> None:
-    server = fl.simulate(method := fl.FedAvg(factory=Tiny, lr=0.1), federation(), rounds=1, progress=False).server
+    class Wider(fl.AddOn):
+        extra_outputs = 2
+
+    method = fl.FedAvg(Wider(), factory=Tiny, lr=0.1)
+    server = fl.simulate(method, federation(), rounds=1, progress=False).server
     assert check_state(method, server) is None
-    for factor, said in ((float("inf"), "holds NaN or Inf"), (1e30, "the new model gives NaN or Inf on noise images")):
+    model, said = server.state[fl.FedAvg.model], "the new model gives NaN or Inf on noise images"
+    beyond = torch.cat([model["classifier.weight"][:3], torch.full((2, 48), 3e38)])  # only the outputs of the add-on
+    for changes, words in (
+        (scaled(model, float("inf")), "holds NaN or Inf"), (multiplied(model, 1e30), said),
+        ({"classifier.weight": beyond}, said),
+    ):  # fmt: skip
         state = server.state.copy()
-        state[fl.FedAvg.model] = {n: t * factor for n, t in server.state[fl.FedAvg.model].items()}
-        assert said in str(check_state(method, replace(server, state=state)))
+        state[fl.FedAvg.model] = {**model, **changes}
+        assert words in str(check_state(method, replace(server, state=state)))

@@ -117,13 +117,17 @@ def test_limit_of_an_update_grows_with_the_whole_model() -> None:
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_draws_and_streams_of_an_add_on(batch_norm: bool) -> None:
     """Draws differ between rounds, clients and purposes; a single last image joins a batch if there is batch norm."""
-    states, sizes = dict[tuple[int, int, str], torch.Tensor](), list[list[int]]()
+    states, sizes, drawn = dict[tuple[int, int, str], torch.Tensor](), list[list[int]](), list[torch.Tensor]()
+
+    def augment(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        drawn.append(torch.rand((), generator=generator))
+        return images
 
     class Peek(AddOn):
         def before_training(self, local: Any) -> None:
             for purpose in ("", "x"):
                 states[local.round, local.client.id, purpose] = local.generator(self, purpose).get_state()
-            stream = local.stream(self, local.client.data[:5], batch=4)
+            stream = local.stream(self, local.client.data[:5], batch=4, augment=augment)
             sizes.append([len(next(stream).images) for _ in range(3)])
 
     layers = [nn.BatchNorm1d(16)] if batch_norm else []
@@ -132,3 +136,4 @@ def test_draws_and_streams_of_an_add_on(batch_norm: bool) -> None:
     assert len(states) == 8
     assert all(torch.equal(state, derive(3, r, k, "Peek", p).get_state()) for (r, k, p), state in states.items())
     assert sizes == [[5, 5, 5] if batch_norm else [4, 1, 4]] * 4
+    assert len(torch.stack(drawn).unique()) == 12  # and between batches

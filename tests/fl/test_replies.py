@@ -405,7 +405,7 @@ def test_replies_need_a_schema() -> None:
 
 
 def test_inconsistent_replies_do_not_count_in_part() -> None:
-    """With different shapes for each client, the first reply decides, and no other is partly accumulated."""
+    """With different shapes for each client, the first reply with an entry decides, and no other is partly added."""
 
     class E:
         a = Entry[torch.Tensor]("sum")
@@ -413,7 +413,8 @@ def test_inconsistent_replies_do_not_count_in_part() -> None:
         c = Entry[Any]("max")
 
     reducer = Aggregator({e.key: e for e in (E.a, E.b, E.c)})
-    reducer.fold(0, Message({E.a: torch.ones(2), E.b: torch.ones(1, 3), E.c: {"n": torch.tensor(1)}}))
+    reducer.fold(0, Message({E.a: torch.ones(2)}))
+    reducer.fold(1, Message({E.a: torch.ones(2), E.b: torch.ones(1, 3), E.c: {"n": torch.tensor(1)}}))
     odd: list[dict[Any, Any]] = [
         {E.a: torch.ones(2), E.b: torch.ones(1, 4)},
         {E.a: torch.ones(2), E.b: torch.ones(1, 3).double()},
@@ -425,9 +426,9 @@ def test_inconsistent_replies_do_not_count_in_part() -> None:
     ]
     for values in odd:
         with pytest.raises(BadReply, match="different type or shape"):
-            reducer.fold(1, Message(values))
-    assert reducer.clients == [0]
-    assert reducer.result()[E.a].tolist() == [1.0, 1.0]
+            reducer.fold(2, Message(values))
+    assert reducer.clients == [0, 1]
+    assert reducer.result()[E.a].tolist() == [2.0, 2.0]
     assert reducer.result()[E.b].shape == (1, 3)
 
 

@@ -508,6 +508,11 @@ def test_invalid_data_are_named() -> None:
     other = data().replace(normalization=Normalization((0.5,), (0.5,)))
     with pytest.raises(ValueError, match="different normalizations"):
         distribution_matching(data(), networks=networks, init=other)
+    for counts, words in (([4, 0, 5], "counts must be at least 1, got 0"), ([4, 4], "number of images, 9, got")):
+        with pytest.raises(ValueError, match=words):
+            embedding_means(frozen_net(), torch.zeros(9, *SHAPE), counts)
+        with pytest.raises(ValueError, match=words):
+            distance_to_means(frozen_net(), torch.zeros(len(counts), 4), torch.zeros(9, *SHAPE), counts)
 
 
 def test_divergence_raises_an_error() -> None:

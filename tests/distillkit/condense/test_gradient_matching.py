@@ -488,6 +488,7 @@ def test_fit_to_gradient_refuses_mismatched_targets() -> None:
     with pytest.raises(ValueError, match="must be finite"):
         fit_to_gradient(network, start, [*target[:-1], torch.full((2,), torch.nan)])
     refused(lambda: fit_to_gradient(network, start, {}), ValueError, "target must hold at least one")
+    refused(lambda: fit_to_gradient(network, start.replace(num_classes=3), target), ValueError, "must return 3 logits")
 
 
 MASK = torch.tensor([[True, False, True], [True, True, False], [False, True, True], [True, True, True]])

@@ -66,8 +66,10 @@ def test_noise_is_standard_normal_and_covers_absent_classes_on_request() -> None
 
 
 def test_statistics_are_per_class_and_channel_with_the_class_count() -> None:
-    data = real(30, 10)
+    data = real(30, 10, 0)
     means, stds = class_statistics(data)
+    for whole_set in (False, True):
+        assert not torch.cat(class_statistics(data, whole_set=whole_set), 1)[2].any()  # it has no images
     for c in range(2):
         for channel in range(2):
             pixels = data.images[data.labels == c][:, channel].flatten().tolist()

@@ -304,6 +304,10 @@ def test_seeded_or_absent_noise_carries_no_guarantee() -> None:
     assert bare.epsilon is None
     assert "without noise" in bare.reason
     assert bare.info()["nominal_epsilon"] is None
+    for client, first in ((2, "seeded"), (3, "without noise")):  # what broke the guarantee first is its reason
+        ledger.spend(Event("raw", 0.0, client=client), replace(ONE, client=client, seeded=True))
+        ledger.void("a file was lost", client=client)
+        assert first in ledger.guarantee(client).reason
 
 
 def test_void_and_remarks_are_kept(tmp_path: Path) -> None:

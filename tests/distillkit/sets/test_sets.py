@@ -306,6 +306,7 @@ def test_concatenate_refuses_differences_with_a_remedy() -> None:
     b = a.replace(columns={"x": torch.zeros(2)})
     with pytest.raises(ValueError, match=r"columns: \[\] and \['x'\]; .* `b\.replace\(columns=\{\.\.\.\}\)`"):
         LabeledImages.concatenate([a, b])
+    refused(lambda: LabeledImages.concatenate([b, a]), ValueError, r"columns: \['x'\] and \[\]")
 
     b = a.replace(labels=torch.eye(2))
     refused(lambda: LabeledImages.concatenate([a, b]), ValueError, r"class indices and rows; .*one_hot")

@@ -307,6 +307,8 @@ def test_late_rule_averages_the_late_rounds_of_each_tuning_seed(
     assert f"late: mean of the {which}." in str(tuning_table(tmp_path))
     with pytest.raises(ValueError, match=f"study.json has late_rounds={late}, got 2"):
         study(late_rounds=2).run(trial=False, progress=False)
+    with pytest.raises(ValueError, match="late_rounds must be at least 1, got 0"):
+        study(late_rounds=0)
 
 
 def test_late_rule_with_two_tuning_seeds_is_not_misled_by_one_round_of_one_seed(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from fl.deploy._wire import Job, job_parts, read_job, result_parts
 from fl.deploy.flower._messages import GridConnection, to_records
 from fl.deploy.flower._node import Node, _run_with_timeout
 from fl.deploy.flower._policy import read_policy
+from fl.deploy.flower._replies import WITHHELD
 from fl.engine._contract import ChangedInput
 from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from fl.message import Entry, Message
@@ -177,6 +178,20 @@ class Odd:
 def test_records_of_strangers_are_value_errors(content: Any) -> None:
     with pytest.raises(ValueError, match=r"distillkit|tensor"):
         GridConnection(None, 0.1).read(Odd(content))
+
+
+def test_errors_on_a_node_with_a_policy_are_withheld(tmp_path: Path) -> None:
+    def broken(partition: int) -> Any:
+        raise KeyError("6 images")
+
+    policy = written(tmp_path / "policy.toml")
+    for options, said in (
+        ({}, "raised KeyError: '6 images' (line"),
+        ({"policy": policy}, f"raised KeyError ({WITHHELD})"),
+    ):
+        node = Node(Cached(**FAST), broken, folder=tmp_path / "node", **options)  # type: ignore[arg-type]
+        for reply in (node.handle_query({}, CONFIG), node.handle_job(to_records(valid_job()), CONFIG, time.time())):
+            assert reply[1]["refused"].startswith(said)
 
 
 def test_refused_requests_leave_no_files(tmp_path: Path) -> None:
