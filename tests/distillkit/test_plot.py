@@ -324,6 +324,12 @@ def test_a_bubbles_area_is_the_number_of_images(classes: list[int], clients: int
     assert (axes.get_xlim(), axes.get_ylim()) == (pytest.approx((-0.7, clients - 0.3)), pytest.approx((3.6, -0.6)))
 
 
+def test_partition_has_a_row_for_every_class_up_to_the_largest() -> None:
+    axes = plot.partition([0, 2, 2], [[0, 1], [2]]).axes[0]
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["0", "1", "2"]
+    assert set(bubbles(axes.figure)) == {(0, 0), (0, 2), (1, 2)}
+
+
 def test_partition_of_many_clients_writes_totals_only() -> None:
     for clients, inside, ticks, turned in ((20, 20, 20, 0), (21, 0, 21, 90), (80, 0, 40, 90), (90, 0, 30, 90)):
         parts = [torch.tensor([i]) for i in range(clients)]

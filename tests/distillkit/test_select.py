@@ -91,7 +91,12 @@ def test_keeping_all_images_ranks_none() -> None:
 
 def test_more_clusters_than_images_give_each_its_own() -> None:
     embeddings, _ = pool(9)
-    assert torch.allclose(centroid_distances(embeddings, clusters=1000), torch.zeros(9, dtype=torch.float64), atol=1e-6)
+    for clusters in (9, 1000):
+        with pytest.warns(UserWarning, match=f"clusters={clusters} for 9 embeddings: each is its own centroid"):
+            assert float(centroid_distances(embeddings, clusters=clusters).max()) == pytest.approx(0, abs=1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert float(centroid_distances(embeddings, clusters=8).max()) > 1e-3
 
 
 # Pruning

@@ -183,7 +183,10 @@ def test_seeded_dropout_has_the_law_of_the_layer(
         assert torch.equal(net.eval()(x), x)
     with seeded_dropout(net.train(), derive(3)):
         assert torch.equal(net(x), seen)
-    assert "forward" not in vars(net[0])
+    for _ in range(2):  # the layer is as before, also if the block began in eval mode
+        assert "forward" not in vars(net[0])
+        with seeded_dropout(net.eval(), derive(3)):
+            assert "forward" in vars(net[0])
     assert set(seen.unique().tolist()) <= {0.0, float(torch.tensor(1.0) / (1 - p)) if p < 1 else 0.0}
     if layer is not nn.Dropout:
         assert torch.equal(seen, seen.flatten(2)[:, :, :1].view(*shape[:2], *[1] * (len(shape) - 2)).expand(shape))

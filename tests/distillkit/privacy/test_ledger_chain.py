@@ -117,7 +117,8 @@ def test_head_detects_changes_of_a_rewritten_chain(change: Any, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "given", "other"),
     [
-        ("delta", 1e-6, 1e-5), ("budget", 3.0, 4.0), ("disjoint", False, True), ("data", "abc", "abd"),
+        ("delta", 1e-6, 1e-5), ("budget", 3.0, 4.0), ("disjoint", False, True), ("disjoint", True, False),
+        ("data", "abc", "abd"),
         ("relation", "replace one record", "add or remove one record"), ("renyi_order", 4.0, 5.0),
     ],
 )  # fmt: skip
