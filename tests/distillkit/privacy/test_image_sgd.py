@@ -287,7 +287,7 @@ def test_images_changed_far_by_noise_are_valid_input(toy_set: LabeledImages, toy
 
 def test_network_is_traced_once_for_all_steps_and_again_if_its_result_changes(toy_set: LabeledImages) -> None:
     class Scaled(nn.Module):
-        scale, traces = 1.0, 0
+        scale, _shift, traces = 1.0, 0.0, 0
 
         def __init__(self) -> None:
             super().__init__()
@@ -295,7 +295,7 @@ def test_network_is_traced_once_for_all_steps_and_again_if_its_result_changes(to
 
         def features(self, x: Tensor) -> Tensor:
             Scaled.traces += 1
-            return x.flatten(1) * self.scale + self.classifier.weight.sum()
+            return x.flatten(1) * self.scale + self.classifier.weight.sum() + self._shift
 
         def forward(self, x: Tensor) -> Tensor:
             return self.classifier(self.features(x))
@@ -310,9 +310,12 @@ def test_network_is_traced_once_for_all_steps_and_again_if_its_result_changes(to
         one = traces(1, networks)
         assert traces(4, networks) - one <= 3 * public
     sampler = RandomNetworks(Scaled)
-    embedders = PublicEmbedders(sampler, 4, like=toy_set, centers=0)
+    embedders = PublicEmbedders(sampler, 6, like=toy_set, centers=0)
     network = sampler.draw(derive(0))
-    for k, holder, scale in ((0, Scaled, 1.0), (1, Scaled, 1.0), (2, Scaled, 3.0), (3, network, 2.0)):
-        holder.scale = scale  # type: ignore[union-attr]
+    for k, (holder, name, value) in enumerate([
+        (Scaled, "scale", 1.0), (Scaled, "scale", 1.0), (Scaled, "scale", 3.0), (network, "scale", 2.0),
+        (network, "scale", 2.0001), (network, "_shift", 1e-4),
+    ]):  # fmt: skip
+        setattr(holder, name, value)
         embedder = embedders[k]
         torch.testing.assert_close(embedder.embed_private(toy_set.images), embedder.embedding(toy_set.images))
