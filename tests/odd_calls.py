@@ -131,7 +131,7 @@ _TENSORS: dict[str, Callable[[Tensor], Any]] = {
     "NaN": lambda x: torch.full_like(x, math.nan) if x.is_floating_point() else x.float() * math.nan,
     "sparse": lambda x: x.to_sparse(),
     "meta": lambda x: x.to("meta"),
-    "negative": lambda x: -x - 1 if x.dtype != torch.bool else ~x,
+    "negated": lambda x: -x - 1 if x.dtype != torch.bool else ~x,
     "huge": lambda x: x * 0 + 100 if not x.is_floating_point() else x * 0 + 1e6,
 }
 

@@ -267,6 +267,8 @@ E_, L_ = pool(10)
         (lambda: prune_by_confidence(L_), ValueError, "either keep or threshold"),
         (lambda: prune_by_confidence(L_, keep=2, threshold=0.5), ValueError, "either keep or threshold"),
         (lambda: prune_by_confidence(L_, threshold=1.0), ValueError, "threshold must be less than 1"),
+        (lambda: prune_by_confidence(L_, threshold=-0.1), ValueError, "threshold"),
+        (lambda: centroid_distances(E_, batch_size=0), ValueError, "batch_size"),
     ],
 )
 def test_invalid_input_is_named(call: Any, error: type[Exception], words: str) -> None:

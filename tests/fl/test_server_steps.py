@@ -120,3 +120,16 @@ def test_architecture_of_no_drawn_client_is_unchanged(addon: AddOn) -> None:
     for name in then:
         still = torch.equal(then[name], now[name])
         assert still if "/b/" in name else not still or name.endswith("tracked"), name
+
+
+@pytest.mark.parametrize(
+    ("make", "option"),
+    [
+        (FedAdam, {"beta1": 1.0}),
+        (FedYogi, {"beta2": -0.1}),
+        (FedAdagrad, {"tau": 0.0}),
+        (FedAdagrad, {"initial": -1.0}),
+    ],
+)
+def test_options_have_their_bounds(make: Any, option: dict[str, float]) -> None:
+    refused(lambda: make(**option), ValueError, f"{next(iter(option))} must be")

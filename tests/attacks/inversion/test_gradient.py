@@ -158,7 +158,6 @@ BAD: list[tuple[Any, str]] = [
         lambda: invert_gradient(nn.Conv2d(1, 1, 1, bias=False), [torch.ones(1, 1, 1, 1)], SHAPE),
         r"network must give logits \[N, K\], got \[1, 1, 8, 8\]",
     ),
-    (lambda: invert_gradient(NET, GOOD, SHAPE, method="sgd"), "method must be one of 'geiping', 'dlg'"),
     (lambda: invert_gradient(NET, GOOD, SHAPE, lr=0.0), "lr must be greater than 0"),
     (lambda: invert_gradient(NET, GOOD, SHAPE, method="dlg", lr=0.1), "lr applies to method='geiping' only"),
     (lambda: invert_gradient(NET, GOOD, SHAPE, labels=torch.tensor([5])), "labels must be below num_classes=5"),

@@ -428,6 +428,7 @@ def scorers(value: Any) -> Any:
 REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: Pipeline(fit, IMAGES[:3], LABELS[:3]), "images must be at least 4 to be split in halves, got 3"),
     (lambda: Pipeline(fit, IMAGES, LABELS, IMAGES), "population must be 2 tensors, images and labels, got 20"),
+    (lambda: Pipeline(fit, IMAGES, LABELS, tag=3), "tag must be a string"),  # type: ignore[arg-type]
     (lambda: halves(5, 10, 0), "count must be even because shadows come in pairs of complements, got 5"),
     (lambda: run_shadows(pipeline(), 2), "count must be at least 4"),
     (lambda: run_shadows(pipeline(), 4, executor="cluster"), "executor must be a concurrent.futures.Executor"),  # type: ignore[arg-type]

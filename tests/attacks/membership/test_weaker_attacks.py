@@ -183,7 +183,6 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
         "network must have finite gradients, but those of 4 records are not",
     ),
     (lambda: gradient_norm(LABELS, IMAGES, LABELS), "network must be an nn.Module"),  # type: ignore[arg-type]
-    (lambda: gradient_norm(build(Branching, 0), IMAGES, LABELS, chunk=0), "chunk must be at least 1"),
     (lambda: shadow_classifier(torch.zeros(3), torch.ones(2, 3).bool(), torch.zeros(2, 3, 2)), r"target must be \[n\]"),
     (lambda: shadow_classifier(torch.zeros(3), torch.ones(2, 4).bool(), torch.zeros(2, 3)), "inside and shadows must"),
     (lambda: shadow_classifier(torch.zeros(3), torch.ones(2, 3).bool(), torch.zeros(2, 3)), "trained on every record"),

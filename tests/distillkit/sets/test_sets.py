@@ -350,6 +350,7 @@ X, Y = torch.zeros(2, 1, 3, 3), torch.tensor([0, 1])
     [
         ((X.long(), Y), {}, TypeError, "images must be floating point"),
         ((X, Y[:1]), {}, ValueError, "labels must have one entry per image"),
+        ((X, Y - 1), {}, ValueError, "labels must be at least 0"),
         ((X, Y), {"num_classes": 1}, ValueError, "labels must be below num_classes=1"),
         ((X[:0], Y[:0]), {}, ValueError, "num_classes must be given for an empty set"),
         ((X[:0], Y[:0]), {"num_classes": 0}, ValueError, "num_classes must be at least 1"),
