@@ -81,12 +81,12 @@ def test_rate_below_one_false_positive_is_not_measurable() -> None:
 
 
 def test_intervals_have_their_stated_coverage() -> None:
-    """1,000 attacks with Gaussian scores, whose true rate has a closed form.
+    """600 attacks with Gaussian scores, whose true rate has a closed form.
 
     The coverage holds for a fixed threshold (Clopper-Pearson) and for a threshold selected on the scores, where the
     plain interval covers far less. It also holds for the positive predictive value.
     """
-    runs, n, fpr, effect = 1000, 500, 0.05, 1.0
+    runs, n, fpr, effect = 600, 500, 0.05, 1.0
     truth = float(norm.sf(norm.isf(fpr) - effect))
     draws = torch.randn(runs, 2 * n, generator=derive(7), dtype=torch.float64)
     member = torch.arange(2 * n) < n

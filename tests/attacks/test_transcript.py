@@ -50,7 +50,7 @@ def same(one: object, other: object) -> bool:
     return type(one) is type(other) and one == other
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(values=st.dictionaries(st.text(st.characters(codec="ascii", categories=("L", "P")), min_size=1), VALUES))
 def test_transcript_of_the_federated_layer_is_read(
     values: dict[str, object], tmp_path_factory: pytest.TempPathFactory

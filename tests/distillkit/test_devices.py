@@ -431,7 +431,6 @@ def counted(work: Callable[[int], object], short: int, long: int) -> tuple[dict[
 
 
 NOTHING = {"wait": 0, "copy": 0}
-DROPOUT = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(), nn.Linear(8, 3))
 
 
 def evaluated(epochs: int, **how: Any) -> object:

@@ -127,7 +127,7 @@ def test_class_of_one_record_sends_the_record_and_noise_hides_it() -> None:
     assert found.labels.tolist() == [0, 3]
     assert float(psnr(found.images, truth).min()) > 40
     before = 100.0
-    for std in (0.01, 0.1, 1.0):
+    for std in (0.01, 1.0):
         rows = torch.zeros(5, 256)
         rows[labels] = sent.observed[0] + std * torch.randn(2, 256, generator=derive(1))
         noised = invert_message(ClassMeans([embed], [rows]), SHAPE, 2, method="dlg", steps=8)

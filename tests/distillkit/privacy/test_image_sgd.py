@@ -139,7 +139,7 @@ def test_one_record_changes_the_sum_by_at_most_the_clip(index: int) -> None:
 def test_noise_covers_all_pixels_of_all_classes_and_empty_batches(toy_set: LabeledImages, toy_network: Factory) -> None:
     seen: list[Tensor] = []
     nobody = toy_set[:0]
-    private(nobody, toy_network, steps=400, sigma=2.0, callback=lambda step, g: seen.append(g.clone()), clip=3.0)
+    private(nobody, toy_network, steps=250, sigma=2.0, callback=lambda step, g: seen.append(g.clone()), clip=3.0)
     released = torch.stack(seen)
     assert float((released != 0).double().mean()) > 0.999  # one in 2^20 lies on the grid's 0
     spread = released.transpose(0, 1).flatten(1).std(1)

@@ -20,7 +20,6 @@ from distillkit.sets import LabeledImages
 from tests.distillkit.privacy.options import condensed, grouped
 
 Factory = Callable[[], nn.Module]
-Patch = pytest.MonkeyPatch
 
 
 def stepped(toy_set: LabeledImages, toy_network: Factory, **options: Any) -> LabeledImages:

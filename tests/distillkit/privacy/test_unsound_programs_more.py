@@ -172,17 +172,7 @@ ASIDE = {"palette": palettes, "rounding in a chunk of one": lambda: raw_pixels(3
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name, marks=pytest.mark.xfail(reason="see docs/components/privacy.md, Floating point", strict=False)
-        )
-        if name == "rounding in a chunk of one"
-        else name
-        for name in NETWORKS
-    ],
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=ROUNDED) if n in ROUNDS else n for n in NETWORKS])
 def test_network_is_refused_or_harmless(name: str) -> None:
     program, data = NETWORKS[name], ASIDE.get(name, lambda: DATA)()
     if name == "palette":

@@ -56,7 +56,6 @@ def guarantee(info: dict[str, Any]) -> dict[str, Any]:
 
 
 MEASURED = Normalization((0.4,), (0.3,), measured=True)
-TILED = Tiles(2).pack(make())
 CNN = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
 
 
