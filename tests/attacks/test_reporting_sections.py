@@ -8,19 +8,21 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from attacks import report
-from attacks.reporting._evidence import Evidence, ObservedData, Records
+from attacks.reporting._evidence import Evidence, ObservedData, Records, with_weights
 from attacks.reporting._page import Findings, Section
 from attacks.reporting._rates import evaluate_scores, format_percent
 from attacks.reporting._recorded_run import RecordedRun
-from attacks.reporting._section_images import _add_groups, membership_section
+from attacks.reporting._section_images import _add_groups, membership_section, nearest_section
 from attacks.reporting._section_messages import adversary_section, class_section
 from attacks.reporting.privacy_claim import Audit, _add_claim, claim_section
 from attacks.reporting.similarity import random_baseline, record_scores
 from attacks.statistics import Rate, at_threshold
 from attacks.transcript import TranscriptMessage
 from distillkit import LabeledImages
+from distillkit._utils.pages import image_grid
 from distillkit._utils.tables import Table
 from distillkit.networks import ConvNet
 from distillkit.normalization import Normalization
@@ -237,6 +239,17 @@ def test_started_records_are_rated_apart_from_the_rest() -> None:
         assert f"images started from {len({1, 3, 5, 7} & {*started})} of 4 members" in words(section)
 
 
+def test_weights_of_another_architecture_are_not_loaded() -> None:
+    plain, network = nn.Linear(2, 3, bias=False), nn.Linear(2, 3)
+    for one, other in ((plain, network), (network, plain), (network, nn.Linear(3, 2))):
+        assert with_weights(one, other.state_dict()) is None
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    loaded = with_weights(network, given := nn.Linear(2, 3).state_dict())
+    assert loaded is not None
+    for model, wanted in ((loaded, given), (network, before)):
+        assert all(torch.equal(tensor, wanted[name]) for name, tensor in model.state_dict().items())
+
+
 # Images that were sent.
 
 
@@ -247,6 +260,15 @@ def test_rounds_of_one_image_have_a_distance_but_no_attack() -> None:
     both = record_scores([one, two], candidates)
     assert list(both) == ["distance", "nearest"]
     assert torch.equal(both["nearest"], record_scores([two], candidates)["nearest"])
+
+
+def test_sent_images_are_above_the_nearest_records() -> None:
+    sent, whole = images(1).images, torch.arange(24)
+    members, others = (Records(x, whole, None) for x in (sent.flip(0), sent.roll(1, 0)))  # each record is sent
+    order = torch.randperm(24, generator=derive(0, "shown"))[:10]
+    for given in ((None, None), (members, None), (members, others)):
+        found = nearest_section(Evidence(folder(), ObservedData([sent], [], [], {}), *given))
+        assert found.parts[0].png == image_grid([sent[order]] * (3 - given.count(None)), "").png
 
 
 def test_the_largest_upper_end_of_all_attacks_is_stated() -> None:

@@ -227,7 +227,7 @@ def test_tsne_limits_the_perplexity_and_starts_from_components(monkeypatch: pyte
     fake = SimpleNamespace(fit_transform=lambda points: torch.zeros(len(points), 2).numpy())
     monkeypatch.setattr("sklearn.manifold.TSNE", lambda **how: told.append(how) or fake)
     for n, d in ((12, 3), (300, 3), (12, 1)):
-        plot.tsne({"a": torch.randn(n, d, generator=G)}, {"a": torch.zeros(n, dtype=torch.long)})
+        plot.tsne({"a": torch.randn(n, d, generator=G)}, {"a": torch.full((n,), 2)})
     assert [(how["perplexity"], how["init"]) for how in told] == [(4, "pca"), (30, "pca"), (4, "random")]
 
 

@@ -469,6 +469,9 @@ def of_class(count: int) -> LabeledImages:
     return LabeledImages(torch.zeros(count + 1, 1, 2, 2), torch.tensor([0] * count + [1]), num_classes=3)
 
 
+WITH_COLUMN = of_class(1).replace(columns={"x": torch.zeros(2)})
+
+
 def pair(a: float, b: float) -> dict[str, Tensor]:
     return {"a": torch.tensor([a], dtype=torch.float64), "b": torch.tensor([b], dtype=torch.float64)}
 
@@ -494,6 +497,7 @@ def number(value: float) -> Tensor:
         (Limited.pictures, EntrySpec(of_class(1)[:0], max_per_class=2, max_rows=9), [of_class(1), of_class(2)],
          [of_class(3)]),
         (Limited.pictures, EntrySpec(of_class(1)[:0], max_per_class=9, max_rows=3), [of_class(2)], [of_class(3)]),
+        (Limited.pictures, EntrySpec(WITH_COLUMN[:0], max_rows=3), [WITH_COLUMN], [of_class(1)]),
     ],
 )  # fmt: skip
 def test_limits_hold_on_both_sides(entry: Entry[Any], spec: EntrySpec, accepted: list[Any], refused: list[Any]) -> None:

@@ -323,6 +323,7 @@ BAD: list[tuple[Any, str]] = [
     ),
     (lambda: ReplayableMessage([torch.ones(2) / 0], SENT.replay, 5), r"observed\[0\] must be finite"),
     (lambda: FedAvgUpdate(NET, [0 * p for p in ONES], lr=0.1), "update must not be empty or all 0"),
+    (lambda: FedAvgUpdate(NET, ONES, lr=0.1, batch=0), "batch must be at least 1"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, order=[]), "order must hold at least one batch, got none"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, batch=1, order=[torch.tensor([0])]), "order replaces epochs and batch"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, epochs=2, order=[torch.tensor([0])]), "order replaces epochs and batch"),

@@ -219,6 +219,7 @@ def test_a_set_records_the_origin_of_its_crops() -> None:
         (ValueError, "shear", {"shear": 90.0}),
         (ValueError, "jitter", {"jitter": (0.1, 0.1, 0.1, 0.6)}),
         (ValueError, "jitter", {"jitter": (0.1,)}),
+        (ValueError, "jpeg_quality", {"jpeg_quality": 0}),
         (ValueError, "jpeg_quality", {"jpeg_quality": 101}),
         (ValueError, "jpeg_quality", {"jpeg_quality": 75, "image": picture(channels=5)}),
     ],

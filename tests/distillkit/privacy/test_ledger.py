@@ -349,6 +349,8 @@ def test_invalid_events_and_ledgers_are_refused() -> None:
     refused(lambda: Event("x", -1.0), ValueError, "sigma")
     refused(lambda: Ledger(delta=0.0), NotAccountable, "delta")
     refused(lambda: Ledger(budget=0.0), ValueError, "budget")
+    for order in (0.0, 1.0):
+        refused(lambda order=order: Ledger(renyi_order=order), ValueError, "renyi_order must be greater than 1")
     refused(lambda: Account("ledger.jsonl"), TypeError, "ledger must be a Ledger, got str")  # type: ignore[arg-type]
 
 
