@@ -20,8 +20,8 @@ PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 MODULES = {"scikit-learn": "sklearn", "pillow": "PIL", "dp-accounting": "dp_accounting", "mkdocs-material": "material"}
 """What a distribution is imported as, where that is not its name."""
 OF_MKDOCS = {"markdown", "pygments", "griffe"}
-BY_HAND = {"nbclient", "nbformat"}  # imported when notebooks are executed, not when pages are built
 """What mkdocs, mkdocs-material and mkdocstrings are made of and bring: a hook works on their objects."""
+BY_HAND = {"nbclient", "nbformat"}  # imported when notebooks are executed, not when pages are built
 
 
 def required_modules(requirements: list[str]) -> set[str]:
