@@ -16,7 +16,7 @@ from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
 _LEAST = 20
-"""Smallest number of non-members for a false-positive rate, which is counted on half of them. The threshold is chosen
+"""Smallest number of non-members for a false-positive rate, which is sized on half of them. The threshold is chosen
 on the other half."""
 
 
@@ -67,7 +67,7 @@ class ObservedData:
         """Return the data in a run's transcript and in its published set, as far as the run has them."""
         rounds: dict[int, list[Tensor]] = {}
         sets, updates, replies = [], [], dict[int, int]()
-        counted = (run.plain_fedavg or {}).get("weights") == "samples"
+        sized = (run.plain_fedavg or {}).get("weights") == "samples"
         for message in run.messages():
             if message.direction == "down":
                 continue
@@ -77,7 +77,7 @@ class ObservedData:
                 rounds.setdefault(message.round, []).append(data.pixels().float())
                 sets.append((message.client, data))
             samples = next((v for k, v in message.values.items() if k.endswith(".samples")), None)
-            size = int(samples) if counted and isinstance(samples, float | int) else None
+            size = int(samples) if sized and isinstance(samples, float | int) and samples == int(samples) > 0 else None
             for key, value in message.values.items():
                 if key.endswith(".update") and isinstance(value, dict):
                     biases = [t for n, t in value.items() if n.endswith("bias") and t.ndim == 1]

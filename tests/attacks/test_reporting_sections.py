@@ -165,11 +165,16 @@ def test_bias_after_other_training_than_plain_sgd_is_not_read(options: dict[str,
     assert not rows(class_section(seen(run, updates=[(0, torch.zeros(2), 4)])))
 
 
-@pytest.mark.parametrize(("weights", "size"), [("samples", 5), ("uniform", None)])
-def test_weights_are_numbers_of_records_only_if_the_run_says_so(weights: str, size: Any, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("weights", "samples", "size"),
+    [("samples", 5.0, 5), ("samples", 2.5, None), ("samples", 0.0, None), ("uniform", 1.0, None)],
+)
+def test_weights_are_numbers_of_records_only_if_the_run_says_so(
+    weights: str, samples: float, size: Any, monkeypatch: Any
+) -> None:
     """A reply of any size has the weight 1 with uniform weights, of which no missing class follows."""
     update = {"0.bias": torch.zeros(4), "1.weight": torch.zeros(2, 4), "1.bias": RISE, "2.bias": torch.zeros(1, 2)}
-    values: dict[str, Any] = {"FedAvg.update": update, "FedAvg.samples": 5.0 if weights == "samples" else 1.0}
+    values: dict[str, Any] = {"FedAvg.update": update, "FedAvg.samples": samples}
     sent = [TranscriptMessage(1, 3, "up", values), TranscriptMessage(1, 3, "down", values)]
     sent += [TranscriptMessage(1, 3, "up", {}, exchange="answer")]
     monkeypatch.setattr(RecordedRun, "messages", lambda self: iter(sent))
