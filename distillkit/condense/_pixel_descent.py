@@ -111,7 +111,8 @@ class PixelDescent:
             bar.update()
         if self.callback is not None:
             state = {"images": self.images, "velocity": self.velocity, "step": torch.tensor(self.done)}
-            state |= {"seed": torch.tensor(self.seed), "loss": torch.as_tensor(loss, dtype=torch.float64)}
+            value = loss if isinstance(loss, Tensor) else torch.tensor(loss, dtype=torch.float64)
+            state |= {"seed": torch.tensor(self.seed), "loss": value}
             if self._automatic:
                 state["lr"] = torch.tensor(self.lr, dtype=torch.float64)
             pack = lambda: pack_arguments(self._arguments())  # noqa: E731

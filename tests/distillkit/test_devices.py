@@ -746,6 +746,7 @@ def test_a_callback_on_a_device_reads_the_loss_and_changes_nothing() -> None:
         assert float(states[0]["loss"]) != float(states[1]["loss"])
         again: Any = condensed(3, RandomNetworks(net), resume=states[1])
         assert again.info["loss"] == float(states[2]["loss"])
+    assert {states[0][name].dtype for name in ("images", "velocity", "loss")} == {torch.float32}  # MPS has no float64
 
 
 @pytest.mark.parametrize("make", [RandomNetworks, lambda factory: NetworkBall(factory(), 2.0)])
