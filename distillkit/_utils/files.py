@@ -52,12 +52,11 @@ def write_atomically(path: str | os.PathLike[str], data: bytes | str) -> None:
 def sync_folder(folder: Path) -> None:
     """Sync a folder to disk, so that a new file's name survives a crash.
 
-    On systems that cannot open folders, the function does nothing.
+    On systems other than POSIX, which cannot open folders, the function does nothing.
     """
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except PermissionError:
+    if os.name != "posix":
         return
+    handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
