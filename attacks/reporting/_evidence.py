@@ -16,7 +16,7 @@ from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
 _LEAST = 20
-"""Smallest number of non-members for a false-positive rate, which is sized on half of them. The threshold is chosen
+"""Smallest number of non-members for a false-positive rate, which is counted on half of them. The threshold is chosen
 on the other half."""
 
 
