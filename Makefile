@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 FLOWER := .venv-flower
 
-.PHONY: demo gpu test test-slow coverage wheel release tag test-flower test-flower-faults killed mutants lint lint-versions constraints bench bench-peers bench-page docs clean
+.PHONY: demo gpu test test-slow coverage wheel release tag test-flower test-flower-faults killed mutants lint lint-versions constraints bench bench-peers bench-page docs docs-version clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/quickstart.py
@@ -111,6 +111,12 @@ bench-peers: $(FLOWER)/.made
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict
+
+# Add this version's site, with a menu of all versions, to the local branch gh-pages. Nothing is pushed.
+docs-version: $(STAMP)
+	version=$$(sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml); \
+	export DOCS_VERSIONS=mike PATH="$(CURDIR)/$(BIN):$$PATH"; \
+	mike deploy --update-aliases $$version latest && mike set-default latest
 
 # The environment is created once and recreated when pyproject.toml changes.
 $(STAMP): pyproject.toml

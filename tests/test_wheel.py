@@ -75,7 +75,8 @@ def test_site_dependencies_are_in_their_extra() -> None:
     assert used - needed - required_modules(PROJECT["project"]["dependencies"]) - OF_MKDOCS - BY_HAND - own == set()
     named = {re.search(r"theme:\n  name: (\w+)", settings)[1]}  # type: ignore[index]
     assert "- mkdocstrings:" in settings
-    assert needed - used - named - {"mkdocstrings-python"} == set()
+    assert "mike deploy" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert needed - used - named - {"mkdocstrings-python", "mike"} == set()
 
 
 def test_tests_have_every_extra_except_flowers() -> None:
