@@ -24,13 +24,25 @@ def test_interrupted_condensation_continues_with_the_same_result(script: Any, tm
     assert [line["finished"] for line in lines(tmp_path / "a")] == [False]
     for name in ("a", "b"):
         script.main([*words, "--out", str(tmp_path / name)])
-    first, second = (LabeledImages.load(tmp_path / name / "dm-set.safetensors") for name in ("a", "b"))
+    first, second = (LabeledImages.load(tmp_path / name / "dm-10-set.safetensors") for name in ("a", "b"))
     assert first.images.equal(second.images)
     before = lines(tmp_path / "b")
     assert [line.get("finished") for line in before] == [None, True]
     assert {line["device"] for line in before} == {"cpu"}
     script.main([*words, "--out", str(tmp_path / "b")])
     assert lines(tmp_path / "b") == before
+
+
+def test_other_sizes_are_condensed_beside_the_first(script: Any, tmp_path: Path) -> None:
+    script.main(["--smoke", "--pieces", "dm-1", "dm-50", "--device", "cpu", "--out", str(tmp_path)])
+    rows = [line for line in lines(tmp_path) if "what" in line]
+    assert [(row["what"], row["published"]) for row in rows] == [
+        ("DM, 1 per class", "26.0 %"),
+        ("DM, 50 per class", "63.0 %"),
+    ]
+    sets = [LabeledImages.load(tmp_path / f"dm-{ipc}-set.safetensors") for ipc in (1, 50)]
+    assert [len(small) for small in sets] == [10, 500]
+    assert list(script.PIECES) == ["tests", "speed", "dm", "dm-1", "dm-50", "cells"]
 
 
 def test_speed_and_tests_of_the_device_are_written(script: Any, tmp_path: Path) -> None:
