@@ -77,7 +77,8 @@ class ObservedData:
                 rounds.setdefault(message.round, []).append(data.pixels().float())
                 sets.append((message.client, data))
             samples = next((v for k, v in message.values.items() if k.endswith(".samples")), None)
-            size = int(samples) if sized and isinstance(samples, float | int) and samples == int(samples) > 0 else None
+            count = float(samples) if sized and isinstance(samples, float | int) else 0.0
+            size = int(count) if count > 0 and count.is_integer() else None
             for key, value in message.values.items():
                 if key.endswith(".update") and isinstance(value, dict):
                     biases = [t for n, t in value.items() if n.endswith("bias") and t.ndim == 1]

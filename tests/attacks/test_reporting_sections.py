@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -167,7 +168,13 @@ def test_bias_after_other_training_than_plain_sgd_is_not_read(options: dict[str,
 
 @pytest.mark.parametrize(
     ("weights", "samples", "size"),
-    [("samples", 5.0, 5), ("samples", 2.5, None), ("samples", 0.0, None), ("uniform", 1.0, None)],
+    [
+        ("samples", 5.0, 5),
+        ("samples", 2.5, None),
+        ("samples", 0.0, None),
+        ("samples", math.inf, None),
+        ("uniform", 1.0, None),
+    ],
 )
 def test_weights_are_numbers_of_records_only_if_the_run_says_so(
     weights: str, samples: float, size: Any, monkeypatch: Any
