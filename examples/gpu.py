@@ -5,7 +5,7 @@
 
 `tests` compares every component with the CPU; `speed` measures steps beside PyTorch's layers; `dm`, `dm-1` and `dm-50`
 condense CIFAR-10 by DM to 10, 1 and 50 images per class in the paper's 20,000 steps; `cells` runs cells of the papers'
-tables (FedLGD's uses digits from fonts for SynthDigits, and no SVHN). `gpu.jsonl` has a line for each result.
+tables at their size (FedLGD's: digits from fonts for SynthDigits, no SVHN). `gpu.jsonl` has a line for each result.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ def test_interrupted_condensation_continues_with_the_same_result(script: Any, tm
     before = lines(tmp_path / "b")
     assert [line.get("finished") for line in before] == [None, True]
     assert {line["device"] for line in before} == {"cpu"}
+    assert (before[0]["what"], before[0]["published"]) == ("DM, 10 per class", "48.9 %")
     script.main([*words, "--out", str(tmp_path / "b")])
     assert lines(tmp_path / "b") == before
 
