@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import importlib
 import threading
-from itertools import pairwise
+import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,19 +14,24 @@ from torch import Tensor, nn
 from distillkit import LabeledImages, Normalization
 from distillkit.augment import DSA
 from distillkit.condense import (
-    InnerTraining,
+    Progress,
     distance_to_means,
     distribution_matching,
     embedding_means,
     gradient_matching,
+    initial_images,
     load_state,
     save_state,
 )
 from distillkit.condense._parallel import ParallelMap, class_threads
-from distillkit.networks import ConvNet, FixedNetwork, Network, NetworkBall, RandomNetworks, build, split
-from distillkit.rng import as_generator, derive
+from distillkit.networks import ConvNet, FixedNetwork, NetworkBall, RandomNetworks, build
+from distillkit.normalization import IDENTITY
+from distillkit.rng import derive
+from distillkit.sets import TiledImages, Tiles
+from tests.refused import refused
 
-SHAPE, CLASSES = (2, 8, 8), 3
+SHAPE, CLASSES = (2, 8, 8), 4
+NORMALIZATION = Normalization((0.1, 0.2), (0.2, 0.4))
 
 
 def convnet(norm: str = "instance") -> nn.Module:
@@ -35,11 +42,14 @@ def frozen_net(dtype: torch.dtype = torch.float32, norm: str = "instance", train
     return build(lambda: convnet(norm), 1).to(dtype).requires_grad_(False).train(train)
 
 
-def data(counts: tuple[int, ...] = (9, 5, 7), dtype: torch.dtype = torch.float32, seed: int = 0) -> LabeledImages:
+def data(counts: tuple[int, ...] = (9, 5, 0, 7), dtype: torch.dtype = torch.float32, seed: int = 0) -> LabeledImages:
     labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     labels = labels[torch.randperm(len(labels), generator=derive(seed, "order"))]
     images = torch.randn(len(labels), *SHAPE, generator=derive(seed), dtype=dtype) + labels.view(-1, 1, 1, 1)
-    return LabeledImages(images, labels, num_classes=len(counts))
+    return LabeledImages(images, labels, num_classes=len(counts), normalization=NORMALIZATION)
+
+
+REAL = data(dtype=torch.float64)
 
 
 def reference(network: Any, real: list[Tensor], synthetic: list[Tensor], match: str, together: bool) -> Any:
@@ -87,157 +97,195 @@ def test_gradient_equals_the_slow_reference(norm: str, match: str, chunk: int | 
             assert (gradient - slow).norm() <= tolerance * slow.norm()
 
 
-def test_batch_statistics_are_those_of_mixed_classes() -> None:
-    network = frozen_net(norm="batch", train=True)
-    own = torch.randn(5, *SHAPE, generator=derive(0))
-    mixed = embedding_means(network, torch.cat([own, 3 * own]), [5, 5], chunk=1)
-    alone = [embedding_means(network, images, [5])[0] for images in (own, 3 * own)]
-    assert torch.allclose(alone[0], alone[1], atol=1e-3)
-    assert (mixed[0] - mixed[1]).norm() > 0.3 * mixed[0].norm()
+class Flat(nn.Module):
+    """A user's network without the split; it flattens with `view`, which fails on channels_last maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(2, 4, 3, stride=2), nn.Linear(36, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.conv(x))
+        return self.head(x.view(x.shape[0], -1))
 
 
-def test_steps_are_sgd_with_momentum_on_the_pixels() -> None:
-    real, start = data(dtype=torch.float64), data((2, 1, 2), torch.float64, seed=5)
-    networks = NetworkBall(frozen_net(torch.float64), 0.5)
-    drawn: list[torch.Generator] = []
+def mmd(real: Tensor, synthetic: Tensor) -> Tensor:
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        return (-(a[:, None] - b).square().mean(2)).exp().mean()
 
-    class Spy:
-        fixed = False
-
-        def draw(self, generator: torch.Generator) -> Any:
-            drawn.append(generator.clone_state())
-            return networks.draw(generator)
-
-    made = distribution_matching(real, networks=Spy(), init=start, steps=3, lr=0.3, momentum=0.5, batch_real=None)
-    by_class = [real.images[real.labels == c] for c in range(CLASSES)]
-    expected = torch.cat([start.images[start.labels == c] for c in range(CLASSES)])
-    velocity = torch.zeros_like(expected)
-    for generator in drawn:
-        parts = list(expected.split([2, 1, 2]))
-        velocity = 0.5 * velocity + reference(networks.draw(generator), by_class, parts, "embedding", False)[1]
-        expected = expected - 0.3 * velocity
-    assert len(drawn) == 3
-    assert torch.allclose(made.images, expected, rtol=0, atol=1e-12)
-    assert made.labels.tolist() == [0, 0, 1, 2, 2]
+    return kernel(real, real) + kernel(synthetic, synthetic) - 2 * kernel(real, synthetic)
 
 
-def test_matching_lowers_the_loss_and_returns_a_set_with_its_space() -> None:
-    real = data().replace(normalization=Normalization((0.1, 0.2), (0.5, 0.5)))
-    losses: list[float] = []
-    made = distribution_matching(
-        real, networks=FixedNetwork(frozen_net()), ipc=2, steps=30, init="noise", lr=0.3,
-        callback=lambda progress: losses.append(progress.loss),
-    )  # fmt: skip
-    assert losses[-1] < 0.2 * losses[0]
-    assert made.normalization == real.normalization
-    assert made.num_classes == CLASSES
-    assert made.labels.tolist() == [0, 0, 1, 1, 2, 2]
-    assert made.info["networks"] == "FixedNetwork(ConvNet)"
-    assert made.info["loss"] == losses[-1]
-    assert made.info["init"] == "noise"
+def first(real: Tensor, synthetic: Tensor) -> Tensor:
+    return (real[0] - synthetic[-1]).square().sum()
+
+
+def double(make: Callable[..., nn.Module], *options: Any) -> Callable[[], nn.Module]:
+    return lambda: make(*options).double()
+
+
+def untracked() -> nn.Module:
+    net = frozen_net(torch.float64, "batch")
+    for norm in net.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            norm.running_mean = norm.running_var = None
+    return net
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "DM": {"networks": lambda: RandomNetworks(convnet), "augment": DSA()},
-    "FedLGD": {"networks": lambda: FixedNetwork(frozen_net()), "augment": DSA()},
-    "cached": {"networks": lambda: FixedNetwork(frozen_net())},
-    "FedDM": {"networks": lambda: NetworkBall(frozen_net(), 5.0), "match": "embedding+logits"},
-    "batch norm": {"networks": lambda: RandomNetworks(lambda: convnet("batch"))},
-}
+    "DM": {"networks": lambda: RandomNetworks(double(convnet)), "augment": DSA()},
+    "FedLGD": {"networks": lambda: FixedNetwork(frozen_net(torch.float64)), "augment": DSA(), "chunk": 3},
+    "FedDM": {"networks": lambda: NetworkBall(frozen_net(torch.float64), 5.0), "match": "embedding+logits",
+              "batch_real": None, "chunk": 1},
+    "cached": {"networks": lambda: FixedNetwork(frozen_net(torch.float64)), "match": "embedding+logits", "chunk": 3},
+    "not cached": {"networks": lambda: FixedNetwork(frozen_net(torch.float64), cache=False), "lr": None, "chunk": 6},
+    "batch norm": {"networks": lambda: RandomNetworks(double(convnet, "batch")), "chunk": 1, "momentum": 0.9},
+    "untracked": {"networks": lambda: FixedNetwork(untracked()), "match": mmd, "batch_real": 5},
+    "own loss": {"networks": lambda: RandomNetworks(double(Flat)), "match": mmd, "augment": DSA("flip"), "chunk": 2},
+    "order": {"networks": lambda: FixedNetwork(frozen_net(torch.float64)), "match": first, "batch_real": 5, "lr": None},
+    "tiles": {"networks": lambda: RandomNetworks(double(Flat)), "parametrize": Tiles(2), "lr": None, "init": "noise"},
+    "real tiles": {"networks": lambda: NetworkBall(frozen_net(torch.float64), 1.0), "parametrize": Tiles(2),
+                   "augment": DSA("flip_crop"), "chunk": 5, "ipc": 1},
+    "given": {"networks": lambda: RandomNetworks(double(convnet)), "init": data((3, 1, 0, 2), torch.float64, 5)},
+    "classes": {"networks": lambda: RandomNetworks(double(Flat)), "classes": [3, 0], "init": "statistics"},
+}  # fmt: skip
 
 
-def run(name: str, **changes: Any) -> LabeledImages:
-    options = {**OPTIONS[name], "ipc": 2, "steps": 5, "batch_real": 4, "lr": 0.1, **changes}
-    options["networks"] = options["networks"]()
-    return distribution_matching(data(), **options)
+def run(name: str, real: LabeledImages = REAL, **changes: Any) -> LabeledImages:
+    given = {"ipc": 2, "steps": 4, "batch_real": 4, "lr": 0.1, "progress": False, **OPTIONS[name], **changes}
+    return distribution_matching(real, **{**given, "networks": given["networks"]()})
+
+
+def slow_dm(start: LabeledImages, seed: int, **options: Any) -> tuple[Tensor, list[float], float]:
+    """Run the method with torch's SGD in one graph. Return the (stored) images, the losses and the learning rate."""
+    given = {"networks": None, "batch_real": 4, "lr": 0.1, "momentum": 0.5, "match": "embedding", "augment": None}
+    networks, batch, lr, momentum, match, augment = ((given | options)[name] for name in given)
+    tiles, networks = options.get("parametrize"), networks()
+    if networks.fixed and augment is None and not callable(match):
+        batch = None
+
+    def loss_of(stored: Tensor, step: int) -> Tensor:
+        network, parts = networks.draw(derive(seed, step, "network")), ([], [])
+        synthetic = stored if tiles is None else tiles.decode(stored)
+        for c in start.labels.unique().tolist():
+            rows = (REAL.labels == c).nonzero().flatten()
+            if batch is not None and len(rows) > batch:
+                rows = rows[torch.randperm(len(rows), generator=derive(seed, step, c, "real"))[:batch]]
+            for into, x in zip(parts, (REAL.images[rows], synthetic[start.labels == c])):
+                into.append(x if augment is None else augment(x, derive(seed, step, c, "augment"), siamese=True))
+        outputs = []
+        for images in parts:
+            x = network.features(torch.cat(images))
+            x = torch.cat([x, network.classifier(x)], 1) if match == "embedding+logits" else x
+            outputs.append(x.split([len(own) for own in images]))
+        mean = lambda r, s: (r.mean(0) - s.mean(0)).square().sum()  # noqa: E731
+        losses = [(match if callable(match) else mean)(r, s) for r, s in zip(*outputs, strict=True)]
+        return torch.stack(losses).sum()
+
+    stored = (start.stored if isinstance(start, TiledImages) else start.images).clone().requires_grad_()
+    if lr is None:
+        noise = torch.randn(stored.shape, generator=derive(seed, "lr"), dtype=stored.dtype).requires_grad_()
+        size = torch.autograd.grad(loss_of(noise, 0), noise)[0].square().mean().sqrt()
+        lr = float(f"{0.05 / 0.3 / float(size):.3g}")
+    optimizer, losses = torch.optim.SGD([stored], lr=lr, momentum=momentum), []
+    for step in range(4):
+        optimizer.zero_grad()
+        losses.append(loss := loss_of(stored, step))
+        loss.backward()
+        optimizer.step()
+    return stored.detach(), [float(loss) for loss in losses], lr
 
 
 @pytest.mark.usefixtures("global_rng_untouched")
 @pytest.mark.parametrize("name", OPTIONS)
-def test_run_resumed_from_its_file_is_bitwise_equal(name: str, tmp_path: Any) -> None:
-    def save(progress: Any) -> None:
-        if progress.step == 3:
+def test_result_equals_sgd_on_the_equation_and_a_resumed_run_to_the_bit(name: str, tmp_path: Path) -> None:
+    """Unequal classes, of which one is absent, in colour with unequal deviations."""
+    seen: list[tuple[int, int, float]] = []
+    generator, options = torch.Generator().manual_seed(3), {"ipc": 2, "init": "real", **OPTIONS[name]}
+    seed = int(torch.randint(2**62, (), generator=(other := generator.clone_state())))
+
+    def save(progress: Progress) -> None:
+        seen.append((progress.step, progress.steps, progress.loss))
+        if progress.step == 2:
             save_state(tmp_path / "state", progress.state())
 
-    whole = run(name, callback=save)
-    assert torch.equal(run(name).images, whole.images)
-    assert not torch.equal(run(name, generator=1).images, whole.images)
-    resumed = run(name, resume=tmp_path / "state")
-    assert torch.equal(resumed.images, whole.images)
-    assert torch.equal(run(name, resume=load_state(tmp_path / "state"), generator=99).images, whole.images)
-    assert resumed.info == whole.info
-    augment, seed = OPTIONS[name].get("augment"), int(torch.randint(2**62, (), generator=as_generator(0)))
-    facts = {"method": "distribution matching", "augment": augment and repr(augment), "seed": seed, "generator": 0,
-             "steps": 5, "batch_real": 4, "match": OPTIONS[name].get("match", "embedding")}  # fmt: skip
-    assert {key: whole.info[key] for key in facts} == facts
-    longer = run(name, resume=tmp_path / "state", steps=7)
-    assert torch.equal(longer.images, run(name, steps=7).images)
+    made = run(name, callback=save, generator=generator)
+    assert torch.equal(generator.get_state(), other.get_state())  # one draw
+    how = {key: options[key] for key in ("init", "classes", "parametrize") if key in options}
+    start = initial_images(REAL, options["ipc"], generator=derive(seed, "init"), **how)
+    stored, losses, lr = slow_dm(start, seed, **OPTIONS[name])
+    images = made.stored if isinstance(made, TiledImages) else made.images
+    assert not torch.equal(images, start.stored if isinstance(start, TiledImages) else start.images)
+    torch.testing.assert_close(images, stored, rtol=1e-6, atol=1e-9)
+    assert [(step, 4, pytest.approx(loss)) for step, loss in enumerate(losses, 1)] == seen
+    assert torch.equal(made.labels, start.labels)
+    assert (made.normalization, made.num_classes) == (REAL.normalization, CLASSES)
+    names = {"networks": repr(options["networks"]()), "augment": options.get("augment") and repr(options["augment"])}
+    match, ipc = options.get("match", "embedding"), [3, 1, 2] if name == "given" else options["ipc"]
+    facts = {**names, "method": "distribution matching", "seed": seed, "steps": 4, "lr": pytest.approx(lr), "ipc": ipc,
+             "momentum": options.get("momentum", 0.5), "loss": seen[-1][2], "absent": [2],
+             "batch_real": options.get("batch_real", 4) or len(REAL), "init": start.info["init"],
+             "match": match if isinstance(match, str) else f"{__name__}.{match.__name__}"}  # fmt: skip
+    assert {key: made.info[key] for key in facts} == facts
+    if tiles := options.get("parametrize"):
+        assert torch.equal(made.images, tiles.decode(images))
+        assert made.info["parametrize"] == repr(tiles)
+    for resume in (tmp_path / "state", load_state(tmp_path / "state")):
+        again = run(name, resume=resume, generator=99)
+        assert torch.equal(again.images, made.images)
+        assert again.info == made.info | {"generator": 99}
+    if options.get("lr", 0) is None:
+        assert torch.equal(
+            run(name, lr=made.info["lr"], generator=torch.Generator().manual_seed(3)).images, made.images
+        )
+        with pytest.raises(ValueError, match=r"lr=None \(now 1\.0\)"):
+            run(name, resume=resume, lr=1.0)
 
 
-def test_state_of_another_call_is_refused_by_name() -> None:
+def moved() -> Any:
+    net = frozen_net(torch.float64)
+    net.classifier.bias.data[0] += 0.01
+    return FixedNetwork(net)
+
+
+@pytest.mark.parametrize(("name", "changes", "words"), [
+    ("DM", {"lr": 0.2}, r"lr=0\.1 \(now 0\.2\)$"),
+    ("DM", {"momentum": 0.1}, r"momentum=0\.5 \(now 0\.1\)$"),
+    ("DM", {"batch_real": 5}, r"batch_real=4 \(now 5\)$"),
+    ("DM", {"match": "embedding+logits"}, r"match='embedding' \(now 'embedding\+logits'\)$"),
+    ("DM", {"augment": DSA("flip")}, r"augment=.* \(now .*'flip'.*$"),
+    ("DM", {"augment": None}, r"augment=.* \(now None\)$"),
+    ("DM", {"ipc": 1}, r"classes=\{'0': \[9, 2\], .*now \{'0': \[9, 1\], .*shape=\[6, 2, 8, 8\] \(now \[3,"),
+    ("DM", {"classes": [0, 1]}, "classes=.*shape="),
+    ("DM", {"parametrize": Tiles(2)}, r"classes=.*parametrize=None \(now 'Tiles\(factor=2\)'\)$"),
+    ("DM", {"networks": lambda: FixedNetwork(frozen_net(torch.float64))}, "network=.*networks='RandomNetworks'"),
+    ("DM", {"networks": lambda: RandomNetworks(double(convnet, "batch"))}, "arguments: network=[^=]*$"),
+    ("DM", {"networks": lambda: RandomNetworks(lambda: nn.Sequential(double(convnet)()))}, "arguments: network=[^=]*$"),
+    ("cached", {"networks": moved}, "arguments: network=.*outputs"),
+    ("cached", {"networks": OPTIONS["not cached"]["networks"]}, r"cache=True \(now False\)$"),
+    ("own loss", {"match": first}, r"match='.*\.mmd' \(now '.*\.first'\)$"),
+    ("DM", {"real": REAL.replace(images=REAL.images.flip(3))}, r"arguments: data='\w+' \(now '\w+'\)$"),
+    ("DM", {"real": REAL.replace(normalization=IDENTITY)}, r"arguments: data='\w+' \(now '\w+'\)$"),
+    ("DM", {"real": REAL.replace(columns={"age": torch.arange(21)})}, r"arguments: data='\w+' \(now '\w+'\)$"),
+    ("DM", {"real": REAL.replace(labels=REAL.labels.flip(0))}, r"arguments: data='\w+' \(now '\w+'\)$"),
+    ("DM", {"steps": 1}, "already done 2 steps, but steps=1"),
+])  # fmt: skip
+def test_state_of_another_call_is_refused_by_name(name: str, changes: dict[str, Any], words: str) -> None:
     states: list[Any] = []
-    run("DM", callback=lambda progress: states.append(progress.state()))
-    with pytest.raises(ValueError, match=r"lr=0\.1 \(now 0\.2\)"):
-        run("DM", resume=states[0], lr=0.2)
-    with pytest.raises(ValueError, match=r"classes=.*networks='RandomNetworks'"):
-        run("FedDM", resume=states[0], ipc=1)
-    with pytest.raises(ValueError, match="already done 5 steps, but steps=4"):
-        run("DM", resume=states[-1], steps=4)
-    for name, changes, words in (
-        ("DM", {"momentum": 0.1}, r"momentum=0\.5 \(now 0\.1\)"),
-        ("DM", {"batch_real": 5}, r"batch_real=4 \(now 5\)"),
-        ("cached", {"networks": lambda: FixedNetwork(frozen_net(), cache=False)}, r"cache=True \(now False\)"),
-    ):
-        run(name, callback=lambda progress: states.append(progress.state()), steps=1)
-        with pytest.raises(ValueError, match=f"other arguments: {words}$"):
-            run(name, resume=states.pop(), **changes)
-    with pytest.raises(ValueError, match="method='distribution matching' .now 'gradient matching'"):
-        gradient_matching(data(), networks=RandomNetworks(convnet), ipc=2, resume=states[0])
-    done = run("DM", resume=states[-1])
-    assert torch.equal(done.images, states[-1]["images"])
-    assert done.info["loss"] == float(states[-1]["loss"])
+    done = run(name, callback=lambda progress: states.append(progress.state()), steps=2)
+    with pytest.raises(ValueError, match=words):
+        run(name, resume=states[-1], **changes)
+    again = run(name, resume=states[-1], steps=2)
+    assert torch.equal(again.images, done.images)
+    assert again.info == done.info
+    if "networks" in changes:
+        with pytest.raises(ValueError, match="method='distribution matching' .now 'gradient matching'"):
+            gradient_matching(REAL, networks=RandomNetworks(double(convnet)), ipc=2, resume=states[0])
 
 
-def test_state_of_other_data_or_another_network_is_refused_by_name() -> None:
-    """Data with equal counts and sums but other pixels; networks of another width, activation, norm, or weights."""
-    states: list[Any] = []
-    run("DM", callback=lambda progress: states.append(progress.state()))
-    run("FedLGD", callback=lambda progress: states.append(progress.state()))
-    dm, lgd = states[2], states[-1]
-    options = {**OPTIONS["DM"], "networks": RandomNetworks(convnet), "ipc": 2, "steps": 5, "batch_real": 4, "lr": 0.1}
-    real = data()
-    for other in (
-        real.replace(images=real.images.flip(3)),
-        real.replace(normalization=Normalization((0.1, 0.2), (0.5, 0.5))),
-        real.replace(labels=real.labels, columns={"age": torch.arange(len(real))}),
-    ):
-        with pytest.raises(ValueError, match=r"saved by a call with other arguments: data='\w+' \(now '\w+'\)$"):
-            distribution_matching(other, resume=dm, **options)
-    for factory in (lambda: convnet("batch"), lambda: convnet("none"), lambda: nn.Sequential(convnet())):
-        with pytest.raises(ValueError, match="saved by a call with other arguments: network="):
-            run("DM", resume=dm, networks=lambda f=factory: RandomNetworks(f))
-    moved = frozen_net()
-    with torch.no_grad():
-        next(moved.parameters()).add_(0.01)
-    with pytest.raises(ValueError, match="other arguments: network=.*outputs"):
-        run("FedLGD", resume=lgd, networks=lambda: FixedNetwork(moved))
-    with pytest.raises(ValueError, match="other arguments: augment="):
-        run("DM", resume=dm, augment=DSA("flip"))
-
-
-def test_condensation_without_saved_state_computes_no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: Any) -> dict[str, Any]:
-        raise AssertionError
-
-    monkeypatch.setattr("distillkit.condense._condensation.call_identity", never)
+def test_callback_that_saves_no_state_costs_no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distillkit.condense._condensation.call_identity", None)
     run("DM", callback=lambda progress: progress.images.sum())
-
-
-def test_call_advances_a_given_generator() -> None:
-    generator = torch.Generator().manual_seed(3)
-    first, second = run("DM", generator=generator), run("DM", generator=generator)
-    assert not torch.equal(first.images, second.images)
-    assert torch.equal(run("DM", generator=torch.Generator().manual_seed(3)).images, first.images)
 
 
 def test_threads_are_independent() -> None:
@@ -357,111 +405,29 @@ class Counting:
 
 
 def test_fixed_network_embeds_real_images_once() -> None:
-    once, always = Counting(frozen_net(torch.float64)), Counting(frozen_net(torch.float64))
-    options: dict[str, Any] = {"ipc": 1, "steps": 4, "lr": 0.1}
-    cached = distribution_matching(data(dtype=torch.float64), networks=once, batch_real=2, **options)
-    always.fixed = False
-    papers = distribution_matching(data(dtype=torch.float64), networks=always, batch_real=None, **options)
-    assert torch.allclose(cached.images, papers.images, rtol=0, atol=1e-12)
-    trial = 2  # images of noise
-    assert sum(once.seen) == trial + 21 + 4 * 3
-    assert sum(always.seen) == trial + 4 * (21 + 3)
-    batches = Counting(frozen_net())
-    distribution_matching(data(), networks=batches, batch_real=6, augment=DSA(), **options)
-    assert sum(batches.seen) == trial + 4 * (6 + 5 + 6 + 3)
-
-
-def test_augmentation_is_drawn_once_per_class_and_step() -> None:
-    calls: list[tuple[int, float]] = []
-
-    def shift(images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
-        assert siamese
-        drawn = torch.rand((), generator=generator)
-        calls.append((len(images), float(drawn)))
-        return images + drawn
-
-    steps = 2
-    distribution_matching(data(), networks=RandomNetworks(convnet), ipc=1, steps=steps, augment=shift, lr=0.1)
-    real, synthetic = ([draw for n, draw in calls if (n == 1) == small] for small in (False, True))
-    assert real == synthetic
-    assert len(set(real)) == len(real) == steps * CLASSES
-
-
-def test_real_batches_are_drawn_anew_without_replacement() -> None:
-    images = torch.arange(10.0).view(10, 1, 1, 1).expand(-1, *SHAPE).contiguous()
-    seen: list[set[float]] = []
-
-    def note(batch: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
-        if len(batch) > 1:
-            seen.append(set(batch[:, 0, 0, 0].tolist()))
-        return batch
-
-    distribution_matching(
-        images, torch.zeros(10, dtype=torch.int64), num_classes=CLASSES, networks=RandomNetworks(convnet), ipc=1,
-        steps=6, batch_real=4, augment=note, lr=0.1,
-    )  # fmt: skip
-    assert [len(values) for values in seen] == [4] * 6
-    assert any(a != b for a, b in pairwise(seen))
-    assert len(set.union(*seen)) > 7
-
-
-def test_absent_and_short_classes_are_reported() -> None:
-    real = data((4, 0, 1))
-    made = distribution_matching(real, networks=RandomNetworks(convnet), ipc=3, steps=2, lr=0.1)
-    assert made.labels.tolist() == [0] * 3 + [2] * 3
-    assert made.num_classes == CLASSES
-    assert made.info["absent"] == [1]
-    assert made.info["with_replacement"] == [2]
-    assert bool(torch.isfinite(made.images).all())
-    chosen = distribution_matching(real, networks=RandomNetworks(convnet), ipc=1, steps=1, classes=[2], lr=0.1)
-    assert chosen.labels.tolist() == [2]
-    with pytest.raises(ValueError, match=r"classes must have at least one image each, but \[1\] have none"):
-        distribution_matching(real, networks=RandomNetworks(convnet), classes=[0, 1])
+    for fixed, options, real in (
+        (True, {}, 21),
+        (False, {"batch_real": None}, 4 * 21),
+        (True, {"augment": DSA()}, 4 * 12),
+    ):
+        (counting := Counting(frozen_net())).fixed = fixed
+        distribution_matching(data(), networks=counting, **{"ipc": 1, "steps": 4, "batch_real": 4, **options})
+        assert sum(counting.seen) == 2 + real + 4 * 3  # two images of noise try the network
 
 
 def test_zero_steps_return_the_initial_set_and_leave_inputs_unchanged() -> None:
-    real, start = data(), data((1, 1, 1), seed=4)
+    real, start = data(), data((1, 1, 0, 1), seed=4)
     before, begun = real.images.clone(), start.images.clone()
     made = distribution_matching(real, networks=RandomNetworks(convnet), init=start, steps=0)
     assert [made.info[name] for name in ("lr", "momentum", "batch_real")] == [1.0, 0.5, 256]  # DM's defaults
     assert torch.equal(made.images, start.images[start.labels.argsort()])
     assert made.info["loss"] is None
+    assert run("tiles", steps=0).info["lr"] is None
     every = distribution_matching(real, networks=RandomNetworks(convnet), steps=0, batch_real=None)
     assert every.info["batch_real"] == len(real)
     distribution_matching(real, networks=RandomNetworks(convnet), init=start, steps=2, lr=0.1)
     assert torch.equal(real.images, before)
     assert torch.equal(start.images, begun)
-
-
-class TenLines(nn.Module):
-    """A user's network: it flattens with `view`, which fails on channels_last maps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(5, 6, 3, stride=2)
-        self.head = nn.Linear(6 * 5 * 4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.conv(x))
-        return self.head(x.view(x.shape[0], -1))
-
-
-@pytest.mark.parametrize("match", ["embedding", "embedding+logits"])
-def test_networks_with_any_channels_and_sizes_run(match: str) -> None:
-    images = torch.randn(12, 5, 12, 10, generator=derive(0))
-    labels = torch.arange(12) % 2
-    with torch.no_grad():
-        made = distribution_matching(
-            images, labels, networks=RandomNetworks(TenLines), ipc=2, steps=3, match=match, lr=0.1
-        )
-    assert made.shape == (5, 12, 10)
-    assert made.num_classes == 2
-    network = split(build(TenLines, 0))
-    means = embedding_means(network, images, [12], match=match, chunk=5)
-    direct = (
-        network.features(images) if match == "embedding" else torch.cat([network.features(images), network(images)], 1)
-    )
-    assert torch.allclose(means[0], direct.mean(0), atol=1e-6)
 
 
 @pytest.mark.parametrize(("threads", "parts", "autocast", "others"), [
@@ -481,33 +447,35 @@ def test_groups_run_in_other_threads_only_if_that_helps(
     assert others or all(own is network for _, own, _ in made)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"momentum": 1.0}, "momentum must be less than 1"),
-        ({"classes": [7]}, r"classes must be distinct and in \[0, 3\)"),
-        ({"classes": [1, 1]}, "classes must be distinct"),
-        ({"classes": []}, "at least one"),
-        ({"num_classes": 4}, "the set has 3"),
-        (
-            {"networks": lambda: RandomNetworks(lambda: convnet().double())},
-            "networks must have the dtype and device of the images",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"momentum": 1.0}, "momentum must be less than 1"),
+    ({"lr": 0.0}, "lr must be greater than 0"),
+    ({"classes": [7]}, r"classes must be distinct and in \[0, 4\)"),
+    ({"classes": [1, 1]}, "classes must be distinct"),
+    ({"classes": []}, "at least one"),
+    ({"classes": [0, 2]}, r"classes must have at least one image each, but \[2\] have none"),
+    ({"num_classes": 5}, "the set has 4"),
+    ({"networks": lambda: RandomNetworks(convnet)}, "networks must have the dtype and device of the images"),
+    ({"init": REAL.replace(normalization=IDENTITY)}, "different normalizations"),
+    ({"real": REAL[:0]}, "at least one image, got an empty set"),
+    ({"match": "means", "steps": 0}, "match must be one of"),
+    ({"match": lambda real, synthetic: 1.0}, r"match must return a real scalar tensor .* got 1\.0$"),
+    ({"match": lambda real, synthetic: synthetic.mean(0)}, r"got a torch.float64 tensor of shape \[32\]$"),
+    ({"match": lambda real, synthetic: real.sum()}, r"tensor of shape \[\] without a gradient$"),
+    ({"match": lambda real, synthetic: (synthetic.mean() * 1j).exp()}, "got a torch.complex128 tensor"),
+    ({"match": lambda real, synthetic: real.add_(1).mean() + synthetic.mean()}, "must not change its arguments"),
+    ({"match": lambda real, synthetic: synthetic.sub_(1).mean()}, "match (fails|must not change)"),
+    ({"match": lambda real, synthetic: (real - synthetic[:, 1:]).mean()},
+     r"match fails on real and synthetic embeddings of shapes \[4, 32\] and \[2, 32\]: RuntimeError: The size"),
+    ({"match": lambda real: real.mean()}, r"match is called as match\(real, synthetic\)"),
+    ({"match": lambda real, synthetic, third: real.mean()}, r"match is called as match\(real, synthetic\)"),
+    ({"match": lambda real, synthetic: 0 * synthetic.sum(), "lr": None}, r"gradient at noise images has size 0\.0"),
+])  # fmt: skip
 def test_invalid_options_are_named(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        run("DM", **changes)
+    refused(lambda: run("DM", **changes), (TypeError, ValueError), message)
 
 
-def test_invalid_data_are_named() -> None:
-    networks = RandomNetworks(convnet)
-    empty = LabeledImages(torch.zeros(0, *SHAPE), torch.zeros(0, dtype=torch.int64), num_classes=3)
-    with pytest.raises(ValueError, match="at least one image, got an empty set"):
-        distribution_matching(empty, networks=networks)
-    other = data().replace(normalization=Normalization((0.5,), (0.5,)))
-    with pytest.raises(ValueError, match="different normalizations"):
-        distribution_matching(data(), networks=networks, init=other)
+def test_invalid_counts_are_named() -> None:
     for counts, words in (([4, 0, 5], "counts must be at least 1, got 0"), ([4, 4], "number of images, 9, got")):
         with pytest.raises(ValueError, match=words):
             embedding_means(frozen_net(), torch.zeros(9, *SHAPE), counts)
@@ -515,35 +483,27 @@ def test_invalid_data_are_named() -> None:
             distance_to_means(frozen_net(), torch.zeros(len(counts), 4), torch.zeros(9, *SHAPE), counts)
 
 
-def test_divergence_raises_an_error() -> None:
-    class Steep(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.classifier = nn.Linear(128, 3)
-
-        def features(self, images: Tensor) -> Tensor:
-            return images.flatten(1).pow(3)
-
-        def forward(self, images: Tensor) -> Tensor:
-            return self.classifier(self.features(images))
-
-    with pytest.raises(FloatingPointError, match=r"diverged; lower lr"):
-        distribution_matching(data(), networks=RandomNetworks(Steep), ipc=1, steps=20, lr=10.0)
+def test_losses_and_images_that_are_not_finite_stop() -> None:
+    with pytest.raises(FloatingPointError, match="the loss is nan in step 1: matching diverged; lower lr"):
+        run("DM", match=lambda real, synthetic: synthetic.sum() * torch.nan)
+    wide: dict[str, Any] = {"real": data(), "networks": lambda: RandomNetworks(convnet), "lr": 1e37}
+    with pytest.raises(FloatingPointError, match="NaN or Inf in the optimized images: .* lower lr, or the lr of inner"):
+        run("DM", match=lambda real, synthetic: 1e6 * synthetic.sum(), steps=1, **wide)
 
 
-@pytest.mark.parametrize("method", ["distribution", "gradient"])
-def test_every_step_draws_a_network_of_its_own(method: str) -> None:
-    drawn: list[float] = []
-
-    class Noting(RandomNetworks):
-        def draw(self, generator: torch.Generator) -> Network:
-            drawn.append(float(torch.rand((), generator=generator.clone_state())))
-            return super().draw(generator)
-
-    networks = Noting(convnet)
-    drawn.clear()
-    if method == "distribution":
-        distribution_matching(data(), networks=networks, ipc=1, steps=6)
-    else:
-        gradient_matching(data(), networks=networks, ipc=1, iterations=6, inner=InnerTraining((1, 0)))
-    assert len(drawn) == len(set(drawn)) == 6
+@pytest.mark.parametrize(
+    ("lr", "std", "steps", "far"),
+    [(1e-3, 1.0, 25, False), (1e3, 1.0, 25, True), (1e3, 1.0, 3, True), (10.0, 0.01, 25, False)],
+)
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_pixels_far_outside_their_range_are_named_once(
+    lr: float, std: float, steps: int, sign: int, *, far: bool
+) -> None:
+    real = REAL.replace(normalization=Normalization((0.0,), (std,)))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        run("DM", match=lambda real, synthetic: sign * synthetic.sum(), steps=steps, lr=lr, real=real)
+    found = [str(w.message) for w in said if "pixels range" in str(w.message)]
+    assert len(found) == far
+    words = f"distribution matching: after step {min(10, steps)}, "
+    assert all(words in text and "Lower lr=1000" in text for text in found)

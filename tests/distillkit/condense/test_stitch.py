@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import copy
+import math
+import statistics
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +17,12 @@ from torch.nn import functional as F
 
 from distillkit import LabeledImages
 from distillkit.condense import stitch
-from distillkit.condense.stitch import _boxes, _Scoring
+from distillkit.condense.stitch import _boxes
 from distillkit.data import open_npz
+from distillkit.labels._teacher import describe_teacher
 from distillkit.networks import build
-from distillkit.rng import derive
-from distillkit.select import prune_by_confidence
-from tests.distillkit.labels.toys import CLASSES, convnet, stripes, trained_teacher
+from distillkit.rng import as_generator, derive
+from tests.distillkit.labels.toys import convnet, stripes, trained_teacher
 
 
 class Dark(nn.Module):
@@ -37,88 +42,71 @@ class Reordered(nn.Module):
         return self.network(images).roll(1, 1)
 
 
-def constants(count: int, side: int, width: int | None = None) -> LabeledImages:
-    """Return images that are constant: image i has the value i."""
-    images = torch.arange(float(count)).view(-1, 1, 1, 1).expand(-1, 1, side, width or side) / 8
-    return LabeledImages(images.clone(), torch.zeros(count, dtype=torch.int64), num_classes=2)
+def slow_stitch(
+    data: LabeledImages, observer: nn.Module, c: int, *, ipc: int, factor: int, pool: int | None, crops: int,
+    min_scale: float, seed: int,
+) -> tuple[list[Tensor], list[float]]:  # fmt: skip
+    """Return the images of a class, crop by crop and cell by cell, and the probabilities of their crops."""
+    own, (_, h, w) = (data.labels == c).nonzero().flatten(), data.shape
+    own = own[torch.randperm(len(own), generator=derive(seed, c, "pool"))[:pool].sort().values]
+    boxes = _boxes(len(own), crops, min_scale, (h, w), derive(seed, c, "crops")).tolist()
+    a, b, best = h // factor, w // factor, []
+    for image, five in zip(data.images[own], boxes, strict=True):
+        cut, framed = [], torch.zeros(crops, *data.shape, dtype=data.images.dtype)
+        for k, (top, left, height, width) in enumerate(five):
+            crop = image[None, :, top : top + height, left : left + width]
+            cut += F.interpolate(crop, (a, b), mode="bilinear", antialias=True)
+            framed[k, :, (h - a) // 2 : (h - a) // 2 + a, (w - b) // 2 : (w - b) // 2 + b] = cut[-1]
+        chances = observer(framed).softmax(1)[:, c].tolist()
+        best.append((max(chances), cut[chances.index(max(chances))]))
+    best.sort(key=lambda pair: -pair[0])
+    best = [best[k % len(best)] for k in range(ipc * factor**2)]
+    rows, columns = ([len(part) for part in torch.arange(side).tensor_split(factor)] for side in (h, w))
+    made = []
+    for i in range(ipc):
+        cells = iter(crop[None] for _, crop in best[i::ipc])
+        lines = [torch.cat([F.interpolate(next(cells), (row, column)) for column in columns], 3) for row in rows]
+        made.append(torch.cat(lines, 2)[0])
+    return made, [chance for chance, _ in best]
 
 
-def test_ranks_fill_the_same_cell_of_every_mosaic() -> None:
-    with pytest.warns(UserWarning, match=r"factor=2 makes mosaics of crops of 2x2 pixels"):
-        made = stitch(constants(8, 4), observer=Dark(), ipc=2, factor=2)
-    cells = made.images[:, 0, ::2, ::2] * 8
-    assert cells.tolist() == [[[0, 2], [4, 6]], [[1, 3], [5, 7]]]
-    assert torch.equal(made.images, made.images[:, :, ::2, ::2].repeat_interleave(2, 2).repeat_interleave(2, 3))
-    assert made.labels.tolist() == [0, 0]
-    best = torch.tensor([9.0, 9.0 - 1 / 8]).sigmoid()  # the observer's probabilities of the first two images
-    assert stitch(constants(8, 4), observer=Dark(), ipc=2).info["confidence"] == pytest.approx(
-        float(best.mean()), abs=1e-6
-    )
-
-
-def test_the_first_cells_are_larger_where_the_factor_does_not_divide_a_side() -> None:
-    with pytest.warns(UserWarning, match="factor=2"):
-        made = stitch(constants(8, 5, 9), observer=Dark(), ipc=1, factor=2)
-    rows = [[0] * 5 + [1] * 4, [2] * 5 + [3] * 4]
-    assert (made.images[0, 0] * 8).round(decimals=3).tolist() == [rows[0]] * 3 + [rows[1]] * 2
-
-
-def test_a_crop_is_cut_where_its_box_lies_and_resized_to_its_cell() -> None:
-    picture, scoring = torch.rand(3, 6, 10, generator=derive(0)), _Scoring(Dark(), 2, 1, 1.0, None)
-    wanted = F.interpolate(picture[None, :, 1:6, 4:7], (3, 5), mode="bilinear", antialias=True)[0]
-    assert torch.allclose(scoring._cut(picture, (1, 4, 5, 3)), wanted, atol=1e-6)
-    assert torch.equal(scoring._cut(picture, (2, 1, 3, 5)), picture[:, 2:5, 1:6])
-
-
-def test_the_darkest_crops_of_each_image_are_chosen() -> None:
-    images = torch.ones(3, 1, 4, 4)
-    images[0, 0, :2, :2] = -1.0
-    images[2] = -0.5
-    data = LabeledImages(images, torch.zeros(3, dtype=torch.int64), num_classes=2)
-    with pytest.warns(UserWarning, match="too few images to decide; pass real training images to try the observer"):
-        made = stitch(data, observer=Dark(), ipc=2, crops=200, min_scale=0.2)
-    assert torch.equal(made.images[0], torch.full((1, 4, 4), -1.0))
-    assert torch.equal(made.images[1], torch.full((1, 4, 4), -0.5))
-
-
-def test_whole_images_are_those_that_confidence_pruning_keeps() -> None:
-    data, teacher = stripes(60, noise=0.3), trained_teacher()
-    logits = teacher(data.images).detach()
-    assert torch.equal(logits.argmax(1), data.labels)
-    for ipc in (1, 4, 20):
-        made = stitch(data, observer=teacher, ipc=ipc, min_scale=1.0, crops=2)
-        kept = data[prune_by_confidence(logits, keep=ipc * CLASSES, strategy="bottom")]
-        for c in range(CLASSES):
-            ours, theirs = (x.images[x.labels == c].flatten(1) for x in (made, kept))
-            assert sorted(ours.tolist()) == sorted(theirs.tolist())
-
-
-def test_a_set_says_that_it_publishes_real_pixels() -> None:
-    data = stripes(60)
-    teacher = trained_teacher().train()
-    before = {name: value.clone() for name, value in teacher.state_dict().items()}
-    made = stitch(data, observer=teacher, ipc=2, pool=5, classes=[0, 2], generator=4)
-    assert "publishes=pixels of real images" in repr(made)
-    facts = {"method": "stitch", "ipc": 2, "factor": 1, "pool": 5, "crops": 5, "min_scale": 0.08, "generator": 4}
+@pytest.mark.parametrize(("shape", "chosen", "options"), [
+    ((1, 8, 8), None, {"ipc": 4, "factor": 1, "pool": 7, "crops": 5, "min_scale": 0.08}),
+    ((2, 11, 7), [2, 0], {"ipc": 2, "factor": 3, "pool": None, "crops": 3, "min_scale": 0.3}),
+    ((3, 6, 10), None, {"ipc": 1, "factor": 2, "pool": 5, "crops": 1, "min_scale": 1.0}),
+    ((1, 7, 12), [0, 1], {"ipc": 30, "factor": 1, "pool": None, "crops": 2, "min_scale": 1.0}),  # with ties
+])  # fmt: skip
+@pytest.mark.parametrize("chunk", [None, 7])
+def test_sets_equal_those_of_a_slow_search(
+    shape: tuple[int, int, int], chosen: list[int] | None, options: dict[str, Any], chunk: int | None
+) -> None:
+    """Unequal classes, of which one is absent, oblong images, and sides that the factor does not divide."""
+    images = torch.randn(44, *shape, generator=derive(0), dtype=torch.float64)
+    images[-6:] = images[:6]
+    data = LabeledImages(images, torch.tensor([0] * 12 + [1] * 17 + [2] * 9 + [0] * 6), num_classes=4)
+    layers = lambda: nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 4), nn.Dropout(0.9))  # noqa: E731
+    observer = build(layers, 3).double().train()
+    before = copy.deepcopy(observer.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of few images and small mosaics
+        made = stitch(data, observer=observer, classes=chosen, generator=4, chunk=chunk, device="cpu", **options)
+    assert observer.training
+    assert all(torch.equal(value, before[name]) for name, value in observer.state_dict().items())
+    seed, classes = int(torch.randint(2**62, (), generator=as_generator(4))), sorted(chosen or [0, 1, 2])
+    found = [slow_stitch(data, observer.eval(), c, seed=seed, **options) for c in classes]
+    assert made.labels.tolist() == [c for c in classes for _ in range(options["ipc"])]
+    torch.testing.assert_close(made.images, torch.stack([image for own, _ in found for image in own]))
+    pools = [own[torch.randperm(len(own), generator=derive(seed, c, "pool"))[: options["pool"]]]
+             for c, own in ((c, (data.labels == c).nonzero().flatten()) for c in classes)]  # fmt: skip
+    right = torch.cat([observer(images[own]).argmax(1) == c for c, own in zip(classes, pools, strict=True)])
+    facts = options | {
+        "method": "stitch", "generator": 4, "seed": seed, "device": "cpu", "absent": [3] if chosen is None else [],
+        "with_replacement": [c for c in classes if [18, 17, 9][c] < options["ipc"] * options["factor"] ** 2],
+        "publishes": "pixels of real images",
+        "confidence": pytest.approx(statistics.fmean(x for _, own in found for x in own)),
+        "observer": {**describe_teacher(observer), "accuracy": float(right.double().mean())},
+    }  # fmt: skip
     assert {name: made.info[name] for name in facts} == facts
-    assert (made.info["absent"], made.info["with_replacement"]) == ([], [])
-    assert made.info["observer"]["accuracy"] > 0.8
-    assert 0.3 < made.info["confidence"] <= 1
-    assert made.labels.tolist() == [0, 0, 2, 2]
-    assert teacher.training
-    dropped = nn.Sequential(nn.Dropout(0.9), teacher)
-    again = stitch(data, observer=dropped, ipc=2, pool=5, classes=[0, 2], generator=4)
-    assert torch.equal(again.images, made.images)
-    assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
-
-
-def test_classes_on_several_machines_give_the_same_bits() -> None:
-    data, teacher = stripes(60), trained_teacher()
-    whole = stitch(data, observer=teacher, ipc=3, pool=8, generator=5)
-    parts = [stitch(data, observer=teacher, ipc=3, pool=8, generator=5, classes=own) for own in ([0, 2], [1])]
-    assert torch.equal(whole.images, torch.cat([parts[0].images[:3], parts[1].images, parts[0].images[3:]]))
-    other = stitch(data, observer=teacher, ipc=3, pool=8, generator=6)
-    assert not torch.equal(whole.images, other.images)
 
 
 def test_stored_images_are_read_by_rows(tmp_path: Path) -> None:
@@ -135,13 +123,6 @@ def test_stored_images_are_read_by_rows(tmp_path: Path) -> None:
             stitch(stored, observer=trained_teacher(), **{name: value})
 
 
-def test_chunks_and_devices_do_not_change_the_choice() -> None:
-    data, teacher = stripes(60), trained_teacher()
-    one, two = (stitch(data, observer=teacher, ipc=2, chunk=chunk, device="cpu") for chunk in (None, 7))
-    assert torch.equal(one.images, two.images)
-    assert torch.equal(one.images, stitch(data, observer=teacher.double(), ipc=2).images)
-
-
 def test_an_observer_at_the_level_of_chance_is_refused() -> None:
     data = stripes(90)
     with pytest.raises(ValueError, match=r"observer is right on .* of the pool.* Its classes have another order"):
@@ -154,15 +135,13 @@ def test_an_observer_at_the_level_of_chance_is_refused() -> None:
 
 def test_small_pools_and_classes() -> None:
     data, teacher = stripes(60), trained_teacher()
-    few = data[torch.cat([torch.arange(55), torch.tensor([57])])].replace(columns={})
     with pytest.raises(ValueError, match=r"pool must be at least ipc \* factor\*\*2 = 6"):
         stitch(data, observer=teacher, ipc=6, pool=5)
     assert len(stitch(data, observer=teacher, ipc=6, pool=6)) == 18
-    with pytest.warns(UserWarning, match=r"ipc \* factor\*\*2=20 is more than 2 of 3 classes have: 1 \(18\), 2 \(18\)"):
-        made = stitch(few, observer=teacher, ipc=20)
-    assert made.info["with_replacement"] == [1, 2]
-    own = made.images[made.labels == 1]
-    assert torch.equal(own[:2], own[18:])
+    with pytest.warns(
+        UserWarning, match=r"ipc \* factor\*\*2=20 is more than 3 of 3 classes have: 0 \(19\), 1 \(19\), 2 \(18\)"
+    ):
+        stitch(data[:56], observer=teacher, ipc=20)
     for options, words in (
         ({"factor": 0}, "factor"), ({"factor": 9}, "factor must be at most"), ({"crops": 0}, "crops"),
         ({"min_scale": 1.1}, "min_scale"), ({"ipc": 0}, "ipc"), ({"pool": 0}, "pool"),
@@ -173,8 +152,13 @@ def test_small_pools_and_classes() -> None:
 
 @pytest.mark.parametrize(("size", "factor"), [((95, 200), 1), ((200, 95), 1), ((96, 96), 2)])
 def test_the_default_factor_depends_on_the_shorter_side(size: tuple[int, int], factor: int) -> None:
-    made = stitch(constants(8, *size), observer=Dark(), ipc=1, crops=1)
-    assert made.info["factor"] == factor
+    data = LabeledImages(torch.rand(8, 1, *size), torch.zeros(8, dtype=torch.int64), num_classes=2)
+    options: dict[str, Any] = {"observer": Dark(), "ipc": 1, "crops": 1}
+    assert stitch(data, **options).info["factor"] == factor
+    with warnings.catch_warnings(record=True) as said:
+        stitch(data, factor=2, **options)
+    text = f"factor=2 makes mosaics of crops of {size[0] // 2}x{size[1] // 2} pixels. Below 96 pixels"
+    assert [str(one.message).startswith(text) for one in said] == [True] * (factor == 1)
 
 
 def test_an_observer_that_fails_on_crops_is_refused() -> None:
@@ -215,40 +199,3 @@ def test_areas_are_uniform_and_crops_lie_anywhere_in_oblong_images() -> None:
     places = torch.stack([top / (40 - height), left / (100 - width)])[:, both]
     assert abs(float(torch.corrcoef(places)[0, 1])) < 0.05
     assert len(boxes.unique(dim=0)) > 3000
-
-
-def test_classes_have_their_own_pools_and_crops() -> None:
-    images = torch.rand(40, 1, 12, 12, generator=derive(0))
-    data = LabeledImages(torch.cat([images, images]), torch.arange(2).repeat_interleave(40), num_classes=2)
-
-    class Right(nn.Module):
-        """Observer that knows the class of whole images only by their order, so that all crops score alike."""
-
-        def forward(self, crops: Tensor) -> Tensor:
-            return torch.zeros(len(crops), 2)
-
-    with pytest.warns(UserWarning, match="too few"):
-        made = stitch(data, observer=Right(), ipc=4, pool=10, generator=1)
-    assert made.info["confidence"] == pytest.approx(0.5)
-    assert made.info["pool"] == 10
-    own, other = (x.flatten(1) for x in made.images.split(4))
-    assert not torch.equal(own, other)
-
-
-@pytest.mark.parametrize(("side", "framed"), [((6, 6), (1, 1)), ((7, 9), (2, 2)), ((5, 8), (1, 2))])
-def test_observer_sees_crops_in_the_middle_of_zeros(side: tuple[int, int], framed: tuple[int, int]) -> None:
-    seen = []
-
-    class Watching(nn.Module):
-        def forward(self, crops: Tensor) -> Tensor:
-            seen.append(crops)
-            return torch.stack([crops.flatten(1).sum(1), torch.zeros(len(crops))], 1)
-
-    data = LabeledImages(torch.ones(6, 1, *side), torch.zeros(6, dtype=torch.int64), num_classes=2)
-    with pytest.warns(UserWarning, match="factor=2"):
-        stitch(data, observer=Watching(), ipc=1, factor=2, crops=2)
-    crop = seen[-1][0, 0]
-    wanted = torch.zeros(side)
-    h, w = side[0] // 2, side[1] // 2
-    wanted[framed[0] : framed[0] + h, framed[1] : framed[1] + w] = 1
-    assert torch.equal(crop, wanted)
