@@ -12,6 +12,7 @@ from distillkit import LabeledImages, Normalization
 from distillkit.condense.coresets import herding, k_center, random_subset
 from distillkit.networks import build
 from distillkit.rng import derive
+from distillkit.sets import TiledImages, Tiles
 from tests.refused import refused
 
 ALL = [random_subset, herding, k_center]
@@ -160,6 +161,16 @@ def test_set_keeps_its_metadata_and_columns(choose: Chooser) -> None:
     assert torch.equal(chosen.images, images[chosen.columns["row"]])
     assert chosen.info["absent"] == []
     assert (chosen.info["publishes"], chosen.info["ipc"]) == ("real images", 2)
+
+
+def test_random_images_in_the_same_parametrization() -> None:
+    data = LabeledImages(torch.randn(36, 1, 8, 6, generator=derive(1)), torch.arange(36) % 3, num_classes=4)
+    made, plain = random_subset(data, ipc=2, parametrize=Tiles(2), generator=5), random_subset(data, ipc=8, generator=5)
+    assert isinstance(made, TiledImages)
+    assert torch.equal(made.stored, Tiles(2).encode(plain.images))
+    assert torch.equal(made.labels, plain.labels)
+    assert len(made.stored) == 6
+    assert made.info == plain.info | {"ipc": 2, "parametrize": "Tiles(factor=2)"}
 
 
 @pytest.mark.parametrize("choose", ALL)

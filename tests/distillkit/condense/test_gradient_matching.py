@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from distillkit import LabeledImages, Normalization
 from distillkit.augment import DSA
-from distillkit.condense import InnerTraining, Progress, load_state, loops_for, save_state
+from distillkit.condense import InnerTraining, Progress, initial_images, load_state, loops_for, save_state
 from distillkit.condense._inner_training import TrainedNetwork
 from distillkit.condense._parameter_gradient import _TwiceDifferentiable, distance_to_target, parameter_gradient
 from distillkit.condense.gradient_matching import gradient_matching
@@ -21,6 +22,7 @@ from distillkit.losses.matching import gradient_distance
 from distillkit.networks import ConvNet, build
 from distillkit.networks.samplers import FixedNetwork, RandomNetworks
 from distillkit.rng import derive
+from distillkit.sets import TiledImages, Tiles
 from tests.refused import refused
 
 
@@ -35,17 +37,6 @@ def data(counts: list[int], shape: tuple[int, int, int] = (1, 8, 8), seed: int =
 
 def convnet(norm: str = "instance", classes: int = 2, channels: int = 1) -> Callable[[], nn.Module]:
     return lambda: ConvNet((channels, 8, 8), classes, width=4, depth=2, norm=norm, activation="silu").double()
-
-
-class TenLines(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(5 * 6 * 6, 7)
-        self.last = nn.Linear(7, 2)
-        self.unused = nn.Linear(2, 2)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.first(images.flatten(1))))
 
 
 def test_default_loops_are_interpolated_and_rounded_half_up() -> None:
@@ -88,135 +79,186 @@ def test_chunked_distance_to_target_is_correct(metric: str) -> None:
     torch.testing.assert_close((ahead - behind) / 2e-5, (gradient * way).sum(), rtol=1e-5, atol=1e-7)
 
 
-def slow_dc(
-    real: LabeledImages, start: Tensor, network: nn.Module, outer: int, inner: int, augment: DSA | None, seed: int
-) -> tuple[Tensor, float]:
-    """Run DC's algorithm box with torch's own optimisers, all real images of a class in each step, one network."""
-    ipc = len(start) // real.num_classes
-    labels = torch.arange(real.num_classes).repeat_interleave(ipc)
-    synthetic = start.clone().requires_grad_()
-    pixels = torch.optim.SGD([synthetic], lr=0.1, momentum=0.5)
-    weights = torch.optim.SGD(network.parameters(), lr=0.05)
-    norms, losses = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)], []
-    for j in range(outer):
-        for norm in norms:
-            norm.momentum = 1.0
-            norm.train()
-        with torch.no_grad():
-            network(real.images)  # fewer than 16 of each class: the mixed batch has all of them
-        for norm in norms:
-            norm.eval()
-        loss = torch.zeros((), dtype=torch.float64)
-        for c in range(real.num_classes):
-            x, s = real.images[real.labels == c], synthetic[labels == c]
-            if augment is not None:
-                x = augment(x, derive(seed, 0, j, c, "augment"), siamese=True)
-                s = augment(s, derive(seed, 0, j, c, "augment"), siamese=True)
-            target = torch.autograd.grad(F.cross_entropy(network(x), torch.full((len(x),), c)), network.parameters())
-            g = torch.autograd.grad(
-                F.cross_entropy(network(s), torch.full((ipc,), c)), network.parameters(), create_graph=True
-            )
-            for a, b in zip(g, target, strict=True):
-                if a.ndim > 1:
-                    for row, other in zip(a.flatten(1), b.flatten(1), strict=True):
-                        loss = loss + 1 - (row @ other) / (row.norm() * other.norm() + 1e-6)
-        pixels.zero_grad()
-        loss.backward()
-        pixels.step()
-        losses.append(float(loss))
-        if j == outer - 1:
-            break
-        draws = derive(seed, 0, j, "train")
-        for norm in norms:
-            norm.train()
-        for _ in range(inner):
-            size = 4 if norms else 3  # a last batch of one image is merged
-            for index in torch.randperm(len(labels), generator=draws).split(size):
-                x = synthetic.detach()[index]
-                x = x if augment is None else augment(x, draws)
-                weights.zero_grad()
-                F.cross_entropy(network(x), labels[index]).backward()
-                weights.step()
-    return synthetic.detach(), sum(losses) / outer
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.unused = nn.Linear(64, 7), nn.Linear(7, 4), nn.Linear(2, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(images.flatten(1))))
 
 
-@pytest.mark.parametrize("norm", ["instance", "batch"])
-@pytest.mark.parametrize("augment", [None, DSA(mode="M")])
-def test_result_equals_the_algorithm_box(augment: DSA | None, norm: str, global_rng_untouched: None) -> None:
-    real, generator = data([5, 7]), derive(3)
-    seed = int(torch.randint(2**62, (), generator=generator.clone_state()))
-    states: list[Progress] = []
-    got = gradient_matching(
-        real,
-        networks=RandomNetworks(convnet(norm)),
-        ipc=2,
-        iterations=1,
-        inner=InnerTraining(loops=(3, 2), lr=0.05, batch=3),
-        batch_real=None,
-        lr=0.1,
-        augment=augment,
-        generator=generator,
-        chunk=2,
-        callback=states.append,
+def untracked() -> nn.Module:
+    network = convnet("batch", 4)()
+    for norm in network.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            norm.track_running_stats = False
+            norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+    return network
+
+
+REAL = data([5, 20, 0, 7]).replace(normalization=Normalization((0.5,), (0.2,)))
+GIVEN = REAL[(REAL.labels != 1).nonzero().flatten()[:5]]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "DC": {"batch_real": None},
+    "DSA": {"augment": DSA(mode="M"), "batch_real": 4, "chunk": 2},
+    "mse": {"metric": "mse", "init": "real", "chunk": 3, "lr": None},
+    "cos": {"metric": "cos", "inner": InnerTraining((1, 0)), "classes": [3, 1], "lr": None},
+    "batch norm": {"networks": RandomNetworks(convnet("batch", 4)), "batch_real": 5, "chunk": 2},
+    "batch norm, views": {"networks": RandomNetworks(convnet("batch", 4)), "augment": DSA("flip"), "ipc": 1},
+    "untracked": {"networks": FixedNetwork(build(untracked, 0))},
+    "fixed": {"networks": FixedNetwork(build(convnet("batch", 4), 0))},
+    "unused": {"networks": RandomNetworks(lambda: Unused().double()), "init": "statistics"},
+    "given": {"init": GIVEN, "inner": InnerTraining(lr=0.02), "iterations": 1},
+    "tiles": {"parametrize": Tiles(2), "augment": DSA("flip_crop"), "ipc": 1, "lr": None},
+    "given tiles": {"parametrize": Tiles(2), "init": Tiles(2).pack(REAL[(REAL.labels == 3).nonzero().flatten()[:4]])},
+}  # fmt: skip
+DEFAULTS: dict[str, Any] = {
+    "networks": RandomNetworks(convnet(classes=4)), "ipc": 2, "iterations": 2, "lr": 0.1, "batch_real": 6,
+    "inner": InnerTraining((3, 2), lr=0.05, batch=4), "augment": None, "metric": "row_cosine",
+}  # fmt: skip
+
+
+def run(name: str, real: LabeledImages = REAL, **changes: Any) -> LabeledImages:
+    return gradient_matching(real, **{**DEFAULTS, "progress": False, **OPTIONS[name], **changes})
+
+
+def drawn(rows: Tensor, most: int | None, *keys: int | str) -> Tensor:
+    """Return at most a given number of rows, drawn with the generator of the keys if there are more."""
+    return (
+        rows if most is None or len(rows) <= most else rows[torch.randperm(len(rows), generator=derive(*keys))[:most]]
     )
-    start = torch.randn(4, 1, 8, 8, generator=derive(seed, "init"), dtype=torch.float64)
-    want, loss = slow_dc(real, start, build(convnet(norm), derive(seed, 0, "network")), 3, 2, augment, seed)
-    torch.testing.assert_close(got.images, want)
-    assert not torch.equal(got.images, start)
-    assert got.labels.tolist() == [0, 0, 1, 1]
-    facts = {"method": "gradient matching", "augment": augment and repr(augment), "seed": seed, "iterations": 1,
-             "loops": [3, 2], "lr_net": 0.05, "batch_net": 3, "batch_real": None, "metric": "row_cosine"}  # fmt: skip
-    assert {key: got.info[key] for key in facts} == facts
-    assert [(p.step, p.loss) for p in states] == [(1, pytest.approx(loss))]
 
 
-def test_resumes_bitwise_equal_and_names_differences(tmp_path: Path) -> None:
-    real = data([6, 6])
-    options = {
-        "networks": RandomNetworks(convnet()),
-        "ipc": 2,
-        "inner": InnerTraining(loops=(2, 1)),
-        "batch_real": 3,
-        "augment": DSA(),
+def slow_dc(
+    start: LabeledImages, seed: int, loops: tuple[int, int], *, networks: Any, inner: InnerTraining, iterations: int,
+    batch_real: int | None, augment: DSA | None, metric: str, lr: float | None, parametrize: Tiles | None = None,
+    **unused: Any,
+) -> tuple[Tensor, list[float], float]:  # fmt: skip
+    """Run DC's algorithm box with torch's own optimisers. Return the (stored) images, the losses and the rate."""
+    stored, tiles = (start.stored if isinstance(start, TiledImages) else start.images).clone(), parametrize
+    classes = {c: (REAL.labels == c).nonzero().flatten() for c in start.labels.unique().tolist()}
+    velocity, losses = torch.zeros_like(stored), []
+
+    def descent(images: Tensor, network: nn.Module, *step: int) -> tuple[Tensor, Tensor]:
+        leaf = images.clone().requires_grad_()
+        synthetic, loss = leaf if tiles is None else tiles.decode(leaf), torch.zeros((), dtype=torch.float64)
+        for c, rows in classes.items():
+            gradients = []
+            for x in (REAL.images[drawn(rows, batch_real, seed, *step, "real", c)], synthetic[start.labels == c]):
+                x = x if augment is None else augment(x, derive(seed, *step, c, "augment"), siamese=True)
+                entropy = F.cross_entropy(network(x), torch.full((len(x),), c))
+                weights = list(network.parameters())
+                gradients.append(torch.autograd.grad(entropy, weights, create_graph=True, materialize_grads=True))
+            loss = loss + gradient_distance(gradients[1], [g.detach() for g in gradients[0]], metric=metric)
+        return loss.detach(), torch.autograd.grad(loss, leaf)[0]
+
+    for i in range(iterations):
+        network = copy.deepcopy(networks.draw(derive(seed, i, "network"))).requires_grad_(True)
+        norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)]
+        norms = [m for m in norms if m.training or m.running_mean is None]
+        if norms and norms[0].running_mean is None:  # a twin with running statistics
+            state, network = network.state_dict(), build(convnet("batch", 4), 0)
+            network.load_state_dict(state, strict=False)
+            norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)]
+        sum_of_losses, weights = 0.0, torch.optim.SGD(network.parameters(), lr=inner.lr)
+        for j in range(loops[0]):
+            for norm in norms:
+                norm.momentum = 1.0
+                norm.train()
+            mixed = [REAL.images[drawn(rows, 16, seed, i, j, "mixed", c)] for c, rows in classes.items()]
+            with torch.no_grad():
+                network(torch.cat(mixed))
+            for norm in norms:
+                norm.eval()
+            if lr is None:
+                noise = torch.randn(stored.shape, generator=derive(seed, "lr"), dtype=stored.dtype)
+                size = float(descent(noise, network, i, j)[1].square().mean().sqrt())
+                lr = float(f"{0.05 / REAL.normalization.std[0] / size:.3g}")
+            loss, gradient = descent(stored, network, i, j)
+            velocity = 0.5 * velocity + gradient
+            stored = stored - lr * velocity
+            sum_of_losses += float(loss) / loops[0]
+            if j == loops[0] - 1:
+                break
+            draws, images = derive(seed, i, j, "train"), stored if tiles is None else tiles.decode(stored)
+            for norm in norms:
+                norm.train()
+            for _ in range(loops[1]):
+                batches = list(torch.randperm(len(images), generator=draws).split(inner.batch))
+                if norms and len(batches) > 1 and len(batches[-1]) == 1:
+                    batches[-2:] = [torch.cat(batches[-2:])]
+                for index in batches:
+                    x = images[index] if augment is None else augment(images[index], draws)
+                    weights.zero_grad()
+                    F.cross_entropy(network(x), start.labels[index]).backward()
+                    weights.step()
+        losses.append(sum_of_losses)
+    assert lr is not None
+    return stored, losses, lr
+
+
+@pytest.mark.usefixtures("global_rng_untouched")
+@pytest.mark.parametrize("name", OPTIONS)
+def test_result_equals_the_algorithm_box_and_a_resumed_run_to_the_bit(name: str, tmp_path: Path) -> None:
+    """Unequal classes, of which one is absent and one has more images than a batch."""
+    seen: list[tuple[int, int, float]] = []
+    generator, options = derive(3), {**DEFAULTS, **OPTIONS[name]}
+    seed = int(torch.randint(2**62, (), generator=(other := generator.clone_state())))
+
+    def save(progress: Progress) -> None:
+        seen.append((progress.step, progress.steps, progress.loss))
+        if progress.step == 1:
+            save_state(tmp_path / "state", progress.state())
+
+    made = run(name, callback=save, generator=generator)
+    assert torch.equal(generator.get_state(), other.get_state())  # one draw
+    how = {key: options[key] for key in ("classes", "parametrize") if key in options} | {
+        "init": options.get("init", "noise")
     }
-    whole = gradient_matching(real, iterations=4, generator=1, **options)
-
-    def keep(progress: Progress) -> None:
-        if progress.step == 2:
-            save_state(tmp_path / "state.safetensors", progress.state())
-
-    gradient_matching(real, iterations=3, generator=1, callback=keep, **options)
-    for resume in (tmp_path / "state.safetensors", load_state(tmp_path / "state.safetensors")):
-        again = gradient_matching(real, iterations=4, generator=99, resume=resume, **options)
-        assert torch.equal(again.images, whole.images)
-    for changes, words in (
-        ({"batch_real": 4}, r"batch_real=3 \(now 4\)"),
-        ({"metric": "mse"}, r"metric='row_cosine' \(now 'mse'\)"),
-        ({"inner": InnerTraining(loops=(2, 2))}, r"loops=\[2, 1\] \(now \[2, 2\]\)"),
-        ({"inner": InnerTraining(loops=(2, 1), lr=0.1)}, r"lr_net=0\.01 \(now 0\.1\)"),
-        ({"inner": InnerTraining(loops=(2, 1), batch=3)}, r"batch_net=256 \(now 3\)"),
-    ):
-        with pytest.raises(ValueError, match=f"other arguments: {words}$"):
-            gradient_matching(real, iterations=4, resume=resume, **{**options, **changes})
-    with pytest.raises(ValueError, match=r"other arguments: data='\w+' \(now '\w+'\)$"):
-        gradient_matching(real.replace(images=-real.images), iterations=4, resume=resume, **options)
-    other = {**options, "networks": RandomNetworks(convnet(norm="none"))}
-    with pytest.raises(ValueError, match=r"other arguments: network="):
-        gradient_matching(real, iterations=4, resume=resume, **other)
+    start = initial_images(REAL, options["ipc"], generator=derive(seed, "init"), **how)
+    loops = {"given": loops_for(3)}.get(name, options["inner"].loops)
+    stored, losses, lr = slow_dc(start, seed, loops, **options)
+    torch.testing.assert_close(made.stored if isinstance(made, TiledImages) else made.images, stored)
+    assert not torch.equal(made.images, start.images)
+    assert seen == [(i, len(losses), pytest.approx(loss)) for i, loss in enumerate(losses, 1)]
+    assert torch.equal(made.labels, start.labels)
+    assert (made.normalization, made.num_classes) == (REAL.normalization, 4)
+    ipc = {"given": [3, 2], "given tiles": 1}.get(name, options["ipc"])
+    facts = {"method": "gradient matching", "augment": options["augment"] and repr(options["augment"]), "seed": seed,
+             "iterations": options["iterations"], "loops": list(loops), "lr_net": options["inner"].lr, "absent": [2],
+             "batch_net": options["inner"].batch, "batch_real": options["batch_real"], "metric": options["metric"],
+             "networks": repr(options["networks"]), "ipc": ipc, "momentum": 0.5, "lr": pytest.approx(lr),
+             "init": how["init"] if isinstance(how["init"], str) else "given", "loss": seen[-1][2]}  # fmt: skip
+    assert {key: made.info[key] for key in facts} == facts
+    for resume in (tmp_path / "state", load_state(tmp_path / "state")):
+        again = run(name, resume=resume, generator=99)
+        assert torch.equal(again.images, made.images)
+        assert again.info == made.info | {"generator": 99}
 
 
-def test_int_seed_is_reproducible_and_generator_is_advanced() -> None:
-    real = data([4, 4])
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"batch_real": 4}, r"batch_real=6 \(now 4\)"),
+    ({"metric": "mse"}, r"metric='row_cosine' \(now 'mse'\)"),
+    ({"inner": InnerTraining((2, 2), lr=0.05, batch=4)}, r"loops=\[3, 2\] \(now \[2, 2\]\)"),
+    ({"inner": InnerTraining((3, 2), lr=0.1, batch=4)}, r"lr_net=0\.05 \(now 0\.1\)"),
+    ({"inner": InnerTraining((3, 2), lr=0.05)}, r"batch_net=4 \(now 256\)"),
+    ({"real": REAL.replace(images=-REAL.images)}, r"data='\w+' \(now '\w+'\)"),
+    ({"networks": RandomNetworks(convnet("none", 4))}, "network=.*"),
+    ({"lr": None}, r"lr=0\.1 \(now None\)"),
+])  # fmt: skip
+def test_state_of_another_call_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    states: list[dict[str, Tensor]] = []
+    run("DSA", iterations=1, batch_real=6, callback=lambda progress: states.append(progress.state()))
+    with pytest.raises(ValueError, match=f"other arguments: {words}$"):
+        run("DSA", **{"batch_real": 6, "resume": states[0], **changes})
 
-    def run(generator: int | torch.Generator) -> Tensor:
-        return gradient_matching(
-            real, networks=RandomNetworks(convnet()), ipc=1, iterations=1, generator=generator
-        ).images
 
-    g = derive(0)
-    assert torch.equal(run(0), run(0))
-    assert torch.equal(run(0), run(g))
-    assert not torch.equal(run(0), run(g))
+def test_largest_class_of_a_given_start_determines_the_loops() -> None:
+    for start, most in ((REAL[:1], 1), (GIVEN, 3), (Tiles(1).pack(GIVEN), 3)):
+        tiles = Tiles(1) if isinstance(start, TiledImages) else None
+        made = run("DC", init=start, inner=InnerTraining(), iterations=0, parametrize=tiles)
+        assert made.info["loops"] == list(loops_for(most))
 
 
 def test_runs_where_the_caller_has_disabled_gradients() -> None:
@@ -235,45 +277,6 @@ def test_runs_where_the_caller_has_disabled_gradients() -> None:
     assert not torch.equal(moved.images, outside.images)
 
 
-def test_short_missing_and_unbalanced_classes() -> None:
-    real = data([2, 9, 0, 4])
-    made = gradient_matching(
-        real,
-        networks=RandomNetworks(convnet(classes=4)),
-        ipc=3,
-        iterations=1,
-        inner=InnerTraining((1, 1)),
-        init="real",
-    )
-    assert made.counts().tolist() == [3, 3, 0, 3]
-    assert made.info["absent"] == [2]
-    assert made.info["with_replacement"] == [0]
-    one = gradient_matching(
-        real,
-        networks=RandomNetworks(convnet(classes=4)),
-        ipc=3,
-        iterations=1,
-        inner=InnerTraining((1, 1)),
-        classes=[1],
-    )
-    assert one.labels.tolist() == [1, 1, 1]
-
-
-def test_initial_set_with_its_own_counts_is_continued() -> None:
-    real = data([5, 5]).replace(normalization=Normalization((0.5,), (0.2,)))
-    start = real[real.labels.argsort(stable=True)][torch.tensor([0, 5, 6, 7])]
-    made = gradient_matching(
-        real, networks=RandomNetworks(convnet()), iterations=1, inner=InnerTraining(lr=0.0), init=start
-    )
-    assert made.info["loops"] == list(loops_for(3))
-    single = gradient_matching(real, networks=RandomNetworks(convnet()), iterations=0, init=start[:2])
-    assert single.info["loops"] == list(loops_for(1))
-    assert made.counts().tolist() == [1, 3]
-    assert made.normalization == real.normalization
-    assert made.info["init"] == "given"
-    assert not torch.equal(made.images, start.images)
-
-
 def test_no_pass_exceeds_a_chunk() -> None:
     sizes: list[int] = []
 
@@ -287,67 +290,6 @@ def test_no_pass_exceeds_a_chunk() -> None:
     assert max(sizes) == 2
 
 
-def test_batch_norm_uses_mixed_batch_statistics_for_any_chunk() -> None:
-    real = data([6, 6])
-    factory = convnet(norm="batch")
-    options = {"networks": RandomNetworks(factory), "ipc": 2, "iterations": 1, "batch_real": 5, "generator": 2}
-    a, b = (gradient_matching(real, inner=InnerTraining((1, 0)), chunk=chunk, **options).images for chunk in (1, 12))
-    torch.testing.assert_close(a, b)  # in the matching, statistics are fixed, so chunks are exact
-
-    seed = int(torch.randint(2**62, (), generator=derive(2)))
-    network = build(factory, derive(seed, 0, "network")).train()
-    for norm in network.modules():
-        if isinstance(norm, nn.BatchNorm2d):
-            norm.momentum = 1.0
-    with torch.no_grad():
-        network(real.images)  # 16 a class are all of them
-    network.eval()
-    start = torch.randn(4, 1, 8, 8, generator=derive(seed, "init"), dtype=torch.float64)
-    parameters, want = list(network.parameters()), []
-    for c in (0, 1):
-        own = (real.labels == c).nonzero().flatten()
-        rows = own[torch.randperm(6, generator=derive(seed, 0, 0, "real", c))[:5]]
-        target = parameter_gradient(network, parameters, real.images[rows], torch.full((5,), c))
-        want.append(distance_to_target(network, parameters, start[2 * c :][:2], torch.full((2,), c), target)[1])
-    torch.testing.assert_close(a, start - 0.1 * torch.cat(want))
-    trained = gradient_matching(real, inner=InnerTraining((2, 1)), **options)
-    assert bool(torch.isfinite(trained.images).all())
-
-
-def test_every_matching_step_takes_statistics_of_other_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Tensor] = []
-    monkeypatch.setattr(TrainedNetwork, "fix_statistics", lambda self, images: seen.append(images))
-    options = {"networks": RandomNetworks(convnet("batch")), "ipc": 1, "inner": InnerTraining((2, 0))}
-    gradient_matching(data([20, 17]), iterations=2, **options)
-    assert [len(x.unique(dim=0)) for x in seen] == [32] * 4
-    assert len({tuple(x.flatten(1).sum(1).sort().values.tolist()) for x in seen}) == 4
-
-
-def test_untracked_batch_norm_uses_mixed_batch_statistics() -> None:
-    def untracked() -> nn.Module:
-        network = convnet(norm="batch")()
-        for norm in network.modules():
-            if isinstance(norm, nn.BatchNorm2d):
-                norm.track_running_stats = False
-                norm.running_mean = norm.running_var = norm.num_batches_tracked = None
-        return network
-
-    options = {"ipc": 2, "iterations": 1, "inner": InnerTraining(loops=(2, 1)), "generator": 2}
-    a, b = (
-        gradient_matching(data([6, 6]), networks=RandomNetworks(factory), **options).images
-        for factory in (convnet(norm="batch"), untracked)
-    )
-    assert torch.equal(a, b)
-
-    real, seed = data([6, 6]), int(torch.randint(2**62, (), generator=derive(2)))
-    start = torch.randn(4, 1, 8, 8, generator=derive(seed, "init"), dtype=torch.float64)
-    options["inner"] = InnerTraining((3, 2), lr=0.05, batch=3)
-    frozen = FixedNetwork(build(untracked, 0))  # in eval mode, where it has no other statistics either
-    fixed = gradient_matching(real, networks=frozen, batch_real=None, **options)
-    want, _ = slow_dc(real, start, build(convnet("batch"), 0), 3, 2, None, seed)
-    torch.testing.assert_close(fixed.images, want)
-
-
 def test_fixed_network_with_batch_norm_is_unchanged() -> None:
     real, model = data([6, 6]), build(convnet(norm="batch"), 0)
     samplers = (FixedNetwork(model), RandomNetworks(convnet(norm="batch")))
@@ -357,15 +299,6 @@ def test_fixed_network_with_batch_norm_is_unchanged() -> None:
     gradient_matching(real, networks=FixedNetwork(model), ipc=1, iterations=2, inner=InnerTraining((2, 2)))
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
-
-
-def test_networks_with_any_channels_run() -> None:
-    real = data([4, 4], (5, 6, 6)).to(dtype=torch.float32)
-    made = gradient_matching(
-        real, networks=RandomNetworks(TenLines), ipc=1, iterations=1, inner=InnerTraining((2, 1)), augment=DSA()
-    )
-    assert made.images.shape == (2, 5, 6, 6)
-    assert made.images.dtype == torch.float32
 
 
 def test_numbers_of_loops_have_bounds() -> None:

@@ -11,7 +11,7 @@ from distillkit.augment import DSA
 from distillkit.condense import class_statistics, distribution_matching, images_from_statistics, initial_images
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.rng import derive
-from distillkit.sets import Tiles
+from distillkit.sets import TiledImages, Tiles
 
 NORMALIZATION = Normalization((0.2, 0.4), (0.5, 0.5))
 
@@ -115,6 +115,30 @@ def test_initial_set_is_copied_in_class_order() -> None:
         assert initial_images(data, 1, init=init, classes=[0]).info["absent"] == []
     with pytest.raises(ValueError, match="different normalizations"):
         initial_images(data, 1, init=start.replace(normalization=Normalization((0.0,), (1.0,))))
+
+
+def test_initial_images_shrink_real_ones_draw_noise_and_keep_a_tiled_set() -> None:
+    data = LabeledImages(torch.randn(36, 1, 8, 6, generator=derive(1)), torch.arange(36) % 3, num_classes=4)
+    whole = initial_images(data, 8, generator=4)
+    made = initial_images(data, 2, parametrize=Tiles(2), generator=4)
+    assert isinstance(made, TiledImages)
+    assert torch.equal(made.stored, Tiles(2).encode(whole.images))
+    noise = initial_images(data, 2, init="noise", parametrize=Tiles(2), generator=4)
+    assert isinstance(noise, TiledImages)
+    assert torch.equal(noise.stored, initial_images(data, 2, init="noise", generator=4).images)
+    again = initial_images(data, 9, init=made, parametrize=Tiles(2))
+    assert isinstance(again, TiledImages)
+    assert torch.equal(again.stored, made.stored)
+    assert initial_images(data, 9, init=made, parametrize=Tiles(2), classes=[2, 0]).counts().tolist() == [8, 0, 8, 0]
+    whole_tiles = initial_images(data, 4, parametrize=Tiles(1))
+    shrunk = initial_images(data, 9, init=whole_tiles, parametrize=Tiles(2))
+    assert isinstance(shrunk, TiledImages)
+    assert torch.equal(shrunk.stored, Tiles(2).encode(whole_tiles.images))
+    with pytest.raises(ValueError, match="multiple of 4 images"):
+        initial_images(data, 1, init=whole[:9], parametrize=Tiles(2))
+    mixed = made.replace(labels=made.labels.roll(1))
+    with pytest.raises(ValueError, match="single class in each stored image"):
+        initial_images(data, 1, init=mixed, parametrize=Tiles(2))
 
 
 @pytest.mark.parametrize("init", ["noise", "real"])
