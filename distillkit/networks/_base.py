@@ -122,8 +122,7 @@ def split(network: nn.Module, classifier: str | None = None) -> Network:
         TypeError: `network` is not an `nn.Module`.
         ValueError: the network has no module with this name or, by default, no `nn.Linear`.
     """
-    if not isinstance(network, nn.Module):
-        raise TypeError(f"network must be an nn.Module, got {type(network).__name__}")
+    network = require_network(network)
     if classifier is None:
         if _has_split(network):
             return cast(Network, network)
@@ -143,7 +142,9 @@ def split(network: nn.Module, classifier: str | None = None) -> Network:
 
 
 def require_network(network: Any, name: str = "network") -> nn.Module:
-    """Check that `network` is an `nn.Module` and return it.
+    """Check that `network` is an `nn.Module`. Return it, or the module inside if it is the result of `torch.compile`.
+
+    Compiled code does not call the hooks of modules, so components that look into a network use the module inside.
 
     Args:
         network: value to check.
@@ -153,7 +154,7 @@ def require_network(network: Any, name: str = "network") -> nn.Module:
         TypeError: `network` is not an `nn.Module`, for example a class or a factory.
     """
     if isinstance(network, nn.Module):
-        return network
+        return getattr(network, "_orig_mod", network)
     came = f"the class {network.__name__}" if isinstance(network, type) else type(network).__name__
     remedy = "; call it and pass the result" if callable(network) else ""
     raise TypeError(f"{name} must be an nn.Module, got {came}{remedy}")
