@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -26,7 +24,6 @@ from distillkit._utils.pages import render_html, render_markdown
 from distillkit._utils.tables import Table
 from distillkit.data import Split, load, partition
 from distillkit.networks import ConvNet
-from distillkit.normalization import ZCA, Normalization
 from distillkit.rng import derive
 from distillkit.study import Study, Task
 from fl import ClientDP, FedAvg, FedDM, Filtered, RunFolder, simulate
@@ -102,17 +99,6 @@ def test_page_is_self_contained(runs: Path, tmp_path: Path) -> None:
     )
 
 
-def test_records_are_normalized_as_the_run_was(runs: Path, tmp_path: Path) -> None:
-    white = replace(TRAIN.normalization, zca=ZCA.fit(TRAIN.images))  # of equal mean and standard deviation
-    spaces = {"members": white, "non_members": Normalization((0.5,), (0.5,))}
-    other = {name: data.renormalize(spaces[name]) for name, data in GIVEN.items()}
-    texts = [
-        report(runs / "average", **given, network=convnet(10), invert=None, out=tmp_path / str(number)).markdown
-        for number, given in enumerate((GIVEN, other))
-    ]
-    assert texts[0].read_text(encoding="utf-8") == texts[1].read_text(encoding="utf-8")
-
-
 def test_foreign_text_cannot_become_markup() -> None:
     foreign = "<i>a</i>\n\n## b | c"
     sections = [Section("s", [foreign, [foreign], Table(("h", foreign), [("1", foreign)])])]
@@ -122,17 +108,6 @@ def test_foreign_text_cannot_become_markup() -> None:
     assert "<i>" not in page + text
     assert [line for line in text.splitlines() if line.startswith("#")] == ["# &lt;i>a&lt;/i> ## b | c", "## s"]
     assert text.count("b \\| c") == 2
-
-
-def test_noise_and_records_as_initial_images_are_distinguished(runs: Path, tmp_path: Path) -> None:
-    found = report(runs / "noise", **GIVEN, network=convnet(10), out=tmp_path)
-    assert "sends private records" not in found.verdict
-    assert not any("of the records as members" in leak for leak in found.leaks)
-    assert found.verdict == f"This run leaks: {found.leaks[0]}."
-    assert "no leak" not in found.verdict.lower()
-    lists = found.markdown.read_text(encoding="utf-8").split("## Who sees what")[0]
-    assert lists.count("\n- ") == len(found.leaks) - 1 + len(found.not_found)
-    assert all(f"\n- {line}" in lists for line in [*found.leaks[1:], *found.not_found])
 
 
 @pytest.mark.parametrize("name", ["real", "average"])
@@ -148,15 +123,6 @@ def test_reported_classes_are_the_clients(name: str, runs: Path, tmp_path: Path)
         assert set(held.split(", ")) - {"none"} <= own
         assert not set(lacking.split(", ")) & own
         assert held != "none"
-
-
-def test_report_contains_the_ledger_of_a_private_run(runs: Path, tmp_path: Path) -> None:
-    text = report(runs / "private", **GIVEN, out=tmp_path).markdown.read_text(encoding="utf-8")
-    row = json.loads((runs / "private" / "history.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-    claim = row["privacy"]
-    assert f"epsilon {claim['epsilon']:.4g} at delta {claim['delta']:g} ({claim['relation']})" in text
-    assert "the messages show more than the models do" in text
-    assert re.search(r"\| add or remove one client \| +\d+ \| +\d+ \|", text)
 
 
 def test_report_without_images_names_what_is_missing(runs: Path, tmp_path: Path) -> None:

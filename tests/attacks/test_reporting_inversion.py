@@ -119,8 +119,8 @@ def test_the_search_gets_the_options(labels: str, run: Path, monkeypatch: pytest
         assert (None if one["labels"] is None else one["labels"].tolist()) == wanted
     source = "labels known" if labels == "known" else "labels inferred from the message"
     assert str(section.parts[0]).startswith(
-        "The message of client 1 (the fewest records) in round 1, computed from 3 records, inverted as the server could "
-        f"do it: by a search for images that would have caused it (7 steps, 3 start(s), 48 s; {source}). "
+        "The message of client 1 (the fewest records) in round 1, computed from 3 records, inverted as the server "
+        f"could do it: by a search for images that would have caused it (7 steps, 3 start(s), 48 s; {source}). "
     )
     few, more = "covers 3 records; from more than 2", "covers 57 records; from more than 16"
     end = "this attack recovers hardly anything, which says nothing of stronger attacks"

@@ -68,41 +68,6 @@ def test_published_set_states_its_claim_and_lacks_a_ledger() -> None:
     assert "No epsilon is claimed" in words(claim_section(seen(folder(published_set=images(0, ipc=3))), None))
 
 
-@pytest.mark.parametrize(
-    ("claim", "said", "unsaid"),
-    [
-        ({"epsilon": None, "reason": "the seed is known"}, ["No guarantee holds: the seed is known."], "would be"),
-        ({"epsilon": None}, ["No guarantee holds: the run records no reason."], "would be"),
-        (
-            {"epsilon": None, "reason": "seeded", "nominal_epsilon": 3.25, "remarks": ["one"]},
-            ["With secret noise it would be epsilon 3.25.", "Remark: one"],
-            "Claimed",
-        ),
-    ],
-    ids=["reason", "bare", "nominal"],
-)
-def test_void_claim_is_not_shown_as_a_claim(
-    claim: dict[str, Any], said: list[str], unsaid: str, tmp_path: Path
-) -> None:
-    Ledger(tmp_path / "ledger.jsonl").void("a key is known")
-    text = words(claim_section(seen(folder(path=tmp_path, history=[{"privacy": claim}])), None))
-    assert "a key is known" in text
-    for line in said:
-        assert line in text
-    assert unsaid not in text
-
-
-def test_charges_without_replies_are_listed_and_none_is_missing(tmp_path: Path) -> None:
-    Ledger(tmp_path / "ledger.jsonl").spend(Event("gaussian", sigma=2.0, rate=0.5, count=3))
-    run = folder(path=tmp_path)
-    section = claim_section(seen(run), None)
-    assert rows(section) == [("gaussian", "2", "0.5", "add or remove one record", "3", "1")]
-    assert "clients was charged" not in words(section)
-    assert not section.leaks
-    owing = words(claim_section(seen(run, replies=[3, 4]), None))
-    assert "client 1 sent 4 replies and was charged for 3 releases (1 clients in total have such replies)" in owing
-
-
 def test_each_client_is_charged_for_all_of_its_replies(tmp_path: Path) -> None:
     """Charges are summed over kinds of noise, and with those of every client; one kind is one row of the table."""
     events = [Event("a", sigma=2.0, rate=0.5, count=3, client=0), Event("a", sigma=2.0, rate=0.5, count=2, client=1)]
@@ -341,7 +306,7 @@ def test_adversaries_are_listed_with_what_the_folder_has() -> None:
     assert (words(made), made.missing) == ("", [])
 
 
-def test_a_claim_is_told_with_its_conditions() -> None:
+def test_a_claim_is_told_with_its_conditions(tmp_path: Path) -> None:
     def told(claim: dict[str, Any]) -> list[str]:
         section = Section("")
         _add_claim(section, claim)
@@ -349,6 +314,8 @@ def test_a_claim_is_told_with_its_conditions() -> None:
 
     more = {"remarks": ["r"], "assumed_public": {"DPSGD": ["size", "clip"]}}
     ends = ["Remark: r", "Assumed public by DPSGD: size, clip."]
+    Ledger(tmp_path / "ledger.jsonl").void("a key is known")
+    assert "a key is known" in words(claim_section(seen(folder(path=tmp_path, history=[{"privacy": more}])), None))
     held = {"epsilon": 2.0, "delta": 1e-5, "relation": "one", "valid_if": "planned"}
     start = "Claimed: epsilon 2 at delta 1e-05 (one), as the run recorded it."
     assert told(held | more) == [start, "It holds if planned.", *ends]
