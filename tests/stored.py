@@ -1,4 +1,4 @@
-"""Stored sets for tests, and their comparison with loaded ones, pixel for pixel."""
+"""Stored sets for tests, and comparison of sets in every bit and every fact."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from distillkit.data import Split, StoredSplit
-from distillkit.sets import StoredImages
+from distillkit.sets import LabeledImages, StoredImages
 from distillkit.sets._stored import PixelFile
 
-__all__ = ["require_same", "write_pixels"]
+__all__ = ["require_same", "require_same_set", "write_pixels"]
 
 
 def write_pixels(path: Path, pixels: Tensor, labels: Tensor, **options: Any) -> StoredImages:
@@ -29,18 +29,25 @@ def write_pixels(path: Path, pixels: Tensor, labels: Tensor, **options: Any) -> 
     return StoredImages(PixelFile(path, start, (c, h, w), digests), order.argsort(), labels, **options)
 
 
-def require_same(opened: StoredSplit, loaded: Split) -> None:
-    """Assert that a stored and a loaded split are equal, for pictures that were not resized."""
+def require_same_set(one: LabeledImages, other: LabeledImages, *, images: bool = True) -> None:
+    """Assert that two sets are equal in every bit and every fact; without `images`, all but the pixels."""
+    assert type(one) is type(other)
+    for fact in ("shape", "num_classes", "class_names", "classes_given", "normalization", "info"):
+        assert getattr(one, fact) == getattr(other, fact), fact
+    assert one.normalization.measured == other.normalization.measured
+    assert one.columns.keys() == other.columns.keys()
+    names = ["labels", *(["images", "stored"] if images else [])]
+    pairs = [(vars(one)[name], vars(other)[name]) for name in names if name in vars(one)]
+    for a, b in pairs + [(own, other.columns[name]) for name, own in one.columns.items()]:
+        assert (a.dtype, a.device, a.shape) == (b.dtype, b.device, b.shape)
+        assert torch.equal(a, b)
+
+
+def require_same(opened: StoredSplit, loaded: Split, *, images: bool = True) -> None:
+    """Assert that a stored and a loaded split are equal, with `images` for pictures that were not resized."""
     assert (opened.classes, opened.users) == (loaded.classes, loaded.users)
-    assert (opened.validation is None) == (loaded.validation is None)
-    pairs = list(zip(opened, loaded))
-    if opened.validation is not None and loaded.validation is not None:
-        pairs.append((opened.validation, loaded.validation))
-    for stored, data in pairs:
-        found = stored.read()
-        assert torch.equal(found.images, data.images)
-        assert torch.equal(found.labels, data.labels)
-        assert found.columns.keys() == data.columns.keys()
-        assert all(torch.equal(found.columns[name], data.columns[name]) for name in data.columns)
-        same = [(s.info, s.num_classes, s.classes_given, s.normalization) for s in (found, data)]
-        assert same[0] == same[1]
+    for part in ("train", "test", "validation"):
+        stored, data = getattr(opened, part), getattr(loaded, part)
+        assert (stored is None) == (data is None)
+        if data is not None:
+            require_same_set(stored.read(), data, images=images)

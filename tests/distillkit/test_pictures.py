@@ -105,16 +105,18 @@ READ: dict[str, tuple[Callable[[Path], Path], Any]] = {
     "orientation of 16 bits": turned(DEEP, 6, ".tiff"),
     "orientation of gray": turned(GRAY, 5),
 }  # fmt: skip
+TRANSPARENT = "transparent; (give the gray value .*background=1|put them on a background in the dataset's transform)"
 REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "16-bit color": (raw(".png", png(np.stack([DEEP] * 3, 2), 2)), "16 bits per value in mode RGB"),
     "32 bits": (saved(Image.fromarray(GRAY.astype(np.int32)), ".tiff"), "pixels of mode I have no defined range"),
     "floats": (saved(Image.fromarray(GRAY.astype(np.float32)), ".tiff"), "pixels of mode F have no defined range"),
     "animation": (saved(PALETTE, ".gif", save_all=True, append_images=[Image.new("L", (5, 3))]), "it has 2 frames"),
     "pages": (saved(Image.fromarray(GRAY), ".tiff", save_all=True, append_images=[PALETTE]), "it has 2 frames"),
-    "transparent gray": (saved(with_alpha(GRAY)), "transparent"),
-    "transparent color": (saved(with_alpha(COLOR)), "transparent"),
-    "transparent palette": (saved(PALETTE, transparency=0), "transparent"),
-    "transparent 16 bits": (saved(Image.fromarray(DEEP), transparency=int(DEEP[1, 1])), "transparent"),
+    "transparent gray": (saved(with_alpha(GRAY)), TRANSPARENT),
+    "transparent color": (saved(with_alpha(COLOR)), TRANSPARENT),
+    "transparent palette": (saved(PALETTE, transparency=0), TRANSPARENT),
+    "transparent 16 bits": (saved(Image.fromarray(DEEP), transparency=int(DEEP[1, 1])), TRANSPARENT),
+    "no picture": (raw(".png", b"no picture"), "cannot identify"),
     "cut": (raw(".png", png(DEEP, 0)[:60]), "truncated|cannot|not enough|broken"),
 }  # fmt: skip
 
@@ -143,6 +145,8 @@ def test_a_picture_that_cannot_be_respected_is_refused_everywhere(kind: str, tmp
     for read in (load_folder, lambda path: open_folder(path, cache=tmp_path.with_name("cache"))):
         with pytest.raises(ValueError, match=rf"cannot (read picture|be read).*a/0\.\w+[: (]+.*({message})"):
             read(tmp_path)
+    if kind == "no picture":
+        return
     with Image.open(file) as picture, pytest.raises(ValueError, match=rf"images\[0\] cannot be read: .*({message})"):
         as_set(Pictures(picture))
 

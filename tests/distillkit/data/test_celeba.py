@@ -10,6 +10,7 @@ from PIL import Image
 
 from distillkit import Normalization
 from distillkit.data import DATASETS, clients, load, open_dataset, partition
+from tests.pictures import bytes_of
 from tests.refused import refused
 from tests.stored import require_same
 
@@ -53,7 +54,7 @@ def test_faces_labels_and_people(tmp_path: Path, global_rng_untouched: None) -> 
     assert split.validation is not None
     for part, data in enumerate((split.train, split.validation, split.test)):
         numbers = [n for n in PEOPLE if PART[n] == part]
-        stored = (data.pixels() * 255).round().byte().permute(0, 2, 3, 1).numpy()
+        stored = bytes_of(data.pixels())
         assert np.array_equal(stored, np.stack([face(n) for n in numbers]))
         assert data.labels.tolist() == [int(n in SMILING) for n in numbers]
         assert [split.users[k] for k in data.columns["user"].tolist()] == [PEOPLE[n] for n in numbers]
@@ -130,7 +131,7 @@ def test_leaf_assigns_faces_to_people(tmp_path: Path, global_rng_untouched: None
     assert split.classes == ("not Smiling", "Smiling")
     assert split.train.columns["user"].tolist() == [2, 0, 1, 1]
     assert split.train.labels.tolist() == [1, 1, 0, 1]
-    stored = (split.test.pixels() * 255).round().byte().permute(0, 2, 3, 1).numpy()
+    stored = bytes_of(split.test.pixels())
     assert np.array_equal(stored, np.stack([face(3), face(7)]))
     (tmp_path / "raw").rename(tmp_path / "elsewhere")
     moved = load_leaf_celeba(tmp_path, images=tmp_path / "elsewhere" / "img_align_celeba", normalization=HALF)

@@ -11,20 +11,15 @@ from PIL import Image
 from distillkit import LabeledImages, Normalization
 from distillkit.data import Split, as_domains, clients, load, load_domains, load_folder, partition
 from distillkit.normalization import IDENTITY
+from tests.pictures import class_folder, picture, save
 from tests.refused import refused
 
 HALF = Normalization([0.5], [0.5])
 
 
-def folder(path: Path, classes: tuple[str, ...] = ("cat", "dog"), each: int = 5, grey: bool = False) -> Path:
+def folder(path: Path, classes: tuple[str, ...] = ("cat", "dog"), each: int = 5) -> Path:
     """Write pictures that differ between folders."""
-    rng = np.random.default_rng(sum(map(ord, str(path.name))))
-    for name in classes:
-        (path / name).mkdir(parents=True)
-        for i in range(each):
-            array = rng.integers(0, 256, (6, 6) if grey else (6, 6, 3), dtype=np.uint8)
-            Image.fromarray(array).save(path / name / f"{i}.png")
-    return path
+    return class_folder(path, classes, each, 1000 * sum(map(ord, path.name)))
 
 
 def split(classes: tuple[str, ...], labels: list[int], value: float, **options: Any) -> Split:
@@ -32,7 +27,7 @@ def split(classes: tuple[str, ...], labels: list[int], value: float, **options: 
     own = Normalization([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
     pixels = torch.full((len(labels), 3, 4, 4), value)
     data = LabeledImages.from_pixels(pixels, labels, normalization=own, num_classes=len(classes), info={"dataset": "x"})
-    return Split(data, data[:1], classes, **options)
+    return Split(data, data[:1].replace(info={"dataset": "y", "hold_out": "random"}), classes, **options)
 
 
 @pytest.mark.parametrize("options", [{}, {"hold_out": "content", "test_fraction": 0.4}], ids=["random", "content"])
@@ -90,6 +85,8 @@ def test_classes_are_matched_by_name(global_rng_untouched: None) -> None:
     one, other = split(("cat", "dog"), [0, 1, 1], 0.0), split(("dog", "cat"), [0, 1, 1], 1.0)
     joined = as_domains({"one": one, "other": other}, normalization=HALF)
     assert joined.classes == ("cat", "dog")
+    facts = {"dataset": "one+other", "domains": ["one", "other"], "sources": [{"dataset": "x"}] * 2}
+    assert [part.info for part in joined] == [{**facts, "split": "train"}, {**facts, "split": "test"}]
     assert joined.train.labels.tolist() == [0, 1, 1, 1, 0, 0]
     assert joined.train.columns["domain"].tolist() == [0, 0, 0, 1, 1, 1]
     torch.testing.assert_close(joined.train.images[:, 0, 0, 0], torch.tensor([-1.0, -1, -1, 1, 1, 1]))
@@ -110,6 +107,20 @@ def test_a_class_count_that_was_derived_is_still_derived() -> None:
     assert as_domains({"a": source}, classes=("0", "1")).train.classes_given
     stated = Split(*(data.replace(num_classes=2, classes_given=True) for data in source), ("0", "1"))
     assert [as_domains({"a": one, "b": stated}).train.classes_given for one in (stated, source)] == [True, False]
+
+
+def test_hold_outs_and_guarantees_of_all_sources_count() -> None:
+    plain = split(("x",), [0], 0.0)
+    part: dict[str, Split] = {
+        made: Split(plain.train.replace(info={"hold_out": made}), plain.test, ("x",)) for made in ("content", "random")
+    }
+    for names, whole in ((["content"] * 2, "content"), (["content", "random"], "random"), (["random"] * 2, "random")):
+        joined = as_domains({str(k): part[name] for k, name in enumerate(names)})
+        assert joined.train.info["hold_out"] == whole
+    private = plain.train.replace(info={"epsilon": 1.0, "delta": 1e-5})
+    for train, test in ((plain.train, private), (private, plain.train), (private, private)):
+        joined = as_domains({"a": Split(train, test, ("x",))})
+        assert joined.test.info["epsilon"] == (2.0 if train is test else None)
 
 
 def test_background_reaches_the_folders(tmp_path: Path) -> None:
@@ -150,9 +161,15 @@ def test_incompatible_sources_are_refused(
 
 
 def test_different_shapes_are_refused_with_the_remedy(tmp_path: Path) -> None:
-    places = {"colour": folder(tmp_path / "colour"), "grey": folder(tmp_path / "grey", grey=True)}
-    refused(lambda: load_domains(places), ValueError, r"'colour' is \[3, 6, 6\].*'grey' is \[1, 6, 6\]; give channels=")
-    assert load_domains(places, channels=3).train.shape == (3, 6, 6)
+    places = {"colour": folder(tmp_path / "colour"), "grey": tmp_path / "grey"}
+    for name in ("cat", "dog"):
+        save(tmp_path / "grey" / name / "0.png", picture(ord(name[0]), 6, 6))
+    refused(
+        lambda: load_domains(places, test_fraction=0),
+        ValueError,
+        r"'colour' is \[3, 6, 6\].*'grey' is \[1, 6, 6\]; give channels=",
+    )
+    assert load_domains(places, channels=3, test_fraction=0).train.shape == (3, 6, 6)
     with pytest.raises(ValueError, match="'digits' is .*; give size="):
         load_domains({"a": split(tuple("0123456789"), [0], 0.0), "digits": load("digits")}, channels=3)
 

@@ -11,6 +11,7 @@ from PIL import Image
 
 from distillkit import Normalization
 from distillkit.data import DATASETS, clients, partition
+from tests.pictures import bytes_of
 from tests.refused import refused
 from tests.stored import require_same
 
@@ -52,7 +53,7 @@ def test_photos_labels_and_users(tmp_path: Path, global_rng_untouched: None) -> 
     assert split.train.labels.tolist() == [[1, 0, 0, 1], [0, 0, 1, 0], [0, 0, 0, 0]]
     assert split.validation.labels.tolist() == [[0, 1, 0, 0]]
     assert [data.columns["user"].tolist() for data in (*split, split.validation)] == [[1, 0, 1], [2], [3]]
-    stored = (split.train.pixels() * 255).round().byte().permute(0, 2, 3, 1).numpy()
+    stored = bytes_of(split.train.pixels())
     assert np.array_equal(stored[0], photo(14))
     assert np.array_equal(stored[1], np.repeat(photo(11)[..., None], 3, 2))
     assert split.test.info == {"dataset": "flair", "split": "test"}

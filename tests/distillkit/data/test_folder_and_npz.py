@@ -9,40 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import DataLoader
 
 from distillkit import Normalization
 from distillkit.data import load_domains, load_folder, load_npz, open_folder, open_npz
+from tests.pictures import Array, bytes_of, class_folder, picture, save
 from tests.refused import refused
-
-Array = np.ndarray[Any, Any]
-
-
-def picture(seed: int, *shape: int) -> Array:
-    return np.random.default_rng(seed).integers(0, 256, shape or (6, 6, 3), dtype=np.uint8)
-
-
-def save(path: Path, array: Array) -> Array:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(array).save(path)
-    return array
-
-
-def folder(path: Path, classes: tuple[str, ...] = ("cat", "dog"), each: int = 5, shift: int = 0) -> Path:
-    for k, name in enumerate(classes):
-        for i in range(each):
-            save(path / name / f"{i}.png", picture(shift + 100 * k + i))
-    return path
-
-
-def bytes_of(images: torch.Tensor) -> Array:
-    return (images * 255).round().byte().permute(0, 2, 3, 1).numpy()
 
 
 def test_a_folder_with_splits(tmp_path: Path) -> None:
     for shift, part in enumerate(("train", "test", "val")):
-        folder(tmp_path / "pets" / part, shift=1000 * shift, each=3 - shift // 2)
+        class_folder(tmp_path / "pets" / part, shift=1000 * shift, each=3 - shift // 2)
     split = load_folder(tmp_path / "pets")
     assert split.classes == ("cat", "dog")
     assert split.validation is not None
@@ -60,7 +37,7 @@ def test_a_folder_with_splits(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_test_split_holds_out_a_fixed_part(tmp_path: Path, global_rng_untouched: None) -> None:
-    folder(tmp_path, each=10)
+    class_folder(tmp_path, each=10)
     split = load_folder(tmp_path)
     assert split.train.counts().tolist() == [8, 8]
     assert split.test.counts().tolist() == [2, 2]
@@ -75,21 +52,16 @@ def test_a_folder_without_a_test_split_holds_out_a_fixed_part(tmp_path: Path, gl
             load_folder(tmp_path, test_fraction=fraction)
 
 
-def test_train_alone_holds_out_a_test_set_too(tmp_path: Path) -> None:
-    folder(tmp_path / "train")
-    split = load_folder(tmp_path)
-    assert [len(s) for s in split] == [8, 2]
-    assert split.classes == ("cat", "dog")
-
-
-def test_train_may_be_the_name_of_a_class(tmp_path: Path) -> None:
-    assert load_folder(folder(tmp_path, ("plane", "train"))).classes == ("plane", "train")
+def test_train_may_be_alone_or_the_name_of_a_class(tmp_path: Path) -> None:
+    split = load_folder(class_folder(tmp_path / "a" / "train").parent)
+    assert (split.classes, [len(part) for part in split]) == (("cat", "dog"), [8, 2])
+    assert load_folder(class_folder(tmp_path / "b", ("plane", "train"))).classes == ("plane", "train")
 
 
 def test_skipped_files_are_counted(tmp_path: Path) -> None:
-    folder(tmp_path / "train")
-    folder(tmp_path / "test", each=1)
-    folder(tmp_path / "spare")
+    class_folder(tmp_path / "train")
+    class_folder(tmp_path / "test", each=1)
+    class_folder(tmp_path / "spare")
     (tmp_path / "train" / "cat" / "notes.txt").write_text("a", encoding="utf-8")
     (tmp_path / "test" / "dog" / "notes.txt").write_text("a", encoding="utf-8")
     save(tmp_path / "train" / "cat" / "deeper" / "x.PNG", picture(9))
@@ -105,10 +77,10 @@ def test_skipped_files_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_class_may_be_absent_from_test_but_not_from_train(tmp_path: Path) -> None:
-    folder(tmp_path / "train")
-    folder(tmp_path / "test", ("dog",))
+    class_folder(tmp_path / "train")
+    class_folder(tmp_path / "test", ("dog",))
     assert load_folder(tmp_path).test.counts().tolist() == [0, 5]
-    folder(tmp_path / "test", ("cow",))
+    class_folder(tmp_path / "test", ("cow",))
     refused(lambda: load_folder(tmp_path), ValueError, "1 classes that the training split does not have: test/cow")
     (tmp_path / "train" / "cow").mkdir()
     refused(
@@ -123,7 +95,7 @@ def test_a_class_may_be_absent_from_test_but_not_from_train(tmp_path: Path) -> N
 )
 def test_splits_by_their_other_names(tmp_path: Path, names: tuple[str, ...]) -> None:
     for shift, name in enumerate(names):
-        folder(tmp_path / name, shift=1000 * shift, each=2)
+        class_folder(tmp_path / name, shift=1000 * shift, each=2)
     split = load_folder(tmp_path)
     assert split.classes == ("cat", "dog")
     assert split.validation is not None
@@ -132,25 +104,25 @@ def test_splits_by_their_other_names(tmp_path: Path, names: tuple[str, ...]) -> 
 
 
 def test_splits_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
-    folder(tmp_path / "a" / "train")
-    folder(tmp_path / "a" / "Training")
+    class_folder(tmp_path / "a" / "train")
+    class_folder(tmp_path / "a" / "Training")
     refused(lambda: load_folder(tmp_path / "a"), ValueError, "several folders for train: Training, train; keep one")
     for name in ("test", "Val", "validation", "testing"):
-        folder(tmp_path / name / "x", ("cat", "dog", name))
+        class_folder(tmp_path / name / "x", ("cat", "dog", name))
         with pytest.raises(ValueError, match=f"x has {name}, but no train folder with class folders in it"):
             load_folder(tmp_path / name / "x")
-    folder(tmp_path / "flat", ("test", "train"))
+    class_folder(tmp_path / "flat", ("test", "train"))
     refused(lambda: load_folder(tmp_path / "flat"), ValueError, "flat has test, but no train folder with class folders")
 
 
 def test_an_empty_or_flat_test_is_refused(tmp_path: Path) -> None:
-    folder(tmp_path / "train")
+    class_folder(tmp_path / "train")
     (tmp_path / "test").mkdir()
     with pytest.raises(ValueError, match=r"holds no pictures; expected test/class/picture\.png, or no test at all"):
         load_folder(tmp_path)
     save(tmp_path / "test" / "a.png", picture(0))
     refused(lambda: load_folder(tmp_path), ValueError, "test holds 1 pictures but no class folders")
-    folder(tmp_path / "test")
+    class_folder(tmp_path / "test")
     with pytest.warns(UserWarning, match="1 pictures in .*test itself, beside the class folders, are not read"):
         assert len(load_folder(tmp_path).test) == 10
     (tmp_path / "train/cat/x.heic").write_bytes(b"x")
@@ -159,17 +131,18 @@ def test_an_empty_or_flat_test_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_fraction_without_test_pictures_is_refused_and_untested_classes_are_reported(tmp_path: Path) -> None:
-    folder(tmp_path, each=2)
+    class_folder(tmp_path, each=1)
+    class_folder(tmp_path, ("dog",), each=2, shift=100)
     with pytest.raises(ValueError, match=r"test_fraction=0.2 holds out no picture: the largest class has 2; give"):
         load_folder(tmp_path)
-    folder(tmp_path, ("cow",), each=5)
+    class_folder(tmp_path, ("cow",), each=5)
     with pytest.warns(UserWarning, match="holds out no picture of 2 of 3 classes, which will not be tested: cat, dog"):
         assert load_folder(tmp_path).test.counts().tolist() == [0, 1, 0]
 
 
 def test_a_folder_of_several_datasets_is_reported(tmp_path: Path) -> None:
     for k, site in enumerate(("north", "south", "west")):
-        folder(tmp_path / "sites" / site, ("cat", "dog", "eel")[: 3 - k // 2], shift=1000 * k)
+        class_folder(tmp_path / "sites" / site, ("cat", "dog", "eel")[: 3 - k // 2], shift=1000 * k)
     with pytest.warns(UserWarning, match=r"classes north, south, west, and each holds the folders cat, dog; .*load_d"):
         assert load_folder(tmp_path / "sites").classes == ("north", "south", "west")
     assert load_domains({"north": str(tmp_path / "sites" / "north")}).classes == ("cat", "dog", "eel")
@@ -186,8 +159,8 @@ def test_nested_pictures_are_read_without_warning(below: tuple[str, ...], tmp_pa
 
 
 def test_links(tmp_path: Path) -> None:
-    folder(tmp_path / "pets")
-    folder(tmp_path / "elsewhere", ("deep", "cow"))
+    class_folder(tmp_path / "pets")
+    class_folder(tmp_path / "elsewhere", ("deep", "cow"))
     (tmp_path / "pets" / "cow").symlink_to(tmp_path / "elsewhere" / "cow")
     (tmp_path / "pets" / "cat" / "9.png").symlink_to(tmp_path / "elsewhere" / "deep" / "0.png")
     assert load_folder(tmp_path / "pets", test_fraction=0.0).train.counts().tolist() == [6, 5, 5]
@@ -208,20 +181,8 @@ def test_missing_folders_are_named(tmp_path: Path) -> None:
     refused(lambda: load_folder(tmp_path), FileNotFoundError, "has no sub-folders")
 
 
-def test_an_unreadable_picture_is_named(tmp_path: Path) -> None:
-    folder(tmp_path)
-    whole = (tmp_path / "cat" / "1.png").read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"", b"not a picture"):
-        (tmp_path / "dog" / "3.png").write_bytes(damaged)
-        refused(
-            lambda: load_folder(tmp_path),
-            ValueError,
-            r"cannot (read picture .*dog/3\.png: |be read: dog/3\.png \(cannot identify)",
-        )
-
-
 def test_pictures_of_different_sizes_need_a_size(tmp_path: Path) -> None:
-    folder(tmp_path)
+    class_folder(tmp_path)
     save(tmp_path / "dog" / "9.png", picture(9, 7, 8, 3))
     with pytest.raises(
         ValueError, match=r"without the \(6, 6\) pixels .* of cat/0\.png and 9 more; give size=.*: dog/9\.png$"
@@ -237,7 +198,7 @@ def test_pictures_of_different_sizes_need_a_size(tmp_path: Path) -> None:
 
 
 def test_grey_and_colour_need_channels(tmp_path: Path) -> None:
-    folder(tmp_path)
+    class_folder(tmp_path)
     grey = save(tmp_path / "dog" / "9.png", picture(9, 6, 6))
     refused(
         lambda: load_folder(tmp_path),
@@ -246,32 +207,6 @@ def test_grey_and_colour_need_channels(tmp_path: Path) -> None:
     )
     colour = load_folder(tmp_path, channels=3, test_fraction=0.0).train
     assert np.array_equal(bytes_of(colour.pixels())[-1], np.repeat(grey[..., None], 3, 2))
-    luma = load_folder(tmp_path, channels=1, test_fraction=0.0).train.pixels()[0, 0]
-    expected = (picture(0) / 255) @ np.array([0.299, 0.587, 0.114])
-    assert np.allclose(luma.numpy(), expected, atol=1e-6)
-
-
-def test_picture_modes(tmp_path: Path) -> None:
-    grey, colour = picture(0, 6, 6), picture(1)
-    wide = np.random.default_rng(2).integers(0, 65536, (6, 6), dtype=np.uint16)
-    save(tmp_path / "grey" / "a.png", grey)
-    save(tmp_path / "grey" / "b.png", wide)
-    Image.fromarray(grey).convert("LA").save(tmp_path / "grey" / "c.png")
-    Image.fromarray(grey > 127).save(tmp_path / "grey" / "d.png")
-    pixels = load_folder(tmp_path, test_fraction=0.0, normalization=Normalization([0.0], [1.0])).train.pixels()[:, 0]
-    assert np.allclose(pixels[0], grey / 255)
-    assert np.allclose(pixels[1], wide / 65535)
-    assert np.allclose(pixels[2], grey / 255)
-    assert np.array_equal(pixels[3], grey > 127)
-    other = tmp_path / "other"
-    save(other / "colour" / "a.png", colour)
-    Image.fromarray(colour).convert("RGBA").save(other / "colour" / "b.png")
-    Image.fromarray(grey).convert("P").save(other / "colour" / "c.png")
-    pixels = load_folder(other, test_fraction=0.0).train.pixels()
-    assert np.array_equal(bytes_of(pixels)[1], colour)
-    assert np.array_equal(bytes_of(pixels)[2], np.repeat(grey[..., None], 3, 2))
-    save(other / "colour" / "d.tiff", picture(3, 6, 6).astype(np.float32))
-    refused(lambda: load_folder(other), ValueError, r"d\.tiff \(pixels of mode F have no defined range")
 
 
 def arrays(rows: int | None = None, channels: tuple[int, ...] = (), val: bool = False) -> dict[str, Array]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,22 +13,8 @@ from PIL import Image
 from distillkit import LabeledImages
 from distillkit.data import load_folder, open_folder
 from distillkit.normalization import IDENTITY
-from distillkit.sets import as_set
+from tests.pictures import class_folder, picture, save
 from tests.refused import refused
-
-Array = np.ndarray[Any, Any]
-
-
-def picture(seed: int, *shape: int) -> Array:
-    return np.random.default_rng(seed).integers(0, 256, shape or (6, 6, 3), dtype=np.uint8)
-
-
-def folder(path: Path, classes: tuple[str, ...] = ("cat", "dog")) -> Path:
-    for name in classes:
-        (path / name).mkdir(parents=True)
-        for i in range(5):
-            Image.fromarray(picture(i)).save(path / name / f"{i}.png")
-    return path
 
 
 def drawing(mode: str) -> Image.Image:
@@ -49,8 +34,7 @@ def drawing(mode: str) -> Image.Image:
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
 def test_transparent_pictures_need_a_background(tmp_path: Path, mode: str) -> None:
     opaque = picture(0, 6, 6) if mode == "LA" else picture(0)
-    (tmp_path / "a").mkdir()
-    Image.fromarray(opaque).save(tmp_path / "a" / "0.png")
+    save(tmp_path / "a" / "0.png", opaque)
     drawing(mode).save(tmp_path / "a" / "1.png")
     open_cached = partial(open_folder, cache=tmp_path.parent / f"{tmp_path.name}.cache")
     for read in (load_folder, open_cached):
@@ -69,40 +53,28 @@ def test_transparent_pictures_need_a_background(tmp_path: Path, mode: str) -> No
             load_folder(tmp_path, background=wrong)
 
 
-def test_transparent_items_of_a_dataset_are_refused() -> None:
-    refused(lambda: as_set(Pictures()), ValueError, r"transparent; put them on a background in the dataset's transform")
-
-
-class Pictures(torch.utils.data.Dataset[Any]):
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        return drawing("RGBA"), index
-
-
 def test_a_folder_above_the_classes_is_refused(tmp_path: Path) -> None:
-    folder(tmp_path / "data" / "pets")
+    class_folder(tmp_path / "data" / "pets")
     with pytest.raises(
         ValueError, match=r"only the class 'pets', whose pictures are in sub-folders \(cat, dog\).*/pets'"
     ):
         load_folder(tmp_path / "data")
     with pytest.raises(ValueError, match=r"only the class 'data'.*give the folder above them: '.*/data/pets'"):
         load_folder(tmp_path)
-    folder(tmp_path / "split" / "pets" / "train")
-    folder(tmp_path / "split" / "pets" / "test")
+    class_folder(tmp_path / "split" / "pets" / "train")
+    class_folder(tmp_path / "split" / "pets" / "test")
     with pytest.raises(ValueError, match=r"only the class 'pets'.*\(test, train\).*/split/pets'"):
         load_folder(tmp_path / "split")
-    folder(tmp_path / "twice" / "train" / "pets")
+    class_folder(tmp_path / "twice" / "train" / "pets")
     refused(lambda: load_folder(tmp_path / "twice"), ValueError, r"only the class 'pets'.*/twice/train/pets'")
-    assert load_folder(folder(tmp_path / "one", ("cat",))).classes == ("cat",)
+    assert load_folder(class_folder(tmp_path / "one", ("cat",))).classes == ("cat",)
 
 
 def test_layouts_of_competitions_are_refused(tmp_path: Path) -> None:
     def layout(name: str, folders: tuple[str, ...], *tables: str) -> Path:
-        path = folder(tmp_path / name, folders)
+        path = class_folder(tmp_path / name, folders)
         for table in tables:
-            (path / table).write_text("ID,Class\n0,n\n1,8\n", encoding="utf-8")
+            (path / table).write_text("file,label\n0,n\n1,8\n", encoding="utf-8")
         return path
 
     with pytest.raises(
@@ -121,10 +93,9 @@ def test_layouts_of_competitions_are_refused(tmp_path: Path) -> None:
 
 def test_cache_may_not_be_among_the_pictures(tmp_path: Path) -> None:
     """It would be a class without pictures in the next call."""
-    for name in ("cat", "dog"):
-        (tmp_path / "pets" / name).mkdir(parents=True)
-        Image.new("L", (4, 4)).save(tmp_path / "pets" / name / "0.png")
-    for cache in (tmp_path / "pets", tmp_path / "pets" / "cat" / "cache"):
+    class_folder(tmp_path / "pets", each=1)
+    (tmp_path / "link").symlink_to(tmp_path / "pets")
+    for cache in (tmp_path / "pets", tmp_path / "pets" / "cat" / "cache", tmp_path / "link" / "cache"):
         refused(
             partial(open_folder, tmp_path / "pets", cache=cache, test_fraction=0.0), ValueError, "cache must not be in"
         )
@@ -132,10 +103,8 @@ def test_cache_may_not_be_among_the_pictures(tmp_path: Path) -> None:
 
 
 def test_class_must_keep_a_training_picture(tmp_path: Path) -> None:
-    for name, count in (("cat", 2), ("dog", 9)):
-        (tmp_path / name).mkdir()
-        for i in range(count):
-            Image.new("L", (4, 4), 9 * i).save(tmp_path / name / f"{i}.png")
+    for k, (name, count) in enumerate((("cat", 2), ("dog", 9))):
+        class_folder(tmp_path, (name,), count, 100 * k)
     refused(
         partial(load_folder, tmp_path, test_fraction=0.8), ValueError,
         "test_fraction=0.8 leaves no training picture of 1 of 2 classes, such as cat",

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset
 
 from distillkit import LabeledImages, Normalization
 from distillkit.data import store_dataset
@@ -168,8 +168,3 @@ def test_missing_datasets_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     data = LabeledImages(torch.rand(1, 1, 2, 2), [0])
     refused(data.to_huggingface, ImportError, r"to_huggingface needs datasets: pip install 'distillkit\[data\]'")
-
-
-def test_a_tensor_dataset_comes_back() -> None:
-    data = as_set(rows())
-    assert torch.equal(as_set(TensorDataset(*data)).images, data.images)

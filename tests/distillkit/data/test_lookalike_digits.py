@@ -99,8 +99,14 @@ def test_digits_are_moved_turned_and_blurred_within_their_ranges(monkeypatch: py
 def test_neighbours_stand_beside_the_digit_which_is_blurred_and_moved() -> None:
     plain = {"height": 0.5, "turn": 0.0, "shift": (0.0, 0.0), "blur": 0.0}
 
-    def mask(left: str = "", right: str = "", **changes: Any) -> torch.Tensor:
-        return _mask([left, "8", right], "DejaVuSans", 32, **{**plain, **changes})
+    def mask(left: str = "", right: str = "", size: int = 32, **changes: Any) -> torch.Tensor:
+        return _mask([left, "8", right], "DejaVuSans", size, **{**plain, **changes})
+
+    def spread(picture: torch.Tensor) -> float:
+        """Return the variance of the column of the ink."""
+        columns = picture.sum(0) / picture.sum()
+        place = torch.arange(float(len(columns)))
+        return float(columns @ place**2 - (columns @ place) ** 2)
 
     alone, columns = mask(), torch.arange(32).view(1, -1)
     for one, beyond in ((mask(left="1"), columns < 10), (mask(right="1"), columns > 21)):
@@ -110,7 +116,9 @@ def test_neighbours_stand_beside_the_digit_which_is_blurred_and_moved() -> None:
     assert 14 <= int(rows[-1] - rows[0]) <= 18
     moved = mask(shift=(0.0625, -0.125))
     assert torch.allclose(moved.roll((4, -2), (0, 1)), alone, atol=0.02)
-    assert float(mask(blur=1.0).amax()) < float(alone.amax())
+    for size in (32, 64):  # a blur in pixels of a picture of 32
+        wider = spread(mask(size=size, blur=1.2)) - spread(mask(size=size))
+        assert wider == pytest.approx((1.2 * size / 32) ** 2, rel=0.1)
     assert float((mask(turn=20.0) - alone).abs().amax()) > 0.5
     assert torch.allclose(mask(turn=20.0), mask(turn=-20.0).flip(1), atol=0.35)
 

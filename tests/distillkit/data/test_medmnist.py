@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from distillkit import Normalization
 from distillkit.data import NAMES, load, open_dataset
 from distillkit.data.readers._medmnist import CLASSES
+from tests.pictures import bytes_of
 from tests.refused import refused
 from tests.stored import require_same
 
@@ -61,7 +62,7 @@ def test_a_set_gives_its_pixels_labels_and_classes(name: str, tmp_path: Path) ->
     channels, classes = TABLE[name]
     assert split.validation is not None
     for part, data in (("train", split.train), ("val", split.validation), ("test", split.test)):
-        pixels = (data.pixels() * 255).round().byte().permute(0, 2, 3, 1).numpy()
+        pixels = bytes_of(data.pixels())
         assert np.array_equal(pixels.reshape(arrays[f"{part}_images"].shape), arrays[f"{part}_images"])
         assert np.array_equal(data.labels.numpy().reshape(COUNTS[part], -1), arrays[f"{part}_labels"])
         assert (data.shape, data.num_classes, data.classes_given) == ((channels, 28, 28), classes, True)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 from scipy.io import savemat
-from torch import Tensor
 
 from distillkit import Normalization
 from distillkit.data import load
+from tests.pictures import bytes_of
 from tests.refused import refused
 
 HALF = Normalization([0.5], [0.5])
@@ -20,10 +20,6 @@ LABELS = {"train": [3, 0, 9, 1], "test": [7, 2]}
 
 def stored(part: str) -> np.ndarray[Any, Any]:
     return np.random.default_rng(len(part)).integers(0, 256, (len(LABELS[part]), 32, 32, 3), np.uint8)
-
-
-def as_bytes(images: Tensor) -> np.ndarray[Any, Any]:
-    return (images * 255).round().byte().permute(0, 2, 3, 1).numpy()
 
 
 def released(folder: Path) -> None:
@@ -66,7 +62,7 @@ def test_mnistm_in_its_three_layouts(write: Any, place: str, tmp_path: Path, glo
     for name in ("mnistm", "MNIST-M"):
         split = load(name, root=tmp_path, normalization=HALF)
         for part, data in zip(("train", "test"), split, strict=True):
-            assert np.array_equal(as_bytes(data.pixels()), stored(part))
+            assert np.array_equal(bytes_of(data.pixels()), stored(part))
             assert data.labels.tolist() == LABELS[part]
             assert data.info == {"dataset": "mnistm", "split": part}
             assert (data.num_classes, data.classes_given) == (10, True)
@@ -137,7 +133,7 @@ def test_synthdigits_files(zero: int, tmp_path: Path, global_rng_untouched: None
     matlab(tmp_path / "SynthDigits", zero)
     split = load("SynthDigits", root=tmp_path, normalization=HALF)
     for part, data in zip(("train", "test"), split, strict=True):
-        assert np.array_equal(as_bytes(data.pixels()), stored(part))
+        assert np.array_equal(bytes_of(data.pixels()), stored(part))
         assert data.labels.tolist() == LABELS[part]
         assert data.info == {"dataset": "synthdigits", "split": part}
     assert load("synthdigits", root=tmp_path, size=16).train.shape == (3, 16, 16)

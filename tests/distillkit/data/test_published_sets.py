@@ -15,17 +15,13 @@ from click.testing import CliRunner
 from distillkit import LabeledImages
 from distillkit.commands import main
 from distillkit.data import load_set, set_cards
+from tests.stored import require_same_set
 
 
 def publish(name: str, folder: Path, code: int = 0) -> str:
     found = CliRunner().invoke(main, ["sets", name, "--out", str(folder), "--card", "--quiet"])
     assert found.exit_code == code, found.output
     return found.output
-
-
-def equal(a: LabeledImages, b: LabeledImages) -> bool:
-    same = a.images.equal(b.images) and a.labels.equal(b.labels) and a.class_names == b.class_names
-    return same and (a.normalization, a.info) == (b.normalization, b.info)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +33,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_folder_is_read_without_loss(published: Path) -> None:
-    assert equal(load_set(published), load_set("digits-dm-1"))
+    require_same_set(load_set(published), load_set("digits-dm-1"))
     pictures = LabeledImages.load(published)
     assert pictures.labels.equal(load_set("digits-dm-1").labels)
     assert not pictures.images.equal(load_set("digits-dm-1").images)
@@ -47,10 +43,7 @@ def test_folder_is_read_without_loss(published: Path) -> None:
 
 def test_tiles_stay_tiles(tmp_path: Path) -> None:
     publish("digits-dm-tiles-1", tmp_path / "tiles")
-    again: Any = load_set(tmp_path / "tiles")
-    expected: Any = load_set("digits-dm-tiles-1")
-    assert again.stored.equal(expected.stored)
-    assert equal(again, expected)
+    require_same_set(load_set(tmp_path / "tiles"), load_set("digits-dm-tiles-1"))
 
 
 def test_card_has_the_metadata_of_the_hub_and_the_facts(published: Path) -> None:
@@ -96,8 +89,8 @@ def test_hub_path_downloads_one_file(published: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     expected = load_set("digits-dm-1")
-    assert equal(load_set("hf://us/digits"), expected)
-    assert equal(load_set("hf://us/digits@v1"), expected)
+    require_same_set(load_set("hf://us/digits"), expected)
+    require_same_set(load_set("hf://us/digits@v1"), expected)
     for revision, (args, options) in zip((None, "v1"), asked, strict=True):
         assert args == ("us/digits", "set.safetensors")
         assert options == {"repo_type": "dataset", "revision": revision}

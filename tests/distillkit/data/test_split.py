@@ -72,8 +72,8 @@ def test_label_rows_are_split_too() -> None:
         ({"column": "user"}, "column must be one of patient; got 'user'"),
         ({"test_fraction": -0.1}, "test_fraction must be at least 0, got -0.1"),
         ({"test_fraction": 1.0}, "test_fraction must be less than 1, got 1"),
-        ({"test_fraction": 0.1}, "leaves no test set"),
-        ({"test_fraction": 0.9}, "leaves no train set"),
+        ({"test_fraction": 0.1}, "test_fraction=0.1 of 4 values of 'patient' leaves no test set"),
+        ({"test_fraction": 0.9}, "test_fraction=0.9 of 4 values of 'patient' leaves no train set"),
         ({"classes": ("one",)}, "classes must be 2 names, got 1"),
     ],
 )

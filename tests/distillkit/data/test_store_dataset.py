@@ -19,6 +19,7 @@ from distillkit import LabeledImages, Normalization
 from distillkit.data import _cache, store_dataset
 from distillkit.sets import as_set
 from tests.refused import refused
+from tests.stored import require_same_set
 
 SPACE = Normalization([0.4, 0.5, 0.6], [0.2, 0.3, 0.25])
 DRAWS = torch.Generator().manual_seed(0)
@@ -74,12 +75,7 @@ def test_the_stored_set_equals_the_set_in_memory(name: str, tmp_path: Path) -> N
     whole = [*zip(*source)] if isinstance(source, tuple) else [*zip(PIXELS, WORDS if name == "words" else LABELS)]
     if name == "label rows":
         whole = [*zip(PIXELS, torch.eye(4)[LABELS])]
-    expected = LabeledImages.from_dataset(whole, **options)  # type: ignore[arg-type]
-    found = stored.read()
-    assert torch.equal(found.images, expected.images)
-    assert torch.equal(found.labels, expected.labels)
-    for fact in ("num_classes", "class_names", "classes_given", "normalization", "info"):
-        assert getattr(found, fact) == getattr(expected, fact), fact
+    require_same_set(stored.read(), LabeledImages.from_dataset(whole, **options))  # type: ignore[arg-type]
     assert np.array_equal(np.load(tmp_path / "a.npy"), PIXELS.numpy())
     assert [p.name for p in sorted(tmp_path.iterdir()) if p.name[0] != "."] == ["a.npy", "a.safetensors"]
 
@@ -96,7 +92,7 @@ def test_a_complete_file_is_opened_without_the_dataset(tmp_path: Path) -> None:
     assert torch.equal(again.digests, first.digests)
     for call in (
         lambda: store_dataset(Pairs(data.items[:-1]), path),
-        lambda: store_dataset(data, path, size=(9, 10)),
+        lambda: store_dataset(iter(data.items), path, size=(9, 10)),
         lambda: store_dataset(data, path, channels=1),
     ):
         refused(call, ValueError, r"a\.npy holds 75 images 3x10x9, but this call asks for other ones .*delete the file")
@@ -130,7 +126,7 @@ def test_pictures_are_resized_and_rounded(tmp_path: Path) -> None:
     options: dict[str, Any] = {"size": (6, 5), "channels": 3, "num_classes": 9}
     stored = store_dataset(mixed, tmp_path / "a.npy", **options)
     expected = LabeledImages.from_dataset(mixed, **options)
-    assert (stored.shape, stored.num_classes, stored.classes_given) == ((3, 6, 5), 9, True)
+    require_same_set(stored.read(), expected, images=False)
     assert 0 < float((stored.read().images - expected.images).abs().max()) <= 0.5001 / 255
     refused(lambda: store_dataset(mixed, tmp_path / "b.npy"), ValueError, "one shape and dtype.*size=")
 

@@ -7,6 +7,7 @@ import pickle
 import shutil
 import threading
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from distillkit.networks import ConvNet
 from distillkit.sets import StoredImages, as_set
 from distillkit.training import Protocol, accuracy
 from tests.refused import refused
+from tests.stored import require_same, require_same_set
 
 HALF = Normalization([0.5], [0.5])
 
@@ -102,16 +104,12 @@ def test_stored_pictures_equal_loaded_ones(
         which = data.draw(indices(len(one)))
         wanted, part = one[which], other[which]
         found = other.read(which)
-        assert torch.equal(part.read().images, found.images)
-        assert torch.equal(part.labels, wanted.labels)
-        assert torch.equal(found.labels, wanted.labels)
-        assert (found.num_classes, found.normalization, found.info) == (2, HALF, wanted.info)
-        assert (found.classes_given, part.shape, len(part)) == (False, wanted.shape, len(wanted))
+        require_same_set(part.read(), found)
+        require_same_set(found, wanted, images=exact)
+        assert (part.shape, len(part), part.classes_given) == (wanted.shape, len(wanted), False)
         assert torch.equal(part.counts(), wanted.counts())
-        if exact:
-            assert torch.equal(found.images, wanted.images)
-        elif len(wanted):
-            assert float((HALF.decode(found.images) - HALF.decode(wanted.images)).abs().max()) <= 1 / 510 + 1e-6
+        if len(wanted):
+            assert float((found.pixels() - wanted.pixels()).abs().max()) <= 1 / 510 + 1e-6
 
 
 def test_integer_index_and_dataloader(pets: Path, tmp_path: Path) -> None:
@@ -157,21 +155,26 @@ def test_a_cache_is_written_once_and_reused_without_writing(
 
 
 def test_a_folder_that_has_changed_gets_a_new_cache(tmp_path: Path) -> None:
-    path = made(tmp_path / "pets [1]")
-    old = open_folder(path, cache=tmp_path / "cache").train
-    file = path / "cat" / "0.png"
-    shutil.copy(path / "dog" / "0.png", file)
-    os.utime(file, ns=(1, 1))
-    new = open_folder(path, cache=tmp_path / "cache")
-    assert new.train.path != old.path
-    both = [load_folder(path).train.renormalize(new.train.normalization), new.train.read()]
-    assert torch.allclose(both[0].images, both[1].images, atol=1e-6)
+    path, cache = made(tmp_path / "pets [1]"), tmp_path / "cache"
+    first = path / "cat" / "0.png"
+    changes: list[Callable[[], object]] = [
+        lambda: (shutil.copy(path / "dog" / "0.png", first), os.utime(first, ns=(1, 1))),
+        lambda: os.utime(first, ns=(1, 2)),
+        lambda: (first.write_bytes(first.read_bytes() + b" "), os.utime(first, ns=(1, 2))),
+        lambda: first.rename(path / "cat" / "10.png"),
+        lambda: (path / "dog").rename(path / "eel"),
+        (path / "cat" / "1.png").unlink,
+    ]
+    for change in changes:
+        old = open_folder(path, cache=cache).train
+        change()
+        new, wanted = open_folder(path, cache=cache, normalization=HALF), load_folder(path, normalization=HALF)
+        require_same(new, wanted)
+        assert new.train.path != old.path
+        assert len(list(cache.glob("*.npy"))) == len(list(cache.glob("*.safetensors"))) == 1
     refused(lambda: old.read([0]), FileNotFoundError, "open the source again")
-    (path / "cat" / "1.png").unlink()
-    assert len(open_folder(path, cache=tmp_path / "cache", test_fraction=0).train) == 9
-    assert len(list((tmp_path / "cache").glob("*.npy"))) == 1
-    os.truncate(open_folder(path, cache=tmp_path / "cache").train.path, 300)
-    assert len(open_folder(path, cache=tmp_path / "cache", test_fraction=0).train.read()) == 9
+    os.truncate(new.train.path, 300)
+    require_same(open_folder(path, cache=cache, normalization=HALF), wanted)
 
 
 def test_an_interrupted_cache_is_resumed(tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,8 +301,8 @@ def test_invalid_changes_of_a_stored_set_are_refused(pets: Path, tmp_path: Path)
     assert rows[torch.tensor([8])].read().labels.tolist() == [[0.0, 1.0]]
 
 
-def arrays(count: int = 70, shape: tuple[int, ...] = (6, 5, 3), dtype: Any = np.uint8) -> dict[str, Any]:
-    rng = np.random.default_rng(0)
+def arrays(count: int = 70, shape: tuple[int, ...] = (6, 5, 3), dtype: Any = np.uint8, seed: int = 0) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
     found: dict[str, Any] = {}
     for part, n in (("train", count), ("val", 3), ("test", 4)):
         images = rng.integers(0, 256, (n, *shape), dtype=np.uint8)
@@ -320,14 +323,12 @@ def test_a_stored_npz_equals_the_loaded_one(
     assert (opened_.classes, list(map(len, opened_))) == (loaded.classes, [70, 4])
     assert opened_.validation is not None
     assert loaded.validation is not None
+    require_same(opened_, loaded, images=size is None)  # repeated grey, and floats that were bytes, are exact, too
     for one, other in zip((*opened_, opened_.validation), (*loaded, loaded.validation), strict=True):
-        found = one.read()
-        assert torch.equal(found.labels, other.labels)
-        assert (found.info, found.classes_given, found.num_classes) == (other.info, False, 3)
-        if size is None:  # repeated grey, and floats that were bytes, are exact too
-            assert torch.equal(found.images, other.images)
-        assert float((HALF.decode(found.images) - HALF.decode(other.images)).abs().max()) <= 1 / 510 + 1e-6
+        assert float((one.read().pixels() - other.pixels()).abs().max()) <= 1 / 510 + 1e-6
     assert opened_.train.path == open_npz(path, cache=tmp_path / "cache", **options).train.path
+    np.savez_compressed(path, **arrays(shape=shape, dtype=dtype, seed=1))
+    assert not torch.equal(open_npz(path, cache=tmp_path / "cache", **options).test.read().images, loaded.test.images)
 
 
 def test_an_npz_that_cannot_be_streamed_is_refused(tmp_path: Path) -> None:

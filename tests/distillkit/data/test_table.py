@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +12,24 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from PIL import Image
 
 from distillkit import Normalization
 from distillkit.data import Split, as_domains, load_folder, load_table, open_table
 from distillkit.normalization import IDENTITY
 from distillkit.privacy import PrivacyError
 from distillkit.privacy.validation._arguments import refuse_derived
+from tests.pictures import bytes_of, picture, save
 from tests.refused import refused
+from tests.stored import require_same
 
 HALF = Normalization([0.5], [0.5])
 ANIMALS = ["cat", "dog", "cat", "eel", "dog", "cat", "eel", "dog", "cat", "eel", "dog", "eel"]
 
 
-def picture(seed: int, *shape: int) -> Any:
-    return np.random.default_rng(seed).integers(0, 256, shape or (6, 5, 3), dtype=np.uint8)
-
-
-def save(path: Path, number: int, *shape: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(picture(number, *shape)).save(path)
-
-
 def competition(path: Path, header: str = "id,breed", names: str = "{:03d}", ending: str = ".png") -> Path:
     """Make `train.csv` with ids without ending, and the folder `train`."""
     for i in range(len(ANIMALS)):
-        save(path / "train" / f"{names.format(i)}{ending}", i)
+        save(path / "train" / f"{names.format(i)}{ending}", picture(i))
     lines = [f"{names.format(i)},{animal}" for i, animal in enumerate(ANIMALS)]
     (path / "train.csv").write_text("\n".join([header, *lines]), encoding="utf-8")
     return path / "train.csv"
@@ -47,7 +40,7 @@ def same(split: Split, labels: list[str] = ANIMALS) -> bool:
     seen = {}
     for part in split:
         for image, label in zip(part.pixels(), part.labels.tolist()):
-            seen[(image * 255).round().byte().permute(1, 2, 0).numpy().tobytes()] = split.classes[label]
+            seen[bytes_of(image[None]).tobytes()] = split.classes[label]
     return seen == {picture(i).tobytes(): label for i, label in enumerate(labels)}
 
 
@@ -70,14 +63,21 @@ def test_endings_may_be_in_capitals(tmp_path: Path) -> None:
     assert same(load_table(table, folder=tmp_path / "train", normalization=HALF, progress=False))
 
 
-def test_equals_the_folder_of_the_same_pictures(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hold_out", ["random", "content"])
+def test_equals_the_folder_of_the_same_pictures(hold_out: Any, tmp_path: Path) -> None:
+    """With "content", the same pictures are held out, whatever they and their folder are called."""
     table = competition(tmp_path)
     for i, animal in enumerate(ANIMALS):
-        save(tmp_path / "sorted" / animal / f"{i:03d}.png", i)
-    by_table, by_folder = load_table(table, folder=tmp_path / "train"), load_folder(tmp_path / "sorted")
-    assert by_table.train.normalization == pytest.approx(by_folder.train.normalization) or same(by_table)
+        save(tmp_path / "sorted" / animal / f"{i:03d}.png", picture(i))
+    options: dict[str, Any] = {"hold_out": hold_out, "normalization": IDENTITY, "test_fraction": 0.4}
+    by_table = load_table(table, folder=tmp_path / "train", **options)
+    by_folder = load_folder(tmp_path / "sorted", **options)
     assert by_table.classes == by_folder.classes
-    assert by_table.train.counts().tolist() == by_folder.train.counts().tolist()
+    for one, other in zip(by_table, by_folder, strict=True):
+        assert one.counts().tolist() == other.counts().tolist()
+        assert hold_out == "random" or sorted(one.images.sum((1, 2, 3)).tolist()) == sorted(
+            other.images.sum((1, 2, 3)).tolist()
+        )
 
 
 FORMS: dict[str, Callable[[Path], Any]] = {
@@ -107,21 +107,20 @@ def test_all_forms_of_a_table_give_equal_sets(form: str, tmp_path: Path) -> None
 def test_stored_equals_memory(tmp_path: Path) -> None:
     table = competition(tmp_path)
     options: dict[str, Any] = {"folder": tmp_path / "train", "normalization": HALF, "progress": False}
-    memory, stored = load_table(table, **options), open_table(table, cache=tmp_path / "cache", **options)
-    for one, other in zip(memory, stored):
-        read = other.read()
-        assert torch.equal(one.images, read.images)
-        assert torch.equal(one.labels, read.labels)
-        assert (one.class_names, one.info) == (read.class_names, read.info)
-    form: dict[str, Any] = {"hold_out": "content", "test_fraction": 0.4, "size": (4, 3), "channels": 1}
-    both = [load_table(table, **options, **form), open_table(table, cache=tmp_path / "cache", **options, **form)]
-    assert [(one.train.shape, one.train.info["hold_out"]) for one in both] == [((1, 4, 3), "content")] * 2
+    cached = partial(open_table, cache=tmp_path / "cache")
+    require_same(cached(table, **options), load_table(table, **options))
+    for form in ({"size": (4, 3), "channels": 1}, {"hold_out": "content", "test_fraction": 0.4, "user": "breed"}):
+        made = cached(table, **options, **form)  # type: ignore[arg-type]
+        require_same(made, load_table(table, **options, **form), images="size" not in form)  # type: ignore[arg-type]
+        assert made.train.shape == ((1, 4, 3) if "size" in form else (3, 6, 6))
+        assert made.test.info["hold_out"] == form.get("hold_out", "random")
+    refused(lambda: cached(table, **options, workers=0, size=3), ValueError, "workers must be at least 1")
     frame = pd.read_csv(table, dtype=str)
     options |= {"test_fraction": 0}
     for ordered in (frame, frame[::-1]):
-        found = open_table(ordered, cache=tmp_path / "cache", **options).train.read()
+        found = cached(ordered, **options).train.read()
         assert torch.equal(found.images, load_table(ordered, **options).train.images)
-    parts = [open_table(frame[i:j], cache=tmp_path / "cache", **options).train for i, j in ((0, 7), (7, 12))]
+    parts = [cached(frame[i:j], **options).train for i, j in ((0, 7), (7, 12))]
     assert torch.equal(torch.cat([part.read().images for part in parts]), load_table(frame, **options).train.images)
 
 
@@ -207,9 +206,9 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     train = tmp_path / "train"
     (train / "000.png").write_bytes(b"no picture")
     (train / "001.png").unlink()
-    save(train / "002.jpg", 2)
-    save(train / "003.png", 3, 6, 5)
-    save(train / "004.png", 4, 7, 5, 3)
+    save(train / "002.jpg", picture(2))
+    save(train / "003.png", picture(3, 6, 6))
+    save(train / "004.png", picture(4, 7, 6, 3))
     labels: list[Any] = [*ANIMALS[:5], None, "fox", *ANIMALS[7:]]
     parts = ["train"] * 7 + ["unknown"] + ["train"] * 4
     names = [*(f"{i:03d}" for i in range(9)), "008", "010", None]
@@ -221,7 +220,7 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         "- 1 names of several files",
         "- 1 missing pictures: 001",
         "- 1 pictures that cannot be read: 000.png (cannot identify image file)",
-        "- 1 pictures without the (6, 5) pixels (height, width) of 002.jpg and 7 more",
+        "- 1 pictures without the (6, 6) pixels (height, width) of 002.jpg and 7 more",
         "- 1 pictures without the 3 channels of 002.jpg and 7 more",
         "- 1 rows without a label: 005",
         "- 1 rows without a file: row 11",
@@ -288,11 +287,11 @@ def test_what_is_no_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_full_names_beat_names_without_ending_and_words_for_nothing_are_labels(tmp_path: Path) -> None:
     for number, name in enumerate(("a.png", "a.png.jpg.png", "b.jpg")):
-        save(tmp_path / name, number)
+        save(tmp_path / name, picture(number))
     (tmp_path / "t.csv").write_text("file,label\na.png ,NA\nb, None \n", encoding="utf-8")
     split = load_table(tmp_path / "t.csv", test_fraction=0, normalization=IDENTITY)
     assert split.classes == ("NA", "None")
-    assert np.array_equal((split.train.images[0] * 255).round().byte().permute(1, 2, 0), picture(0))
+    assert np.array_equal(bytes_of(split.train.images)[0], picture(0))
 
 
 def test_joined_tables_keep_the_origin_of_their_classes(tmp_path: Path) -> None:

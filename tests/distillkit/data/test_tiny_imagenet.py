@@ -1,14 +1,14 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from distillkit import Normalization
 from distillkit.data import load, open_dataset
+from tests.pictures import bytes_of, picture, save
 from tests.refused import refused
 from tests.stored import require_same
 
@@ -16,20 +16,13 @@ HALF = Normalization([0.5], [0.5])
 WNIDS = ("n02", "n01")  # the release's list is not sorted
 
 
-def picture(seed: int, grey: bool = False) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(seed).integers(0, 256, (8, 8) if grey else (8, 8, 3), np.uint8)
-
-
-def save(file: Path, array: np.ndarray[Any, Any]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(array).save(file, format="PNG")  # lossless under the release's names
-
-
 def write(root: Path) -> Path:
     folder = root / "tiny-imagenet-200"
     for k, wnid in enumerate(WNIDS):
         for i in range(3):
-            save(folder / "train" / wnid / "images" / f"{wnid}_{i}.JPEG", picture(10 * k + i, grey=k == 1 and i == 2))
+            shape = (6, 6) if (k, i) == (1, 2) else ()
+            save(folder / "train" / wnid / "images" / f"{wnid}_{i}.JPEG", picture(10 * k + i, *shape))
+        (folder / "train" / wnid / "images" / "notes.txt").write_text("no picture", encoding="utf-8")
         (folder / "train" / wnid / f"{wnid}_boxes.txt").write_text(f"{wnid}_0.JPEG\t0\t0\t7\t7\n", encoding="utf-8")
     for i in range(2):
         save(folder / "val" / "images" / f"val_{i}.JPEG", picture(100 + i))
@@ -50,10 +43,10 @@ def test_the_released_layout(tmp_path: Path, global_rng_untouched: None) -> None
         assert split.classes == ("goldfish, Carassius auratus", "espresso")
         assert split.train.labels.tolist() == [0] * 3 + [1] * 3
         assert split.test.labels.tolist() == [0, 1]
-    assert split.train.shape == (3, 8, 8)
-    stored = (split.train.pixels() * 255).round().byte().permute(0, 2, 3, 1).numpy()
+    assert split.train.shape == (3, 6, 6)
+    stored = bytes_of(split.train.pixels())
     assert np.array_equal(stored[3], picture(0))
-    assert np.array_equal(stored[2], np.repeat(picture(12, grey=True)[..., None], 3, 2))
+    assert np.array_equal(stored[2], np.repeat(picture(12, 6, 6)[..., None], 3, 2))
     assert split.test.info == {"dataset": "tinyimagenet", "split": "test"}
     assert load("tiny-imagenet", root=tmp_path, size=4, channels=1).train.shape == (1, 4, 4)
 
@@ -89,7 +82,8 @@ def test_files_of_another_layout_are_refused(file: str, text: str, words: str, t
 
 def test_stored_pictures_equal_loaded_ones(tmp_path: Path) -> None:
     write(tmp_path)
-    opened = open_dataset("tiny-imagenet", root=tmp_path, normalization=HALF, cache=tmp_path / "cache")
-    require_same(opened, load("tiny-imagenet", root=tmp_path, normalization=HALF))
+    opened = partial(open_dataset, root=tmp_path, normalization=HALF, cache=tmp_path / "cache")
+    refused(lambda: opened("tiny-imagenet", workers=0), ValueError, "workers must be at least 1")
+    require_same(opened("tiny-imagenet", workers=1), load("tiny-imagenet", root=tmp_path, normalization=HALF))
     with pytest.raises(ValueError, match=r"must be one of tinyimagenet, pathmnist, .*, got 'mnist'; .*load\(name\)"):
-        open_dataset("mnist", root=tmp_path)
+        opened("mnist")
