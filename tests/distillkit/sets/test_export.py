@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from distillkit.rng import derive
 from distillkit.sets import Tiles
 from distillkit.sets._export import _digest
 from tests.refused import refused
+from tests.stored import require_same_set
 
 NAMES = st.sampled_from([(), ("ant", "bee", "cat"), ("T-shirt/top", "Coat", 'a,"b"'), ("Ape", "ape", "zoo")])
 
@@ -45,7 +47,7 @@ def sets(draw: st.DrawFn, low: float = -0.5, high: float = 1.5) -> LabeledImages
     if draw(st.booleans()):
         dtype = draw(st.sampled_from([torch.float16, torch.float32, torch.float64]))
         labels = torch.rand(n, 3, generator=rng, dtype=torch.float64).softmax(1).to(dtype)
-    normalization = draw(st.sampled_from([IDENTITY, Normalization([0.4] * c, [0.3] * c)]))
+    normalization = draw(st.sampled_from([IDENTITY, Normalization([0.4] * c, [0.3] * c, measured=True)]))
     return LabeledImages(
         normalization.encode(pixels),
         labels,
@@ -56,25 +58,12 @@ def sets(draw: st.DrawFn, low: float = -0.5, high: float = 1.5) -> LabeledImages
     )
 
 
-def assert_same(a: LabeledImages, b: LabeledImages) -> None:
-    assert a.images.shape == b.images.shape
-    assert a.labels.dtype == b.labels.dtype
-    assert torch.equal(a.labels, b.labels)
-    assert (a.num_classes, a.class_names, a.info, a.classes_given) == (
-        b.num_classes, b.class_names, b.info, b.classes_given,
-    )  # fmt: skip
-    assert a.normalization == b.normalization
-
-
 @settings(max_examples=15)
 @given(data=sets())
 def test_an_npz_loses_nothing(data: LabeledImages, tmp_path_factory: pytest.TempPathFactory) -> None:
     given_set = data.replace(columns={"client": torch.arange(len(data)), "logits": torch.rand(len(data), 3)})
     path = tmp_path_factory.mktemp("npz") / "set.npz"
-    loaded = LabeledImages.load(given_set.export(path))
-    assert_same(loaded, given_set)
-    assert torch.equal(loaded.images, given_set.images)
-    assert all(torch.equal(loaded.columns[name], given_set.columns[name]) for name in given_set.columns)
+    require_same_set(LabeledImages.load(given_set.export(path)), given_set)
     assert [p.name for p in path.parent.iterdir()] == ["set.npz"]
 
 
@@ -88,13 +77,14 @@ def test_a_folder_loses_at_most_half_a_step_and_nothing_the_second_time(
         warnings.simplefilter("error")
         loaded = LabeledImages.load(data.export(folder / "a"))
         again = LabeledImages.load(loaded.export(folder / "b"))
-    assert_same(loaded, data)
-    assert torch.allclose(loaded.pixels(), data.pixels(), atol=1 / 510 + 1e-6)
-    assert_same(again, data)
-    assert torch.equal(again.images, loaded.images)
+    require_same_set(loaded, data, images=False)
+    require_same_set(again, loaded)
+    error = float((loaded.pixels() - data.pixels()).abs().max()) if len(data) else 0.0
+    assert error <= 1 / 510 + 1e-6
     for one in (folder / "a").rglob("*.png"):
         assert one.read_bytes() == (folder / "b" / one.relative_to(folder / "a")).read_bytes()
-    assert json.loads((folder / "a" / "set.json").read_text(encoding="utf-8"))["largest_error"] <= 1 / 510 + 1e-6
+    form = json.loads((folder / "a" / "set.json").read_text(encoding="utf-8"))
+    assert form["largest_error"] == pytest.approx(error, abs=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -133,12 +123,16 @@ def test_files_and_folders_sort_as_numbers(count: int, tmp_path: Path) -> None:
 
 
 def test_labels_are_in_a_table(tmp_path: Path) -> None:
-    rows = torch.tensor([[0.7, 0.2, 0.1]] * 5 + [[0.1, 0.3, 0.6]])
-    folder = some(labels=rows, class_names=("ant", "bee", "cat")).export(tmp_path / "out")
-    table = list(csv.DictReader((folder / "labels.csv").open(encoding="utf-8")))
-    assert table[5]["file"] == "cat/5.png"
-    assert (table[5]["label"], table[5]["class"]) == ("2", "cat")
-    assert np.float32(table[5]["p2"]) == np.float32(0.6)
+    rows = torch.tensor([[0.7, 0.2, 0.1]] * 5 + [[0.123456789, 0.3, 0.576543211]])
+    for labels, names in ((rows, ("ant", "bee", "cat")), (rows.argmax(1), ())):
+        folder = some(labels=labels, class_names=names).export(tmp_path / str(len(names)))
+        table = list(csv.DictReader((folder / "labels.csv").open(encoding="utf-8")))
+        for i, (row, c) in enumerate(zip(table, [0, 0, 0, 0, 0, 2], strict=True)):
+            file = f"{names[c] if names else c}/{i}.png"
+            wanted = {"file": file, "label": str(c), "blake2b": _digest((folder / file).read_bytes())}
+            wanted |= {"class": names[c]} if names else {}
+            wanted |= {f"p{k}": str(one) for k, one in enumerate(rows[i].tolist())} if names else {}
+            assert row == wanted
 
 
 def test_an_npz_is_readable_with_numpy_alone(tmp_path: Path) -> None:
@@ -154,8 +148,8 @@ def test_an_npz_is_readable_with_numpy_alone(tmp_path: Path) -> None:
 def test_a_folder_says_what_it_leaves_out(tmp_path: Path) -> None:
     whitened = some(images=some().images.repeat(4, 1, 1, 1), labels=torch.arange(24) % 3)
     whitened = whitened.renormalize(Normalization([0.0], [1.0], ZCA.fit(whitened.images)))
-    data = whitened.replace(columns={"client": torch.zeros(24)})
-    with pytest.warns(UserWarning, match="PNG pictures leave out the column 'client'; the whitening"):
+    data = whitened.replace(columns={"client": torch.zeros(24), "user": torch.zeros(24)})
+    with pytest.warns(UserWarning, match="leave out the column 'client'; the column 'user'; the whitening"):
         loaded = LabeledImages.load(data.export(tmp_path / "a"))
     assert loaded.normalization == IDENTITY
     assert torch.allclose(loaded.images, whitened.pixels(), atol=1 / 500)
@@ -184,6 +178,16 @@ def test_wrong_targets_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="NumPy has no bfloat16, which images has"):
         some().to(dtype=torch.bfloat16).export(tmp_path / "half.npz")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "empty.v2", "file", "two.npz"]
+
+
+@pytest.mark.parametrize("form", ["a", "a.npz"])
+def test_a_failed_export_leaves_nothing(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os if form == "a" else np, "replace" if form == "a" else "savez_compressed", full)
+    refused(lambda: some().export(tmp_path / form), OSError, "No space left")
+    assert not list(tmp_path.iterdir())
 
 
 def edit(file: Path, old: str, new: str) -> None:
@@ -263,8 +267,8 @@ def test_an_exported_folder_keeps_its_neighbours_and_becomes_pictures_on_request
     folder = soft().export(tmp_path / "train")
     for name in ("README.md", ".DS_Store", "ant/._0.png"):
         (folder / name).write_text("text", encoding="utf-8")
-    assert_same(LabeledImages.load(folder), soft())
-    assert_same(load_set(folder), soft())
+    for read in (LabeledImages.load, load_set):
+        require_same_set(read(folder), soft(), images=False)
     refused(lambda: load_folder(tmp_path), ValueError, r"is an exported LabeledImages.*LabeledImages\.load")
     (folder / "labels.csv").unlink()
     (folder / "set.json").unlink()
@@ -317,20 +321,16 @@ FORMS: dict[str, Callable[[], LabeledImages]] = {
 def test_every_form_comes_back_from_every_file(form: str, tmp_path: Path) -> None:
     data = FORMS[form]()
     for path in (data.save(tmp_path / "a.safetensors"), data.export(tmp_path / "a.npz")):
-        loaded = LabeledImages.load(path)
-        assert_same(loaded, data)
-        assert torch.equal(loaded.images, data.images)
-        assert loaded.columns.keys() == data.columns.keys()
-        assert all(torch.equal(loaded.columns[name], data.columns[name]) for name in data.columns)
-        assert type(loaded) is type(data)
+        require_same_set(LabeledImages.load(path), data)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         loaded = LabeledImages.load(data.export(tmp_path / "a"))
     assert any("the stored form of 4 tiled images, which are decoded" in str(one.message) for one in said) == (
         form == "tiles"
     )
-    lost = {"columns": {}} | ({"normalization": IDENTITY} if form == "whitened" else {})
-    assert_same(loaded, data.replace(info=data.info, **lost))
+    wanted = data.replace(info=data.info, columns={}, images=data.images)  # decoded, if it has tiles
+    wanted = wanted.renormalize(Normalization([0], [1], measured=True)) if form == "whitened" else wanted
+    require_same_set(loaded, wanted, images=False)
     assert torch.allclose(loaded.pixels(), data.pixels(), atol=1 / 509)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import ConcatDataset, DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from distillkit import LabeledImages, Normalization
 from distillkit.condense import (
@@ -32,7 +32,7 @@ from distillkit.privacy import Guarantee, Ledger, PrivacyError, condense_private
 from distillkit.rng import derive
 from distillkit.sets import TiledImages, Tiles, as_set
 from distillkit.sets._class_index import with_class_labels
-from distillkit.sets._info import GUARANTEE
+from distillkit.sets._info import GUARANTEE, combined_info, derived_info, inherited_info
 
 RELATION = "add or remove one record"
 STATED: dict[str, Any] = {
@@ -55,7 +55,8 @@ def guarantee(info: dict[str, Any]) -> dict[str, Any]:
     return {name: info[name] for name in GUARANTEE if name in info}
 
 
-MEASURED = Normalization((0.4,), (0.3,), measured=True)
+AGAIN = ((0.4,), (0.3,))
+MEASURED = Normalization(*AGAIN, measured=True)
 CNN = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
 
 
@@ -74,6 +75,7 @@ KEPT: dict[str, Callable[[LabeledImages], LabeledImages]] = {
     "drop columns": lambda s: s.replace(columns={}),
     "names": lambda s: s.replace(class_names=("a", "b"), num_classes=2),
     "own info": lambda s: s.replace(images=s.images * 2, info=s.info),
+    "same measured space": lambda s: s._with(normalization=MEASURED).renormalize(Normalization(*AGAIN, measured=True)),
     "join alone": lambda s: LabeledImages.concatenate([s]),
     "pack": lambda s: Tiles(2).pack(s),
     "wrap": lambda s: TiledImages.wrap(s, Tiles(2)),
@@ -175,9 +177,43 @@ def test_joined_guarantees_add_up_in_any_order(first: float, second: float) -> N
     assert (free["epsilon"], free["relation"]) == (first, RELATION)
 
 
+SUMS = "epsilon and delta are sums over joined sets; a ledger that paid for all of them states less"
+BASIC = {"accountant": "basic composition", "remarks": [SUMS]}
+FREE: dict[str, Any] = {"epsilon": 0.0}
+SURE: dict[str, Any] = {"epsilon": 1.23456, "delta": 1e-5, "relation": RELATION, "valid_if": "planned", "budget": 3.0}
+JOINED: list[tuple[list[dict[str, Any]], str, dict[str, Any] | str]] = [
+    ([{}, {"method": "x"}], "photos", {}),
+    ([{"method": "x", **STATED}], "", STATED),
+    ([FREE, FREE], "", {"epsilon": 0.0, **BASIC}),
+    ([SURE, SURE | {"epsilon": 2, "delta": 2e-5, "budget": 4.0}], "", {
+        "epsilon": 3.23456, "delta": pytest.approx(3e-5), "relation": RELATION, "valid_if": "planned", "budget": 7.0,
+        **BASIC,
+    }),
+    ([FREE, SURE], "", {"epsilon": 1.23456, "relation": RELATION, "valid_if": "planned", **BASIC}),
+    ([SURE, FREE], "", {"epsilon": 1.23456, "relation": RELATION, "valid_if": "planned", **BASIC}),
+    ([SURE, {}], "", "some of the joined images have no guarantee (before: epsilon 1.235)"),
+    ([SURE], "photos", "photos (before: epsilon 1.235)"),
+    ([{"epsilon": None, "reason": "seeded"}, {"epsilon": True}, {}], "photos",
+     "seeded; no reason is recorded; some of the joined images have no guarantee; photos"),
+    ([SURE, SURE | {"relation": "other"}, FREE, SURE], "",
+     "the joined sets have guarantees of different relations (before: epsilon 1.235, 0)"),
+    ([SURE, {"epsilon": 1, "relation": RELATION}], "",
+     "the joined sets have guarantees of different relations (before: epsilon 1.235, 1)"),
+    ([SURE, FREE | {"relation": "other"}], "",
+     "the joined sets have guarantees of different relations (before: epsilon 1.235, 0)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("infos", "unknown", "wanted"), JOINED)
+def test_joined_guarantees_by_hand(infos: list[dict[str, Any]], unknown: str, wanted: Any) -> None:
+    assert inherited_info(infos, unknown) == ({"epsilon": None, "reason": wanted} if wanted is str(wanted) else wanted)
+
+
 def test_image_that_occurs_twice_is_marked() -> None:
     data = make({})
-    for twice in (data[[-1, 7]], data[torch.tensor([0, 0])], LabeledImages.concatenate([data, data])):
+    items: Any = Subset(TensorDataset(*data), [0, 1, 0])
+    read = [as_set(source, class_names=("a", "b")) for source in (items, ConcatDataset([TensorDataset(*data)] * 2))]
+    for twice in (data[[-1, 7]], data[torch.tensor([0, 0])], LabeledImages.concatenate([data, data]), *read):
         assert twice.info == {"derived": "repeated images"}
     for once in (data[[-1, 6]], data[data.labels == 1], LabeledImages.concatenate([data[:0], data[:0], data])):
         assert once.info == {}
@@ -189,6 +225,13 @@ def test_equal_entries_stay_and_later_ones_reach_the_provenance() -> None:
     )
     both = LabeledImages.concatenate([a, b])
     assert both.info == {"dataset": "x", "publishes": "pixels; m; labels", "provenance": [a.info, b.info]}
+    assert LabeledImages.concatenate([both, a]).info == both.info
+    third = combined_info([a.info, b.info, {"dataset": "y", "client": 0}])
+    assert third == {"publishes": both.info["publishes"], "provenance": [a.info, b.info, {"dataset": "y", "client": 0}]}
+    facts = {"method": "n", "publishes": "means; m", "derived": "k", "epsilon": 0.1}
+    marks = {"publishes": "pixels; m; labels; means", "derived": "k; d"}
+    assert derived_info(facts, [a.info, b.info], "d") == {"method": "n", **marks}
+    assert derived_info(facts, [SURE, a.info], "d")["reason"].startswith("some of the joined images have no guarantee")
     renamed = both.replace(info=both.info | {"round": 3, "client": 2})
     entries = LabeledImages.concatenate([renamed, a]).info["provenance"]
     assert entries == [{**a.info, "round": 3, "client": 2}, {**b.info, "round": 3, "client": 2}, a.info]
