@@ -253,6 +253,7 @@ def scores(
         raise ValueError("search must hold at least one mapping, got none; [{}] tries the protocol as it is")
     for one in tried:
         _checked_settings(protocol, one)
+    weight, augmented_weight = _fraction(weight, "weight"), _fraction(augmented_weight, "augmented_weight")
     seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
     part, held_out = _split(real, check.real_number(validation, "validation", above=0.0, below=1.0), seed)
     hard, plain = replace(protocol, relabel=None), replace(protocol, augment=None)
@@ -295,7 +296,7 @@ def scores(
         measure(hard, with_class_labels(data), "set, hard")
         measure(protocol, data, "set", "random")
         measure(plain, data, "set, no augmentation", "random, no augmentation")
-    return Scores(rows, settings, _fraction(weight, "weight"), _fraction(augmented_weight, "augmented_weight"))
+    return Scores(rows, settings, weight, augmented_weight)
 
 
 def _checked_settings(protocol: Protocol, settings: Mapping[str, Any]) -> None:

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import json
-import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,11 @@ from distillkit import LabeledImages, Normalization
 from distillkit.chunking import chunk_size, forward_chunks
 from distillkit.evaluate import Evaluation, Row, evaluate
 from distillkit.networks import ConvNet, build
-from distillkit.rng import derive
+from distillkit.protocols import describe_protocol
+from distillkit.rng import as_generator, derive
+from distillkit.robustness import FGSM, Corruption, Perturbation
+from distillkit.sets import Tiles
+from distillkit.sets._class_index import random_rows
 from distillkit.training import Protocol, accuracy, train
 
 SHAPE = (1, 8, 8)
@@ -61,6 +66,14 @@ def reference(network: nn.Module, data: LabeledImages, protocol: Protocol, gener
 def jitter(images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
     assert not siamese
     return images + torch.randn(images.shape, generator=generator, dtype=images.dtype)
+
+
+class Jitter(Perturbation):
+    def __call__(self, pixels: Tensor, labels: Tensor, logits: Any, generator: torch.Generator) -> Tensor:
+        return pixels + 0.3 * torch.stack([torch.randn(SHAPE, generator=generator) for _ in pixels])
+
+    def __str__(self) -> str:
+        return "jitter"
 
 
 @pytest.mark.usefixtures("global_rng_untouched")
@@ -146,79 +159,95 @@ def test_accuracy_counts_and_restores_the_modes() -> None:
         accuracy(network, data.replace(labels=torch.eye(2)[data.labels]))
 
 
-def test_evaluation_has_a_random_baseline_for_each_architecture() -> None:
-    real, test = stripes(200, noise=30.0), stripes(100, seed=1)
-    factories = {"small": convnet, "none": lambda: convnet("none")}
-    begun = time.perf_counter()
-    result = evaluate(stripes(), test, factories, num_networks=2, protocol=SHORT, real=real)
-    assert sum(row.seconds for row in result.rows) <= time.perf_counter() - begun
-    assert [(r.data, r.architecture) for r in result.rows] == [
-        ("set", "small"), ("random real", "small"), ("set", "none"), ("random real", "none"),
-    ]  # fmt: skip
-    assert all(len(r.accuracies) == 2 and r.seconds > 0 for r in result.rows)
-    assert result.rows[0].mean > 0.95
-    assert result.rows[1].mean < 0.85
-    assert result.accuracy == result.rows[0].mean
-    assert result.images == 40
-    assert evaluate(stripes(8), test, convnet, num_networks=1, protocol=SHORT).rows[0].architecture == "ConvNet"
-    record = json.loads(json.dumps(result.record()))
-    assert record["protocol"]["epochs"] == SHORT.epochs
-    assert (record["images"], record["device"], record["precision"], record["against"]) == (40, "cpu", None, {})
-    for told, row in zip(record["rows"], result.rows, strict=True):
-        assert told["accuracies"] == list(row.accuracies)
-        assert (told["accuracy_mean"], told["accuracy_std"]) == (row.mean, row.std)
-    lines = str(result).splitlines()
-    assert len(lines) == 6
-    assert [line.split()[-2:] for line in lines[1:5]] == [["2", f"{row.seconds:.1f}"] for row in result.rows]
-    assert f"{100 * result.rows[1].mean:.1f} ± {100 * result.rows[1].std:.1f}" in lines[2]
+SOFT = stripes(30).replace(labels=torch.rand(30, 2, generator=derive(1)).softmax(1))
+SOFT = SOFT.replace(columns={"class": torch.arange(30) // 3 % 2})
+CASES: dict[str, dict[str, Any]] = {
+    "two": {"factory": {"small": convnet, "none": lambda: convnet("none")}, "against": [Jitter(), FGSM(0.1)]},
+    "soft": {"data": SOFT[[0, 1, 2, 3, 6]], "real": SOFT, "protocol": Protocol(epochs=2, lr=0.1, batch=3)},
+    "tiles": {"data": Tiles(2).pack(stripes(8)[[0, 2, 4, 6]]), "num_networks": 3},
+    "alone": {"real": None, "num_networks": 1, "chunk": 3, "protocol": Protocol(epochs=1, augment=jitter)},
+}
 
 
 @pytest.mark.usefixtures("global_rng_untouched")
-def test_evaluation_depends_only_on_its_seed() -> None:
-    def run(seed: int) -> list[tuple[float, ...]]:
-        data, test = stripes(8, noise=1.0), stripes(301, seed=1, noise=2.0)
-        protocol = Protocol(epochs=1, lr=0.05)
-        rows = evaluate(data, test, convnet, num_networks=2, protocol=protocol, real=test, generator=seed).rows
-        return [row.accuracies for row in rows]
-
-    assert run(0) == run(0)
-    assert run(0) != run(1)
-
-
-def test_random_baseline_draws_equally_many_images_of_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[LabeledImages] = []
-
-    def spy(network: nn.Module, data: LabeledImages, *args: Any, **options: Any) -> nn.Module:
-        seen.append(data)
-        return network
-
-    monkeypatch.setattr("distillkit.evaluate.train", spy)
-    real = stripes(30)
-    uneven = stripes(4)[torch.tensor([0, 1, 2])]
-    evaluate(uneven, real, convnet, num_networks=2, real=real)
-    assert [data.counts().tolist() for data in seen] == [[2, 1]] * 4
-    assert seen[0] is seen[1] is uneven
-    assert not torch.equal(seen[2].images, seen[3].images)
-    assert all(any(torch.equal(image, own) for own in real.images) for image in seen[2].images)
-    soft = uneven.replace(labels=torch.tensor([[0.6, 0.4], [0.1, 0.9], [0.2, 0.8]]))
-    rows = torch.eye(2)[real.labels] * 0.8 + 0.1
-    labelled = real.replace(labels=rows, columns={"class": real.labels})
-    found = evaluate(soft, real, convnet, num_networks=1, real=labelled)
-    assert [row.labels for row in found.rows] == ["one row", "one row"]
-    assert seen[-1].counts().tolist() == [1, 2]
-    assert all(
-        any(torch.equal(x, other) and torch.equal(y, row) for other, row in zip(real.images, rows))
-        for x, y in zip(*seen[-1])
+@pytest.mark.parametrize("name", CASES)
+def test_rows_are_those_of_single_trainings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks of both kinds of data share weights and orders; random images are drawn anew for each network."""
+    how = {"data": stripes(3), "real": stripes(30), "factory": convnet, "protocol": Protocol(epochs=3, lr=0.1, batch=2)}
+    how = {"num_networks": 2, "chunk": None, "against": [], "generator": 5, **how, **CASES[name]}
+    data, real, factory, protocol, chunk = (how[key] for key in ("data", "real", "factory", "protocol", "chunk"))
+    test = stripes(301, 1, 2.0)
+    test = LabeledImages.from_pixels(
+        test.images.sigmoid(), test.labels, num_classes=2, normalization=data.normalization
     )
+    ticks, seed = [], int(torch.randint(2**62, (), generator=as_generator(5)))
+
+    class Bar(contextlib.nullcontext[Any]):
+        def __init__(self, total: int, *_: Any, **__: Any) -> None:
+            super().__init__(SimpleNamespace(update=lambda: ticks.append(total)))
+
+    monkeypatch.setattr("distillkit.evaluate.bar", Bar)
+    found = evaluate(test=test, **how)
+    assert ticks == [len(ticks)] * len(found.rows) * how["num_networks"] * protocol.num_epochs
+    rows, count = iter(found.rows), how["num_networks"]
+    own_classes = data.columns["class"] if name == "soft" else data.labels
+    for architecture, make in factory.items() if isinstance(factory, dict) else (("", factory),):
+        for kind in ("set", "random real") if real is not None else ("set",):
+            networks, drawn = [], []
+            for i in range(count):
+                own = data
+                if kind == "random real":
+                    classes = {c: (real.columns.get("class", real.labels) == c).nonzero().flatten() for c in (0, 1)}
+                    wanted = [int((own_classes == c).sum()) for c in (0, 1)]
+                    some = {c: classes[c] for c, n in enumerate(wanted) if n}
+                    index, _ = random_rows(some, [n for n in wanted if n], derive(seed, i, "random real"))
+                    own = real[index] if name != "tiles" else Tiles(2).pack(real[index])
+                    drawn.append(index.tolist())
+                network = build(make, derive(seed, architecture, i, "network"))
+                order = derive(seed, architecture, i, "train")
+                networks.append(train(network, own, protocol, generator=order, chunk=chunk, progress=False))
+            row = next(rows)
+            assert len(set(map(tuple, drawn))) == len(drawn)
+            assert row.accuracies == tuple(accuracy(network, test) for network in networks)
+            for one in how["against"]:
+                draws = [derive(seed, str(one), "against") for _ in networks]
+                with_noise = [accuracy(n, test, against=one, generator=g) for n, g in zip(networks, draws)]
+                assert row.against[str(one)] == tuple(with_noise)
+            labels = "one row" if name == "soft" else "hard"
+            assert (row.data, row.architecture, row.labels) == (kind, architecture or "ConvNet", labels)
+    assert next(rows, None) is None
+    assert found.accuracy == found.rows[0].mean
+    assert (found.images, found.protocol, found.device, found.precision) == (len(data), protocol, "cpu", None)
+    assert [*found.against] == [str(one) for one in how["against"]]
 
 
-def test_means_and_deviations_are_those_of_the_runs() -> None:
-    row = Row("set", "net", (0.5, 0.7, 0.9), 1.0)
-    assert row.mean == pytest.approx(0.7)
-    assert row.std == pytest.approx(0.2)
-    assert Row("set", "net", (0.5,), 1.0).std is None
-    assert Evaluation((row,), Protocol(), 3).record()["protocol"]["augment"] is None
-    assert "augment" in Evaluation((row,), Protocol(augment=jitter), 3).record()["protocol"]
+def test_tables_and_records_show_every_number_of_every_row() -> None:
+    long = "gaussian_noise 3"
+    rows = (
+        Row("set", "net", (0.5, 0.7, 0.9), 1.24, "per view", {"FGSM 1/255": (0.1, 0.2, 0.6), long: (0.25, 0.5, 0.0)}),
+        Row("random real", "other", (0.25,), 63.0, "hard", {"FGSM 1/255": (0.125,), long: (1.0,)}),
+    )
+    against = {"FGSM 1/255": FGSM(1 / 255), long: Corruption("gaussian_noise", 3)}
+    found = Evaluation(rows, Protocol(epochs=7, augment=jitter), 3, against, "cuda:1", "bf16")
+    assert (rows[0].mean, rows[0].std, rows[1].std) == (pytest.approx(0.7), pytest.approx(0.2), None)
+    assert repr(found) == str(found)
+    assert str(found).splitlines()[:3] == [
+        "data         architecture     labels     accuracy %    FGSM 1/255  gaussian_noise 3  draws  seconds",
+        "set          net              per view  70.0 ± 20.0   30.0 ± 26.5       25.0 ± 25.0      3      1.2",
+        "random real  other            hard             25.0          12.5             100.0      1     63.0",
+    ]
+    assert str(found).splitlines()[3:] == [f"protocol: {describe_protocol(found.protocol)}"]
+    record = json.loads(json.dumps(found.record()))
+    assert record.pop("protocol") == {"name": describe_protocol(found.protocol), **found.protocol.record()}
+    assert record.pop("rows") == [
+        {"data": row.data, "architecture": row.architecture, "accuracies": list(row.accuracies), "seconds": row.seconds,
+         "labels": row.labels, "accuracy_mean": row.mean, "accuracy_std": row.std,
+         "against": {name: list(each) for name, each in row.against.items()},
+         "against_mean": {name: pytest.approx(sum(each) / len(each)) for name, each in row.against.items()}}
+        for row in rows
+    ]  # fmt: skip
+    told = {name: repr(one) for name, one in against.items()}
+    assert record == {"images": 3, "against": told, "device": "cuda:1", "precision": "bf16"}
 
 
 def test_invalid_arguments_are_named() -> None:

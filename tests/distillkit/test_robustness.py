@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Callable
 from typing import Any, cast, get_args
@@ -13,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -32,7 +29,7 @@ from distillkit.robustness import (
     require_perturbations,
 )
 from distillkit.robustness import CorruptionKind as Kind
-from distillkit.training import Protocol, accuracy
+from distillkit.training import accuracy
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 RGB = Normalization((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
@@ -100,13 +97,44 @@ def test_attacks_stay_in_the_ball_and_do_not_lower_the_loss_of_a_linear_model(
         assert bool((loss(network, found, labels, norm) >= loss(network, x, labels, norm) - 1e-12).all())
 
 
-def test_one_full_step_of_pgd_from_the_clean_image_is_fgsm_and_more_steps_find_a_larger_loss() -> None:
-    x, labels = pixels(24), torch.arange(24) % 2
+@pytest.mark.parametrize(
+    ("steps", "size", "start"), [(1, None, True), (4, None, False), (5, 0.03, True), (3, 0.3, False)]
+)
+def test_pgd_and_fgsm_equal_the_algorithm_pixel_by_pixel(steps: int, size: float | None, start: bool) -> None:
+    """On images with black and white pixels, each with its own draws, and a network whose gradient changes its sign."""
+    x, labels, epsilon, draws = (1.4 * pixels() - 0.2).clamp(0, 1), torch.arange(6) % 2, 0.1, derive(5)
     network = build(lambda: ConvNet((3, 8, 8), 2, width=8, depth=1), 0).double().eval()
-    one = apply(FGSM(0.05), x, network, labels)
-    assert torch.equal(apply(PGD(0.05, steps=1, step_size=0.05, random_start=False), x, network, labels), one)
-    many = apply(PGD(0.05, steps=20), x, network, labels)
-    assert float(loss(network, many, labels).mean()) > float(loss(network, one, labels).mean())
+
+    def slope(image: Tensor, label: Tensor) -> Tensor:
+        leaf = image[None].clone().requires_grad_()
+        return torch.autograd.grad(F.cross_entropy(network(RGB.encode(leaf)), label[None]), leaf)[0][0].sign()
+
+    wanted = []
+    for image, label in zip(x, labels, strict=True):
+        low, high = (image - epsilon).clamp_min(0), (image + epsilon).clamp_max(1)
+        shift = 2 * torch.rand(image.shape, generator=draws, dtype=torch.float64) - 1 if start else torch.zeros(())
+        found = torch.minimum(torch.maximum(image + epsilon * shift, low), high)
+        for _ in range(steps):
+            found = found + (2.5 * epsilon / steps if size is None else size) * slope(found, label)
+            found = torch.minimum(torch.maximum(found, low), high)
+        wanted.append(found)
+    one = PGD(epsilon, steps=steps, step_size=size, random_start=start)
+    assert torch.allclose(apply(one, x, network, labels), torch.stack(wanted), rtol=0, atol=1e-9)
+    once = torch.stack([image + epsilon * slope(image, label) for image, label in zip(x, labels, strict=True)])
+    assert torch.allclose(apply(FGSM(epsilon), x, network, labels), once.clamp(0, 1), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("severity", range(6))
+def test_noise_has_the_stated_amount_and_is_drawn_image_by_image(severity: int) -> None:
+    x = pixels(3, 2)[:, :, :5]
+    std, photons = ((0, 0), (0.04, 500), (0.06, 250), (0.08, 100), (0.09, 75), (0.1, 50))[severity]
+    draws, others = derive(0), derive(0)
+    normal = torch.stack([image + std * torch.randn(image.shape, generator=draws, dtype=x.dtype) for image in x])
+    assert torch.allclose(corrupt("gaussian_noise", severity, x), normal)
+    shot = torch.stack([torch.poisson(photons * image, others) / photons for image in x]) if severity else x
+    assert torch.allclose(corrupt("shot_noise", severity, x), shot)
+    if not severity:
+        assert all(torch.equal(corrupt(kind, 0, x), x) for kind in KINDS)
 
 
 @given(kind=st.sampled_from(KINDS), severity=st.integers(1, 5), channels=st.sampled_from([1, 2, 3]))
@@ -121,17 +149,6 @@ def test_corruptions_keep_shape_dtype_and_do_not_depend_on_how_images_are_divide
     assert whole.shape == x.shape
     assert whole.dtype == x.dtype
     assert not torch.allclose(whole, x, atol=1e-3)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_corruption_grows_with_severity_and_severity_zero_changes_nothing(kind: Kind) -> None:
-    x = pixels(8, side=32)
-    changes = [
-        float((Corruption(kind, s)(x, torch.zeros(8), lambda p: p, derive(0)) - x).square().mean()) for s in range(6)
-    ]
-    assert changes[0] == 0
-    assert changes == sorted(changes)
-    assert len(set(changes)) == 6
 
 
 def corrupt(kind: Kind, severity: int, x: Tensor) -> Tensor:
@@ -151,13 +168,10 @@ def test_amounts_are_those_of_the_documentation() -> None:
 
 def test_corruptions_by_hand() -> None:
     x = torch.tensor([[0.2, 0.4], [0.6, 0.8]], dtype=torch.float64).view(1, 1, 2, 2)
-    assert torch.allclose(corrupt("contrast", 2, x), torch.tensor([[0.35, 0.45], [0.55, 0.65]]).double())
     assert torch.allclose(corrupt("brightness", 3, x), (x + 0.15).clamp(max=1))
     color = torch.tensor([0.4, 0.2, 0.0], dtype=torch.float64).view(1, 3, 1, 1)
     assert torch.allclose(corrupt("brightness", 4, color).flatten(), torch.tensor([0.6, 0.3, 0.0]).double())
     assert torch.allclose(corrupt("brightness", 4, 0 * color).flatten(), torch.tensor([0.2, 0.2, 0.2]).double())
-    means = x.view(2, 2).mean()
-    assert torch.allclose(corrupt("pixelate", 5, x), means.expand(1, 1, 2, 2))  # int(2 * 0.65) = 1 block
     assert torch.allclose(corrupt("gaussian_blur", 5, torch.full((1, 1, 8, 8), 0.3)), torch.tensor(0.3))
 
 
@@ -168,22 +182,6 @@ def test_brightness_is_that_of_hsv() -> None:
     hsv = rgb_to_hsv(x)
     hsv[:, 2] = (hsv[:, 2] + 0.3).clamp(0, 1)
     assert torch.allclose(corrupt("brightness", 5, x), hsv_to_rgb(hsv), atol=1e-6)
-
-
-@pytest.mark.parametrize("severity", [1, 2, 3, 4, 5])
-def test_pixelate_is_a_resize_with_a_box_filter_to_and_fro(severity: int) -> None:
-    whole = (255 * pixels(1, 1, 32)[0, 0]).round().to(torch.uint8)
-    side = int(32 * (0.95, 0.9, 0.85, 0.75, 0.65)[severity - 1])
-    small = Image.fromarray(whole.numpy()).resize((side, side), Image.Resampling.BOX)
-    wanted = torch.from_numpy(np.array(small.resize((32, 32), Image.Resampling.BOX)))
-    found = 255 * corrupt("pixelate", severity, whole.double().view(1, 1, 32, 32) / 255)[0, 0]
-    assert float((found - wanted).abs().max()) <= 1.01  # Pillow rounds after each of its two passes
-
-
-def test_noise_has_the_stated_deviation() -> None:
-    x = torch.full((40, 1, 32, 32), 0.5, dtype=torch.float64)
-    assert float((corrupt("gaussian_noise", 3, x) - x).std()) == pytest.approx(0.08, rel=0.02)
-    assert float((corrupt("shot_noise", 3, x) - x).var()) == pytest.approx(0.5 / 100, rel=0.03)
 
 
 def test_contrast_is_reduced_around_the_mean_of_each_channel_and_image() -> None:
@@ -226,48 +224,6 @@ def test_pixelate_averages_blocks_of_oblong_images(height: int, width: int) -> N
                 assert torch.allclose(found[:, :, i, j], wanted)
 
 
-def test_noise_differs_between_images_channels_and_pixels_at_every_severity() -> None:
-    x = torch.full((3, 2, 24, 36), 0.5, dtype=torch.float64)
-    for severity, (std, photons) in enumerate(zip((0.04, 0.06, 0.08, 0.09, 0.1), (500, 250, 100, 75, 50)), 1):
-        noise = corrupt("gaussian_noise", severity, x) - x
-        shot = corrupt("shot_noise", severity, x)
-        assert torch.allclose((photons * shot).round(), photons * shot, atol=1e-9)
-        for drawn, deviation in ((noise, std), (shot - x, math.sqrt(0.5 / photons))):
-            assert float(drawn.std()) == pytest.approx(deviation, rel=0.05)
-            assert abs(float(drawn.mean())) < 4 * deviation / math.sqrt(drawn.numel())
-            apart = drawn.flatten(0, 1).flatten(1)
-            assert float((torch.corrcoef(apart) - torch.eye(6)).abs().max()) < 0.15
-            assert abs(float((drawn[..., 1:] * drawn[..., :-1]).mean())) < 0.1 * deviation**2
-
-
-class Indifferent(nn.Module):
-    """Network whose logits do not change with the images, so that attacks make no steps."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return torch.zeros(len(images), 2, dtype=images.dtype) + 0 * images.flatten(1).sum(1, keepdim=True)
-
-
-def test_pgd_starts_uniformly_in_the_ball() -> None:
-    x, epsilon = torch.full((4, 3, 16, 24), 0.5, dtype=torch.float64), 0.2
-    start = (apply(PGD(epsilon, steps=1), x, Indifferent(), torch.zeros(4).long()) - x) / epsilon
-    assert float(start.abs().max()) <= 1
-    shares = torch.histc(start, 4, -1, 1) / start.numel()
-    assert torch.allclose(shares, torch.full((4,), 0.25).double(), atol=0.03)
-    assert float((torch.corrcoef(start.flatten(1)) - torch.eye(4)).abs().max()) < 0.15
-    clean = apply(PGD(epsilon, random_start=False), x, Indifferent(), torch.zeros(4).long())
-    assert torch.equal(clean, x)
-
-
-@pytest.mark.parametrize(("steps", "size"), [(1, None), (4, None), (7, 0.01)])
-def test_pgd_takes_steps_of_the_stated_length(steps: int, size: float | None) -> None:
-    """Distances from the clean image are those of the steps, up to the radius of the ball."""
-    x, labels, network, epsilon = torch.full((2, 3, 8, 8), 0.5).double(), torch.tensor([0, 1]), linear(), 0.1
-    one = PGD(epsilon, steps=steps, step_size=size, random_start=False)
-    length = 2.5 * epsilon / steps if size is None else size
-    moved = (apply(one, x, network, labels) - x).abs()
-    assert torch.allclose(moved, torch.full_like(moved, min(epsilon, steps * length)), atol=1e-12)
-
-
 @pytest.mark.parametrize("norm", [IDENTITY, RGB, Normalization((0.5,), (0.2,)), "zca"], ids=str)
 def test_zero_epsilon_and_severity_give_the_clean_accuracy_in_any_normalization(norm: Any) -> None:
     if norm == "zca":
@@ -298,40 +254,11 @@ def test_accuracy_does_not_depend_on_chunks_or_on_where_images_are_stored(one: P
     assert all(p.grad is None for p in network.parameters())
 
 
-@pytest.mark.usefixtures("global_rng_untouched")
-def test_evaluation_has_a_column_for_each_perturbation() -> None:
-    test = labeled(count=40)
-    small = test[:8]
-    against = [Corruption("gaussian_noise", 5), FGSM(8 / 255), PGD(8 / 255, steps=3)]
-    factory = lambda: ConvNet((3, 8, 8), 2, width=4, depth=1)  # noqa: E731
-    options: dict[str, Any] = {"num_networks": 2, "protocol": Protocol(epochs=2), "real": test, "progress": False}
-    found = evaluate(small, test, factory, against=against, **options)
-    assert [list(row.against) for row in found.rows] == [["gaussian_noise 5", "FGSM 8/255", "PGD 8/255 3 steps"]] * 2
-    assert [r.accuracies for r in found.rows] == [r.accuracies for r in evaluate(small, test, factory, **options).rows]
-    row = found.rows[0]
-    assert all(len(own) == 2 and all(0 <= a <= 1 for a in own) for own in row.against.values())
-    assert row.against_mean["FGSM 8/255"] == pytest.approx(sum(row.against["FGSM 8/255"]) / 2)
-    assert row.against_mean["FGSM 8/255"] < row.mean
-    again = evaluate(small, test, factory, against=against[::-1], **options)
-    assert [dict(r.against) for r in again.rows] == [dict(r.against) for r in found.rows]
-    record = json.loads(json.dumps(found.record()))
-    assert record["against"]["FGSM 8/255"] == repr(against[1])
-    assert record["rows"][0]["against"]["PGD 8/255 3 steps"] == list(row.against["PGD 8/255 3 steps"])
-    assert record["rows"][1]["against_mean"] == found.rows[1].against_mean
-    header, first = str(found).splitlines()[:2]
-    assert header.split()[-5:] == ["PGD", "8/255", "3", "steps", "draws", "seconds"][1:]
-    assert f"{100 * row.against_mean['FGSM 8/255']:.1f} ± " in first
-    assert len(header) == len(first)
-
-
 def test_own_perturbation_is_tested_like_the_others() -> None:
-    draws: list[float] = []
-
     class Invert(Perturbation):
         def __call__(
             self, pixels: Tensor, labels: Tensor, logits: Callable[[Tensor], Tensor], generator: torch.Generator
         ) -> Tensor:
-            draws.append(float(torch.rand((), generator=generator)))
             return 1 - pixels
 
         def __str__(self) -> str:
@@ -344,10 +271,6 @@ def test_own_perturbation_is_tested_like_the_others() -> None:
     data, network = labeled(), linear()
     inverted = LabeledImages.from_pixels(1 - RGB.decode(data.images), data.labels, num_classes=2, normalization=RGB)
     assert accuracy(network, data, against=Invert()) == accuracy(network, inverted)
-    draws.clear()
-    evaluate(data, data[:8], linear, protocol=Protocol(epochs=1), against=[Invert()], progress=False)
-    assert len(draws) == 3
-    assert len(set(draws)) == 1  # equal noise for all networks
     with pytest.raises(ValueError, match=r"inverted must return images of shape \[12, 3, 8, 8\], got \[12, 192\]"):
         accuracy(network, data, against=Flat())
 

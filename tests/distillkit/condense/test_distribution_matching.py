@@ -263,6 +263,7 @@ def moved() -> Any:
     ("DM", {"networks": lambda: RandomNetworks(lambda: nn.Sequential(double(convnet)()))}, "arguments: network=[^=]*$"),
     ("cached", {"networks": moved}, "arguments: network=.*outputs"),
     ("cached", {"networks": OPTIONS["not cached"]["networks"]}, r"cache=True \(now False\)$"),
+    ("tiles", {"parametrize": Tiles(4)}, r"parametrize='Tiles\(factor=2\)' \(now 'Tiles\(factor=4\)'\)"),
     ("own loss", {"match": first}, r"match='.*\.mmd' \(now '.*\.first'\)$"),
     ("DM", {"real": REAL.replace(images=REAL.images.flip(3))}, r"arguments: data='\w+' \(now '\w+'\)$"),
     ("DM", {"real": REAL.replace(normalization=IDENTITY)}, r"arguments: data='\w+' \(now '\w+'\)$"),
