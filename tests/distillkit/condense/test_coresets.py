@@ -27,12 +27,15 @@ def data(counts: list[int], shape: tuple[int, int, int] = (1, 2, 2), seed: int =
 
 
 class Small(nn.Module):
+    most = 99
+
     def __init__(self, channels: int = 1) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Conv2d(channels, 4, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5))
         self.classifier = nn.Linear(4, 2)
 
     def features(self, images: Tensor) -> Tensor:
+        assert len(images) <= self.most
         return self.body(images).mean((2, 3))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -78,6 +81,7 @@ def test_selection_uses_the_networks_embedding_in_eval_mode(choose: Chooser, slo
     network = build(Small, 0).double()
     twin = build(Small, 0).double().eval()
     for chunk in (None, 4):
+        network.most = chunk or 9
         chosen = choose(images, labels, ipc=3, network=network, chunk=chunk)
         own = (labels == 1).nonzero().flatten()
         with torch.no_grad():
@@ -160,7 +164,15 @@ def test_set_keeps_its_metadata_and_columns(choose: Chooser) -> None:
     assert chosen.labels.tolist() == [1, 1]
     assert torch.equal(chosen.images, images[chosen.columns["row"]])
     assert chosen.info["absent"] == []
-    assert (chosen.info["publishes"], chosen.info["ipc"]) == ("real images", 2)
+    names = {random_subset: "random", herding: "herding", k_center: "k-center"}
+    facts = {"publishes": "real images", "ipc": 2, "with_replacement": [], "derived": names[choose]}
+    assert facts.items() <= chosen.info.items()
+    assert (chosen.info["method"], chosen.info.get("embedding", "pixels")) == (names[choose], "pixels")
+    private = real.replace(info={"epsilon": 1.0, "delta": 1e-5})
+    for network, reason in ((None, None), (build(lambda: Small(5), 0).double(), "a network of unknown origin")):
+        told = choose(private, ipc=2, network=network).info
+        used = reason if choose is not random_subset else None
+        assert (told["epsilon"], used is None or used in told["reason"]) == (None if used else 1.0, True)
 
 
 def test_random_images_in_the_same_parametrization() -> None:

@@ -146,7 +146,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "tiles": {"networks": lambda: RandomNetworks(double(Flat)), "parametrize": Tiles(2), "lr": None, "init": "noise"},
     "real tiles": {"networks": lambda: NetworkBall(frozen_net(torch.float64), 1.0), "parametrize": Tiles(2),
                    "augment": DSA("flip_crop"), "chunk": 5, "ipc": 1},
-    "given": {"networks": lambda: RandomNetworks(double(convnet)), "init": data((3, 1, 0, 2), torch.float64, 5)},
+    "given": {"networks": lambda: RandomNetworks(double(convnet)), "init": data((2, 2, 0, 1), torch.float64, 5)},
     "classes": {"networks": lambda: RandomNetworks(double(Flat)), "classes": [3, 0], "init": "statistics"},
 }  # fmt: skip
 
@@ -221,7 +221,7 @@ def test_result_equals_sgd_on_the_equation_and_a_resumed_run_to_the_bit(name: st
     assert torch.equal(made.labels, start.labels)
     assert (made.normalization, made.num_classes) == (REAL.normalization, CLASSES)
     names = {"networks": repr(options["networks"]()), "augment": options.get("augment") and repr(options["augment"])}
-    match, ipc = options.get("match", "embedding"), [3, 1, 2] if name == "given" else options["ipc"]
+    match, ipc = options.get("match", "embedding"), [2, 2, 1] if name == "given" else options["ipc"]
     facts = {**names, "method": "distribution matching", "seed": seed, "steps": 4, "lr": pytest.approx(lr), "ipc": ipc,
              "momentum": options.get("momentum", 0.5), "loss": seen[-1][2], "absent": [2],
              "batch_real": options.get("batch_real", 4) or len(REAL), "init": start.info["init"],

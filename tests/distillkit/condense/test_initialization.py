@@ -19,7 +19,7 @@ NORMALIZATION = Normalization((0.2, 0.4), (0.5, 0.5))
 def real(*counts: int, size: int = 4) -> LabeledImages:
     labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     labels = labels[torch.randperm(len(labels), generator=derive(1))]
-    images = torch.randn(len(labels), 2, size, size, generator=derive(2)) * (
+    images = torch.randn(len(labels), 2, size, size + 2, generator=derive(2)) * (
         labels.view(-1, 1, 1, 1) + 1
     ) + labels.view(-1, 1, 1, 1)
     return LabeledImages(images, labels, num_classes=len(counts), normalization=NORMALIZATION)
@@ -52,55 +52,48 @@ def test_draws_depend_only_on_the_generator() -> None:
     assert not torch.equal(*initial_images(twins, 4).images.split(4))  # each class has its own draws
 
 
-def test_noise_is_standard_normal_and_covers_absent_classes_on_request() -> None:
-    data = real(3, 0, 3, size=16)
-    made = initial_images(data, 40, init="noise")
-    assert made.labels.unique().tolist() == [0, 2]
-    assert made.info == {"init": "noise", "with_replacement": [], "absent": [1]}  # of no record
-    assert abs(float(made.images.mean())) < 0.02
-    assert float(made.images.std()) == pytest.approx(1, abs=0.02)
+def test_only_noise_starts_an_absent_class() -> None:
+    data = real(3, 0, 3)
     assert initial_images(data, 1, init="noise", classes=[1]).labels.tolist() == [1]
     for init in ("real", "statistics"):
         with pytest.raises(ValueError, match=r"but \[1\] have none; the data has \[0, 2\]"):
             initial_images(data, 1, init=init, classes=[1])
 
 
-def test_statistics_are_per_class_and_channel_with_the_class_count() -> None:
-    data = real(30, 10, 0)
-    means, stds = class_statistics(data)
-    for whole_set in (False, True):
-        assert not torch.cat(class_statistics(data, whole_set=whole_set), 1)[2].any()  # it has no images
-    for c in range(2):
+@pytest.mark.parametrize("whole_set", [False, True])
+def test_statistics_are_sums_over_the_pixels_of_a_class_and_channel(whole_set: bool) -> None:
+    """More images of a class than are read at a time; an absent class has zeros."""
+    data = real(300, 10, 0).to(dtype=torch.float64)
+    means, stds = class_statistics(data, whole_set=whole_set)
+    assert (means.dtype, stds.dtype) == (torch.float64, torch.float64)
+    for c in range(3):
         for channel in range(2):
             pixels = data.images[data.labels == c][:, channel].flatten().tolist()
-            mean = sum(pixels) / len(pixels)
-            variance = sum((p - mean) ** 2 for p in pixels) / len(pixels)
-            assert float(means[c, channel]) == pytest.approx(mean, rel=1e-4)
-            assert float(stds[c, channel]) == pytest.approx(variance**0.5, rel=1e-4)
+            count = 310 * 24 if whole_set else max(1, len(pixels))
+            mean, square = sum(pixels) / count, sum(p**2 for p in pixels) / count
+            assert float(means[c, channel]) == pytest.approx(mean)
+            assert float(stds[c, channel]) == pytest.approx((square - mean**2) ** 0.5)
 
 
-def test_released_statistics_divide_by_the_set_size() -> None:
-    data = real(30, 10)
-    means, stds = class_statistics(data)
-    released, spread = class_statistics(data, whole_set=True)
-    share = torch.tensor([[0.75], [0.25]])
-    assert torch.allclose(released, means * share, atol=1e-6)
-    square = (stds.square() + means.square()) * share
-    assert torch.allclose(spread, (square - (means * share).square()).sqrt(), atol=1e-5)
-    assert not torch.allclose(released, means)
-
-
-def test_images_follow_the_statistics() -> None:
-    means, stds = torch.tensor([[1.0, -2.0], [30.0, 4.0]]), torch.tensor([[0.5, 0.1], [2.0, 0.0]])
-    images = images_from_statistics(means, stds, ipc=200, size=(5, 6))
-    assert images.shape == (400, 2, 5, 6)
-    for c, own in enumerate(images.split(200)):
-        assert torch.allclose(own.mean((0, 2, 3)), means[c], atol=0.1)
-        assert torch.allclose(own.std((0, 2, 3)), stds[c], atol=0.1)
-    data = real(4000, 4000)
-    drawn = initial_images(data, 2000, init="statistics")
-    expected = torch.cat(class_statistics(data))
-    assert torch.allclose(torch.cat(class_statistics(drawn)), expected, atol=0.05)
+@pytest.mark.parametrize("init", ["noise", "statistics", "statistics-whole-set"])
+@pytest.mark.parametrize("classes", [None, [2, 0]])
+def test_drawn_images_have_the_mean_and_deviation_of_their_class(init: str, classes: list[int] | None) -> None:
+    """The draws, image by image, from one generator: normal noise, scaled and shifted for each class and channel."""
+    data = real(3, 0, 5)
+    made = initial_images(data, 2, init=init, classes=classes, generator=derive(4))
+    noise, expected = torch.randn(2, 2, 2, 4, 6, generator=derive(4)), []
+    means, stds = class_statistics(data, whole_set=init == "statistics-whole-set")
+    for c, own in zip((0, 2), noise, strict=True):
+        mean, std = (0, 1) if init == "noise" else (x[c].view(2, 1, 1) for x in (means, stds))
+        expected.append(mean + std * own)
+    assert torch.allclose(made.images, torch.cat(expected), atol=1e-6)
+    if init == "statistics":
+        drawn = images_from_statistics(means[[0, 2]], stds[[0, 2]], ipc=2, size=(4, 6), generator=derive(4))
+        assert torch.equal(drawn, made.images)
+    derived = {} if init == "noise" else {"derived": "initial images"}  # noise is of no record
+    absent = [1] if classes is None else []
+    assert made.info == {"init": init, "with_replacement": [], "absent": absent, **derived}
+    assert made.labels.tolist() == [0, 0, 2, 2]
 
 
 def test_initial_set_is_copied_in_class_order() -> None:
@@ -141,17 +134,10 @@ def test_initial_images_shrink_real_ones_draw_noise_and_keep_a_tiled_set() -> No
         initial_images(data, 1, init=mixed, parametrize=Tiles(2))
 
 
-@pytest.mark.parametrize("init", ["noise", "real"])
-@pytest.mark.parametrize("tiles", [None, Tiles(2)])
-def test_only_the_condensed_classes_start(init: str, tiles: Tiles | None) -> None:
-    made = initial_images(real(8, 8, 8), 1, init=init, classes=[2, 0], parametrize=tiles, generator=3)
-    assert made.counts().tolist() == [1 if tiles is None else 4, 0, 1 if tiles is None else 4]
-
-
 def test_a_given_start_determines_the_classes() -> None:
     """Unless `classes` are given; the real images have more classes."""
     data, start = real(3, 3, 3), real(1, 0, 2)
-    networks = RandomNetworks(lambda: ConvNet((2, 4, 4), 3, width=2, depth=1))
+    networks = RandomNetworks(lambda: ConvNet((2, 4, 6), 3, width=2, depth=1))
     for classes, counts in ((None, [1, 0, 2]), ([2], [0, 0, 2])):
         made = distribution_matching(data, networks=networks, init=start, classes=classes, steps=1, progress=False)
         assert made.counts().tolist() == counts
@@ -164,8 +150,14 @@ def test_invalid_arguments_are_named() -> None:
         initial_images(LabeledImages(torch.rand(2, 1, 2, 2), torch.rand(2, 3)), 1)
     with pytest.raises(ValueError, match=r"means and stds must be \[K, C\]"):
         images_from_statistics(torch.zeros(2, 3), torch.zeros(3, 2), ipc=1, size=(2, 2))
-    with pytest.raises(ValueError, match="no std below 0"):
-        images_from_statistics(torch.zeros(2, 3), -torch.ones(2, 3), ipc=1, size=(2, 2))
+    for means, stds, size, words in (
+        (torch.zeros(2, 1), torch.tensor([[1.0], [-1e-9]]), (2, 2), "no std below 0"),
+        (torch.zeros(2), torch.zeros(2, 1), (2, 2), "means must"),
+        (torch.zeros(2, 1), torch.zeros(2), (2, 2), "stds must"),
+        (torch.zeros(2, 1), torch.zeros(2, 1), (2, 0), "size must be at least 1, got 0"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=words):
+            images_from_statistics(means, stds, ipc=1, size=size)
     with pytest.raises(FloatingPointError, match="stds are too large for torch.float32"):
         images_from_statistics(torch.zeros(2, 3), torch.full((2, 3), 3e38), ipc=5, size=(2, 2))
 

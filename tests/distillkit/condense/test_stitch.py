@@ -145,6 +145,7 @@ def test_small_pools_and_classes() -> None:
     for options, words in (
         ({"factor": 0}, "factor"), ({"factor": 9}, "factor must be at most"), ({"crops": 0}, "crops"),
         ({"min_scale": 1.1}, "min_scale"), ({"ipc": 0}, "ipc"), ({"pool": 0}, "pool"),
+        ({"pool": 7, "factor": 2, "ipc": 2}, r"pool must be at least ipc \* factor\*\*2 = 8, one image for .*, got 7"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             stitch(data, observer=teacher, **options)  # type: ignore[arg-type]
