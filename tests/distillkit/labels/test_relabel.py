@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,15 @@ from distillkit import LabeledImages, Normalization
 from distillkit._utils.files import read_tensors, write_tensors
 from distillkit.augment import DSA, CropFlip
 from distillkit.evaluate import evaluate
+from distillkit.fingerprint import tensor_fingerprint
 from distillkit.labels import CutMix, Mixup, Relabel, StoredLabels, stored_soft_labels
+from distillkit.labels._teacher import describe_teacher
 from distillkit.networks import build
 from distillkit.rng import as_generator, derive
 from distillkit.serialization import from_config, to_config
 from distillkit.training import Protocol, train
 from tests.distillkit.labels.toys import CLASSES, convnet, stripes, trained_teacher, weights
+from tests.refused import refused
 
 
 def protocol(relabel: Any = None, **options: Any) -> Protocol:
@@ -89,20 +92,37 @@ def test_relabeling_ignores_the_labels_of_the_set() -> None:
     assert torch.equal(weights(one), weights(two))
 
 
-@pytest.mark.parametrize("top_k", [None, 1, CLASSES, 5])
+@pytest.mark.parametrize("top_k", [None, 1, 2, CLASSES, 5])
 @pytest.mark.parametrize(("mix", "norm", "dropout"), [(CutMix(), "batch", 0.0), (Mixup(), "instance", 0.5)])
 def test_replayed_training_equals_online_relabeling_to_the_bit(
     tmp_path: Path, top_k: int | None, mix: Any, norm: str, dropout: float
 ) -> None:
     data, teacher = stripes(21), trained_teacher()
-    online = protocol(Relabel(teacher, temperature=4.0, mix=mix, top_k=top_k), batch=8)
+    relabel = Relabel(teacher, temperature=4.0, mix=mix, top_k=top_k, scale_loss=norm == "batch")
+    online = protocol(relabel, batch=8)
     stored = stored_soft_labels(data, online, generator=11, progress=False)
+    seed = int(torch.randint(2**62, (), generator=as_generator(11)))
+    facts = (stored.epochs, stored.num_classes, stored.mix, stored.temperature, stored.scale_loss, stored.seed)
+    assert facts == ((0, 1, 2), CLASSES, mix, 4.0, norm == "batch", seed)
+    assert stored.made_with == {
+        "images": tensor_fingerprint([data.images]), "batch": 8, "augment": repr(DSA()), "mix": repr(mix),
+        "teacher": describe_teacher(teacher) | {"path": None},
+    }  # fmt: skip
     kept = min(top_k or CLASSES, CLASSES)
     assert stored.logits.dtype == torch.float16
     assert list(stored.logits.shape) == [3, 21, kept]
     assert stored.bytes == 3 * 21 * kept * (2 if kept == CLASSES else 3)
     stored.save(tmp_path / "labels.safetensors")
     loaded = StoredLabels.load(tmp_path / "labels.safetensors")
+    for field in fields(StoredLabels):
+        one, two = (getattr(labels, field.name) for labels in (stored, loaded))
+        assert torch.equal(one, two) and one.dtype == two.dtype if isinstance(one, Tensor) else one == two, field.name
+    tensors = [t for t in (stored.logits, stored.classes) if t is not None]
+    assert loaded.record() == {
+        "stored": tensor_fingerprint(tensors), "epochs": 3, "top_k": kept, "bytes": stored.bytes, "temperature": 4.0,
+        "scale_loss": norm == "batch", "seed": seed, **stored.made_with,
+    }  # fmt: skip
+    assert repr(loaded) == f"StoredLabels(3 epochs of 21 images, {kept} of 3 logits, {stored.bytes} bytes)"
     first = train(build(lambda: convnet(norm, dropout), 0), data, online, generator=11)
     with torch.no_grad():
         for parameter in teacher.parameters():
@@ -158,7 +178,7 @@ def test_pruned_labels_replay_kept_epochs_and_draw_the_others() -> None:
     data = stripes(21)
     online = protocol(relabel := Relabel(trained_teacher(), mix=CutMix()), epochs=12)
     stored = stored_soft_labels(data, online, epochs=[7, 2], generator=0, progress=False)
-    assert stored.epochs == (2, 7)
+    assert (stored.epochs, stored.record()["epochs"]) == ((2, 7), 2)
     options = online.view_options
     seen = [torch.cat([x for x, _ in stored.batches(data.images, options, 99, epoch)]) for epoch in range(12)]
     kept = [torch.equal(x, seen[2]) for x in seen]
@@ -169,21 +189,32 @@ def test_pruned_labels_replay_kept_epochs_and_draw_the_others() -> None:
     rows = [torch.cat([y for _, y in r.batches(data.images, options, stored.seed, 7)]) for r in (stored, relabel)]
     assert torch.equal(*rows)
     train(build(convnet, 0), data, replace(online, relabel=stored))
-    for wrong in ([], [12], [-1]):
+    for wrong in ([], [12], [2, 12], [-1], [3, -1]):
         with pytest.raises(ValueError, match="epochs"):
             stored_soft_labels(data, online, epochs=wrong)
+    refused(lambda: stored_soft_labels(data, online, epochs=7), TypeError, "epochs must be numbers of epochs.*got int")
 
 
 def test_stored_labels_refuse_other_images_and_options() -> None:
     data = stripes(21)
     online = protocol(Relabel(trained_teacher(), mix=CutMix()))
-    replayed = replace(online, relabel=stored_soft_labels(data, online, progress=False))
-    other = data.replace(images=data.images + 0.001)
-    changed = {"images": (other, replayed), "batch": (data, replace(replayed, batch=7)),
-               "augment": (data, replace(replayed, augment=CropFlip(data.normalization)))}  # fmt: skip
-    for name, (images, options) in changed.items():
-        with pytest.raises(ValueError, match=f"stored labels of other views: .*{name}="):
-            train(build(convnet, 0), images, options)
+    stored = stored_soft_labels(data, online, progress=False)
+    replayed, free = replace(online, relabel=stored), replace(online, relabel=replace(stored, made_with={}))
+    other = data.replace(images=data.images.clone())
+    other.images[-1, 0, -1, -1] += 0.001
+    changed = {"other views: they were made with images=": (other, replayed),
+               "other views: they were made with batch=8, got 7": (data, replace(replayed, batch=7)),
+               ".*with augment=": (data, replace(replayed, augment=CropFlip(data.normalization))),
+               ".*with mix=CutMix.*got Mixup": (data, replace(online, relabel=replace(stored, mix=Mixup()))),
+               "21 images, but data has 20": (data[:20], free),
+               "3 classes, but the data has 4": (data.replace(num_classes=4), free)}  # fmt: skip
+    for words, (images, options) in changed.items():
+        network = build(lambda n=images.num_classes: nn.Sequential(nn.Flatten(), nn.Linear(64, n)), 0)
+        refused(lambda n=network, i=images, o=options: train(n, i, o), ValueError, f"stored labels of {words}")
+    for count, classes in ((22, 3), (21, 2)):
+        call = lambda n=count, k=classes: free.relabel.require(stripes(n).images, k, online.view_options)  # noqa: E731
+        refused(call, ValueError, f"has {count if classes == 3 else classes}$")
+    train(build(convnet, 0), data, free)
     with pytest.raises(ValueError, match="must relabel views with a teacher"):
         stored_soft_labels(data, protocol())
     with pytest.raises(ValueError, match="must relabel views with a teacher"):
@@ -198,28 +229,33 @@ def test_stored_labels_refuse_other_images_and_options() -> None:
 
 def test_records_hold_a_teacher_by_fingerprint_and_path(tmp_path: Path) -> None:
     data, teacher = stripes(60), trained_teacher()
+    assert repr(Relabel(None)) == "Relabel(None, temperature=20, mix=None)"
+    relabel = Relabel(teacher, 2.5, CutMix(), 2, True, "teacher.pt")
+    assert repr(relabel) == f"Relabel(ConvNet, temperature=2.5, mix={CutMix()}, top_k=2, scale_loss=True)"
+    assert relabel.record() == {
+        "teacher": {**describe_teacher(teacher), "path": "teacher.pt"}, "temperature": 2.5, "mix": repr(CutMix()),
+        "top_k": 2, "scale_loss": True,
+    }  # fmt: skip
+    bare = {"teacher": None, "temperature": 2.5, "mix": None, "top_k": None, "scale_loss": False}
+    assert replace(relabel.without_teacher(), mix=None, top_k=None, scale_loss=False).record() == bare
+    assert relabel.without_teacher() == Relabel(None, 2.5, CutMix(), 2, True)
     options = protocol(Relabel(teacher, mix=CutMix(), path="teacher.pt"), epochs=1)
     result = evaluate(data, data, convnet, num_networks=1, protocol=options, real=stripes(90, 4))
     assert [row.labels for row in result.rows] == ["per view", "per view"]
     record = json.loads(json.dumps(result.record()))["protocol"]["relabel"]
-    shown = {"mix": repr(CutMix()), "temperature": 20.0, "top_k": None, "scale_loss": False}
-    assert {name: record[name] for name in shown} == shown
-    assert Relabel(None).record()["mix"] is None
-    assert record["teacher"]["path"] == "teacher.pt"
-    assert record["teacher"]["class"] == "ConvNet"
+    assert record == options.relabel.record()
     twin = copy.deepcopy(teacher)
     assert Relabel(twin).record()["teacher"]["fingerprint"] == record["teacher"]["fingerprint"]
     next(twin.parameters()).data.flatten()[0] += 1
     assert Relabel(twin).record()["teacher"]["fingerprint"] != record["teacher"]["fingerprint"]
+    one, two = (describe_teacher(nn.ParameterDict({name: torch.ones(1)})) for name in ("a", "b"))
+    assert one["fingerprint"] != two["fingerprint"]
     config = json.loads(json.dumps(to_config(options, store=tmp_path)))
     again = from_config(config, store=tmp_path)
     assert again.record() == options.record()
     assert (tmp_path / f"{record['teacher']['fingerprint']}.safetensors").exists()
-    stored = stored_soft_labels(data, options, progress=False)
-    told = json.loads(json.dumps(replace(options, relabel=stored).record()))["relabel"]
-    counts = {"epochs": 1, "top_k": CLASSES, "bytes": stored.bytes, "temperature": 20.0, "scale_loss": False}
-    assert counts.items() <= told.items()
-    assert told["teacher"] == record["teacher"]
+    labels = stored_soft_labels(data, options, progress=False)
+    assert json.loads(json.dumps(replace(options, relabel=labels).record()))["relabel"] == labels.record()
 
 
 def test_teacher_is_required_and_must_fit() -> None:
@@ -251,6 +287,7 @@ def test_teacher_is_required_and_must_fit() -> None:
         ({"classes": torch.zeros(2, 2, 1, dtype=torch.uint8)}, {}),
         ({"classes": torch.full((2, 2, 2), 3, dtype=torch.uint8)}, {}),
         ({"classes": torch.tensor([-1, 2, 2, 2, 2, 2, 2, 2], dtype=torch.int8).view(2, 2, 2)}, {}),
+        ({"logits": torch.zeros(2, 2, 4).half(), "classes": torch.zeros(2, 2, 4, dtype=torch.uint8)}, {}),
         ({"more": torch.zeros(1)}, {}),
         ({}, {"epochs": [3, 1]}),
         ({}, {"epochs": None}),

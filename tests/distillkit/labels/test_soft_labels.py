@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distillkit import LabeledImages
+from distillkit import LabeledImages, Normalization
 from distillkit.condense import distribution_matching, initial_images
 from distillkit.evaluate import evaluate
 from distillkit.labels import CutMix, Relabel, soft_labels
-from distillkit.labels._teacher import _tail, try_teacher
+from distillkit.labels._teacher import _tail, describe_teacher, try_teacher
 from distillkit.networks import RandomNetworks, build
 from distillkit.privacy import Event, Ledger
 from distillkit.rng import derive
@@ -38,16 +38,6 @@ class Guess(nn.Module):
         return nn.functional.one_hot(said, self.classes).float() * 5
 
 
-def test_labels_of_a_teacher_without_a_guarantee_end_that_of_the_images() -> None:
-    private = stripes(60).replace(info={"epsilon": 8.0, "delta": 1e-5})
-    soft = soft_labels(private, trained_teacher())
-    assert soft.info["epsilon"] is None
-    assert "a teacher without a guarantee (before: epsilon 8)" in soft.info["reason"]
-    again = soft_labels(soft, trained_teacher())
-    assert again.info["epsilon"] is None
-    assert "epsilon" not in soft_labels(stripes(60), trained_teacher()).info
-
-
 def test_guarantee_of_a_shared_ledger_covers_images_and_labels() -> None:
     ledger = Ledger(delta=1e-5)
     ledger.spend(Event("class_means", 3.0))
@@ -60,7 +50,9 @@ def test_guarantee_of_a_shared_ledger_covers_images_and_labels() -> None:
     assert both.epsilon > images_alone.epsilon
     soft = soft_labels(private, trained_teacher(), guarantee=both)
     assert soft.info["epsilon"] == both.epsilon
-    refused(lambda: soft_labels(stripes(60), trained_teacher(), guarantee=both), ValueError, "guarantee must be None")
+    for given in (both, SimpleNamespace(info=lambda: {"epsilon": None})):
+        call = lambda g=given: soft_labels(stripes(60), trained_teacher(), guarantee=g)  # noqa: E731
+        refused(call, ValueError, "guarantee must be None")
     with pytest.raises(ValueError, match="pool must be None"):
         soft_labels(private, trained_teacher(), guarantee=both, pool=stripes(60))
 
@@ -81,31 +73,37 @@ def test_guarantee_of_labels_covers_that_of_the_images(changes: dict[str, Any], 
         refused(call, ValueError, "guarantee must cover the images and the teacher")
 
 
-def pool(count: int) -> LabeledImages:
-    images, labels = torch.zeros(count, 1, 8, 8), torch.arange(count) % CLASSES
+def pool(count: int, classes: int = CLASSES) -> LabeledImages:
+    images, labels = torch.zeros(count, 1, 8, 8), torch.arange(count) % classes
     images[:, 0, 0, 0], images[:, 0, 0, 1] = torch.arange(count), labels
-    return LabeledImages(images / 1, labels, num_classes=CLASSES, normalization=stripes(3).normalization)
+    return LabeledImages(images, labels, num_classes=classes, normalization=stripes(3).normalization)
 
 
-def test_rows_are_softmax_of_the_teachers_logits() -> None:
-    data, teacher = stripes(60), trained_teacher()
-    soft = soft_labels(data, teacher, temperature=4.0)
+def test_rows_are_softmax_of_the_teachers_logits_and_their_origin_is_recorded() -> None:
+    data, teacher = (
+        stripes(60).replace(columns={"age": torch.arange(60)}, info={"epsilon": 8.0, "x": 1}),
+        trained_teacher(),
+    )
     with torch.no_grad():
         expected = teacher(data.images)
-    assert torch.allclose(soft.labels, (expected / 4).softmax(1), atol=1e-6)
-    assert torch.allclose(soft.labels.sum(1), torch.ones(60))
-    assert torch.allclose(soft.columns["logits"], expected, atol=1e-5)
-    assert torch.equal(soft.columns["class"], data.labels)
-    assert torch.equal(soft.images, data.images)
-    told = soft.info["soft_labels"]
-    assert (told["class"], told["temperature"]) == ("ConvNet", 4.0)
-    assert told["fingerprint"] == Relabel(teacher).record()["teacher"]["fingerprint"]
-    again = soft_labels(soft, teacher, temperature=1.0)
-    assert torch.equal(again.columns["class"], data.labels)
-    real = soft_labels(stripes(90, 4), teacher)
-    result = evaluate(soft, data, convnet, num_networks=1, protocol=Protocol(epochs=1), real=real)
-    assert [row.labels for row in result.rows] == ["one row", "one row"]
-    assert "one row" in str(result)
+    for given, temperature in ((data, 4.0), (soft_labels(data, teacher), 0.5)):
+        soft = soft_labels(given, teacher, temperature=temperature)
+        torch.testing.assert_close(soft.labels, (expected / temperature).softmax(1))
+        assert set(soft.columns) == {"age", "logits", "class"}
+        torch.testing.assert_close(soft.columns["logits"], expected)
+        assert torch.equal(soft.columns["class"], data.labels)
+        assert torch.equal(soft.columns["age"], data.columns["age"])
+        assert torch.equal(soft.images, data.images)
+        share = float((expected.argmax(1) == data.labels).float().mean())
+        told = {**describe_teacher(teacher), "temperature": temperature, "teacher_accuracy": pytest.approx(share)}
+        assert (soft.info["soft_labels"], soft.info["epsilon"], soft.info["x"]) == (told, None, 1)
+        assert "a teacher without a guarantee (before: epsilon 8)" in soft.info["reason"]
+    fast = soft_labels(data.replace(info={}), teacher, precision="tf32").info
+    assert (fast["soft_labels"]["precision"], "epsilon" in fast) == ("tf32", False)
+    other = stripes(60).replace(normalization=Normalization((0.5,), (0.5,)))
+    refused(lambda: soft_labels(data, teacher, pool=other), ValueError, "small and pool have different normalizations")
+    refused(lambda: soft_labels(data[:0], teacher), ValueError, "small must hold at least one image")
+    refused(lambda: try_teacher(teacher, data[:0], "pool"), ValueError, "^pool must hold at least one image to try the")
 
 
 @pytest.mark.parametrize("count", [50, 90, 300])
@@ -113,6 +111,7 @@ def test_teacher_is_accepted_exactly_if_guessing_is_worse_with_probability_99_pe
     least = next(hits for hits in range(count + 1) if _tail(hits, count, 1 / CLASSES) <= 0.01)
     exact = sum(math.comb(count, k) * 2 ** (count - k) for k in range(least, count + 1)) / 3**count
     assert _tail(least, count, 1 / CLASSES) == pytest.approx(exact, rel=1e-9)
+    assert _tail(count, count, 1 / CLASSES) == pytest.approx(3.0**-count)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "all outputs of teacher")  # 0 and 5 are no outputs of a sigmoid
         assert try_teacher(Guess(least), pool(count), "pool") == least / count
@@ -149,30 +148,59 @@ def test_accuracy_of_a_teacher_that_errs_is_recorded_and_its_mode_kept(training:
 @pytest.mark.parametrize(("count", "stride"), [(1999, 1), (2000, 1), (2001, 2), (4000, 2), (4001, 3)])
 def test_teacher_is_tried_on_evenly_spaced_images(count: int, stride: int) -> None:
     teacher = Watched(count)
-    try_teacher(teacher, pool(count), "pool")
+    assert try_teacher(teacher, pool(count), "pool") == 1
     assert sorted({*teacher.seen} - {1}) == [
         i for i in range(0, count, stride) if i != 1
     ]  # 1: images of the shape check
 
 
-def test_wrong_class_order_is_named_as_the_cause() -> None:
-    with pytest.raises(ValueError, match=r"another order: .* right on 60 images \(class 0 is its 1, 1 is its 2"):
-        soft_labels(pool(60), Guess(0))
-    with pytest.raises(ValueError, match="Is its class order that of pool"):
-        soft_labels(pool(60), build(convnet, 0), pool=stripes(90, noise=30.0))
+class Says(nn.Module):
+    """Teacher that says the next class in the list of an image's label, image after image."""
+
+    def __init__(self, *said: str) -> None:
+        super().__init__()
+        self.said = said
+
+    def forward(self, images: Tensor) -> Tensor:
+        index, labels = images[:, 0, 0, 0].long(), images[:, 0, 0, 1].round().long().clamp(0, len(self.said) - 1)
+        turns = index // len(self.said)
+        said = torch.tensor([int(self.said[c][k % len(self.said[c])]) for c, k in zip(labels, turns, strict=True)])
+        return 5 * nn.functional.one_hot(said, len(self.said)).float()
+
+
+ORDER = "Its classes have another order: with its outputs reordered it would be right on "
+
+
+@pytest.mark.parametrize(("said", "count", "right", "words"), [
+    (["1", "2", "0"], 60, 0, rf"{ORDER}60 images \(class 0 is its 1, 1 is its 2, 2 is its 0\)\. Reorder the labels or"),
+    (["1", "0", "2"], 90, 30, rf"{ORDER}90 images \(class 0 is its 1, 1 is its 0\)\. Reorder .* observer's outputs$"),
+    (["110", "2", "0"], 60, 6, rf"{ORDER}54 images \(class 0 is its 1, 1 is its 2, 2 is its 0\)\."),
+    (["1", "2", "3", "4", "0"], 50, 0, rf"{ORDER}50 images \(class 0 is its 1, 1 is its 2, 2 is its 3, \.\.\.\)\."),
+    (["1", "2", "0", "3"], 80, 20, rf"{ORDER}80 images \(class 0 is its 1, 1 is its 2, 2 is its 0\)\."),
+    (["1", "1", "0"], 60, 20, "Is its class order that of pool, and was it trained with pool's normalization"),
+    (["1", "0"], 50, 0, rf"{ORDER}50 images \(class 0 is its 1, 1 is its 0\)\."),
+    (["120", "201", "012"], 90, 30, ".*pass real training images to try the observer on$"),
+    (["1210", "2021", "0102"], 60, 15, "Is its class order"),  # the most frequent answers are half of all
+])  # fmt: skip
+def test_wrong_class_order_is_named_as_the_cause(said: list[str], count: int, right: int, words: str) -> None:
+    chance = f"not clearly better than chance \\({count / len(said):.0f}\\)\\. "
+    text = f"^observer is right on {right} of {count} images of pool, which is {chance}{words}"
+    call = lambda: try_teacher(Says(*said), pool(count, len(said)), "pool", role="observer")  # noqa: E731
+    refused(call, ValueError, text)
+
+
+def test_an_absent_class_and_few_images_are_told_and_the_set_that_was_tried() -> None:
     absent = pool(90)[(pool(90).labels != 1).nonzero().flatten()]
     with pytest.raises(ValueError, match=r"another order: .* right on 60 images \(class 0 is its 1, 2 is its 0\)"):
         soft_labels(absent, Guess(0))
+    with pytest.warns(UserWarning, match=r"right on 0 of 49 .* chance \(16\); there are too few images to"):
+        assert try_teacher(Guess(0), pool(49), "pool") == 0
     options = Protocol(epochs=1, relabel=Relabel(Guess(0)))
     for real in (None, pool(60)):
         with pytest.raises(ValueError, match=f"60 images of {'test' if real is None else 'real'}"):
             evaluate(stripes(9).replace(images=torch.rand(9, 1, 8, 8)), pool(60), convnet, protocol=options, real=real)
-
-
-def test_few_images_only_warn() -> None:
-    with pytest.warns(UserWarning, match="there are too few images to decide"):
-        assert try_teacher(Guess(0), pool(49), "pool") == 0
-    refused(lambda: try_teacher(Guess(0), pool(50), "pool"), ValueError, "not clearly better")
+    one = LabeledImages(torch.rand(60, 1, 8, 8), torch.zeros(60, dtype=torch.int64))
+    assert try_teacher(nn.Sequential(nn.Flatten(), nn.Linear(64, 1)), one, "pool") == 1  # no chance with one class
 
 
 def test_rows_rounded_to_half_precision_are_renormalized() -> None:
