@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,10 +30,8 @@ from distillkit.privacy import (
     fit_to_means,
     gaussian_sigma,
     plan_noise,
-    private_histogram,
     release,
 )
-from distillkit.privacy.condensation import condense_private as condense
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from tests.distillkit.privacy.options import condensed
@@ -208,73 +205,12 @@ def test_release_charges_first_and_draws_once(toy_set: LabeledImages, toy_networ
     refused(lambda: release(sums[0], sigma=2.0, sensitivity=1.0, ledger=ledger), ValueError, "sums must have shape")
 
 
-def test_noise_covers_every_class_and_scales_with_the_sensitivity(toy_set: LabeledImages) -> None:
-    sums = torch.zeros(50, 4, 300, dtype=torch.float64)
-    noised = release(sums, sigma=2.0, sensitivity=3.0, ledger=Account(Ledger(), secret=0))
-    torch.testing.assert_close(
-        noised.transpose(0, 1).flatten(1).std(1), torch.full((4,), 6.0).double(), rtol=0.03, atol=0
-    )
-
-
 @pytest.mark.parametrize("sensitivity", [9e-13, 1e31, 0.0])
 def test_sensitivity_out_of_range_is_refused_before_the_charge(sensitivity: float) -> None:
     ledger = Ledger()
     with pytest.raises(ValueError, match="sensitivity must be"):
         release(torch.zeros(1, 1, 1), sigma=1.0, sensitivity=sensitivity, ledger=ledger)
     assert ledger.events == ()
-
-
-def test_releases_are_on_a_public_grid_and_may_be_discrete(toy_set: LabeledImages) -> None:
-    pytest.importorskip("opendp")
-    sums = torch.randn(2, 3, 5, generator=derive(0), dtype=torch.float64)
-    for secret in (Secret(), Secret(discrete=True)):
-        account = Account(Ledger(), secret=secret)
-        noised = release(sums, sigma=3.0, sensitivity=0.5, ledger=account) * 2**20
-        counts = private_histogram(toy_set.labels, num_classes=4, sigma=3.0, ledger=account) * 2**19
-        assert torch.equal(noised, noised.round())
-        assert torch.equal(counts, counts.round())
-
-
-def test_histogram_is_noised(toy_set: LabeledImages) -> None:
-    ledger = Ledger()
-    exact = private_histogram(toy_set.labels, num_classes=4, sigma=0.0, ledger=Ledger())
-    assert exact.tolist() == [4, 4, 4, 0]
-    noised = torch.stack(
-        [
-            private_histogram(toy_set.labels, num_classes=4, sigma=2.0, ledger=Account(ledger, secret=i))
-            for i in range(300)
-        ]
-    )
-    assert float((noised.mean(0) - exact).abs().max()) < 5 * 2 / math.sqrt(300)
-    assert float((noised.std(0) - 2).abs().max()) < 0.5
-    assert len(ledger.events) == 300
-    assert private_histogram(toy_set.labels[:0], num_classes=2, sigma=1.0, ledger=ledger).shape == (2,)
-
-
-def test_condensing_works_in_one_call(
-    toy_set: LabeledImages, toy_network: Factory, tmp_path: Path, global_rng_untouched: None
-) -> None:
-    private = condensed(toy_set, toy_network)
-    assert private.shape == toy_set.shape
-    assert private.labels.tolist() == [0, 0, 1, 1, 2, 2]
-    assert private.normalization == toy_set.normalization
-    assert private.images.dtype == torch.float64
-    assert private.info["epsilon"] == pytest.approx(8.0, rel=1e-9)
-    assert private.info["delta"] == 1e-5
-    assert private.info["relation"] == "add or remove one record"
-    assert LabeledImages.load(private.save(tmp_path / "set.safetensors")).info == private.info
-
-
-def test_system_noise_differs_and_a_seed_repeats_without_a_guarantee(
-    toy_set: LabeledImages, toy_network: Factory
-) -> None:
-    first, second = condensed(toy_set, toy_network), condensed(toy_set, toy_network)
-    assert not torch.equal(first.images, second.images)
-    seeded = [condensed(toy_set, toy_network, secret=4) for _ in range(2)]
-    assert torch.equal(seeded[0].images, seeded[1].images)
-    assert seeded[0].info["epsilon"] is None
-    assert "seeded" in seeded[0].info["reason"]
-    assert seeded[0].info["nominal_epsilon"] == pytest.approx(8.0, rel=1e-9)
 
 
 def test_histogram_and_releases_share_the_budget(toy_set: LabeledImages, toy_network: Factory) -> None:
@@ -314,57 +250,6 @@ def test_code_of_the_user_does_not_run_after_the_preparation(toy_set: LabeledIma
     rows = embedder.embed_private(toy_set.images[:2])
     embedder.pull_back(torch.zeros_like(toy_set.images), batched=False)(rows)
     assert len(ran) == before
-
-
-def test_noised_sizes_are_at_least_two_deviations_of_their_noise(
-    toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The mean of a class would be mostly noise otherwise, or have the wrong sign."""
-    sigma, made = gaussian_sigma(8.0, 1e-5) / math.sqrt(0.2), []
-    for size in (-5.0, 0.5, 1.9 * sigma, 2.1 * sigma):
-        monkeypatch.setattr(condense, "private_histogram", lambda *_, size=size, **__: torch.full((3,), size).double())
-        made.append(condensed(toy_set, toy_network, secret=4, histogram_share=0.2).images)
-    assert torch.equal(made[0], made[1])
-    assert torch.equal(made[1], made[2])
-    assert not torch.equal(made[2], made[3])
-
-
-def test_second_pass_is_centred_on_the_first_and_continues_from_it(
-    toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    passes: list[tuple[Tensor, PublicEmbedders, Tensor]] = []
-
-    def told(start: Tensor, embedders: PublicEmbedders, targets: Tensor, **options: Any) -> Tensor:
-        passes.append((start, embedders, fit_to_means(start, embedders, targets, **options)))
-        return passes[-1][2]
-
-    monkeypatch.setattr(condense, "fit_to_means", told)
-    private = condensed(toy_set, toy_network)
-    (_, first_embedders, rough), (start, embedders, fitted) = passes
-    assert torch.equal(start, rough)
-    assert torch.equal(private.images, fitted)
-    assert (len(first_embedders), len(embedders)) == (2, 3)
-    for k in range(3):
-        assert torch.equal(embedders[k].center, embedders[k].network.features(rough).mean(0))
-        assert all(not torch.equal(embedders[k].center, first_embedders[j].center) for j in range(2))
-    passes.clear()
-    condensed(toy_set, toy_network, first_share=0.0)
-    assert len(passes) == 1
-
-
-def test_infinite_epsilon_has_no_noise_and_no_guarantee(toy_set: LabeledImages, toy_network: Factory) -> None:
-    """Negligible seeded noise gives nearly the same images."""
-    ledger = Ledger()
-    clean = condensed(toy_set, toy_network, epsilon=math.inf, ledger=ledger)
-    assert torch.equal(clean.images, condensed(toy_set, toy_network, epsilon=math.inf).images)
-    near = condensed(toy_set, toy_network, epsilon=1e12, secret=0)
-    torch.testing.assert_close(near.images, clean.images, rtol=0.0, atol=0.02)
-    assert [event.sigma for event in ledger.events] == [0.0, 0.0, 0.0]
-    assert clean.info["epsilon"] is None
-    assert "without noise" in clean.info["reason"]
-    with pytest.raises(BudgetExhausted):
-        condensed(toy_set, toy_network, epsilon=math.inf, ledger=Ledger(budget=1e9))
-    assert bool(condensed(toy_set[:0], toy_network, epsilon=math.inf).images.isfinite().all())
 
 
 def test_options_are_applied(toy_set: LabeledImages, toy_network: Factory) -> None:

@@ -96,35 +96,6 @@ def test_invalid_losses_and_parameters_are_refused(toy_set: LabeledImages) -> No
         per_example_gradients(model, losses, tuple(toy_set), trained={})
 
 
-def test_without_noise_and_clip_it_is_sgd(toy_set: LabeledImages) -> None:
-    model, reference = convnet(), convnet()
-    ledger = train(model, toy_set, sigma=0.0, clip=1e12, rate=1.0, lr=0.2, chunk=5)
-    assert ledger.epsilon() is None
-    optimizer = torch.optim.SGD(reference.parameters(), lr=0.2)
-    for _ in range(3):
-        optimizer.zero_grad()
-        F.cross_entropy(reference(toy_set.images), toy_set.labels).backward()
-        optimizer.step()
-    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
-
-
-def test_examples_are_clipped_over_all_parameters(toy_set: LabeledImages) -> None:
-    model = convnet()
-    before = [p.detach().clone() for p in model.parameters()]
-    train(model, toy_set[:1], sigma=0.0, clip=0.01, rate=1.0, steps=1, size=1, lr=1.0)
-    moved = torch.cat([(p - q).flatten() for p, q in zip(model.parameters(), before, strict=True)])
-    assert float(moved.detach().norm()) == pytest.approx(0.01, rel=1e-3)
-
-
-def test_noise_has_the_accounted_scale(toy_set: LabeledImages) -> None:
-    model = build(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 300)).double(), 0)
-    before = model[1].weight.detach().clone()  # type: ignore[index]
-    train(model, toy_set[:0].replace(num_classes=3), sigma=2.0, clip=0.5, rate=0.25, size=8, steps=1, lr=1.0)
-    noise = model[1].weight.detach() - before  # type: ignore[index]
-    assert float(noise.std()) == pytest.approx(2.0 * 0.5 / (0.25 * 8), rel=0.05)
-
-
 def test_rounds_compose_and_the_model_can_be_trained_again(toy_set: LabeledImages, global_rng_untouched: None) -> None:
     model, ledger, secret = convnet(), Ledger(), Secret()
     for round in range(3):

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from distillkit.privacy import (
-    ALL_CLIENTS,
     REPLACE_RECORD,
     Account,
     Event,
@@ -23,7 +22,6 @@ from distillkit.privacy import (
     compose,
     train_private,
 )
-from distillkit.privacy._child_ledger import mirror_lines
 from distillkit.sets import LabeledImages
 from tests.distillkit.privacy.options import write_chain
 from tests.refused import refused
@@ -205,57 +203,6 @@ def test_first_charge_that_cannot_be_written_is_taken_back(tmp_path: Path, monke
 # Names.
 
 
-def test_unknown_client_is_an_error(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "l")
-    ledger.spend(replace(ONE, client="A"))
-    for known in (ledger, Ledger(tmp_path / "l")):
-        for ask in (known.epsilon, known.guarantee):
-            with pytest.raises(PrivacyError, match="client 'a' was neither charged nor registered"):
-                ask("a")
-    refused(lambda: Ledger().epsilon("a"), PrivacyError, "neither charged nor registered")
-
-
-def test_registered_clients_that_spent_nothing_have_epsilon_0(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "l")
-    ledger.spend(replace(ONE, client=1))
-    for _ in range(2):
-        ledger.register(3)
-        ledger.register(["b", "A"])
-    lines = len((tmp_path / "l").read_text(encoding="utf-8").splitlines())
-    for known in (ledger, Ledger(tmp_path / "l")):
-        assert [known.epsilon(c) for c in (0, 2, "b", "A")] == [0.0] * 4
-        assert known.epsilon(1) == known.epsilon() == compose([(2.0, 1.0, 1)], 1e-5).epsilon
-        for unknown in (3, "a", "-1", "01", "1.0"):
-            with pytest.raises(PrivacyError, match="neither charged"):
-                known.epsilon(unknown)
-    assert lines == 4
-    for misspelt in (Account(ledger, client="a"), Account(Ledger(), client="x")):
-        with pytest.raises(PrivacyError, match="neither charged"):
-            misspelt.guarantee()
-
-
-def test_charge_to_all_clients_is_every_clients_while_none_has_a_name() -> None:
-    ledger = Ledger()
-    ledger.spend(replace(ONE, client=ALL_CLIENTS))
-    assert ledger.epsilon("anyone") == ledger.epsilon() == compose([(2.0, 1.0, 1)], 1e-5).epsilon
-    ledger.register(["anyone"])
-    refused(lambda: ledger.epsilon("someone"), PrivacyError, "neither charged")
-
-
-def test_disjoint_is_an_assumption_if_there_are_several_clients() -> None:
-    pair = replace(ONE, client="A"), replace(ONE, client="B")
-    disjoint, overlapping, single = Ledger(), Ledger(disjoint=False), Ledger()
-    for ledger in (disjoint, overlapping):
-        ledger.spend(*pair)
-        ledger.assume("DPSGD")
-    single.spend(pair[0])
-    assert "disjoint" in disjoint.guarantee().assumptions["Ledger"]
-    assert "disjoint" in disjoint.guarantee().info()["assumed_public"]["Ledger"]
-    assert "disjoint" in disjoint.guarantee().assumptions["DPSGD"]
-    assert not any("disjoint" in names for names in overlapping.guarantee().assumptions.values())
-    assert not any("disjoint" in names for names in single.guarantee().assumptions.values())
-
-
 # Numbers that no accountant can handle.
 
 
@@ -297,16 +244,3 @@ def test_line_with_a_huge_number_is_refused(name: str, tmp_path: Path) -> None:
 
 
 # The budget that a guarantee states.
-
-
-def test_stated_budget_is_one_that_holds(tmp_path: Path) -> None:
-    """Not at a smaller delta than the ledger's, and not after releases that were charged without a limit."""
-    ledger = Ledger(delta=1e-5, budget=3.0)
-    ledger.spend(replace(ONE, client="A"))
-    assert [ledger.guarantee(delta=d).budget for d in (1e-4, 1e-5, 1e-6)] == [3.0, 3.0, None]
-    assert "budget" not in str(ledger.guarantee(delta=1e-6)) + str(ledger.guarantee(delta=1e-6).info())
-    line = {"event": asdict(replace(ONE, count=9, client="B"))}
-    mirror_lines(ledger, "elsewhere", "B", [(1, line)])
-    assert ledger.guarantee("A").budget == 3.0
-    assert ledger.guarantee("B").budget is None is ledger.guarantee().budget
-    assert ledger.guarantee("B").nominal > 3.0

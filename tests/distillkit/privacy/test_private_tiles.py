@@ -109,30 +109,6 @@ def test_releases_and_epsilon_are_those_without_tiles_and_both_counts_are_report
     assert again.info["epsilon"] == tiled.info["epsilon"]
 
 
-def test_later_passes_are_centered_on_the_decoded_images(
-    toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fits: list[tuple[Tensor, Tensor]] = []
-    centers: list[Any] = []
-
-    class Told(PublicEmbedders):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            centers.append(options.get("centers"))
-            super().__init__(*args, **options)
-
-    def told(start: Tensor, *args: Any, **options: Any) -> Tensor:
-        fits.append((start, fit_to_means(start, *args, **options)))
-        return fits[-1][1]
-
-    monkeypatch.setattr(module, "fit_to_means", told)
-    monkeypatch.setattr(module, "PublicEmbedders", Told)
-    made = condensed(toy_set, toy_network, parametrize=TILES)
-    assert torch.equal(centers[-1], TILES.decode(fits[0][1]))
-    assert torch.equal(fits[1][0], fits[0][1])
-    assert isinstance(made, TiledImages)
-    assert torch.equal(made.stored, fits[1][1])
-
-
 def test_public_images_are_shrunk_and_a_tiled_set_is_used_as_it_is(
     toy_set: LabeledImages, toy_network: Factory
 ) -> None:
