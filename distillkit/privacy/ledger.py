@@ -472,7 +472,7 @@ class Ledger(Sealed):
 
     def _add_clients(self, clients: Any) -> None:
         if isinstance(clients, int):
-            self._register_count = max(self._register_count, check.positive_int(clients, "clients"))
+            self._register_count = check.positive_int(clients, "clients")
         else:
             self._registered.update(map(client_id, clients))
 

@@ -220,6 +220,8 @@ def test_rdp_replaces_pld_where_the_grid_is_too_large_or_not_accurate(
     ledger = Ledger(delta=delta)
     ledger.spend(Event("dp_sgd", spend[0], rate=spend[1], count=spend[2]))
     assert any("5 to 26 %" in remark for remark in ledger.guarantee().info()["remarks"])
+    ledger.void("shown")
+    assert ledger.guarantee().remarks == ()
 
 
 @pytest.mark.parametrize("count", [100, 100_000])

@@ -30,7 +30,7 @@ from distillkit.privacy import (
     separable,
 )
 from distillkit.privacy.condensation import public_embedders
-from distillkit.privacy.validation._independence import is_own_network
+from distillkit.privacy.validation._independence import is_own_augmentation, is_own_network
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from tests.refused import refused
@@ -193,7 +193,18 @@ def test_networks_of_this_package_are_recognised_by_exact_type() -> None:
     network.features = lambda x: x  # type: ignore[method-assign]
     assert not is_own_network(network)
     assert not is_own_network(Function(lambda n, x: x))
-    assert not is_own_network(nn.Sequential(nn.BatchNorm2d(2)))
+    own = [nn.BatchNorm2d(2).eval(), nn.Flatten(), nn.Conv2d(1, 2, 3)]
+    assert all(is_own_network(nn.Sequential(layer)) for layer in own)
+    others = [nn.BatchNorm2d(2), nn.BatchNorm2d(2, track_running_stats=False).eval(), nn.Flatten(0, 1), nn.Dropout()]
+    hooked, subclass = nn.ReLU(), nn.Linear(2, 2)
+    hooked.register_forward_hook(lambda *_: None)
+    subclass.weight = nn.Parameter(torch.zeros(2, 2).as_subclass(type("Own", (Tensor,), {})))
+    assert not any(is_own_network(nn.Sequential(nn.ReLU(), layer)) for layer in (*others, hooked, subclass))
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert not is_own_network(nn.ReLU())
+    handle.remove()
+    assert is_own_network(nn.ReLU())
+    assert [is_own_augmentation(a) for a in (None, DSA(), type("Own", (DSA,), {})())] == [True, True, False]
 
     class ConvNetLike(ConvNet):
         pass

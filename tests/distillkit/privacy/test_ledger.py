@@ -247,8 +247,9 @@ def test_client_number_and_name_denote_the_same_client_and_known_facts_are_not_w
         ledger.register(3)
         ledger.register(2)
         ledger.register([1, "b", "A"])
-    kinds = [next(iter(line)) for line in map(json.loads, (tmp_path / "l").read_text(encoding="utf-8").splitlines())]
-    assert kinds == ["ledger", *["event"] * 3, "remark", "assumed", "void", "clients", "clients"]
+    lines = [json.loads(line) for line in (tmp_path / "l").read_text(encoding="utf-8").splitlines()]
+    assert [next(iter(line)) for line in lines[:-2]] == ["ledger", *["event"] * 3, "remark", "assumed", "void"]
+    assert [line["clients"] for line in lines[-2:]] == [3, ["b", "A"]]
     assert ledger.guarantee(2).assumptions["private_histogram"] == ASSUMPTIONS["private_histogram"]
     words = r"client 'x' .*the known clients are \['1', 'A', 'b'\] and 0 to 2\. .*register\(\['x'\]\)"
     for ask in (ledger.epsilon, lambda c: Account(ledger, client=c).guarantee()):
@@ -273,6 +274,10 @@ def test_guarantee_as_text_and_as_values() -> None:
         lost = replace(whole, epsilon=None, reason="raw images were sent", nominal=nominal)
         assert str(lost) == "no guarantee: raw images were sent"
         assert lost.info() == {"epsilon": None, "reason": "raw images were sent", "nominal_epsilon": shown, **same}
+    ledger = Ledger(budget=25.5, disjoint=False, renyi_order=8, delta=1e-6)
+    ledger.spend(ONE, replace(ONE, client=2, sigma=90.0), replace(ONE, sigma=90.0))
+    options = "delta=1e-06, budget=25.5, disjoint=False, renyi_order=8"
+    assert repr(ledger) == f"Ledger(in memory, {options}: 3 events of 2 clients)"
     empty = Ledger().guarantee()
     assert str(empty) == "epsilon 0 at delta 1e-05 (nothing spent)"
     nothing = {"epsilon": 0.0, "delta": 1e-5, "relation": "", "accountant": "exact", "valid_if": planned}

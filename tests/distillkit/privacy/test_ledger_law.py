@@ -190,8 +190,8 @@ def act(ledger: Ledger, book: Book, lines: dict[str, list[Any]], what: str, how:
         assert ledger.mirrored(source) == lines[source][-1][0]
 
 
-@settings(max_examples=30)
-@given(OPTIONS, st.lists(ACT, max_size=7))
+@settings(max_examples=25)
+@given(OPTIONS, st.lists(ACT, min_size=4, max_size=8))
 def test_ledger_follows_its_definitions_in_memory_on_disk_and_at_a_client(
     tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any], acts: list[tuple[str, Any]]
 ) -> None:

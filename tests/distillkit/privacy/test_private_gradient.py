@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from distillkit.privacy import PrivacyError, PrivateGradient, Secret, image_sgd, train_private
 from distillkit.privacy.ledger import Ledger
+from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from tests.refused import refused
 
@@ -82,13 +83,35 @@ def test_no_low_bit_of_the_sum_is_in_the_noised_gradient(dtype: torch.dtype) -> 
                 assert part.any()
 
 
-def test_every_step_begins_with_an_empty_sum() -> None:
-    gradient = PrivateGradient([torch.zeros(2)], sigma=0.0, clip=10.0, denominator=4.0, secret=Secret(0))
-    for rows in ([[1.0, 2.0]], [], [[3.0, 0.0], [1.0, -1.0]], []):
-        for row in rows:
-            gradient.add([torch.tensor([row])])
-        wanted = torch.tensor(rows).view(-1, 2).sum(0) / 4
-        torch.testing.assert_close(gradient.take()[0], wanted)
+def test_step_is_the_sum_of_rows_that_are_clipped_over_all_parameters() -> None:
+    """Rows that are not finite in some parameter add nothing; every step begins with an empty sum."""
+    parameters = [torch.zeros(2, 3, requires_grad=True), torch.zeros(4, dtype=torch.float64, requires_grad=True)]
+    secret = Secret(3)
+    gradient = PrivateGradient(parameters, sigma=0.0, clip=0.8, denominator=2.5, secret=secret)
+    for step in range(3):
+        wanted = torch.zeros(10, dtype=torch.float64)
+        for part in range(step):
+            rows = torch.randn(5, 10, generator=derive(step, part))
+            rows[::2] *= 0.1
+            kept = [0, 1, 4]
+            first, second = rows[:, :6].clone().view(5, 2, 3), rows[:, 6:].double()
+            first[2, 1, 1], second[3, 0] = math.nan, math.inf
+            gradient.add([first, second])
+            wanted += sum(row * min(1.0, 0.8 / float(row.norm())) for row in rows[kept].double())
+            gradient.add_clipped([torch.ones(2, 3), torch.full((4,), 2.0)])
+            wanted += torch.tensor([1.0] * 6 + [2.0] * 4)
+        taken = gradient.take()
+        assert [(part.shape, part.dtype) for part in taken] == [(p.shape, p.dtype) for p in parameters]
+        torch.testing.assert_close(torch.cat([part.double().flatten() for part in taken]), wanted / 2.5)
+    for wrong in ([first], [first, second[:4]], [first.flatten(1), second], [first[0], second[0]]):
+        refused(lambda w=wrong: gradient.add(w), (TypeError, ValueError), "grad_samples must")
+    refused(lambda: gradient.add_clipped([first[0], second]), ValueError, "sums must have the shapes of")
+    refused(lambda: PrivateGradient([], sigma=0.0, clip=1.0, denominator=1.0, secret=secret), ValueError, "one or more")
+    refused(
+        lambda: PrivateGradient(parameters, sigma=1.0, clip=math.inf, denominator=1.0, secret=secret),
+        PrivacyError, "clip must be finite unless sigma is 0, got sigma 1",
+    )  # fmt: skip
+    assert all(vars(p) == {} for p in parameters)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,7 @@ from distillkit.sets import LabeledImages
 from distillkit.training import Protocol
 from fl import FedAvg, simulate
 from fl.addons import DPSGD
+from tests.refused import refused
 
 PIXELS = torch.randint(0, 256, (12, 2, 8, 8), generator=derive(0), dtype=torch.uint8)
 SPACE = Normalization((0.5, 0.4), (0.25, 0.3))
@@ -40,6 +42,7 @@ DATA = PARENT[:10]
 DOUBLE = DATA.to(dtype=torch.float64)
 OTHER = DATA.renormalize(Normalization((0.1, 0.1), (1.0, 2.0)))
 ARRAY = PIXELS.movedim(1, -1).numpy()
+LABELS = DATA.labels.numpy()
 
 
 class Holding(nn.Module):
@@ -62,6 +65,20 @@ class Holding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))
+
+
+class Reading(Holding):
+    """Network whose own method reads the records; a subclass inherits it."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.shifted(x).flatten(1)
+
+    def shifted(self, x: Tensor) -> Tensor:
+        return x - float(ARRAY.mean())
+
+
+class Inheriting(Reading):
+    """Network without a method of its own."""
 
 
 def centred(module: Any, x: Tensor) -> Tensor:
@@ -125,6 +142,8 @@ HOLDING: dict[str, Callable[[], nn.Module]] = {
     "partial": lambda: Holding(functools.partial(shifted, OTHER.images)),
     "array": lambda: Holding(by_array),
     "attribute": lambda: Holding(lambda m, x: x - m.held["a"][0].images.mean(0), held={"a": [OTHER]}),
+    "labels as an array": lambda: Holding(lambda m, x: x * float(LABELS.sum())),
+    "base class": lambda: Inheriting(),
     "pixels": lambda: Holding(lambda m, x: x - PIXELS.float().mean(0)),
     "half precision": lambda: Holding(lambda m, x: x - m.held[0].float(), held=[DATA.images[2].bfloat16()]),
     "hook": hooked,
@@ -152,7 +171,7 @@ def sums(networks: NetworkSampler, ledger: Ledger) -> None:
 def test_network_that_holds_records_is_refused(entry: Callable[..., None]) -> None:
     before, ledger = [t.clone() for t in PARENT], Ledger()
     for name, make in HOLDING.items():
-        if entry is sums and name == "labels":
+        if entry is sums and name.startswith("labels"):
             continue
         network = make()
         with pytest.raises(NotCapturable, match=r"the records themselves|a copy of a private record"):
@@ -225,7 +244,11 @@ def test_client_whose_network_holds_its_records_fails(held: Callable[[LabeledIma
 @pytest.mark.parametrize("side", [4, 2])
 def test_contents_are_compared_up_to_contrast_and_rounding(side: int) -> None:
     images = torch.rand(9, 3, side, side, generator=derive(2))
+    apart = (0.01 if side == 4 else 0.02) * torch.randn(2, 3, side, side, generator=derive(4))
+    images[5] = images[4] + apart[0]  # nearly the same record, and not the same
     records = PrivateRecords([images], content=True)
+    assert all(records.contain(image.clone()) for image in images)
+    assert not records.contain(images[4] + apart[1])
     default = torch.get_default_dtype()
     try:  # another default number type changes nothing
         torch.set_default_dtype(torch.float64)
@@ -266,6 +289,14 @@ def test_each_of_several_sets_of_one_shape_is_compared(order: tuple[int, int]) -
     assert not records.contain(torch.randn(4, 3, 8, 8, generator=derive(7)))
     for i in order:
         assert all(records.contain(image[None].clone() * 2 + 1) for image in sets[i])
+        assert records.share(sets[i][3:4])
+    rows = np.zeros((9, 8), dtype=np.float32)
+    beside = PrivateRecords([torch.from_numpy(rows[2:-2])], content=False)
+    parts = [torch.from_numpy(part) for part in (rows[:2], rows[1:3], rows[-3:], rows[-2:])]
+    assert [beside.share(part) for part in parts] == [False, True, True, False]
+    records.refuse_reachable([torch.zeros(1)], "it")
+    for held in sets:
+        refused(lambda held=held: records.refuse_reachable([held], "it"), NotCapturable, "it uses the records")
 
 
 def test_user_code_runs_as_often_whatever_records_are_drawn() -> None:

@@ -16,6 +16,7 @@ from distillkit.networks import build
 from distillkit.networks.samplers import RandomNetworks
 from distillkit.privacy import (
     Account,
+    BudgetExhausted,
     EmbeddingNetworks,
     Ledger,
     Passes,
@@ -34,6 +35,7 @@ from distillkit.privacy import (
     train_private,
 )
 from distillkit.privacy._public_noise import public_noise
+from distillkit.privacy.validation._arguments import NEW_LEDGER_REMARK
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, TiledImages, Tiles
 from distillkit.training import Protocol
@@ -146,13 +148,18 @@ def test_condensation_equals_its_reference(
 
 
 def test_own_ledger_states_the_target_and_system_noise_is_fresh(skewed: LabeledImages, oblong_network: Factory) -> None:
-    ledger = Ledger(budget=8.0)
+    ledger = Ledger(budget=8.0, delta=1e-4)
     options: dict[str, Any] = {"networks": RandomNetworks(oblong_network), "num_networks": 1, "ipc": 1, "steps": 1}
     options |= {"epsilon": 8.0, "passes": Passes(first_num_networks=1, first_steps=1), "progress": False}
+    options["delta"] = 1e-4
     first, second = (condense_private(skewed, ledger=own, **options) for own in (None, ledger))
     assert not torch.equal(first.images, second.images)
     for made in (first, second):
         assert (made.info["epsilon"], made.info["relation"]) == (pytest.approx(8.0), "add or remove one record")
+        assert (made.info["delta"], made.info["accountant"]) == (1e-4, "exact")
+    assert (first.info["remarks"], "remarks" in second.info) == ([NEW_LEDGER_REMARK], False)
+    with pytest.raises(BudgetExhausted, match="histogram and class_means and class_means for everyone"):
+        condense_private(skewed, ledger=ledger, **options)
 
 
 def clipped(rows: list[Tensor], clip: float) -> Tensor:
@@ -254,6 +261,7 @@ def test_training_equals_its_reference(
     )  # fmt: skip
     for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+    assert all(p.grad is None for p in model.parameters())
     (event,) = ledger.events
     assert (event.mechanism, event.sigma, event.rate, event.count) == ("dp_sgd", sigma, rate, 5)
     assert (event.client, event.round, event.seeded) == ("1", 3, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
@@ -22,6 +24,7 @@ from distillkit.normalization import ZCA, Normalization
 from distillkit.privacy import (
     Account,
     BatchStatistics,
+    EmbeddingNetworks,
     Ledger,
     NotAccountable,
     NotSeparable,
@@ -39,10 +42,11 @@ from distillkit.privacy import (
     squared_distance,
     train_private,
 )
-from distillkit.privacy.validation._arguments import refuse_large_delta
+from distillkit.privacy.validation._arguments import refuse_derived, refuse_large_delta
 from distillkit.privacy.validation._independence import require_independent_losses, require_mean_objective
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, as_set
+from distillkit.sets._validation import FOUND_CLASSES, FOUND_LABELS
 from distillkit.training import Protocol
 from tests.distillkit.privacy.options import grouped
 from tests.refused import refused
@@ -141,8 +145,13 @@ def test_private_initial_images_are_refused(
 ) -> None:
     ledger = Ledger()
     refused(lambda: condense(toy_set, init=init, ledger=ledger), PrivateInitialization, "init='noise'")
-    with pytest.raises(PrivateInitialization, match="an image of the private set"):
-        condense(toy_set, init=toy_set[:3], ledger=ledger)
+    black = toy_set.replace(images=torch.cat([toy_set.images[:-1], torch.zeros_like(toy_set.images[:1])]))
+    for real, shown in (
+        (toy_set, toy_set[:3]),
+        (black, black[-3:].replace(images=black.images[[-1]].expand(3, 1, 4, 4))),
+    ):
+        with pytest.raises(PrivateInitialization, match="an image of the private set"):
+            condense(real, init=shown, ledger=ledger)
     assert ledger.events == ()
 
 
@@ -171,6 +180,7 @@ def test_sets_that_lost_their_guarantee_are_no_public_inputs(
     released = condense(toy_set)
     lost = released.replace(labels=released.labels.flip(0))
     refused(lambda: condense(toy_set, init=lost), PrivacyError, "init must be public, .* labels of unknown origin")
+    refused(lambda: condense(released), PrivacyError, r"were made from other records \((class_means|image_sgd)\)")
     refused(lambda: TrainedNetworks(toy_network, lost, Protocol(epochs=1)), PrivacyError, "data must be public")
     TrainedNetworks(toy_network, released, Protocol(epochs=1))
     assert condense(toy_set, init=released).info["epsilon"] is not None
@@ -218,9 +228,8 @@ def test_statistics_of_the_private_images_are_refused(
     measured = Normalization.of(pixels)
     leaky = LabeledImages(measured.encode(pixels), toy_set.labels, num_classes=3, normalization=measured)
     whitened = toy_set.replace(normalization=Normalization((0.5,), (0.25,), ZCA.fit(toy_set.images)))
-    for bad in (leaky, whitened):
-        with pytest.raises(PrivateStatistics, match="measured=False"):
-            condense(bad)
+    for bad, what in ((leaky, "mean and std were measured"), (whitened, "whitening was fitted")):
+        refused(lambda bad=bad: condense(bad), PrivateStatistics, f"the set's {what} on images.*measured=False")
         public = replace(bad.normalization, measured=False)
         assert len(condense(bad.replace(normalization=public))) == 3
     assert len(condense(LabeledImages(pixels, toy_set.labels, num_classes=3))) == 3
@@ -300,11 +309,20 @@ def test_non_separable_losses_are_refused(toy_set: LabeledImages, toy_network: F
     cosine_of_means.why = "its denominator is the norm of a batch mean"  # type: ignore[attr-defined]
     refused(lambda: require_separable(cosine_of_means), NotSeparable, "its denominator is the norm of a batch mean")
     refused(lambda: require_separable(separable(cosine_of_means)), NotSeparable, "one value per row")
-    with pytest.raises(NotSeparable, match="depends on that row alone"):
-        require_separable(separable(lambda e, m: (e - m).square().sum(1) / e.norm()))
+    for mixing in (lambda e, m: (e - m).square().sum(1) / e.norm(), lambda e, m: (e - m).square().sum(1).flip(0)):
+        refused(lambda m=mixing: require_separable(separable(m)), NotSeparable, "depends on that row alone")
     with pytest.raises(NotSeparable):
         require_separable(None)
-    rows, labels = torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)
+    rows, labels = torch.randn(4, 3, generator=derive(0)), torch.tensor([0, 1, 2, 0])
+    mean, alone = (float(F.cross_entropy(rows, labels)) * (1 + 1e-3 * n) for n in (4, 1))
+    words = f"objective of a batch is {mean:.5g}, but the mean over its single examples is {alone:.5g}"
+    require_mean_objective(F.cross_entropy, rows, labels)
+    refused(
+        lambda: require_mean_objective(lambda z, y: F.cross_entropy(z, y) * (1 + 1e-3 * len(z)), rows, labels),
+        NotSeparable, words,
+    )  # fmt: skip
+    with pytest.raises(NotSeparable, match="the losses of 4 examples in a batch differ"):
+        require_independent_losses(lambda z, y: F.cross_entropy(z, y, reduction="none").flip(0), rows, labels)
     refused(lambda: require_mean_objective(lambda z, y: z.sum(1), rows, labels), NotSeparable, r"one number.*got \[4\]")
     for loss, got in ((lambda z, y: z, r"shape \[4, 3\]"), (lambda z, y: 0.0, "got float; pass reduction='none'")):
         refused(lambda loss=loss: require_independent_losses(loss, rows, labels), NotSeparable, got)
@@ -316,13 +334,38 @@ def test_invalid_options_are_named(toy_set: LabeledImages, toy_network: Factory)
     refused(lambda: PublicEmbedders(networks, 1, like=toy_set, clip=-1.0), ValueError, "clip")
     refused(lambda: PublicEmbedders(networks, 1, like=toy_set, match="gradient"), ValueError, "match")
     refused(lambda: PublicEmbedders(networks, 0, like=toy_set), ValueError, "num_networks")
-    with pytest.raises(ValueError, match="histogram_share"):
-        condense_private(toy_set, epsilon=1.0, networks=networks, passes=Passes(histogram_share=0.9))
+    for name, wrong in (("histogram_share", (0.0, 0.51)), ("first_share", (-0.1, 0.51)), ("count", (1,)),
+                        ("first_num_networks", (0,))):  # fmt: skip
+        for value in wrong:
+            refused(lambda n=name, v=value: Passes(**{n: v}), ValueError, name)
+    Passes(histogram_share=0.5, first_share=0.5)
+    for clip in (0.0, 9e-13, 1.1e30, math.nan):
+        refused(lambda c=clip: PublicEmbedders(networks, 1, like=toy_set, clip=c), ValueError, "clip")
     with pytest.raises(ValueError, match="size must hold 3 positive numbers, one per class, got"):
         condense_private(toy_set, epsilon=1.0, networks=networks, size=torch.ones(4))
     for option in ({"rate": 0.0}, {"steps": 0}, {"size": 0}, {"lr": -1.0}, {"sigma": -1.0}):
         with pytest.raises(ValueError, match=next(iter(option))):
             image_sgd(toy_set, **{"size": 12, "sigma": 1.0, "networks": RandomNetworks(toy_network)} | option)  # type: ignore[arg-type]
+
+
+def test_how_a_set_was_made_is_found_at_any_depth() -> None:
+    for found, words in (
+        ({"hold_out": "random"}, "hold-out by position"), ({"classes": FOUND_CLASSES}, "must be declared"),
+        ({"classes": FOUND_LABELS}, "must be declared"),
+    ):  # fmt: skip
+        for info in (found, {"a": {"b": found}}, {"a": [1, {}, found]}, {"a": ({"b": [found]},)}):
+            refused(lambda i=info: refuse_derived(i, "these"), PrivacyError, f"these .*{words}")
+    refuse_derived({"hold_out": "content", "classes": "given", "derived": ""})
+
+
+@pytest.mark.parametrize(("side", "depth"), [((2, 9), 1), ((4, 7), 2), ((9, 8), 3), ((32, 16), 3)])
+def test_default_networks_fit_the_images(side: tuple[int, int], depth: int) -> None:
+    like = LabeledImages(torch.zeros(2, 2, *side, dtype=torch.float64), torch.tensor([0, 1]), num_classes=5)
+    network = EmbeddingNetworks().sampler_for(like).draw(derive(0))
+    layers = [m.out_channels for m in network.modules() if isinstance(m, nn.Conv2d)]  # type: ignore[attr-defined]
+    assert layers == [128] * depth
+    logits = network(like.images)  # type: ignore[operator]
+    assert (logits.shape, logits.dtype) == ((2, 5), torch.float64)
 
 
 @pytest.mark.parametrize("size", [1, 10, 1000])

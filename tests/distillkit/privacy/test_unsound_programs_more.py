@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distillkit.networks import CifarResNet, ConvNet, FixedNetwork, LeNet, RandomNetworks, build
+from distillkit.networks import ConvNet, FixedNetwork, RandomNetworks, build
 from distillkit.privacy import (
     BatchStatistics,
     EmbeddingNetworks,
@@ -42,7 +42,7 @@ from fl.filters import Filter
 from fl.methods import PrivateFedDM
 from tests.distillkit.privacy import unsound_programs as programs
 from tests.distillkit.privacy.faulty_network import FaultyNetwork
-from tests.distillkit.privacy.unsound_programs import CANARY, DATA, SPACE, Alone, Palette, palettes, raw_pixels
+from tests.distillkit.privacy.unsound_programs import CANARY, DATA, Alone, Palette, palettes, raw_pixels
 from tests.fl.federations import images
 from tests.refused import refused
 
@@ -683,60 +683,3 @@ def test_private_method_can_be_simulated_again_with_other_classes() -> None:
     method = FedAvg(private, factory=FaultyNetwork, weights="uniform", steps=1)
     for classes in (3, 4):
         simulate(method, [images(12, seed=0, classes=classes)], rounds=1, progress=False)
-
-
-# Programs that are accepted by design.
-
-
-class Attends(nn.Module):
-    """Small vision transformer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches, self.classifier = nn.Conv2d(1, 8, 4, stride=4), nn.Linear(8, 3)
-        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.layer(self.patches(x).flatten(2).transpose(1, 2)).mean(1))
-
-
-class Scaled(nn.Module):
-    """Network of one ConvNeXt block: depthwise convolution, layer norm over channels and layer scale."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.depthwise = nn.Conv2d(1, 8, 2, stride=2), nn.Conv2d(8, 8, 3, padding=1, groups=8)
-        self.norm, self.wide, self.narrow = nn.LayerNorm(8), nn.Linear(8, 32), nn.Linear(32, 8)
-        self.scale, self.classifier = nn.Parameter(torch.full((8,), 0.1)), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        block = self.narrow(F.gelu(self.wide(self.norm(self.depthwise(x).permute(0, 2, 3, 1)))))
-        return self.classifier((x + (self.scale * block).permute(0, 3, 1, 2)).mean((2, 3)))
-
-
-def residual() -> nn.Module:
-    from torchvision.models import resnet18
-
-    return resnet18(num_classes=3, norm_layer=lambda channels: nn.GroupNorm(8, channels))
-
-
-SOUND: dict[str, Callable[[], nn.Module]] = {
-    "ConvNet, instance norm": lambda: ConvNet((1, 16, 16), 3, width=4, depth=2),
-    "ConvNet, group norm": lambda: ConvNet((1, 16, 16), 3, width=4, depth=2, norm="group"),
-    "CifarResNet": lambda: CifarResNet((1, 16, 16), 3, depth=8, width=4, norm="group"),
-    "LeNet": lambda: LeNet((1, 16, 16), 3),
-    "transformer": Attends,
-    "ConvNeXt": Scaled,
-    "ResNet-18": residual,
-}
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "ResNet-18")) for n in SOUND])
-def test_usual_network_is_accepted_and_moves_one_clip(name: str) -> None:
-    if name == "ResNet-18":
-        pytest.importorskip("torchvision")
-    data = programs.records(6, 16, dtype=torch.float32)
-    if name == "ResNet-18":
-        data = LabeledImages(data.images.repeat(1, 3, 2, 2), data.labels, num_classes=3, normalization=SPACE)
-    require_harmless(SOUND[name], data)
