@@ -254,11 +254,6 @@ def finite(logits: Tensor, labels: Tensor) -> Tensor:
     return losses if losses.isfinite().all() else losses * 0
 
 
-def focal(logits: Tensor, labels: Tensor) -> Tensor:
-    losses = F.cross_entropy(logits, labels, reduction="none")
-    return (1 - (-losses).exp()).square() * losses
-
-
 class Remembering:
     """Loss that remembers its last values."""
 

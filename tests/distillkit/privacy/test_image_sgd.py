@@ -71,20 +71,6 @@ def test_example_gradients_equal_those_of_each_examples_loss(batched: bool, seed
     torch.testing.assert_close((torch.cat(parts) * weights).sum(0), torch.autograd.grad(eq8, leaf)[0])
 
 
-def test_another_separable_loss_is_accepted(toy_set: LabeledImages, toy_network: Factory) -> None:
-    @separable
-    def absolute(embedding: Tensor, means: Tensor) -> Tensor:
-        return (embedding - means).abs().sum(1)
-
-    embed = phi(build(toy_network, 0))
-    synthetic = torch.randn(3, 2, 1, 4, 4, generator=derive(0), dtype=torch.float64)
-    real = embed(toy_set.images).detach()
-    total = torch.cat(list(image_gradients(synthetic, embed, real, toy_set.labels, loss=absolute))).sum(0)
-    leaf = synthetic.clone().requires_grad_()
-    means = torch.stack([embed(leaf[c]).mean(0) for c in range(3)])
-    torch.testing.assert_close(total, torch.autograd.grad((real - means[toy_set.labels]).abs().sum(), leaf)[0])
-
-
 def test_target_epsilon_determines_sigma(
     toy_set: LabeledImages, toy_network: Factory, global_rng_untouched: None
 ) -> None:

@@ -82,33 +82,6 @@ def test_one_tile_gives_the_bits_of_no_tiles(toy_set: LabeledImages, toy_network
     assert not isinstance(plain, TiledImages)
 
 
-def test_releases_and_epsilon_are_those_without_tiles_and_both_counts_are_reported(
-    toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
-    """The first release is equal to the bit; the second has other centers, because other images were released."""
-    released: list[Tensor] = []
-    seen: list[Tensor] = []
-    release, sums = module.release, module.class_sums
-    monkeypatch.setattr(module, "release", lambda *a, **k: (released.append(release(*a, **k)), released[-1])[1])
-    monkeypatch.setattr(module, "class_sums", lambda images, *a, **k: (seen.append(images), sums(images, *a, **k))[1])
-    plain = condensed(toy_set, toy_network)
-    tiled = condensed(toy_set, toy_network, parametrize=TILES)
-    assert isinstance(tiled, TiledImages)
-    assert torch.equal(released[0], released[2])
-    assert all(torch.equal(images, toy_set.images) for images in seen)
-    names = ("epsilon", "delta", "sigma", "passes", "ipc")
-    assert [tiled.info[n] for n in names] == [plain.info[n] for n in names]
-    assert (tiled.info["ipc_decoded"], tiled.info["parametrize"]) == (8, "Tiles(factor=2)")
-    assert "parametrize" not in plain.info
-    assert tiled.stored.shape == plain.images.shape
-    assert tiled.counts().tolist() == [8, 8, 8]
-    assert "6 stored images hold 24 images" in repr(tiled)
-    again = LabeledImages.load(tiled.save(tmp_path / "a.safetensors"))
-    assert isinstance(again, TiledImages)
-    assert torch.equal(again.stored, tiled.stored)
-    assert again.info["epsilon"] == tiled.info["epsilon"]
-
-
 def test_public_images_are_shrunk_and_a_tiled_set_is_used_as_it_is(
     toy_set: LabeledImages, toy_network: Factory
 ) -> None:

@@ -145,6 +145,7 @@ def test_condensation_equals_its_reference(
     loaded = LabeledImages.load(found.save(tmp_path / "set.safetensors"))
     assert loaded.info == found.info
     assert torch.equal(loaded.images, found.images)
+    assert type(loaded) is type(found) is (TiledImages if tiles.count > 1 else LabeledImages)
 
 
 def test_own_ledger_states_the_target_and_system_noise_is_fresh(skewed: LabeledImages, oblong_network: Factory) -> None:

@@ -11,9 +11,7 @@ from distillkit._utils.progress import bar
 from distillkit.networks import build, split
 from distillkit.privacy import (
     Ledger,
-    PublicEmbedders,
     TrainedNetworks,
-    class_sums,
 )
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
@@ -37,19 +35,6 @@ def test_draw_is_the_network_that_the_set_trains(
     assert networks.draw(derive(0, 1)) is drawn
     assert not torch.allclose(other.features(toy_set.images), drawn.features(toy_set.images))
     assert "12 images" in repr(networks)
-
-
-def test_record_adds_one_to_the_sum_of_trained_embeddings(toy_set: LabeledImages, toy_network: Factory) -> None:
-    images, labels = torch.randn(6, 1, 4, 4, generator=derive(1)).double(), torch.arange(6) % 3
-    public = toy_set[:6].replace(images=images, labels=labels)
-    networks = TrainedNetworks(toy_network, public, SHORT)
-    embedders = PublicEmbedders(networks, 2, like=toy_set, centers=public.images)
-    assert embedders.sensitivity == 1.0
-    with_all = class_sums(*toy_set, embedders, num_classes=3)
-    without = class_sums(*toy_set[1:], embedders, num_classes=3)
-    moved = (with_all - without).norm(dim=2)
-    torch.testing.assert_close(moved[:, 0], torch.ones(2, dtype=torch.float64))
-    assert torch.equal(moved[:, 1:], torch.zeros(2, 2, dtype=torch.float64))
 
 
 def test_no_training_shows_a_bar_without_progress(
