@@ -19,7 +19,7 @@ from fl import ClientData, ClientOptimizer, FedAvg, Run, simulate
 from fl.averaging.addon import AddOn
 from fl.methods import FedLGD, FedRep, SingleImage
 from fl.task import MultiLabel
-from tests.fl.invariances import tensors
+from tests.fl.invariances import assert_same, tensors
 
 NOISE: dict[str, Any] = {"source": "gaussian", "classes": 3, "per_class": 3}
 PICTURE = torch.rand(1, 16, 16, generator=torch.Generator().manual_seed(1))
@@ -175,6 +175,51 @@ def test_invalid_pair_is_refused_when_built(one: str, other: str) -> None:
         with pytest.raises(ValueError, match=REFUSED[one, other]) as refusal:
             plain(*map(addon, order))
         assert all(name in str(refusal.value) for name in order)
+
+
+OFF: dict[str, AddOn] = {
+    **{name: addon(name) for name in ("ClientDrift", "Ditto", "FineTune", "LocalAccuracy")},
+    **{type(a).__name__: a for a in (
+        fl.addons.Anchors(ipc=0), fl.addons.Condensed(ipc=0), fl.addons.FedAvgM(0.0), fl.addons.FedCOG(weight=0.0),
+        fl.addons.FedDecorr(0.0), fl.addons.FedDF(steps=0), fl.addons.FedGen(0.0, 0.0), fl.addons.FedProx(0.0),
+        fl.addons.FedSAM(0.0), fl.addons.MOON(0.0), fl.addons.NaiveVHL(cross_entropy=0.0),
+        fl.addons.RobustMean(0, "trimmed"), fl.addons.VFA(0.0), fl.addons.VFTL(0),
+        fl.addons.VHL(cross_entropy=0.0, calibration=0.0, contrast=0.0),
+    )},
+}  # fmt: skip
+"""Add-ons that only measure or train beside the model, and settings that turn the others off."""
+
+
+@pytest.mark.parametrize("name", OFF)
+def test_addon_that_is_off_changes_no_bit_and_no_message(name: str) -> None:
+    options: dict[str, Any] = {"weights": "uniform"} if name == "RobustMean" else {"factory": normed, "momentum": 0.9}
+    run, base = (run_two_rounds(plain(*addons, **options), evaluate="all") for addons in ((OFF[name],), ()))
+    assert_same(run, base)
+    for row, other in zip(run.rows, base.rows, strict=True):
+        assert [row[key] for key in ("up", "down", "loss", "accuracy_clients")] == [
+            other[key] for key in ("up", "down", "loss", "accuracy_clients")
+        ]
+
+
+SENT: dict[str, set[str]] = {
+    "Anchors": {"anchors"}, "FedExP": {"norm"}, "FedGen": {"counts", "generator", "seen"}, "FedNova": {"tau"},
+    "SCAFFOLD": {"control", "drift"}, "VFA": {"means"},
+}  # fmt: skip
+"""The entries that add-ons send beside the model; the others send none."""
+WIDER = ("NaiveVHL", "SharedImage", "SharedPool", "VFTL", "VHL")
+"""Add-ons that send another model, or the model in some rounds only; their own tests count the bytes."""
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in WIDER])
+def test_addon_sends_its_own_entries_and_nothing_more(name: str) -> None:
+    run, base = (run_two_rounds(plain(*a, **uniform((addon(name),)))) for a in ((addon(name),), ()))
+    found = set()
+    for row, other in zip(run.rows, base.rows, strict=True):
+        for way in ("up", "down"):
+            own = {key for key in row[way] if key.startswith(f"{name}.")}
+            assert {key: size for key, size in row[way].items() if key not in own} == other[way]
+            found |= {key.removeprefix(f"{name}.").partition(":")[0] for key in own}
+    assert found == SENT.get(name, set())
 
 
 # Bases: papers' compositions, and options of the core under which an add-on has to make sense.

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from distillkit import LabeledImages
-from distillkit.rng import derive
 from fl import ClientOptimizer, FedAvg, simulate
 from fl.addons import Condensed, FedProx
 from fl.averaging.addon import AddOn
@@ -89,46 +86,6 @@ def test_proximal_gradient_is_mu_times_the_distance() -> None:
     assert weight_after(method, clients) == pytest.approx(w, abs=1e-6)
 
 
-def reference(clients: list[LabeledImages], rounds: int, start: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """FedAvg written as Algorithm 1 of its paper."""
-    model = Tiny(3)
-    model.load_state_dict(start)
-    for round_number in range(1, rounds + 1):
-        total, new = 0, {n: torch.zeros_like(p, dtype=torch.float64) for n, p in model.named_parameters()}
-        for k, data in enumerate(clients):
-            net = copy.deepcopy(model)
-            generator = derive(0, round_number, k, "batches0")
-            for _ in range(2):
-                for index in torch.randperm(len(data), generator=generator).split(5):
-                    loss = F.cross_entropy(net(data.images[index]), data.labels[index])
-                    net.zero_grad()
-                    loss.backward()
-                    for p in net.parameters():
-                        p.data -= 0.1 * p.grad
-            total += len(data)
-            for n, p in net.named_parameters():
-                new[n] += len(data) * p.detach().double()
-        model.load_state_dict({n: (v / total).float() for n, v in new.items()})
-    return model.state_dict()
-
-
-def test_fedavg_equals_the_reference() -> None:
-    clients, start = federation(), Tiny(3).state_dict()
-    run = simulate(
-        FedAvg(factory=Tiny, initial=dict(start), lr=0.1, epochs=2, batch=5), clients, rounds=3, progress=False
-    )
-    for name, want in reference(clients, 3, start).items():
-        assert torch.allclose(run.server.state[FedAvg.model][name], want, atol=1e-6), name
-
-
-def test_disabled_addon_changes_no_bit() -> None:
-    base, off = (
-        simulate(FedAvg(*addons, factory=Tiny), federation(), rounds=2, progress=False).server.state[FedAvg.model]
-        for addons in ((), (FedProx(0.0),))
-    )
-    assert all(torch.equal(base[n], off[n]) for n in base)
-
-
 @pytest.mark.parametrize(("momentum", "mu", "steps"), [(0.0, 0.0, 7), (0.9, 0.0, 20), (0.0, 0.5, 20), (0.9, 0.3, 9)])
 def test_effective_lr_is_the_displacement_by_a_unit_gradient(momentum: float, mu: float, steps: int) -> None:
     seen: list[float] = []
@@ -200,20 +157,6 @@ def test_estimated_statistics_ignore_dropout_and_use_no_random_numbers() -> None
     assert all(torch.equal(states[0][name], value) for name, value in states[1].items())
 
 
-def test_averaged_running_statistics_are_the_weighted_mean() -> None:
-    clients = federation()[:2]
-    nets = {}
-
-    class Peek(AddOn):
-        def after_training(self, local: Any, update: Any, reply: Any) -> None:
-            nets[local.client.id] = local.state()["body.1.running_var"]
-
-    run = simulate(FedAvg(Peek(), factory=lambda k: Tiny(k, norm=True)), clients, rounds=1, progress=False)
-    n = [len(c) for c in clients]
-    want = (n[0] * nets[0] + n[1] * nets[1]) / sum(n)
-    assert torch.allclose(run.server.state[FedAvg.model]["body.1.running_var"], want, atol=1e-6)
-
-
 def test_personal_parameters_stay_with_their_client() -> None:
     clients = federation()
     phases = [Phase(epochs=2, train="classifier.*"), Phase(epochs=1, train="body.*")]
@@ -259,12 +202,10 @@ def test_invalid_options_are_refused_when_built() -> None:
     with pytest.raises(ValueError, match="Fast and Slow cannot be combined: both fill the slot 'server_step'"):
         FedAvg(Slow(), Fast(), factory=Tiny)
     refused(lambda: FedAvg(FedProx(0.1), FedProx(0.2), factory=Tiny), ValueError, "FedProx is given twice")
-    refused(lambda: FedAvg(factory=Tiny, lr=0.0), ValueError, "lr must be greater than 0")
     for name in ("", "a/b"):
         with pytest.raises(ValueError, match=f"names that are not empty and hold no '/'.*got '{name}'"):
             FedAvg(factory={name: Tiny, "c": Tiny}, assign={0: name, 1: "c"})
     refused(lambda: FedAvg(factory={"a": Tiny, "b": Tiny}), ValueError, "assign must say")
-    refused(lambda: FedProx(-1.0), ValueError, "mu must be at least 0")
     with pytest.raises(ValueError, match="initial holds names that the network lacks: nothing"):
         simulate(FedAvg(factory=Tiny, initial={"nothing": torch.zeros(1)}), federation(), rounds=1, progress=False)
 

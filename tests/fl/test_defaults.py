@@ -11,7 +11,7 @@ from distillkit.data import clients, load, partition
 from distillkit.networks import ConvNet
 from distillkit.rng import derive
 from fl import FedAvg, simulate
-from fl.methods import FedLGD, FedRep, SingleImage
+from fl.methods import FedRep, SingleImage
 from tests.fl.federations import Tiny
 
 
@@ -41,17 +41,3 @@ def test_unsupported_momentum_of_adam_is_refused() -> None:
     with pytest.raises(ValueError, match=r"got momentum=0\.5"):  # its default is a momentum
         FedRep(factory=Tiny, optimizer="adam")
     assert FedRep(factory=Tiny, optimizer="adam", momentum=0.0).settings.optimizer.name == "adam"
-
-
-def test_compositions_keep_papers_values_unless_overridden() -> None:
-    """FedLGD, section 5.1; FedRep's utils/options.py, lines 15 to 18; single image, section 4.1."""
-    picture = torch.rand(1, 8, 8, generator=derive(0))
-    made = {
-        "FedLGD": (lambda **o: FedLGD(factory=Tiny, **o), ("sgd", 0.01, 0.0, 32)),
-        "FedRep": (lambda **o: FedRep(factory=Tiny, **o), ("sgd", 0.01, 0.5, 10)),
-        "SingleImage": (lambda **o: SingleImage(picture, factory=Tiny, **o), ("adam", 0.01, 0.0, 512)),
-    }
-    for make, wanted in made.values():
-        held, other = make().settings, make(lr=0.3, batch=7).settings
-        assert (held.optimizer.name, held.lr, held.momentum, held.batch) == wanted
-        assert (other.lr, other.batch) == (0.3, 7)

@@ -13,10 +13,8 @@ from fl import FedAvg, simulate
 from fl.addons import FedDecorr
 from tests.fl import linear
 from tests.fl.federations import Tiny, federation
-from tests.fl.invariances import assert_same
 from tests.fl.reference_problems import FixedBatches, assert_released, wave, waves
 from tests.fl.virtual_reference import Small
-from tests.refused import refused
 
 
 def collapse(client: int, w: Any, variant: str) -> float:
@@ -73,29 +71,6 @@ def test_rounds_follow_the_loss(variant: Any, momentum: float) -> None:
         w = linear.average(trained)
     assert linear.weights(result) == pytest.approx(w, abs=2e-6)
     assert np.abs(linear.weights(base) - w).max() > 1e-3
-
-
-def test_disabled_or_with_batches_of_one_equals_the_base() -> None:
-    def play(*addons: FedDecorr, **options: Any) -> Any:
-        return simulate(FedAvg(*addons, factory=Tiny, **options), federation(), rounds=2, progress=False)
-
-    assert_same(play(FedDecorr(0.0)), play())
-    assert_same(play(FedDecorr(9.0), batch=1), play(batch=1))
-    near, base = play(FedDecorr(1e-9)), play()
-    for name, value in base.server.state[FedAvg.model].items():
-        assert torch.allclose(near.server.state[FedAvg.model][name], value, atol=1e-6)
-
-
-def test_sends_nothing_more_than_fedavg() -> None:
-    rows = [
-        simulate(FedAvg(*a, factory=Tiny), federation(), rounds=1, progress=False).rows for a in ((), (FedDecorr(),))
-    ]
-    assert (rows[0][0]["up"], rows[0][0]["down"]) == (rows[1][0]["up"], rows[1][0]["down"])
-
-
-def test_refusals() -> None:
-    refused(lambda: FedDecorr(-1.0), ValueError, "beta must be at least 0")
-    refused(lambda: FedDecorr(variant="mine"), ValueError, "variant must be one of")
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])

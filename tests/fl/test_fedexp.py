@@ -36,11 +36,6 @@ def test_rounds_of_two_weights_follow_the_formula(weights: str, momentum: float)
     assert max(steps) > 1.05
 
 
-def test_first_round_evaluates_the_model_itself() -> None:
-    run = quadratic.run(FedExP(), rounds=1)
-    assert torch.equal(run.models[""].w, run.server.state[FedAvg.model]["w"])  # type: ignore[arg-type]
-
-
 def test_accuracy_is_that_of_the_averaged_iterate_and_its_buffers() -> None:
     test = images(60, 9)
     run = simulate(FedAvg(FedExP(), factory=network, lr=0.1), federation(), rounds=3, test=test, progress=False)
@@ -51,33 +46,10 @@ def test_accuracy_is_that_of_the_averaged_iterate_and_its_buffers() -> None:
     assert not torch.equal(last["classifier.weight"], before["classifier.weight"])
 
 
-def test_equal_updates_or_a_large_epsilon_give_plain_averaging() -> None:
-    """One client: |d|^2 / (2 |d|^2) < 1. Many clients: epsilon exceeds the disagreement."""
-    for clients, epsilon in ((federation()[:1], 0.0), (federation(), 1e9)):
-        runs = [simulate(FedAvg(*a, factory=Tiny), clients, rounds=3, progress=False) for a in ((), (FedExP(epsilon),))]
-        for name, value in runs[0].server.state[FedAvg.model].items():
-            assert torch.equal(value, runs[1].server.state[FedAvg.model][name])
-
-
 def test_round_without_any_change_takes_no_step() -> None:
     run = quadratic.run(FedExP(0.0), rounds=2, lr=1e-30)
     assert run.rows[1]["extrapolation"] == 1
     assert np.isfinite(quadratic.weights(run)).all()
-
-
-def test_one_number_is_sent() -> None:
-    run = simulate(FedAvg(FedExP(), factory=network), federation(), rounds=2, participation=2, progress=False)
-    base = simulate(FedAvg(factory=network), federation(), rounds=2, participation=2, progress=False)
-    for row, plain in zip(run.rows, base.rows):
-        assert row["up"] == {**plain["up"], "FedExP.norm": 2 * 8}
-        assert row["down"] == plain["down"]
-
-
-def test_refusals() -> None:
-    with pytest.raises(ValueError, match="FedExP needs one architecture"):
-        FedAvg(FedExP(), factory={"a": Tiny, "b": network}, assign=lambda k: "a")
-    with pytest.raises(ValueError, match="epsilon must be at least 0"):
-        FedExP(-1.0)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 4])

@@ -14,11 +14,10 @@ from torch.nn import functional as F
 from distillkit.networks import initialize
 from distillkit.rng import derive
 from fl import FedAvg, Phase, simulate
-from fl.addons import FedGen, FedNova
-from fl.addons._latent import LatentGenerator, diversity
+from fl.addons import FedGen
+from fl.addons._latent import LatentGenerator
 from fl.averaging.addon import AddOn
 from tests.fl.federations import Tiny, federation, images
-from tests.fl.invariances import assert_same
 from tests.refused import refused
 
 SIZES: dict[str, Any] = {"noise": 4, "hidden": 6, "steps": 3, "batch": 8, "lr": 0.05}
@@ -108,16 +107,6 @@ def play(*addons: AddOn, rounds: int = 3, **options: Any) -> Any:
     return simulate(method, federation(), rounds=rounds, progress=False)
 
 
-def test_disabled_and_first_rounds_equal_the_base() -> None:
-    assert_same(play(FedGen(0.0, 0.0)), play())
-    one, base = play(FedGen(**SIZES), rounds=1), play(rounds=1)
-    for name, value in base.server.state[FedAvg.model].items():
-        assert torch.equal(one.server.state[FedAvg.model][name], value)
-    near, base = play(FedGen(1e-9, 1e-9, **SIZES)), play()
-    for name, value in base.server.state[FedAvg.model].items():
-        assert torch.allclose(near.server.state[FedAvg.model][name], value, atol=1e-6)
-
-
 @pytest.mark.parametrize("length", [{"epochs": 3}, {"steps": 12}, {"phases": [Phase(2), Phase(steps=9)]}])
 def test_sample_limit_applies_to_images_not_to_repeated_reads(length: dict[str, Any]) -> None:
     """`max_samples` bounds images. The steps read each image several times, in the extreme all of one class."""
@@ -192,20 +181,8 @@ def test_unseen_classes_add_no_gradient() -> None:
         assert all(torch.equal(states[0][n], states[1][n]) for n in states[0]) == same
 
 
-def test_diversity_follows_its_definition() -> None:
-    noise, z = torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0, 1.0], [2.0, 4.0]])
-    assert float(diversity(noise, z)) == pytest.approx(float(torch.exp(torch.tensor(-(4 * 2 + 4 * 2) / 4))))
-    assert float(diversity(noise, z[:1].repeat(2, 1))) == 1.0
-
-
-def test_refusals() -> None:
+def test_batch_of_one_is_refused() -> None:
     refused(lambda: FedGen(batch=1), ValueError, "batch must be at least 2")
-    with pytest.raises(ValueError, match="FedGen needs (one architecture|whole models)"):
-        FedAvg(FedGen(), factory=Tiny, personal="classifier.*")
-    with pytest.raises(ValueError, match="FedGen needs (one architecture|whole models)"):
-        FedAvg(FedGen(), factory={"a": Tiny, "b": Tiny}, assign=lambda k: "a")
-    with pytest.raises(ValueError, match="FedGen needs the clients' models, but FedNova rescales"):
-        FedAvg(FedGen(), FedNova(), factory=Tiny)
 
 
 def test_frozen_features_named_architectures_and_any_network_are_accepted() -> None:

@@ -25,7 +25,6 @@ from fl.methods import FedDM, FedLGD, FedProto
 from tests.fl.federations import Tiny, federation
 from tests.fl.invariances import assert_same
 from tests.fl.virtual_reference import Small, assert_close, averaged, initial_network, supcon, toy, trained
-from tests.refused import refused
 
 FEW: dict[str, Any] = {"ipc": 2, "steps": 3, "refine_steps": 2, "selected": (1, 3)}
 
@@ -312,23 +311,8 @@ def test_bytes_are_counted_by_entry(joined: Any) -> None:
         assert row["up"] == {"FedAvg.samples": 5 * 8, "FedAvg.update": weights}
 
 
-def test_disabled_addon_is_not_installed() -> None:
-    assert_same(run_method(Condensed(ipc=0), Anchors(ipc=0)), run_method())
-    bare = FedLGD(factory=Tiny, **{**SMALL, "ipc": 0, "anchors": 0})
-    assert bare.addons == ()
-
-
-def test_clients_condense_with_their_own_architecture() -> None:
-    network = {"a": Tiny, "b": lambda k: Tiny(k, norm=True)}
-    run = run_method(Condensed(**FEW), factory=network, assign=lambda k: "ab"[k % 2], rounds=3)
-    assert run.rows[-1]["failed"] == {}
-
-
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="Anchors needs one architecture"):
-        FedLGD(factory={"a": Tiny, "b": Tiny}, assign=lambda k: "a")
-    refused(lambda: FedLGD(factory=Tiny, personal="classifier.*"), ValueError, "Anchors needs whole models")
-    refused(lambda: FedLGD(factory=Tiny, optimizer="adam"), ValueError, "Anchors needs optimizer='sgd'")
+    assert FedLGD(factory=Tiny, **{**SMALL, "ipc": 0, "anchors": 0}).addons == ()
     for bad in ({"reduction": "sum"}, {"temperature": 0.1}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             Anchors(regulariser="mmd", **bad)  # type: ignore[arg-type]

@@ -114,27 +114,13 @@ def test_without_the_distance_training_is_local() -> None:
     assert [r["accuracy_personal"]["mean"] for r in rows[0]] == [r["accuracy_clients"]["mean"] for r in rows[1]]
 
 
-def test_architectures_share_prototypes() -> None:
-    networks = {"plain": Tiny, "norm": lambda k: Tiny(k, norm=True)}
-    method = FedProto(factory=networks, assign=lambda k: "norm" if k % 2 else "plain", lr=0.05)
-    run = simulate(method, federation(), rounds=2, progress=False)
-    assert run.rows[-1]["prototypes"] == 3
-    assert not run.rows[-1]["failed"]
-
-
 def test_refusals() -> None:
-    def start(method: FedProto, **how: Any) -> None:
-        simulate(
-            method, [with_label_rows(c) for c in federation()] if how else federation(), rounds=1, progress=False, **how
-        )
-
-    for option, value in {"lam": -1.0, "lr": 0.0, "epochs": 0, "weights": "all", "predict": "none"}.items():
-        with pytest.raises(ValueError, match=option):
-            FedProto(factory=Tiny, **{option: value})  # type: ignore[arg-type]
-    refused(lambda: FedProto(factory={"a": Tiny, "b": Tiny}), ValueError, "assign must say")
     networks: dict[str, Any] = {"a": Tiny, "b": lambda k: nn.Sequential(nn.Flatten(), nn.Linear(16, k))}
-    refused(lambda: start(FedProto(factory=networks, assign=lambda k: "a")), ValueError, "one size to share prototypes")
-    refused(lambda: start(FedProto(factory=Tiny), task=MultiLabel(3)), ValueError, "exactly one class per image")
+    several = FedProto(factory=networks, assign=lambda k: "a")
+    refused(lambda: simulate(several, federation(), rounds=1), ValueError, "one size to share prototypes")
+    rows = [with_label_rows(data) for data in federation()]
+    single = FedProto(factory=Tiny)
+    refused(lambda: simulate(single, rows, rounds=1, task=MultiLabel(3)), ValueError, "exactly one class per image")
 
 
 @pytest.mark.golden("Condensed", source="Huang et al., TMLR 2024, section 5.1: FedProto on condensed data")

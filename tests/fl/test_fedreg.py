@@ -11,10 +11,11 @@ from torch import nn
 
 from distillkit import LabeledImages
 from fl import FedAvg, simulate
-from fl.addons import SCAFFOLD, FedNova, FedReg, FedSAM
+from fl.addons import FedReg
 from tests.fl import linear
 from tests.fl.federations import Tiny, federation
 from tests.fl.reference_problems import FixedBatches, assert_released, wave, waves
+from tests.refused import refused
 
 
 def softmax(z: Any) -> Any:
@@ -122,48 +123,13 @@ def test_rounds_follow_the_steps(gamma: float) -> None:
     assert np.abs(linear.weights(base) - w).max() > 0.01
 
 
-def test_drift_does_not_raise_the_loss_on_pseudo_images() -> None:
-    """To first order, after each step."""
-    angles = []
-
-    class Peek(FedReg):
-        def after_step(self, step: Any) -> None:
-            super().after_step(step)
-            local, net = step.local, step.local.scratch(self)["copy"]
-            images, targets = step.local.scratch(self)["batches"][
-                local.steps % len(step.local.scratch(self)["batches"])
-            ][2:]
-            loss = torch.nn.functional.cross_entropy(net(images), targets)
-            grads = torch.autograd.grad(loss, list(net.parameters()))
-            drift = [p.detach() - local.start[n] for n, p in local.shared_parameters().items()]
-            angles.append(float(sum((d * g).sum() for d, g in zip(drift, grads))))
-
-    simulate(FedAvg(Peek(), factory=Tiny, lr=0.1, epochs=2), federation(), rounds=2, progress=False)
-    assert angles
-    assert max(angles) < 1e-5
-
-
-def test_sends_nothing_more_and_updates_statistics_once_a_step() -> None:
-    rows, states = [], []
+def test_statistics_are_updated_once_a_step() -> None:
+    states = []
     for addons in ((), (FedReg(iterations=1),)):
-        run = simulate(
-            FedAvg(*addons, factory=lambda k: Tiny(k, norm=True), batch=6), federation(), rounds=1, progress=False
-        )
-        rows.append(run.rows[0])
-        states.append(run.server.state[FedAvg.model])
-    assert (rows[0]["up"], rows[0]["down"]) == (rows[1]["up"], rows[1]["down"])
+        method = FedAvg(*addons, factory=lambda k: Tiny(k, norm=True), batch=6)
+        states.append(simulate(method, federation(), rounds=1, progress=False).server.state[FedAvg.model])
     assert torch.equal(states[0]["body.1.num_batches_tracked"], states[1]["body.1.num_batches_tracked"])
 
 
-def test_refusals() -> None:
-    for option, value in {"gamma": 1.5, "eta": 0.0, "eta_perturbed": -1.0, "iterations": 0}.items():
-        with pytest.raises(ValueError, match=option):
-            FedReg(**{option: value})  # type: ignore[arg-type]
-    for options in ({"momentum": 0.9}, {"optimizer": "adam"}):
-        with pytest.raises(ValueError, match="plain SGD"):
-            FedAvg(FedReg(), factory=Tiny, **options)
-    for addon in (SCAFFOLD(), FedNova()):
-        with pytest.raises(ValueError, match=f"FedReg cannot be combined with {addon.name}"):
-            FedAvg(FedReg(), addon, factory=Tiny)
-    with pytest.raises(ValueError, match="both fill the slot 'gradient'"):
-        FedAvg(FedReg(), FedSAM(), factory=Tiny)
+def test_gamma_is_a_share() -> None:
+    refused(lambda: FedReg(gamma=1.5), ValueError, "gamma")

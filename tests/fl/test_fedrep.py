@@ -13,7 +13,6 @@ from distillkit.rng import derive
 from fl import ClientData, FedAvg, simulate
 from fl.methods import FedRep
 from tests.fl.federations import Tiny, federation, images
-from tests.refused import refused
 
 
 def descend(net: Tiny, names: str, data: Any, generator: torch.Generator, epochs: int, momentum: float) -> None:
@@ -74,11 +73,3 @@ def test_heads_are_never_sent_and_accuracy_is_the_clients_mean() -> None:
     assert row["down"] == {"FedAvg.model": 3 * (body + statistics)}
     assert row["accuracy"] == row["accuracy_personal"]["mean"]
     assert run.models == {}
-
-
-def test_refusals() -> None:
-    for name in ("personal", "phases", "epochs", "steps"):
-        with pytest.raises(ValueError, match=f"{name} is set by FedRep itself"):
-            FedRep(factory=Tiny, **{name: 1})  # type: ignore[arg-type]
-    refused(lambda: FedRep(factory=Tiny, head_epochs=0), ValueError, "head_epochs must be")
-    refused(lambda: FedRep(factory=Tiny, body_epochs=0), ValueError, "body_epochs must be")

@@ -16,7 +16,7 @@ from fl.batches import Phase
 from fl.networks import Networks
 from tests.fl import quadratic
 from tests.fl.federations import Tiny, federation
-from tests.fl.invariances import assert_same, network
+from tests.fl.invariances import network
 
 
 @pytest.mark.golden("FedSAM", source="Qu et al., ICML 2022, Algorithm 1")
@@ -42,10 +42,6 @@ def test_rounds_of_two_weights_follow_the_formula() -> None:
 def play(*addons: AddOn, rounds: int = 1, **options: Any) -> Run:
     method = FedAvg(*addons, **{"factory": network, "lr": 0.1, "batch": 6, **options})
     return simulate(method, federation()[:2], rounds=rounds, progress=False)
-
-
-def test_radius_zero_is_bitwise_equal_to_the_base() -> None:
-    assert_same(play(rounds=2), play(FedSAM(0.0), rounds=2))
 
 
 @pytest.mark.parametrize("drop", [nn.Dropout, nn.Dropout2d])
@@ -98,19 +94,3 @@ def test_only_trained_parameters_are_perturbed() -> None:
 def test_zero_gradient_means_no_perturbation() -> None:
     run = play(FedSAM(0.5), objective=lambda logits, labels: 0.0 * logits.sum())
     assert torch.isfinite(run.server.state[FedAvg.model]["classifier.weight"]).all()
-
-
-def test_sends_nothing_more() -> None:
-    base, run = play(), play(FedSAM())
-    assert (run.rows[0]["up"], run.rows[0]["down"]) == (base.rows[0]["up"], base.rows[0]["down"])
-
-
-def test_refusals() -> None:
-    class Zigzag(AddOn):
-        def gradient(self, step: Any, compute: Any) -> Any:
-            return compute()
-
-    with pytest.raises(ValueError, match="FedSAM and Zigzag cannot be combined: both fill the slot 'gradient'"):
-        FedAvg(FedSAM(), Zigzag(), factory=Tiny)
-    with pytest.raises(ValueError, match="rho must be at least 0"):
-        FedSAM(-0.1)

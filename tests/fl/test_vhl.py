@@ -254,15 +254,6 @@ def test_vftl_is_fedavg_from_pretrained_weights() -> None:
     assert got.rows[0]["up"] == want.rows[0]["up"]
 
 
-@pytest.mark.parametrize(
-    "addon",
-    [VHL(cross_entropy=0.0, calibration=0.0, contrast=0.0), NaiveVHL(cross_entropy=0.0), VFA(0.0), VFTL(0)],
-    ids=lambda a: a.name,
-)
-def test_disabled_addon_is_not_installed(addon: AddOn) -> None:
-    assert_same(run_method(addon), run_method())
-
-
 def test_noise_is_sent_once_and_counted() -> None:
     run = run_method(VHL(**NOISE), rounds=3)
     weights = 4 * (3 * 9 + 3 + 48 * 6 + 6)
@@ -299,16 +290,7 @@ def test_sources_of_virtual_images() -> None:
     assert torch.equal(runs[0].server.state[VHL.noise].images, foreign.images)
 
 
-def test_every_architecture_has_its_own_features() -> None:
-    network = {"a": Tiny, "b": lambda k: Tiny(k, norm=True)}
-    run = run_method(VFA(), VFTL(**NOISE, epochs=1), factory=network, assign=lambda k: "ab"[k % 2])
-    assert set(run.server.state[VFA.means]) == {"a/mean", "b/mean"}
-    assert run.rows[0]["down"]["VFA.means"] == 5 * 3 * 48 * 4
-    assert run.rows[-1]["failed"] == {}
-
-
 def test_refusals() -> None:
-    refused(lambda: FedAvg(VHL(), NaiveVHL(), factory=Tiny), ValueError, "NaiveVHL and VHL cannot be combined")
     refused(lambda: NaiveVHL(layer="body"), ValueError, "only calibration and contrast use layer, but both are 0")
     with pytest.raises(ValueError, match=r"VHL: the network has no layer 'layer1'; it has body, body.0, body.1"):
         run_method(VHL(**NOISE, layer="layer1"))
