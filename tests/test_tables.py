@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from attacks.statistics import clopper_pearson
 from distillkit.study import Record, Records, read_records, write_records
 from distillkit.study._records import write_json
 from tests.distillkit.study.sample_records import record, search_sizes, write
@@ -91,63 +90,6 @@ def test_generating_tables_is_idempotent(records: Path) -> None:
     assert filled(text, records) == text
 
 
-def test_candidates_are_selected_and_ordered_with_published_numbers(records: Path) -> None:
-    said = 'summary task=digits ways="FedDM|VHL, noise|FedAvg" published=yes columns=bytes_up'
-    found = rows(filled(page(said), records))
-    assert found[0] == ["method", "seeds", "last %", "bytes up (MB)", "published %"]
-    assert [line[0] for line in found[1:]] == ["FedDM", "FedAvg", "VHL, noise"]
-    assert [line[-1] for line in found[1:]] == ["72.0 ± 0.1", "–", "–"]
-    assert found[3][1] == "0 of 2"
-    one = filled(page('summary task=digits ways="FedAvg|FedDM" seeds=0', "summary task=digits base=FedAvg"), records)
-    assert rows(one)[:3] == [["method", "last %"], ["FedAvg", "50.0"], ["FedDM", "70.0"]]
-    assert rows(one)[3][-2:] == ["accuracy last minus FedAvg's (points)", "95 % interval"]
-    assert [line[-2:] for line in rows(one)[4:6]] == [["–", "–"], ["+20.0", "[+20.0, +20.0]"]]
-    assert one.count("One seed.") == 1
-    best = rows(filled(page("summary task=digits best=yes"), records))[0]
-    assert "best % *" in best
-
-
-def test_counts_are_summed_and_shown_with_their_interval(tmp_path: Path) -> None:
-    lines = [
-        Record({"task": "a", "method": way, "seed": s, "accuracy_last": None, "found": f, "of": 20, "seconds": s})
-        for way, counts in (("one", (3, 4, 0)), ("two", (20, 20)))
-        for s, f in enumerate(counts)
-    ]
-    path = write_records(Records(lines), tmp_path / "mine.jsonl")
-    found = rows(filled(page("rates hits=found trials=of means=seconds"), path))
-    low, high = clopper_pearson(7, 60)
-    assert found == [
-        ["method", "of", "found %", "seconds, mean"],
-        ["one", "60", f"11.7 ({100 * low:.1f} to {100 * high:.1f})", "1"],
-        ["two", "40", "100.0 (91.2 to 100.0)", "0.5"],
-    ]
-    assert rows(filled(page('rates ways="two"'), path))[1] == ["two", "2"]
-    wide = [page(f"rates hits=found trials=of wide={wide}") for wide in ("yes", "method")]
-    assert rows(filled(wide[0], path)) == [["method", "a"], ["one", "11.7"], ["two", "100"]]
-    assert rows(filled(wide[1], path)) == [["one", "two"], ["11.7", "100"]]
-
-
-def test_condensed_sets_are_ordered_by_size_with_their_score(tmp_path: Path) -> None:
-    def made(name: str, seed: int, accuracy: float, **more: Any) -> Record:
-        facts = {"labels": {"teacher": 0.9}, "leaks": {"copies": {"hits": seed, "trials": 4}}, "epsilon": None}
-        return Record({"task": "a", "method": name, "seed": seed, "accuracy_last": accuracy, **facts, **more})
-
-    runs = [
-        made("dm-10", 0, 0.7),
-        made("dm-10", 1, 0.8),
-        made("random-10", 0, 0.5),
-        made("random-1", 0, 0.3, epsilon=8.0),
-    ]
-    path = write_records(Records(runs), tmp_path / "mine.jsonl")
-    head, *found = rows(filled(page("leaderboard"), path))
-    assert [dict(zip(head, line))["hard %"] for line in found] == ["30.0", "75.0 ± 7.1", "50.0"]
-    assert [line[:2] for line in found] == [["1", "random"], ["10", "dm"], ["10", "random"]]
-    assert [dict(zip(head, line))["ε"] for line in found] == ["8", "–", "–"]
-    scores = [float(dict(zip(head, line))["LRS"]) for line in found]
-    assert scores[1] > scores[2] > scores[0]  # smaller without a lead over random images, and far from real ones
-    assert [line[2] for line in rows(filled(page("leaks"), path))[1:]] == ["0.0", "12.5 ± 17.7", "0.0"]
-
-
 @pytest.mark.parametrize(
     ("said", "words"),
     [
@@ -184,30 +126,6 @@ def test_page_shows_a_registered_design_and_its_verdict(tmp_path: Path, finished
     assert filled(text, path) == text
 
 
-def test_rows_of_any_record_are_grouped_and_formatted(tmp_path: Path) -> None:
-    lines = [
-        {"case": c, "kind": k, "hit": n > 0, "value": v * n, "mean": None, "of": {"size": 3}, "list": [n, 7],
-         "commit": "abc"}
-        for c, k, v in (("a", "x", 1.0), ("b", "y", 0.5), ("c", "z", 9.0)) for n in range(3)
-    ]  # fmt: skip
-    path = tmp_path / "mine.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    columns = "case={case}|hits={hit:count}|value={value:spread.1}|none={mean:mean.1} of {of[size]}|p={value:percent.0}"
-    text = page(f'rows kind="x|y" by=case columns="{columns}"') + "<!-- commits -->old<!-- end of commits -->"
-    assert rows(filled(text, path))[1:] == [
-        ["a", "2 of 3", "1.0 (0.0 to 2.0)", "– of 3", "100 %"], ["b", "2 of 3", "0.5 (0.0 to 1.0)", "– of 3", "50 %"],
-    ]  # fmt: skip
-    assert filled(text, path).endswith("<!-- commits -->abc<!-- end of commits -->")
-    found = rows(
-        filled(page('rows case=a each=list by=number columns="n={number}|last={list}|{value}={value:.1f}"'), path)
-    )
-    assert found == [["n", "last", "{value}"], ["1", "0", "0.0"], ["2", "7", "0.0"]]
-    parts = {"one": {"command": "c", "rows": [{"method": "A"}, {"method": "B"}]}, "two": {"command": "d"}}
-    path.with_suffix(".json").write_text(json.dumps(parts), encoding="utf-8")
-    said = page('rows by=part,method columns="part={part}|method={method}|command={whole[command]}"')
-    assert rows(filled(said, path))[1:] == [["one", "A", "c"], ["one", "B", "c"], ["two", "–", "d"]]
-
-
 # Attacks.
 
 
@@ -235,22 +153,6 @@ def attacks(tmp_path: Path) -> Path:
     path = tmp_path / "attacks.jsonl"
     path.write_text("\n".join(map(json.dumps, MADE)), encoding="utf-8")
     return path
-
-
-def test_tables_of_attacks_show_per_cent_and_name_missing_rows(attacks: Path) -> None:
-    text = filled(page(*(f"membership name={n}" for n in ("tpr", "auc", "choices", "sets", "transcript"))), attacks)
-    found = rows(text)
-    assert ["trained on", "shadows", "accuracy %", "global threshold", "LiRA online, pooled"] in found
-    assert ["raw data", "66", "98.0", "1.3 (0.8 to 1.8)", "5.3 (4.8 to 5.8)"] in found
-    assert ["FedLGD", "not run yet", "–", "–", "–"] in found
-    assert ["raw data", "66", "98.0", ".600 (.595 to .605)", ".600 (.595 to .605)"] in found
-    assert ["LiRA offline, two-sided", "1.0 (0.5 to 1.5)", "1.00 (0.50 to 1.50)", ".600 (.595 to .605)"] in found
-    sets = {row[0]: row for row in found if row[0] in ("DM, real start", "FedDM, real start") and "nearest" in row}
-    assert sets["DM, real start"][1:4] == ["10, 719, 100", "66", "nearest"]
-    assert sets["DM, real start"][-3:] == ["13.9", "70.0 (60.0 to 80.0)", "1.1 (0.9 to 1.3)"]
-    assert sets["FedDM, real start"][1] == "5 x 4, 719, 20"
-    assert ["training records", "55.0 (50.0 to 60.0)"] in found
-    assert "AUC 0.844, TPR 55.0 (54.5 to 55.5) % at FPR 1.00 (0.50 to 1.50) %" in text
 
 
 def test_single_numbers_are_inserted_in_sentences(attacks: Path) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from distillkit.study import Records, Study
+from distillkit.serialization import to_config
+from distillkit.study import Records, Study, Task
 
-__all__ = ["requested_studies", "requested_study"]
+__all__ = ["configurations", "requested_studies", "requested_study"]
 
 
 class RequestedStudy(Exception):
@@ -38,3 +43,13 @@ def requested_studies(script: ModuleType, patch: pytest.MonkeyPatch, *words: str
         inside.setattr(script, "run_study", lambda study, *_, **__: studies.append(study) or Records([]))
         script.main(list(words))
     return studies
+
+
+def configurations(candidates: Mapping[str, Any], task: Task, store: Path) -> dict[str, list[str]]:
+    """Return the configuration of every method that each candidate's search gives: each can be built again."""
+    split, found = task.load(), dict[str, list[str]]()
+    for name, candidate in candidates.items():
+        source = candidates[candidate.like or name]
+        tried = [{**source.settings, **settings, **candidate.settings} for settings in source.search]
+        found[name] = [json.dumps(to_config(candidate.build(task, split, one), store=store)) for one in tried]
+    return found

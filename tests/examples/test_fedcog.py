@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
-from distillkit.serialization import to_config
 from distillkit.study import read_records
+from tests.examples.studies import configurations
 
 WORDS = ("--preset", "smoke", "--rounds", "2", "--steps", "1", "--headline", "--workers", "1", "--device", "cpu")
 
@@ -40,14 +39,12 @@ def test_fedcog_equals_its_base_until_its_first_round(
 
 def test_all_candidates_are_distinct_methods_with_fedavgs_choice(planned: Any, tmp_path: Path) -> None:
     study = planned("--preset", "smoke", "--out", tmp_path)
-    candidates, task = study.design.candidates, study.design.tasks["digits-dirichlet"]
-    split, seen = task.load(), dict[str, str]()
-    for name, candidate in candidates.items():
-        said = json.dumps(to_config(candidate.build(task, split, {"lr": 0.1}), store=tmp_path))
-        assert said not in seen, (name, seen[said])
-        seen[said] = name
-        assert (candidate.like, candidate.seeds) == ((None, None) if name == "FedAvg" else ("FedAvg", candidate.seeds))
-    assert len(candidates) == 20
+    candidates = study.design.candidates
+    found = configurations(candidates, study.design.tasks["digits-dirichlet"], tmp_path)
+    assert len({one for own in found.values() for one in own}) == len(candidates) == 20
+    assert {name: candidate.like for name, candidate in candidates.items()} == {
+        name: None if name == "FedAvg" else "FedAvg" for name in candidates
+    }
     assert all(candidate.seeds == [0] for name, candidate in candidates.items() if name not in ("FedAvg", "FedCOG"))
 
 
@@ -75,24 +72,6 @@ def test_presets_are_the_claims_and_the_papers(planned: Any, script: Any, tmp_pa
     )
     cog = next(addon for addon in made.addons if addon.name == "FedCOG")
     assert (cog.start_round, cog.steps, made.settings.phases[0].steps) == (1, 10, 10)
-
-
-def test_user_image_folders_are_the_clients(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for north, name in enumerate(("north", "south", "west")):
-        for label in range(2):
-            (tmp_path / name / str(label)).mkdir(parents=True)
-            for i in range(30 if label else 10 + 5 * north):
-                pixel = (40 * north, 200 * label, 6 * i)
-                Image.new("RGB", (16, 16), pixel).save(tmp_path / name / str(label) / f"{i}.png")
-    folders = [str(tmp_path / name) for name in ("north", "south", "west")]
-    script.main([*WORDS, "--rounds", "1", "--size", "16", "--data", *folders, "--out", str(tmp_path / "out")])
-    assert "north-south-west, seed 0, FedCOG" in capsys.readouterr().out
-    assert all(record.rows[0]["drawn"] == [0, 1, 2] for record in read_records(tmp_path / "out"))
-
-
-def test_missing_dataset_is_reported_with_instructions(script: Any, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"(?s)fashionmnist-dirichlet cannot be read.*FashionMNIST/raw"):
-        script.main(["--data", str(tmp_path), "--out", str(tmp_path / "out")])
 
 
 def test_divisions_can_be_chosen(planned: Any) -> None:

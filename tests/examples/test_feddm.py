@@ -12,7 +12,6 @@ from distillkit.privacy import Ledger
 from distillkit.study import read_records
 from papers.feddm.private import CLIENTS, DELTA, TITLES
 from tests.distillkit.study.sample_records import search_sizes
-from tests.examples.image_folder import folder
 from tests.examples.studies import requested_studies, requested_study
 
 
@@ -128,15 +127,6 @@ def test_both_tables_come_from_records_and_are_not_run_twice(
     play(script, tmp_path, *words)
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert (tmp_path / "digits-more" / "table.md").read_text(encoding="utf-8") == table
-
-
-def test_three_folders_of_images_are_three_clients(script: ModuleType, tmp_path: Path) -> None:
-    folders = [str(folder(tmp_path / name, 60 * i)) for i, name in enumerate(("north", "south", "west"))]
-    words = ["--size", "8", "--rounds", "1", "--steps", "1", "--only", "claim"]
-    play(script, tmp_path / "out", "--data", *folders, *words)
-    found = read_records(tmp_path / "out" / "own")
-    assert {(r.task, r.method) for r in found} == {("north-south-west", n) for n in ("FedAvg", "FedDM", "Real")}
-    assert all(len(r.rows[0]["drawn"]) == 3 for r in found)
 
 
 def test_private_rows_exist_only_for_their_datasets(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

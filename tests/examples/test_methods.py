@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from distillkit.serialization import to_config
 from distillkit.study import Study, read_choice
 from tests.distillkit.study.sample_records import search_sizes
+from tests.examples.studies import configurations
 
 
 def test_every_candidate_has_four_distinct_serializable_configurations(script: Any, tmp_path: Path) -> None:
@@ -19,15 +19,11 @@ def test_every_candidate_has_four_distinct_serializable_configurations(script: A
     assert len(found) == 56
     task = script.task(10)
     assert Study(tmp_path, task, found).num_configurations == 4
-    split, seen = task.load(), dict[str, str]()
-    for name, candidate in found.items():
-        source = found[candidate.like or name]
-        assert len(source.search) == 4
-        for settings in source.search:
-            built = candidate.build(task, split, {**source.settings, **settings, **candidate.settings})
-            said = json.dumps([to_config(built, store=tmp_path), candidate.settings.get("rounds"), name == script.OWN])
-            assert said not in seen, (name, seen[said])
-            seen[said] = name
+    said = {
+        (one, found[name].settings.get("rounds"), name == script.OWN)
+        for name, own in configurations(found, task, tmp_path).items() for one in own
+    }  # fmt: skip
+    assert len(said) == 4 * 56
 
 
 def test_personal_methods_and_baselines_are_chosen_by_own_tests(script: Any) -> None:

@@ -28,10 +28,6 @@ def test_script_is_short_and_needs_only_the_packages(script: Path) -> None:
     assert script.name in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_there_are_seven_scripts() -> None:
-    assert len(SCRIPTS) == 7
-
-
 def images_of(folder: Path) -> None:
     """Write some digits of three classes into `my-images`, one folder per class."""
     digits = load_digits()

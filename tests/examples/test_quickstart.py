@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from distillkit.serialization import to_config
 from distillkit.study import Study, read_choice
 from tests.distillkit.study.sample_records import search_sizes
+from tests.examples.studies import configurations
 from tests.kill_examples import killed_and_resumed, record, rounds_of
 
 ROOT = Path(__file__).parents[2]
@@ -72,13 +72,8 @@ def test_all_candidates_have_eight_serializable_configurations(script: Any, tmp_
         [one] for one in script.CHOSEN.values()
     ]
     assert {t["epochs"] for t in script.SEARCH["FedAvg"]} == {t["epochs"] for t in script.SEARCH["FedProx"]} == {1, 5}
-    split, said = tasks[0].load(), set()
-    for name, candidate in candidates.items():
-        source = candidates[candidate.like or name]
-        for settings in source.search:
-            built = candidate.build(tasks[0], split, {**source.settings, **settings, **candidate.settings})
-            said.add(json.dumps(to_config(built, store=tmp_path)))
-    assert len(said) == 4 * 8
+    found = configurations(candidates, tasks[0], tmp_path)
+    assert len({one for own in found.values() for one in own}) == 4 * 8
 
 
 def test_demo_uses_the_best_of_the_recorded_configurations(script: Any) -> None:

@@ -11,8 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from distillkit.serialization import to_config
 from distillkit.study import read_records
+from tests.examples.image_folder import folder
+from tests.examples.studies import configurations
 
 WORDS = ("--preset", "smoke", "--rounds", "2", "--steps", "1", "--headline", "--workers", "1", "--device", "cpu")
 
@@ -42,14 +43,11 @@ def test_selections_are_compared_and_shown_from_the_records(
 
 def test_all_candidates_are_distinct_and_cover_the_papers_rows(planned: Any, script: Any, tmp_path: Path) -> None:
     study = planned("--preset", "smoke", "--out", tmp_path)
-    candidates, task = study.design.candidates, study.design.tasks["digits"]
-    split, seen = task.load(), dict[str, str]()
+    candidates = study.design.candidates
+    found = configurations(candidates, study.design.tasks["digits"], tmp_path)
+    assert len({one for own in found.values() for one in own}) == len(candidates) == 17
     for name, candidate in candidates.items():
-        said = json.dumps(to_config(candidate.build(task, split, {"lr": 0.1, "server_lr": 0.1}), store=tmp_path))
-        assert said not in seen, (name, seen[said])
-        seen[said] = name
         assert candidate.like == (None if name in ("Single image", "No selection") else "Single image")
-    assert len(candidates) == 17
     assert {name for names in script.PAPER.values() for name in names} <= set(candidates)
     assert all(candidate.seeds == [0] for name, candidate in list(candidates.items())[3:])
 
@@ -75,16 +73,11 @@ def test_presets_are_the_claims_and_the_papers(planned: Any, tmp_path: Path) -> 
 def test_user_images_are_clients_and_a_user_image_is_shared(
     script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for north, name in enumerate(("north", "south", "west")):
-        for label in range(2):
-            (tmp_path / name / str(label)).mkdir(parents=True)
-            for i in range(20):
-                pixel = (40 * north, 200 * label, 6 * i)
-                Image.new("RGB", (16, 16), pixel).save(tmp_path / name / str(label) / f"{i}.png")
+    places = [str(folder(tmp_path / name, 60 * i)) for i, name in enumerate(("north", "south", "west"))]
     generator = torch.Generator().manual_seed(0)
     shared = torch.randint(0, 256, (40, 50, 3), generator=generator, dtype=torch.uint8)
     Image.fromarray(shared.numpy()).save(tmp_path / "shared.png")
-    own = ["--size", "16", "--data", *(str(tmp_path / name) for name in ("north", "south", "west"))]
+    own = ["--size", "16", "--data", *places]
     script.main(
         [*WORDS, "--rounds", "1", *own, "--image", str(tmp_path / "shared.png"), "--out", str(tmp_path / "out")]
     )
@@ -92,8 +85,3 @@ def test_user_images_are_clients_and_a_user_image_is_shared(
     records = read_records(tmp_path / "out")
     assert all(record.rows[0]["drawn"] == [0, 1, 2] for record in records)
     assert torch.equal(script.photograph(tmp_path / "shared.png", 3), shared.permute(2, 0, 1) / 255)
-
-
-def test_missing_data_are_reported_with_instructions(script: Any, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"(?s)cifar10 cannot be read.*cifar10\.npz"):
-        script.main(["--data", str(tmp_path), "--out", str(tmp_path / "out")])

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from matplotlib.figure import Figure
 
-from distillkit.serialization import to_config
 from distillkit.study import Records, read_records, write_records
 from tests.distillkit.study import sample_records
 from tests.examples.image_folder import folder
-from tests.examples.studies import requested_study
+from tests.examples.studies import configurations, requested_study
 
 TINY = ["--preset", "smoke", "--rounds", "2", "--steps", "1", "--workers", "1", "--device", "cpu", "--no-ablations"]
 
@@ -47,19 +45,15 @@ def test_every_candidate_is_a_distinct_serializable_method(
     study = requested_study(script, monkeypatch, "--preset", "cpu", "--dataset", "fashionmnist", "digits")
     assert (study.num_configurations, study.design.seeds) == (4, (0, 1, 2))
     assert list(study.design.tasks) == ["fashionmnist", "digits"]
-    candidates, seen = study.design.candidates, dict[str, str]()
-    task = study.design.tasks["digits"]
-    split = task.load()
+    candidates, task = study.design.candidates, study.design.tasks["digits"]
     for name, candidate in candidates.items():
         assert (candidate.seeds is None) == (name in script.SEARCH) == (candidate.like is None), name
         headline = name in (*script.SEARCH, *script.BASES) or name.endswith("+ VHL")
         assert candidate.tasks == (None if headline else ("digits",)), name
-        source = candidates[candidate.like or name]
-        for settings in source.search:
-            said = json.dumps(to_config(candidate.build(task, split, dict(settings)), store=tmp_path))
-            assert seen.setdefault(said, name) == name
+    found = configurations(candidates, task, tmp_path)
+    assert len({one for own in found.values() for one in own}) == sum(len(set(own)) for own in found.values())
     assert len(candidates) == 8 + 12
-    whole = candidate.build(task, split, {"lr": 0.1}).settings
+    whole = candidate.build(task, task.load(), {"lr": 0.1}).settings
     assert (whole.momentum, whole.optimizer.weight_decay, whole.optimizer.lr_decay) == (0.9, 1e-4, 0.992)
 
 

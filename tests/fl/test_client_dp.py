@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import signal
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,7 +52,7 @@ from fl.message import Tensors
 from fl.methods import FedProto
 from tests.fl import quadratic
 from tests.fl.federations import Tiny, federation
-from tests.fl.invariances import assert_same, network, tensors
+from tests.fl.invariances import assert_same, tensors
 
 Vector = Any
 BOTH = {FedAvg.update: 0.4, SCAFFOLD.drift: 0.3}
@@ -390,40 +387,6 @@ def test_budget_stops_the_run_before_any_client_trains() -> None:
         play(Filtered(averaging(Spy()), ClientDP(1.0, 0.9, 1.0)), rounds=9, ledger=ledger, secret=1)
     assert set(worked) == {1, 2}
     assert len(ledger.events) == 2
-
-
-class Fatal(FedAvg):
-    """FedAvg that is killed in round 3 after the charge."""
-
-    key = "FedAvg"
-
-    def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        if server.round == 3:
-            signal.raise_signal(signal.SIGKILL)
-        super().receive(server, replies)
-
-
-def killed(kind: type[FedAvg]) -> Filtered:
-    return Filtered(kind(SCAFFOLD(), factory=network, buffers="drop", weights="uniform"), ClientDP(2.0, 0.7, BOTH))
-
-
-CHILD = """
-import sys; sys.path.insert(0, {root!r})
-from tests.fl.test_client_dp import Fatal, FedAvg, killed, play
-Fatal.__module__ = FedAvg.__module__  # the record of a run names package and key
-play(killed(Fatal), rounds=4, out={out!r}, secret=5)
-"""
-
-
-@pytest.mark.slow
-def test_killed_round_is_charged_again_and_is_bitwise_equal(tmp_path: Path) -> None:
-    code = CHILD.format(root=str(Path(__file__).parents[2]), out=str(tmp_path))
-    assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
-    assert [e.round for e in Ledger(tmp_path / "ledger.jsonl").events] == [1, 2, 3]
-    run = play(killed(FedAvg), rounds=4, out=tmp_path, secret=5, resume=True)
-    assert [e.round for e in Ledger(tmp_path / "ledger.jsonl").events] == [1, 2, 3, 3, 4]
-    assert run.rows[-1]["privacy"]["nominal_epsilon"] == pytest.approx(compose([(2.0, 0.7, 5)], 1e-5).epsilon)
-    assert_same(run, play(killed(FedAvg), rounds=4, secret=5, workers=3))
 
 
 def test_seeded_run_has_no_guarantee_and_unseeded_runs_differ(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ There is no accelerator here: `emulated_device` turns the CPU into one, with the
 
 from __future__ import annotations
 
-import ast
 import copy
 import os
 from collections.abc import Callable
@@ -298,29 +297,3 @@ def test_placed_moves_every_tensor_and_returns_unmoved_values_themselves() -> No
         assert placed(placed(moved, here), here)[_Kinds.images].images.equal(data.images)
     strange: list[Any] = [None, "x", 3, [torch.ones(1)], torch.ones(1, device="meta")]
     assert all(placed(value, here) is value for value in strange)
-
-
-ALONE = {
-    "addons/_crops.py": "pictures are rendered on the CPU, or were given as an option, and go where they are looked at",
-    "addons/_per_example.py": "public noise for the trial",
-    "addons/_virtual.py": "noise images, or a set that was given as an option",
-    "addons/condensed.py": "networks of its own",
-    "addons/dp_sgd.py": "a gradient is captured for the device of the records",
-    "addons/fedgen.py": "labels drawn for the generator",
-    "addons/shared_image.py": "pictures that were given as an option",
-    "addons/vfa.py": "one blank image, to see how long an embedding is",
-}
-"""The only files of algorithms that say where a tensor lies, and which tensors of their own they make."""
-
-
-def test_algorithms_use_devices_only_to_create_tensors() -> None:
-    found = set()
-    for room in (fl.addons, fl.methods):
-        folder = Path(room.__path__[0])
-        for path in folder.glob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Attribute) and node.attr in ("device", "cpu", "cuda"):
-                    found.add(f"{folder.name}/{path.name}")
-                if isinstance(node, ast.keyword) and node.arg == "device":
-                    found.add(f"{folder.name}/{path.name}")
-    assert found == set(ALONE)

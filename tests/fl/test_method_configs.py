@@ -13,17 +13,52 @@ from torch import Tensor
 
 import fl
 from distillkit import serialization
+from distillkit.augment import DSA
 from distillkit.serialization import from_config, to_config
-from fl import CheckpointError, Classification, ClientDP, FedAvg, Filtered, MultiLabel, Phase, simulate
+from fl import (
+    CheckpointError,
+    Classification,
+    ClientDP,
+    FedAvg,
+    Filtered,
+    Keyring,
+    MultiLabel,
+    Phase,
+    Registry,
+    SecureSums,
+    simulate,
+)
 from fl._components import identity
+from fl.addons import SCAFFOLD, Condensed, FedProx
 from fl.averaging import AddOn
 from fl.filters import Adaptive
+from fl.methods import FedProto
+from tests.fl.every_method import METHODS
 from tests.fl.federations import Tiny, federation, images
 from tests.fl.invariances import assert_same
 from tests.fl.test_addon_combinations import BASES, NAMES, OPTIONS, Net, plain
-from tests.fl.test_record_keys import MADE, built_in
+from tests.fl.test_record_keys import built_in
 
 TRUST = ("tests.fl.federations", "tests.fl.test_addon_combinations", __name__)
+MADE: dict[str, Any] = {
+    **METHODS,
+    "options": lambda: FedAvg(
+        SCAFFOLD(), factory=Tiny, momentum=0.9, augment=DSA(), phases=[Phase(1, train="classifier.*"), Phase(2)],
+        objective=torch.nn.functional.cross_entropy,
+    ),
+    "adaptive": lambda: Filtered(
+        FedAvg(FedProx(), factory=Tiny, weights="uniform"),
+        ClientDP(sigma=1.0, rate=0.5, clip=1.0, adaptive=Adaptive()),
+    ),
+    "secure": lambda: Filtered(
+        FedAvg(factory=Tiny),
+        SecureSums(
+            Registry({k: f"{k:064x}" for k in range(3)}), keyring=Keyring("keys"), threshold=2,
+            bounds={FedAvg.update: 8.0},
+        ),
+    ),
+    "condensed": lambda: FedProto(factory=Tiny, condensed=Condensed(refine_steps=0)),
+}  # fmt: skip
 LAMBDAS = ("two architectures",)
 """Bases of the grid whose networks are lambdas, which have no name."""
 

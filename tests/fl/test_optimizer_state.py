@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from fl.averaging.optimizer import load_state, saved_state
 from fl.batches import Phase
 from tests.fl import linear
 from tests.fl.federations import Tiny, federation
-from tests.fl.invariances import assert_same
 
 
 @pytest.mark.parametrize("participation", [1.0, 2])
@@ -88,19 +86,7 @@ def test_every_phase_has_its_own_state() -> None:
         assert torch.allclose(run.server.state[FedAvg.model][name], value, atol=1e-5), name
 
 
-def test_nothing_more_is_sent_and_the_default_keeps_nothing(tmp_path: Path) -> None:
-    def play(**options: Any) -> Any:
-        method = FedAvg(factory=Tiny, momentum=0.9, lr=0.05, **options)
-        return simulate(method, federation(), rounds=2, progress=False)
-
-    plain, kept = play(), play(optimizer=ClientOptimizer(state="client"))
-    assert_same(plain, play(optimizer=ClientOptimizer(state="round")))
-    assert [(r["up"], r["down"]) for r in kept.rows] == [(r["up"], r["down"]) for r in plain.rows]
-
-
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="state must be one of"):
-        ClientOptimizer(state="server")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="keeps momentum between rounds, but momentum is 0"):
         FedAvg(factory=Tiny, optimizer=ClientOptimizer(state="client"))
     for addon in (SCAFFOLD(), FedNova()):

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import io
-import tokenize
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,23 +47,3 @@ def test_fedavg_equals_the_papers_algorithm_bitwise(sizes: list[int], m: int, op
     assert plain.keys() == run.keys()
     assert {"body.1.running_mean", "body.1.num_batches_tracked"} <= plain.keys()
     assert [name for name in plain if not torch.equal(plain[name], run[name])] == []
-
-
-@pytest.mark.parametrize(
-    "other", [{"momentum": 0.1}, {"lr_decay": 0.99}, {"epochs": 2}, {"batch": 9}, {"seed": 12}, {"m": 2}, {"lr": 0.11}]
-)
-def test_every_option_of_plain_fedavg_has_an_effect(other: dict[str, Any]) -> None:
-    one = {"m": 3, "lr": 0.1, "batch": 8}
-    (plain, _), (different, _) = both_weights(SIZES, **one), both_weights(SIZES, **(one | other))
-    assert not torch.equal(plain["classifier.weight"], different["classifier.weight"])
-
-
-def test_plain_fedavg_is_short_and_uses_only_the_engines_random_draws() -> None:
-    source = Path(plain_fedavg.__file__).read_text(encoding="utf-8")
-    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
-    names = {getattr(node, "module", None) or node.names[0].name for node in imports}
-    assert names <= {"__future__", "copy", "collections.abc", "torch", "torch.nn", "distillkit.rng"}
-    without = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    code = {t.start[0] for t in tokens if t.type not in without and not t.string.startswith('"""')}
-    assert 30 < len(code) <= 50

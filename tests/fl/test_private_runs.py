@@ -44,6 +44,7 @@ from fl.engine._client_runtime import FAILED_PRIVATELY
 from fl.engine._run_options import EXACT_TESTS
 from fl.filters.filter import Filter
 from fl.method import evaluation_spec
+from fl.methods import PrivateFedDM
 from tests.fl.federations import Tiny, images
 from tests.refused import refused
 
@@ -511,7 +512,12 @@ RECORDS = FedAvg(DPSGD(sigma=1.0, rate=0.5, size=4), factory=Tiny, weights="unif
 WHOLE = Filtered(FedAvg(factory=Tiny, weights="uniform"), ClientDP(1.0, 0.5, clip=0.1))
 
 
-@pytest.mark.parametrize("method", [RECORDS, WHOLE], ids=["DPSGD", "ClientDP"])
+SETS = PrivateFedDM(
+    factory=Tiny, sigma=1.0, sizes=[2.0] * 3, ipc=1, steps=1, server_epochs=1, num_networks=1, least=0.0
+)
+
+
+@pytest.mark.parametrize("method", [RECORDS, WHOLE, SETS], ids=["DPSGD", "ClientDP", "PrivateFedDM"])
 def test_measured_statistics_are_refused_before_round_1(method: Method) -> None:
     pixels = torch.rand(6, 1, 4, 4, generator=derive(3))
     ledger = Ledger(delta=DELTA)

@@ -16,96 +16,25 @@ import torch
 from torch import Tensor
 
 import fl
-from distillkit.augment import DSA
 from fl import (
     AddOn,
-    ClientDP,
     Entry,
     EntrySpec,
     FedAvg,
-    FedDM,
     Filter,
     Filtered,
-    Keyring,
-    Phase,
-    Registry,
-    SecureSums,
     simulate,
 )
 from fl._components import Component, KeyedObject, identity
 from fl.addons import (
-    DPSGD,
-    MOON,
     SCAFFOLD,
-    VFA,
-    VFTL,
-    VHL,
-    Condensed,
-    Ditto,
-    FedAdagrad,
-    FedAdam,
-    FedAvgM,
-    FedCOG,
-    FedDecorr,
-    FedDF,
-    FedExP,
-    FedGen,
-    FedNova,
-    FedProx,
-    FedReg,
-    FedSAM,
-    FedYogi,
-    FineTune,
-    LocalAccuracy,
     NaiveVHL,
 )
-from fl.filters import Adaptive
 from fl.message import declared_entries
 from fl.method import Method
-from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, Real, SingleImage, SummedFedDM
 from tests.fl.federations import Tiny, federation, images
 from tests.fl.invariances import assert_same
 from tests.refused import refused
-
-PICTURE = torch.linspace(0, 1, 108).reshape(3, 6, 6)
-
-MADE = {
-    "three": lambda: FedAvg(SCAFFOLD(), VHL(), FedProx(mu=0.1), factory=Tiny, lr=0.05),
-    "steps": lambda: FedAvg(
-        FedSAM(), FedNova(), FedAvgM(), MOON(), factory=Tiny, momentum=0.9,
-        phases=[Phase(1, train="classifier.*"), Phase(2)],
-    ),
-    "adam": lambda: FedAvg(FedAdam(), FedDecorr(), Ditto(), factory=Tiny, optimizer="adam", augment=DSA()),
-    "adagrad": lambda: FedAvg(FedAdagrad(), factory=Tiny),
-    "yogi": lambda: FedAvg(FedYogi(), factory={"a": Tiny, "b": Tiny}, assign={0: "a"}),
-    "others": lambda: FedAvg(
-        VFA(), FedCOG(), FedReg(), LocalAccuracy(), factory=Tiny, objective=torch.nn.functional.cross_entropy
-    ),
-    "servers": lambda: FedAvg(FedDF(), FineTune(), NaiveVHL("gaussian", 3), factory=Tiny),
-    "gen": lambda: FedAvg(FedGen(), VFTL(), FedExP(), factory=Tiny),
-    "lgd": lambda: FedLGD(factory=Tiny),
-    "rep": lambda: FedRep(FedProx(), factory=Tiny),
-    "image": lambda: SingleImage(
-        PICTURE, factory=Tiny, shared={"keep": 5, "count": 10, "selection": {"clusters": 2}}
-    ),
-    "dpsgd": lambda: FedAvg(DPSGD(sigma=1.0, rate=0.5, size=10), factory=Tiny, weights="uniform"),
-    "client": lambda: Filtered(
-        FedAvg(FedProx(), factory=Tiny, weights="uniform"),
-        ClientDP(sigma=1.0, rate=0.5, clip=1.0, adaptive=Adaptive()),
-    ),
-    "secure": lambda: Filtered(
-        FedAvg(factory=Tiny),
-        SecureSums(
-            Registry({k: f"{k:064x}" for k in range(3)}), keyring=Keyring("keys"), threshold=2,
-            bounds={FedAvg.update: 8.0},
-        ),
-    ),
-    "feddm": lambda: FedDM(factory=Tiny, augment=DSA()),
-    "real": lambda: Real(factory=Tiny),
-    "private": lambda: PrivateFedDM(factory=Tiny, sigma=1.0, sizes=[3, 4]),
-    "summed": lambda: SummedFedDM(factory=Tiny, sigma=1.0, sizes=[3, 4]),
-    "proto": lambda: FedProto(factory=Tiny, condensed=Condensed(refine_steps=0)),
-}  # fmt: skip
 
 
 def built_in() -> list[type[KeyedObject]]:
@@ -124,7 +53,7 @@ def built_in() -> list[type[KeyedObject]]:
 
 
 def test_repr_shows_the_current_names() -> None:
-    assert "NaiveVHL(source='gaussian'" in repr(MADE["servers"]())
+    assert "NaiveVHL(source='gaussian'" in repr(FedAvg(NaiveVHL("gaussian", 3), factory=Tiny))
     assert repr(Renamed(2.0)) == "Renamed(strength=2.0)"
     assert repr(FedAvg(Renamed(), factory=Tiny)).startswith("FedAvg(Renamed(strength=1.0), lr=0.1")
     assert identity(Filtered(FedAvg(Renamed(), factory=Tiny), RenamedShift())).startswith(

@@ -141,16 +141,6 @@ def test_records_stay_with_their_clients_under_another_seed(run: Path, tmp_path:
     refused(lambda: again(run, seed=-1), ValueError, "seed must be at least 0")
 
 
-def test_clients_train_only_on_the_kept_records(run: Path) -> None:
-    split = load_data()
-    known = load(run, trust=HERE)
-    keep = torch.arange(0, COUNT, 2)
-    dealt = known.assign(split, keep)
-    for rows, client in zip(dealt.owners, dealt.clients, strict=True):
-        assert torch.equal(client.images, split.train.images[rows])
-        assert set(rows.tolist()) <= set(keep.tolist())
-
-
 def test_moved_images_are_given_and_must_be_the_same(run: Path, tmp_path: Path) -> None:
     known = load(run, trust=HERE)
     assert again(run, data=partial(load_data, 0)).hash == known.hash

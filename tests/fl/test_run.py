@@ -158,8 +158,9 @@ def test_bytes_of_tests_are_those_of_all_tested_clients() -> None:
         assert row["bytes_up_evaluation"] == tested * 8 * (3 + 3 * 3)
         assert row["bytes_down_evaluation"] == tested * row["down"]["FedAvg.model"] / 2
         assert row["accuracy_clients"]["clients"] == tested
+        assert set(row["accuracy_clients"]) == {"mean", "std", "worst10", "clients"}
     [row] = simulate(FedAvg(factory=Tiny), parts, rounds=1, evaluate="none", progress=False).rows
-    assert "bytes_up_evaluation" not in row
+    assert not {"bytes_up_evaluation", "accuracy_clients"} & set(row)
 
 
 def test_notes_of_an_add_on_replace_no_column() -> None:

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 
 from distillkit import locking
-from distillkit._utils import processes
-from distillkit._utils.processes import worker_pool
 from distillkit.locking import InUse
 from distillkit.privacy import Event, Ledger
 from fl import FedAvg, Filtered, simulate
@@ -99,14 +97,6 @@ def test_ledger_of_a_running_process_is_read_only_for_others(tmp_path: Path) -> 
         assert mine.epsilon() == Ledger(path).epsilon() == epsilon
     mine.spend(event)
     assert (mine.epsilon() or 0) > (epsilon or 0)
-
-
-def test_pool_workers_are_monitored() -> None:
-    with worker_pool(1) as pool:
-        pool.submit(int).result()
-        [process] = pool._processes
-        assert process._initializer is processes.exit_with_parent  # type: ignore[attr-defined]
-        assert process._mp_context.get_start_method() == "spawn"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

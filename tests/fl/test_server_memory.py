@@ -175,24 +175,6 @@ def test_pending_memory_is_readable_and_discarded_with_a_failed_round(memories: 
     assert memories.load(4, "1-a")[FedAvg.samples] == 1.0
 
 
-def test_later_exchange_of_a_round_reads_memory_of_an_earlier_one(memories: MemoryStore) -> None:
-    memories.stage(4, "1-a-0", memory(1.0))
-    memories.stage(5, "1-a-0", memory(7.0))
-    assert memories.load(4, "1-a-0")[FedAvg.samples] == 1.0
-    memories.stage(4, "1-a-1", memory(2.0))
-    memories.commit({4: "1-a-1"})  # the reply of client 5 was not folded
-    assert client_data(memories, 4, "1-a-0", "1-a-1") == ["1-a-1"]
-    assert not len(memories.load(5, ""))
-    assert client_data(memories, 5, "1-a-0") == []
-
-
-def test_lost_settle_message_is_harmless(memories: MemoryStore) -> None:
-    memories.stage(4, "1-a", memory(1.0))
-    memories.stage(4, "2-a", memory(2.0))
-    assert memories.load(4, "2-a")[FedAvg.samples] == 2.0  # the request of round 3 names it
-    assert "2-a" in client_data(memories, 4, "1-a", "2-a")
-
-
 def test_memory_of_a_killed_round_is_not_used_by_the_rerun(memories: MemoryStore) -> None:
     """Client 4 replied in the killed attempt of round 2, but not in the committed one."""
     memories.stage(4, "1-a", memory(1.0))
@@ -203,14 +185,6 @@ def test_memory_of_a_killed_round_is_not_used_by_the_rerun(memories: MemoryStore
     assert memories.load(4, "1-a")[FedAvg.samples] == 1.0
     assert memories.load(5, "2-b")[FedAvg.samples] == 3.0
     assert not len(memories.load(7, ""))
-
-
-def test_resumed_run_keeps_only_committed_memories(memories: MemoryStore) -> None:
-    for client, version in ((4, "1-a"), (4, "2-a"), (5, "2-a")):
-        memories.stage(client, version, memory(1.0))
-    memories.restore({4: "1-a"})
-    assert client_data(memories, 4, "1-a", "2-a") == ["1-a"]
-    assert client_data(memories, 5, "2-a") == []
 
 
 def test_lost_memory_differs_from_a_client_without_memory(memories: MemoryStore) -> None:

@@ -102,17 +102,6 @@ def test_run_is_unchanged_and_nothing_more_is_sent(name: str) -> None:
     assert ["set_quality" in row for row in watched.rows] == [False, True]
 
 
-def test_fitting_moves_the_anchors_towards_the_update() -> None:
-    def distance(steps: int) -> float:
-        method: Any = averaging(Anchors(ipc=2, selected=(1,), steps=steps, lr=1.0))
-        quality = SetQuality(Anchors.anchors, on="pool")
-        return float(
-            simulate(Filtered(method, quality), federation(), rounds=2, **HOW).rows[0]["set_quality"]["set_update"]
-        )
-
-    assert distance(50) < distance(0)
-
-
 def test_judge_is_a_network_trained_on_the_real_images() -> None:
     run = simulate(Filtered(condensing(), SetQuality(FedDM.images, on="pool", judge=5)), federation(), rounds=2, **HOW)
     judge = ConvNet((1, 4, 4), 3, width=32, depth=2)

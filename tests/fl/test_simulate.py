@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from distillkit import LabeledImages
-from fl import CheckpointError, ClientData, FedAvg, FedDM, NoUsableReply, Real, RunFolder, simulate
+from fl import CheckpointError, ClientData, FedAvg, FedDM, NoUsableReply, RunFolder, simulate
 from fl.addons import FedProx
 from fl.aggregation import EntrySpec
 from fl.averaging.addon import AddOn
@@ -47,7 +47,6 @@ def feddm(**options: Any) -> FedDM:
 METHODS = {
     "fedavg": lambda: FedAvg(FedProx(0.1), factory=lambda k: Tiny(k, norm=True), momentum=0.9),
     "feddm": feddm,
-    "real": lambda: Real(factory=Tiny, ipc=2, server_epochs=2, server_batch=8, weights="samples"),
 }
 
 
@@ -55,27 +54,6 @@ def play(name: str, out: Path | RunFolder, rounds: int = 3, **options: Any) -> A
     held = [ClientData(c, images(8, seed=50 + k)) for k, c in enumerate(federation())]
     options = {"participation": 3, "test": images(30, 77), "seed": 4, "progress": False, **options}
     return simulate(METHODS[name](), held, rounds=rounds, out=out, **options)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_any_number_of_workers_gives_equal_bits(name: str, tmp_path: Path, global_rng_untouched: None) -> None:
-    for workers in (1, 2, 4):
-        play(name, tmp_path / str(workers), workers=workers)
-    for workers in ("2", "4"):
-        assert timeless(tmp_path / workers) == timeless(tmp_path / "1")
-        assert model(tmp_path / workers) == model(tmp_path / "1")
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_resuming_gives_equal_bits_and_may_add_rounds(name: str, tmp_path: Path) -> None:
-    play(name, tmp_path / "whole", rounds=4)
-    play(name, tmp_path / "parts", rounds=2)
-    again = play(name, tmp_path / "parts", rounds=4, resume=True, workers=2)
-    assert len(again.rows) == 4
-    assert timeless(tmp_path / "parts") == timeless(tmp_path / "whole")
-    assert model(tmp_path / "parts") == model(tmp_path / "whole")
-    finished = play(name, tmp_path / "parts", rounds=4, resume=True)
-    assert finished.accuracy_last == again.accuracy_last
 
 
 CHILD = """
@@ -226,18 +204,6 @@ def test_bytes_are_counted_by_client_entry_and_round() -> None:
     assert row["bytes_by_client"] == {str(k): [8 + weights * 4, weights * 4] for k in row["drawn"]}
 
 
-def test_clients_are_evaluated_on_request_and_rows_say_on_what(tmp_path: Path) -> None:
-    for who, count in (("drawn", 3), ("all", 5), ("none", None), ([4], 1)):
-        run = play("fedavg", tmp_path / str(who), rounds=1, evaluate=who)
-        row = run.rows[0]
-        if count is None:
-            assert "accuracy_clients" not in row
-        else:
-            assert row["accuracy_clients"]["clients"] == count
-            assert set(row["accuracy_clients"]) == {"mean", "std", "worst10", "clients"}
-        assert 0 <= row["accuracy"] <= 1
-
-
 def test_saved_model_is_the_evaluated_one(tmp_path: Path) -> None:
     run = play("fedavg", tmp_path)
     saved = load_file(tmp_path / "checkpoint" / "model.safetensors")
@@ -339,11 +305,6 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     play("fedavg", tmp_path)
     refused(lambda: play("fedavg", tmp_path, seed=5, resume=True), CheckpointError, "seed: was 4, now 5")
     refused(lambda: play("feddm", tmp_path, resume=True), CheckpointError, "method: was .*fl:FedAvg.*, now .*fl:FedDM")
-    with pytest.raises(CheckpointError, match="data: was"):
-        simulate(
-            METHODS["fedavg"](), [ClientData(images(9, 123))] * 5, rounds=3, out=tmp_path, resume=True,
-            participation=3, test=images(30, 77), seed=4, progress=False,
-        )  # fmt: skip
 
 
 def flat(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -367,38 +328,6 @@ def test_other_loss_augmentation_or_initial_weights_are_another_run(tmp_path: Pa
         simulate(
             FedAvg(factory=Tiny, augment=flat), federation(), rounds=2, out=tmp_path, resume=True, progress=False
         )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("file", "damage", "why"),
-    [
-        ("server.3.safetensors", lambda d: d[: len(d) // 2], "not a usable checkpoint: damaged or truncated"),
-        ("server.3.safetensors", lambda d: d[:-5] + b"\0\1\2\3\4", "does not match its checksum"),
-        ("server.3.safetensors", None, "is missing: restore it"),
-        ("manifest.json", lambda d: d[:10], "is damaged"),
-        ("manifest.json", lambda _: b'{"epoch": 3}', "is not a checkpoint of this library"),
-    ],
-)
-def test_torn_or_foreign_checkpoint_is_refused_by_name(file: str, damage: Any, why: str, tmp_path: Path) -> None:
-    """Here the checkpoint before it is missing; see test_checkpoint_generations.py for the case that it is there."""
-    play("fedavg", tmp_path)
-    (tmp_path / "checkpoint" / "manifest.previous.json").unlink()
-    path = tmp_path / "checkpoint" / file
-    if damage is None:
-        path.unlink()
-    else:
-        path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(CheckpointError, match=why) as caught:
-        play("fedavg", tmp_path, rounds=4, resume=True)
-    assert file in str(caught.value)
-
-
-def test_history_that_lacks_a_round_is_refused(tmp_path: Path) -> None:
-    play("fedavg", tmp_path)
-    path = tmp_path / "history.jsonl"
-    path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:-2]), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="holds 1 rounds, but the checkpoint is of round 3"):
-        play("fedavg", tmp_path, rounds=4, resume=True)
 
 
 def test_full_disk_error_names_the_file_and_keeps_the_last_round(
@@ -429,21 +358,3 @@ def test_full_disk_error_names_the_file_and_keeps_the_last_round(
 def test_unusable_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder", encoding="utf-8")
     refused(lambda: play("fedavg", tmp_path / "file" / "run"), CheckpointError, "cannot write")
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"participation": 9}, "asks for 9 clients, but there are 5"),
-        ({"participation": 0.0}, "participation must be greater than 0"),
-        ({"participation": 1.5}, "participation must be at most 1"),
-        ({"workers": 0}, "workers must be at least 1"),
-        ({"resume": True}, "resume needs a folder"),
-    ],
-)
-def test_invalid_arguments_are_refused(options: dict[str, Any], error: str) -> None:
-    with pytest.raises(ValueError, match=error):
-        simulate(FedAvg(factory=Tiny), federation(), **{"rounds": 1, "progress": False, **options})
-    refused(lambda: simulate(FedAvg(factory=Tiny), [], rounds=1), ValueError, "at least one set")
-    with pytest.raises(TypeError, match=r"clients\[0\] must be a LabeledImages, .*a pair of both"):
-        simulate(FedAvg(factory=Tiny), [1], rounds=1)  # type: ignore[list-item]

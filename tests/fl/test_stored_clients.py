@@ -22,7 +22,6 @@ from distillkit.sets._stored import PixelFile
 from distillkit.study import Condense, Study, Task
 from distillkit.training import Protocol
 from fl import ClientData, ClientDP, FedAvg, Filtered, Run, simulate
-from fl.method import evaluation_batch_size
 from fl.study import Federated
 from tests.fl.federations import Tiny
 
@@ -102,12 +101,6 @@ def test_only_drawn_clients_are_read_and_the_test_set_in_batches(
     again = simulate(METHOD, held, test=test, rounds=2, participation=1 / 4, resume=True, **how)
     assert [len(rows) for rows in found if len(rows)][2:] == [5, 5, 2]
     assert (len(again.rows), len(found) - sum(1 for rows in found if not len(rows))) == (2, 5)
-
-
-def test_large_test_images_are_kept_only_in_small_numbers() -> None:
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert [evaluation_batch_size((3, s, s), cpu) for s in (8, 28, 32, 64, 224, 1024)] == [256, 256, 256, 64, 4, 1]
-    assert [evaluation_batch_size((3, s, s), gpu) for s in (32, 128, 224)] == [256, 256, 64]
 
 
 def test_config_of_a_run_identifies_its_images(source: Path, tmp_path: Path) -> None:

@@ -56,15 +56,6 @@ def test_rounds_of_feddyn_follow_algorithm_1(participation: float | int, mu: flo
     assert quadratic.weights(result) == pytest.approx(w, abs=1e-6)
 
 
-def test_feddyn_converges_to_a_zero_mean_gradient_unlike_fedavg() -> None:
-    def slope(addons: list[Any], rounds: int) -> float:
-        found = quadratic.weights(quadratic.run(*addons, rounds=rounds, lr=0.1, steps=10, batch=9, weights="uniform"))
-        return float(np.abs(sum(quadratic.gradient(k, found) for k in range(3))).max() / 3)
-
-    assert slope([FedDyn(0.5)], 50) < 1e-5
-    assert slope([], 20) > 1e-3
-
-
 def test_feddyn_refuses_incompatible_parts() -> None:
     refused(lambda: FedAvg(FedDyn(), factory=Tiny), ValueError, "weights='uniform'")
     refused(lambda: FedAvg(FedDyn(), SCAFFOLD(), factory=Tiny, weights="uniform"), ValueError, "give one of them")
