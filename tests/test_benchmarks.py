@@ -17,6 +17,7 @@ from tests.benchmarks.clock import with_peak
 from tests.benchmarks.limit import Convolutions
 from tests.benchmarks.rows import ROWS
 from tests.benchmarks.sizes import TINY
+from tests.refused import refused
 from tests.scripts import load_script
 
 SCRIPT = load_script("docs/scripts/tables.py")
@@ -101,8 +102,7 @@ def test_table_is_printed_and_saved_line_by_line(tmp_path: Path, capsys: pytest.
     said = capsys.readouterr().out
     assert "private class means, a step | CPU |" in " ".join(said.split())
     assert "| width: a DM step" in said
-    with pytest.raises(ValueError, match="made with --tiny"):
-        SCRIPT.measured(out.rename(tmp_path / "benchmarks.jsonl"), {})
+    refused(lambda: SCRIPT.measured(out.rename(tmp_path / "benchmarks.jsonl"), {}), ValueError, "made with --tiny")
 
 
 def test_benchmark_continues_and_a_failing_row_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,8 +118,7 @@ def test_benchmark_continues_and_a_failing_row_stops_no_other(tmp_path: Path, mo
     names = [table.NAMES.index(name) for name in growth.NAMES[1:]]
     words = ["--here", "--out", str(out), *(word for name in growth.NAMES[1:] for word in ("--only", name))]
     broken = names[1]
-    with pytest.raises(SystemExit, match=f"failed: {growth.NAMES[2]}"):
-        table.main(words)
+    refused(lambda: table.main(words), SystemExit, f"failed: {growth.NAMES[2]}")
     assert did == names
     broken, did[:] = -1, []
     lines = table.main(words)

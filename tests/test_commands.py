@@ -489,20 +489,7 @@ def test_options_reach_the_study(photos: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_study_runs_once_and_is_shown_again(folder: Path) -> None:
-    words = (
-        "study",
-        "digits",
-        "--size",
-        8,
-        "--methods",
-        "FedAvg, FedAvgM",
-        "--rounds",
-        1,
-        "--seeds",
-        2,
-        "--clients",
-        3,
-    )
+    words = shlex.split("study digits --size 8 --methods 'FedAvg, FedAvgM' --rounds 1 --seeds 2 --clients 3")
     first = json.loads(run(*words, "--lr", "0.1,0.3", "--out", "runs", "--json", *SMALL).stdout)["runs"]
     assert {(line["method"], line["seed"]) for line in first} == {(m, s) for m in ("FedAvg", "FedAvgM") for s in (0, 1)}
     again = run("study", "runs", "--html", "page.html")
@@ -573,7 +560,6 @@ def test_options_of_sources_reach_the_readers(photos: Path, folder: Path) -> Non
 ODD: dict[str, tuple[str, int, str]] = {
     "unknown command": ("conedense photos", 2, "No such command 'conedense'"),
     "no source": ("condense --out a.safetensors", 2, "Missing argument 'SOURCE'"),
-    "no out": ("condense digits", 2, "Missing option '--out'"),
     "source that is not there": ("condense photo --out a.npz", 1, "no folder, file, set or dataset 'photo'"),
     "source that is a picture": ("condense one.png --out a.npz", 1, "one.png must be a folder, a table or a set"),
     "damaged arrays": ("condense junk.npz --out a.npz", 1, "junk.npz"),
@@ -581,8 +567,6 @@ ODD: dict[str, tuple[str, int, str]] = {
         "sets digits-dm-1 --normalization a b", 2, "must be numbers separated by commas, got 'a'",
     ),
     "picture for a set": ("condense digits --out a.png", 2, "must end in .safetensors or .npz, or be a folder"),
-    "pickle for a set": ("condense digits --out a.pt", 2, "must end in .safetensors or .npz, or be a folder"),
-    "file without name": ("condense digits --out ''", 2, "must end in .safetensors or .npz, or be a folder"),
     "size beside a set": (
         "attack digits-dm-1 --train digits --size 8", 2, "--size would change nothing because the set",
     ),
@@ -596,11 +580,8 @@ ODD: dict[str, tuple[str, int, str]] = {
     "network without width": ("condense digits --network lenet --width 3 --out a.npz", 1, "has no option width"),
     "protocol with a teacher": ("evaluate digits-dm-1 --test digits --protocol rded", 2, "'rded' is not one of"),
     "no images per class": ("condense digits --ipc 0 --out a.safetensors", 2, "0 is not in the range x>=1"),
-    "unknown method": ("condense digits --method mtt --out a.safetensors", 2, "'mtt' is not one of 'dm'"),
     "unknown device": ("condense digits --device gpu7 --steps 1 --out a.safetensors", 1, "device must be"),
-    "not a table": ("condense nothing.csv --out a.safetensors", 1, "nothing.csv"),
     "set of another form": ("attack digits-dm-1 --train cifar10", 1, "cifar10"),
-    "set that is not there": ("evaluate none --test digits", 1, "no folder, file, set or dataset 'none'"),
     "held-out part missing": ("attack digits-dm-1 --train digits-dm-10", 2, "give --held-out"),
     "real without training part": ("evaluate digits-dm-1 --test digits-dm-10 --real", 2, "has one part"),
     "report without records": ("report digits-dm-1", 2, "needs --train"),
@@ -608,9 +589,6 @@ ODD: dict[str, tuple[str, int, str]] = {
     "study without folder": ("study digits", 2, "--out is missing"),
     "unknown add-on": ("study digits --methods FedAverage --out runs", 2, "not 'FedAverage'"),
     "add-on with arguments": ("study digits --methods SharedImage --out runs", 2, "cannot make SharedImage"),
-    "rate that is no number": (
-        "study digits --lr fast --out runs", 2, "must be numbers separated by commas, got 'fast'",
-    ),
 }  # fmt: skip
 
 

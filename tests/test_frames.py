@@ -9,6 +9,7 @@ import pytest
 import fl
 from distillkit.study import Record, Records
 from tests.fl.federations import Tiny, federation, images
+from tests.refused import refused
 
 RECORDS = Records([
     Record({"task": "a", "method": "m", "seed": 0, "accuracy_last": 0.5, "settings": {"lr": 0.1}, "up": {"x": {"y": 1}}}
@@ -37,5 +38,4 @@ def test_frame_of_a_run_has_its_rounds_and_the_columns_of_its_table() -> None:
 
 def test_missing_pandas_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match=r"frame\(\) needs pandas: pip install 'distillkit\[pandas\]'"):
-        RECORDS.frame()
+    refused(lambda: RECORDS.frame(), ImportError, r"frame\(\) needs pandas: pip install 'distillkit\[pandas\]'")

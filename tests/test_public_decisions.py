@@ -34,6 +34,7 @@ from distillkit.study import Task, as_split
 from fl import ClientDP, FedAvg, Filtered, simulate
 from fl.addons import DPSGD
 from fl.methods import PrivateFedDM, SummedFedDM
+from tests.refused import refused
 
 HALF = Normalization((0.5,), (0.5,))
 CLASSES = ("a", "b", "c")
@@ -314,8 +315,7 @@ def test_classes_that_were_found_in_the_data_are_not_given(tmp_path: Path) -> No
         for call in CALLS.values():
             with pytest.raises(PrivacyError, match=r"load_folder\(path, classes="):
                 call(data)
-    with pytest.raises(ValueError, match="not in classes; add or move them: f/c"):
-        load_folder(path, classes=CLASSES[:2])
+    refused(lambda: load_folder(path, classes=CLASSES[:2]), ValueError, "not in classes; add or move them: f/c")
     more = load_folder(path, classes=("c", "none", "b", "a"), test_fraction=0)
     assert (more.train.classes_given, more.classes) == (True, ("c", "none", "b", "a"))
     assert more.train.counts().tolist() == [1, 0, 19, 20]

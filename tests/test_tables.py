@@ -15,6 +15,7 @@ import pytest
 from distillkit.study import Record, Records, read_records, write_records
 from distillkit.study._records import write_json
 from tests.distillkit.study.sample_records import record, search_sizes, write
+from tests.refused import refused
 from tests.scripts import ROOT, load_script
 
 DOCS = ROOT / "docs"
@@ -81,15 +82,6 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
-def test_generating_tables_is_idempotent(records: Path) -> None:
-    kinds = ["paired task=digits", "to_target accuracy=0.6", "at_equal by=bytes", "summary task=other"]
-    text = filled(page(*kinds), records)
-    assert text.count("words\n") == len(kinds)
-    assert "old" not in text
-    assert "+20.0" in text
-    assert filled(text, records) == text
-
-
 @pytest.mark.parametrize(
     ("said", "words"),
     [
@@ -103,8 +95,7 @@ def test_generating_tables_is_idempotent(records: Path) -> None:
     ],
 )
 def test_impossible_table_is_refused(records: Path, said: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        filled(page(said), records)
+    refused(lambda: filled(page(said), records), ValueError, words)
 
 
 @pytest.mark.parametrize("finished", [0, 3, 8])
@@ -129,54 +120,21 @@ def test_page_shows_a_registered_design_and_its_verdict(tmp_path: Path, finished
 # Attacks.
 
 
-def line(row: str, attack: str, kind: str, tpr: float, **more: Any) -> dict[str, Any]:
-    rates = {name: [value, value - 0.005, value + 0.005] for name, value in (("tpr", tpr), ("fpr", 0.01), ("auc", 0.6))}
-    return {"row": row, "attack": attack, "kind": kind, **rates, "few": False, "shadows": 66, "accuracy": 0.98,
-            "commit": "abc", **more}  # fmt: skip
-
-
-NUMBERS = {"ipc": 10, "clients": 4, "steps": 100, "round_steps": 20, "records": 1438}
-GROUPS = {"share": 0.139, "tpr": [0.7, 0.6, 0.8], "rest": [0.011, 0.009, 0.013]}
-MADE = [
-    line("raw", "threshold", "model", 0.0129), line("raw", "LiRA online", "model", 0.0531),
-    line("raw", "LiRA offline, two-sided", "choice", 0.01),
-    line("dm", "nearest", "set", 0.15, numbers=NUMBERS, started=GROUPS),
-    line("dm-noise", "nearest", "set", 0.01, numbers=NUMBERS, started=None),
-    line("feddm", "nearest", "set", 0.2, numbers=NUMBERS, started=GROUPS),
-    line("transcript", "distance", "transcript", 0.55, images=4000, auc=0.844,
-         above={"25": {"training": [0.55, 0.5, 0.6], "held-out": [0.0, 0.0, 0.01], "random": [0.6, 0.5, 0.7]}}),
-]  # fmt: skip
-
-
-@pytest.fixture
-def attacks(tmp_path: Path) -> Path:
-    path = tmp_path / "attacks.jsonl"
-    path.write_text("\n".join(map(json.dumps, MADE)), encoding="utf-8")
-    return path
-
-
-def test_single_numbers_are_inserted_in_sentences(attacks: Path) -> None:
-    wanted = {
-        "raw LiRA_online tpr": "5.3 (4.8 to 5.8) %", "raw threshold accuracy": "98.0 %",
-        "dm nearest tpr": "15.0 (14.5 to 15.5) %", "dm nearest started": "70.0 (60.0 to 80.0) %",
-        "dm nearest rest": "1.1 (0.9 to 1.3) %", "dm nearest share": "14 %",
-        "transcript distance training": "55.0 %", "transcript distance held-out": "0.0 %",
-    }  # fmt: skip
-    for said, number in wanted.items():
-        text = filled(f"a <!-- found: {said} -->old<!-- end of found --> b", attacks)
-        assert text == f"a <!-- found: {said} -->{number}<!-- end of found --> b"
-    with pytest.raises(ValueError, match="one record of fedlgd, nearest, found 0"):
-        filled("<!-- found: fedlgd nearest tpr -->old<!-- end of found -->", attacks)
-
-
 # Import and pictures.
 
 
-def test_newer_records_of_attacks_replace_older_ones(attacks: Path) -> None:
-    newer = [line("raw", "threshold", "model", 0.02), line("feddm", "nearest", "set", 0.3)]
-    both = SCRIPT.merged(MADE, newer)
-    assert [one["row"] for one in both] == ["raw", "dm", "dm-noise", "feddm", "transcript"]
-    assert (both[0]["tpr"][0], both[3]["tpr"][0]) == (0.02, 0.3)
+def test_newer_records_of_attacks_replace_older_ones() -> None:
+    def line(row: str, kind: str, tpr: float) -> dict[str, Any]:
+        return {"row": row, "attack": "nearest", "kind": kind, "tpr": [tpr], "commit": "abc"}
+
+    older = [
+        line("raw", "model", 0.01),
+        line("dm", "set", 0.15),
+        line("feddm", "set", 0.2),
+        line("feddm", "model", 0.1),
+    ]
+    both = SCRIPT.merged(older, [line("raw", "model", 0.02), line("feddm", "set", 0.3)])
+    assert [(one["row"], one["tpr"]) for one in both] == [("raw", [0.02]), ("dm", [0.15]), ("feddm", [0.3])]
 
 
 def test_study_of_a_switch_is_used_under_its_own_name(tmp_path: Path) -> None:

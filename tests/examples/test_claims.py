@@ -13,6 +13,7 @@ from claims.claim import described
 from claims.registration import read_design
 from distillkit.study import Study, read_records
 from tests.examples.studies import requested_study
+from tests.refused import refused
 
 DESIGNS = Path(__file__).parents[2] / "docs" / "results" / "designs"
 REGISTERED = sorted(path.stem for path in DESIGNS.glob("*.json"))
@@ -99,8 +100,7 @@ def test_pilot_prints_the_power_and_registers_a_design(
     assert len(design.seeds) >= design.power.seeds
     assert design.power.column == "accuracy_late"
     assert design.power.effect == 0.062
-    with pytest.raises(ValueError, match="must be committed"):
-        script.main(words)
+    refused(lambda: script.main(words), ValueError, "must be committed")
 
 
 def test_runs_without_a_registered_design_are_refused(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from distillkit.study import Task
 from shared import data
 from shared.options import command_line, parse_arguments
 from tests.examples.image_folder import folder
+from tests.refused import refused
 
 
 def words(*given: object) -> Namespace:
@@ -92,5 +93,4 @@ def test_missing_dataset_ends_the_script_with_instructions(tmp_path: Path) -> No
     (tmp_path / "bad" / "cats").mkdir(parents=True)
     (tmp_path / "bad" / "cats" / "a.png").write_text("no picture", encoding="utf-8")
     task = data.own_task(words("--data", tmp_path / "bad"), partition=deal)
-    with pytest.raises(SystemExit, match=r"cannot be read: cats/a\.png"):
-        data.require_data([task])
+    refused(lambda: data.require_data([task]), SystemExit, r"cannot be read: cats/a\.png")

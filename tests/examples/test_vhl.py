@@ -57,18 +57,6 @@ def test_every_candidate_is_a_distinct_serializable_method(
     assert (whole.momentum, whole.optimizer.weight_decay, whole.optimizer.lr_decay) == (0.9, 1e-4, 0.992)
 
 
-def test_paper_preset_has_the_papers_settings(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    study = requested_study(script, monkeypatch, "--preset", "paper", "--rounds", "1", "--steps", "10")
-    assert list(study.design.tasks) == ["fashionmnist", "cifar10"] == list(script.PAPER)
-    for task in study.design.tasks.values():
-        assert (task.rounds, task.participation, task.factory) == (1, 0.5, "resnet18")
-    assert study.num_configurations == 1
-    assert set(script.PAPER["cifar10"]) <= set(study.design.candidates)
-    assert [dict(study.design.candidates[name].search[0]) for name in script.SEARCH] == [{"lr": 0.01}] * 2
-    aligned = [name for name in study.design.candidates if name.startswith("VHL, aligned")]
-    assert aligned == [f"VHL, aligned at body.{number}" for number in (4, 6, 8)]
-
-
 @pytest.mark.parametrize(
     ("said", "name", "classes"),
     [

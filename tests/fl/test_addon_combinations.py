@@ -230,19 +230,8 @@ def representation(*addons: AddOn) -> FedAvg:
 
 
 def virtual(*addons: AddOn) -> FedAvg:
-    steps = {"condense_steps": 2, "refine_steps": 1, "match_steps": 2}
-    return FedLGD(
-        *addons,
-        factory=Net,
-        ipc=1,
-        anchors=1,
-        selected=(2,),
-        augment=None,
-        lr=0.05,
-        batch=4,
-        **steps,
-        **uniform(addons),
-    )
+    steps = {"condense_steps": 2, "refine_steps": 1, "match_steps": 2, "selected": (2,), "lr": 0.05, "batch": 4}
+    return FedLGD(*addons, factory=Net, ipc=1, anchors=1, augment=None, **steps, **uniform(addons))  # type: ignore[arg-type]
 
 
 def pictured(*addons: AddOn) -> FedAvg:

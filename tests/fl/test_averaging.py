@@ -10,9 +10,8 @@ from torch import nn
 
 from distillkit import LabeledImages
 from fl import ClientOptimizer, FedAvg, simulate
-from fl.addons import Condensed, FedProx
+from fl.addons import FedProx
 from fl.averaging.addon import AddOn
-from fl.batches import Phase
 from tests.fl.federations import Tiny, federation, images
 from tests.refused import refused
 
@@ -86,31 +85,6 @@ def test_proximal_gradient_is_mu_times_the_distance() -> None:
     assert weight_after(method, clients) == pytest.approx(w, abs=1e-6)
 
 
-@pytest.mark.parametrize(("momentum", "mu", "steps"), [(0.0, 0.0, 7), (0.9, 0.0, 20), (0.0, 0.5, 20), (0.9, 0.3, 9)])
-def test_effective_lr_is_the_displacement_by_a_unit_gradient(momentum: float, mu: float, steps: int) -> None:
-    seen: list[float] = []
-
-    class Peek(AddOn):
-        def after_training(self, local: Any, update: Any, reply: Any) -> None:
-            seen.extend(set(local.effective_lrs.values()))
-
-    addons = (Peek(), FedProx(mu))
-    simulate(
-        FedAvg(
-            *addons, factory=Tiny, lr=0.1, momentum=momentum, optimizer=ClientOptimizer(weight_decay=0.1), steps=steps,
-            batch=4,
-        ),
-        federation()[:1], rounds=1, progress=False,
-    )  # fmt: skip
-    w = buffer = 0.0
-    for _ in range(steps):
-        buffer = momentum * buffer + 1 + mu * w
-        w -= 0.1 * buffer
-    assert seen == [pytest.approx(-w, rel=1e-12)]
-    if (momentum, mu, steps) == (0.9, 0.0, 20):
-        assert seen[0] / 0.1 == pytest.approx(120.9419, abs=1e-4)  # FedNova's sum of (1 - rho^(tau - k)) / (1 - rho)
-
-
 @pytest.mark.parametrize("rule", ["mean", "local", "drop"])
 def test_batch_norm_buffers_follow_their_rule(rule: str) -> None:
     clients = federation()
@@ -157,39 +131,6 @@ def test_estimated_statistics_ignore_dropout_and_use_no_random_numbers() -> None
     assert all(torch.equal(states[0][name], value) for name, value in states[1].items())
 
 
-def test_personal_parameters_stay_with_their_client() -> None:
-    clients = federation()
-    phases = [Phase(epochs=2, train="classifier.*"), Phase(epochs=1, train="body.*")]
-    method = FedAvg(factory=Tiny, personal="classifier.*", phases=phases, lr=0.1)
-    first = simulate(method, clients, rounds=1, progress=False)
-    run = simulate(method, clients, rounds=3, progress=False)
-    weight = 3 * 1 * 9 * 4 + 3 * 4
-    assert run.rows[0]["up"]["FedAvg.update"] == len(clients) * weight
-    kept = [run.server.state[FedAvg.model]["classifier.weight"], first.server.state[FedAvg.model]["classifier.weight"]]
-    assert torch.equal(*kept)
-    assert run.models == {}
-
-
-def test_architectures_are_averaged_separately() -> None:
-    clients, deltas = federation(), {}
-
-    class Peek(AddOn):
-        def after_training(self, local: Any, update: Any, reply: Any) -> None:
-            deltas[local.client.id] = (len(local.data), local.delta["classifier.bias"], local.start["classifier.bias"])
-
-    assign = {0: "plain", 1: "norm", 2: "plain", 3: "norm", 4: "plain"}
-    network = {"plain": Tiny, "norm": lambda k: Tiny(k, norm=True)}
-    run = simulate(
-        FedAvg(Peek(), factory=network, assign=assign), clients, rounds=1, test=images(40, 9), progress=False
-    )
-    assert set(run.models) == {"plain", "norm"}
-    assert set(run.rows[-1]["accuracy_by"]) == {"plain", "norm"}
-    for name in run.models:
-        own = [deltas[k] for k in assign if assign[k] == name]
-        mean = sum(n * d for n, d, _ in own) / sum(n for n, _, _ in own)
-        assert torch.allclose(run.server.state[FedAvg.model][f"{name}/classifier.bias"], own[0][2] + mean, atol=1e-6)
-
-
 def test_invalid_options_are_refused_when_built() -> None:
     class Slow(AddOn):
         def server_step(self, server: Any, mean: Any) -> Any:
@@ -217,11 +158,3 @@ def test_dropout_uses_the_clients_own_generator(global_rng_untouched: None) -> N
     runs = [simulate(FedAvg(factory=network), federation(), rounds=2, workers=w, progress=False) for w in (1, 3)]
     for name, value in runs[0].server.state[FedAvg.model].items():
         assert torch.equal(value, runs[1].server.state[FedAvg.model][name])
-
-
-def test_repr_of_an_addon_with_a_function_has_no_address() -> None:
-    """The repr identifies a run; a memory address in it would prevent resuming the run."""
-    said = [repr(FedAvg(Condensed(augment=lambda x, g: x), factory=OneWeight)) for _ in range(2)]
-    assert said[0] == said[1]
-    assert "test_averaging.test_repr_of_an_addon_with" in said[0]
-    assert " at 0x" not in said[0]

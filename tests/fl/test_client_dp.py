@@ -53,6 +53,7 @@ from fl.methods import FedProto
 from tests.fl import quadratic
 from tests.fl.federations import Tiny, federation
 from tests.fl.invariances import assert_same, tensors
+from tests.refused import refused
 
 Vector = Any
 BOTH = {FedAvg.update: 0.4, SCAFFOLD.drift: 0.3}
@@ -488,8 +489,7 @@ BUILT: list[tuple[Any, Any, str]] = [
 
 @pytest.mark.parametrize(("make", "clip", "why"), BUILT, ids=[why[:24] for *_, why in BUILT])
 def test_methods_that_no_clip_bounds_are_refused_when_built(make: Any, clip: Any, why: str) -> None:
-    with pytest.raises(PrivacyError, match=why):
-        Filtered(make(), ClientDP(1.0, 0.5, clip))
+    refused(lambda: Filtered(make(), ClientDP(1.0, 0.5, clip)), PrivacyError, why)
 
 
 def test_methods_with_unbounded_entries_are_refused_when_built() -> None:

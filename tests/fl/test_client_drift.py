@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl import FedAvg, Message, simulate
+from fl import FedAvg, simulate
 from fl.addons import ClientDrift, FedAvgM, NaiveVHL, SharedPool
-from fl.aggregation import Aggregator
 from fl.averaging.addon import AddOn
 from tests.fl.federations import Tiny, federation, images
 from tests.refused import refused
@@ -65,12 +64,6 @@ def test_column_equals_its_definition(beside: tuple[AddOn, ...]) -> None:
         assert 0 < found["relative"] < 1
 
 
-def test_equal_clients_have_no_drift() -> None:
-    one = federation()[0]
-    run = play(ClientDrift("test"), rounds=1, clients=[one] * 3, batch=len(one), momentum=0.0)
-    assert all(value == pytest.approx(0, abs=1e-3) for value in run.rows[0]["client_drift"].values())
-
-
 def test_column_exists_only_in_its_rounds_and_with_two_updates() -> None:
     found = [list(row.get("client_drift", ())) for row in play(ClientDrift(every=2)).rows]
     assert found == [[], ["distance", "relative"]]
@@ -80,19 +73,6 @@ def test_column_exists_only_in_its_rounds_and_with_two_updates() -> None:
     assert all(
         "client_drift" not in row for row in play(ClientDrift("test"), clients=federation()[:1], participation=1).rows
     )
-
-
-def test_opposite_updates_cancel_out() -> None:
-    """Two clients with updates u and -u have the relative drift 1 and the distance |u|."""
-    drift, update = ClientDrift(), {"w": torch.tensor([3.0, 4.0])}
-    entries = {e.key: e for e in (ClientDrift.updates, ClientDrift.squares)}
-    replies = Aggregator(entries)
-    for client, sign in enumerate((1.0, -1.0)):
-        scaled = {"w": sign * update["w"]}
-        replies.fold(client, Message.unchecked({ClientDrift.updates.key: scaled, ClientDrift.squares.key: 25.0}))
-    server = type("Server", (), {"notes": {}})()
-    drift.receive(server, replies.result(), {})
-    assert server.notes["client_drift"] == {"distance": pytest.approx(5.0), "relative": pytest.approx(1.0)}
 
 
 def test_refusals() -> None:

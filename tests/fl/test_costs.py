@@ -14,6 +14,7 @@ from distillkit.study import Record
 from fl.study import at_equal, to_target, worst_clients
 from fl.study.costs import BY, spent
 from tests.distillkit.study.sample_records import record, row, write
+from tests.refused import refused
 
 curve = st.lists(st.one_of(st.none(), st.floats(0, 1)), min_size=1, max_size=6)
 costs = st.lists(st.integers(1, 10**6), min_size=6, max_size=6)
@@ -171,5 +172,4 @@ def test_worst_clients_after_the_last_round() -> None:
     ],
 )  # fmt: skip
 def test_invalid_arguments_are_refused(call: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        call([record([0.5])])
+    refused(lambda: call([record([0.5])]), ValueError, said)

@@ -47,6 +47,9 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
     "last line": lambda path: path.write_bytes(b"".join(path.read_bytes().splitlines(True)[:-1])),
     "first line": lambda path: path.write_bytes(b"".join(path.read_bytes().splitlines(True)[1:])),
+    "no text": lambda path: path.write_bytes(b"\xff\xfe{\x80"),
+    "another mapping": lambda path: path.write_bytes(b"{}"),
+    "no mapping": lambda path: path.write_bytes(b"null"),
     "deep": lambda path: path.write_bytes(b"[" * 100_000 + b"]" * 100_000),
 }
 

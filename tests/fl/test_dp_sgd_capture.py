@@ -17,6 +17,7 @@ from fl.batches import Phase
 from tests.distillkit.privacy.faulty_network import FAULTS, OCCASIONS, FaultyNetwork
 from tests.fl import linear, quadratic
 from tests.fl.federations import images
+from tests.refused import refused
 
 DRAWN = 7
 CLIENTS = [images(12, seed=k) for k in range(2)]
@@ -49,8 +50,7 @@ def test_every_violation_is_refused_or_moves_one_clip(way: str, occasion: str, f
     phases = [Phase(1)] if occasion != "in one phase" else PHASES
     if way == "moves a buffer" and occasion in ("always", "in train mode"):
         ledger = Ledger()
-        with pytest.raises(PrivacyError, match="changes moved"):
-            play(network, ledger=ledger, phases=phases)
+        refused(lambda: play(network, ledger=ledger, phases=phases), PrivacyError, "changes moved")
         assert ledger.events == ()
         return
     if way == "draws globally":
@@ -165,8 +165,7 @@ def test_every_process_captures_before_it_is_charged(monkeypatch: pytest.MonkeyP
     """A client in another process captures again; the server's capture does not count for it."""
     monkeypatch.setattr(DPSGD, "dry_run", lambda self, local: None)
     ledger = Ledger()
-    with pytest.raises(Exception, match="round 1"):
-        play(partial(FaultyNetwork, way="moves a buffer"), ledger=ledger)
+    refused(lambda: play(partial(FaultyNetwork, way="moves a buffer"), ledger=ledger), Exception, "round 1")
     assert ledger.events == ()
 
 

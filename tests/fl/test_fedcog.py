@@ -37,98 +37,43 @@ def toy_tiny(seed: int) -> LabeledImages:
     return data[data.labels != seed % 3]
 
 
-@pytest.mark.golden("FedCOG", source="Ye et al., ICLR 2024, Eqs. 1-3, appendix A.1.1")
-@pytest.mark.parametrize("multi", [False, True])
-@pytest.mark.parametrize("weight", [None, 0.4])
-def test_rounds_follow_the_equations(multi: bool, weight: float | None) -> None:
-    """Two skewed clients, whole batches: round 1 plain, in rounds 2 and 3 images from the then global and last local.
-
-    Counts (3, 1, 0): lacking (0, 2, 3), so 12 images are 4 of class 1 and 7 of class 2; N_real 4, N_syn 5. Counts
-    (0, 6, 1): lacking (6, 0, 5), so 6 of class 0 and 5 of class 2; N_real 7, N_syn 11.
-    """
-    clients = [toy(len(labels), k, labels=labels) for k, labels in enumerate(SKEWED)]
-    targets = [torch.tensor([1] * 4 + [2] * 7), torch.tensor([0] * 6 + [2] * 5)]
-    shares = [4 / 9, 7 / 18] if weight is None else [1.0, 1.0]
-    distilled = [5 / 9, 11 / 18] if weight is None else [weight, weight]
-    if multi:
-        clients = [c.replace(labels=F.one_hot(c.labels, 3).float()) for c in clients]
-        targets = [F.one_hot(t, 3).float() for t in targets]
-    start = initial_network(3)
-    task = MultiLabel(3) if multi else None
-    cog = FedCOG(**FEW, weight=weight, disagreement=20.0, divergence="jensen_shannon", batch=11)
-    method = FedAvg(cog, factory=Small, initial=start, lr=0.3, momentum=0.5, batch=20, steps=6)
-    run = simulate(method, clients, rounds=3, task=task, progress=False)
-
-    def objective(logits: Tensor, labels: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(logits, labels) if multi else F.cross_entropy(logits, labels)
-
-    def distillation(student: Tensor, teacher: Tensor) -> Tensor:
-        if multi:
-            p, q = teacher.sigmoid(), student.sigmoid()
-            return (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).mean()
-        return (teacher.softmax(1) * (teacher.log_softmax(1) - student.log_softmax(1))).sum(1).mean()
-
-    net = Small(3)
-    net.load_state_dict(start)
-    previous: dict[int, Any] = {}
-    for t in (1, 2, 3):
-        nets = []
-        for k, data in enumerate(clients):
-            made = None
-            if t > 1:
-                made = invert(
-                    net, targets[k], shape=(1, 2, 2), student=previous[k], steps=3, lr=0.1, disagreement=20.0,
-                    divergence="jensen_shannon", generator=derive(0, t, k, "FedCOG", "generate"),
-                )  # fmt: skip
-
-            def loss(model: Any, data: Any = data, made: Any = made, k: int = k) -> Tensor:
-                own = objective(model(data.images), data.labels)
-                if made is None:
-                    return own
-                return shares[k] * own + distilled[k] * distillation(model(made.images), made.columns["logits"])
-
-            nets.append(trained(net, loss, 6, 0.3, 0.5))
-        previous = dict(enumerate(nets))
-        net = Small(3)
-        net.load_state_dict(averaged(nets, [4, 7]))
-    assert_close(run.server.state[FedAvg.model], net.state_dict())
-    if multi:
-        assert {"accuracy", "loss"} <= set(run.rows[0])
-
-
-@pytest.mark.golden("FedCOG", source="rui-ye/FedCOG: gen_utils/generate_image.py and fedcog.py, the lines below")
+@pytest.mark.golden(
+    "FedCOG",
+    source="Ye et al., ICLR 2024, Eqs. 1-3, appendix A.1.1; rui-ye/FedCOG: gen_utils/generate_image.py and fedcog.py",
+)
 @pytest.mark.parametrize(
     ("options", "multi"),
     [
-        ({"labels": "hard"}, False),
-        ({"labels": "hard"}, True),
-        ({"targets": "uniform"}, True),
-        ({"targets": "uniform", "weight": 0.4}, False),
-        ({"decoder": SmallDecoder, "latent": 5}, False),
-        ({"regenerate": True}, False),
-        ({"steps": 0}, False),
+        ({}, False), ({}, True), ({"weight": 0.4}, False), ({"weight": 0.4}, True), ({"labels": "hard"}, False),
+        ({"labels": "hard"}, True), ({"targets": "uniform"}, True), ({"targets": "uniform", "weight": 0.4}, False),
+        ({"decoder": SmallDecoder, "latent": 5}, False), ({"regenerate": True}, False), ({"steps": 0}, False),
+        ({"start_round": 1}, False),
     ],
-)
-def test_the_releases_variants_follow_the_release(options: dict[str, Any], multi: bool) -> None:
-    """Two skewed clients; round 1 plain, round 2 with images (released lines in brackets).
+)  # fmt: skip
+def test_rounds_follow_the_equations_and_the_releases_variants(options: dict[str, Any], multi: bool) -> None:
+    """Two skewed clients, whole batches: round 1 plain, in rounds 2 and 3 images from the then global and last local.
+    If they are generated in round 1, when clients have no last model, there is no disagreement, which is noted.
 
-    Hard: the labels are the teacher's argmax (generate_image.py, 146-147). Uniform: every class equally often, the
-    weights still by counts (generate_image.py, 74-79; fedcog.py, 24-25). Decoder: betas .5 and .999
+    Counts (3, 1, 0): lacking (0, 2, 3), so 12 images are 4 of class 1 and 7 of class 2; N_real 4, N_syn 5. Counts
+    (0, 6, 1): lacking (6, 0, 5), so 6 of class 0 and 5 of class 2; N_real 7, N_syn 11.
+
+    Released lines: hard labels are the teacher's argmax (generate_image.py, 146-147). Uniform: every class equally
+    often, the weights still by counts (generate_image.py, 74-79; fedcog.py, 24-25). Decoder: betas .5 and .999
     (generate_image.py, 86-91). Regenerated: at step int(n / 2), against the net in training (fedcog.py, 52-55).
     """
     clients = [toy(len(labels), k, labels=labels) for k, labels in enumerate(SKEWED)]
-    shares = [4 / 9, 7 / 18]
     targets = [torch.tensor([1] * 4 + [2] * 7), torch.tensor([0] * 6 + [2] * 5)]
     if options.get("targets") == "uniform":
         targets = [torch.arange(3).repeat_interleave(4)] * 2
-    weights = [(1.0, options["weight"])] * 2 if "weight" in options else [(s, 1 - s) for s in shares]
+    weights = [(1.0, options["weight"])] * 2 if "weight" in options else [(s, 1 - s) for s in (4 / 9, 7 / 18)]
     if multi:
         clients = [c.replace(labels=F.one_hot(c.labels, 3).float()) for c in clients]
         targets = [F.one_hot(t, 3).float() for t in targets]
     start, task = initial_network(3), MultiLabel(3) if multi else None
+    momentum = 0.0 if options.get("regenerate") else 0.5
     how: dict[str, Any] = {**FEW, "disagreement": 20.0, "divergence": "jensen_shannon", **options}
-    method = FedAvg(FedCOG(**how, batch=12), factory=Small, initial=start, lr=0.3, batch=20, steps=7)
-    run = simulate(method, clients, rounds=2, task=task, progress=False)
+    method = FedAvg(FedCOG(**how, batch=12), factory=Small, initial=start, lr=0.3, momentum=momentum, batch=20, steps=7)
+    run = simulate(method, clients, rounds=3, task=task, progress=False)
 
     def objective(logits: Tensor, labels: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(logits, labels) if multi else F.cross_entropy(logits, labels)
@@ -141,37 +86,43 @@ def test_the_releases_variants_follow_the_release(options: dict[str, Any], multi
             return (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).mean()
         return (teacher.softmax(1) * (teacher.log_softmax(1) - student.log_softmax(1))).sum(1).mean()
 
-    net = Small(3)
-    net.load_state_dict(start)
-    nets = [trained(net, lambda m, d=d: objective(m(d.images), d.labels), 7, 0.3) for d in clients]
-    previous = nets
-    net.load_state_dict(averaged(nets, [4, 7]))
-    teacher, nets = copy.deepcopy(net), []
-    for k, data in enumerate(clients):
+    def local(net: Any, k: int, t: int, before: Any) -> Any:
+        teacher, data = copy.deepcopy(net), clients[k]
 
-        def generate(student: Any, purpose: str, k: int = k) -> LabeledImages:
+        def generate(student: Any, purpose: str) -> LabeledImages:
             more: dict[str, Any] = {}
             if "decoder" in options:
                 more = {"parametrize": LatentDecoder(lambda: SmallDecoder((1, 2, 2), 5), 5), "betas": (0.5, 0.999)}
             return invert(
                 teacher, targets[k], shape=(1, 2, 2), student=student, steps=how["steps"], lr=0.1, disagreement=20.0,
-                divergence="jensen_shannon", generator=derive(0, 2, k, "FedCOG", purpose), **more,
+                divergence="jensen_shannon", generator=derive(0, t, k, "FedCOG", purpose), **more,
             )  # fmt: skip
 
-        def on(made: LabeledImages, data: Any = data, k: int = k) -> Any:
+        def on(made: LabeledImages) -> Any:
             def loss(model: Any) -> Tensor:
                 taught = from_teacher(model(made.images), made.columns["logits"])
                 return weights[k][0] * objective(model(data.images), data.labels) + weights[k][1] * taught
 
             return loss
 
-        first = on(generate(previous[k], "generate"))
-        if options.get("regenerate"):
-            halfway = trained(net, first, 3, 0.3)
-            nets.append(trained(halfway, on(generate(halfway, "generate again")), 4, 0.3))
-        else:
-            nets.append(trained(net, first, 7, 0.3))
-    assert_close(run.server.state[FedAvg.model], averaged(nets, [4, 7]))
+        if t < how["start_round"]:
+            return trained(net, lambda model: objective(model(data.images), data.labels), 7, 0.3, momentum)
+        first = on(generate(before, "generate"))
+        if not options.get("regenerate"):
+            return trained(net, first, 7, 0.3, momentum)
+        halfway = trained(net, first, 3, 0.3)
+        return trained(halfway, on(generate(halfway, "generate again")), 4, 0.3)
+
+    net, previous = Small(3), list[Any]([None, None])
+    net.load_state_dict(start)
+    for t in (1, 2, 3):
+        previous = [local(net, k, t, previous[k]) for k in range(2)]
+        net = Small(3)
+        net.load_state_dict(averaged(previous, [4, 7]))
+    assert_close(run.server.state[FedAvg.model], net.state_dict())
+    assert not multi or {"accuracy", "loss"} <= set(run.rows[0])
+    noted = {"FedCOG.first": 2} if how["start_round"] == 1 else None
+    assert [row.get("noted") for row in run.rows] == [noted, None, None]
 
 
 def test_uniform_targets_work_for_a_balanced_client_with_a_weight() -> None:
@@ -203,31 +154,6 @@ def test_half_of_the_steps_counts_all_phases(phases: Any, monkeypatch: pytest.Mo
     options: dict[str, Any] = {"clients": [client], "factory": Small, "batch": 2, "phases": phases, "rounds": 2}
     train(FedCOG(**FEW, regenerate=True), **options)
     assert at == [-1, 4 if len(phases) == 2 else 0]
-
-
-def test_last_local_model_is_kept_from_before_the_start_round() -> None:
-    run = train(FedCOG(**FEW))
-    assert "noted" not in run.rows[1]
-
-
-def test_new_client_generates_without_the_disagreement_term() -> None:
-    """The history notes it."""
-    method = FedAvg(FedCOG(**{**FEW, "start_round": 1}), factory=Small, lr=0.1, batch=20, initial=initial_network(3))
-    client = toy(4, 0, labels=SKEWED[0])
-    run = simulate(method, [client], rounds=2, progress=False)
-    assert [row.get("noted") for row in run.rows] == [{"FedCOG.first": 1}, None]
-    net = Small(3)
-    net.load_state_dict(initial_network(3))
-    targets, generator = torch.tensor([1] * 4 + [2] * 7), derive(0, 1, 0, "FedCOG", "generate")
-    made = invert(net, targets, shape=(1, 2, 2), steps=3, lr=0.1, generator=generator)
-
-    def loss(model: Any) -> Tensor:
-        student, teacher = model(made.images).log_softmax(1), made.columns["logits"].log_softmax(1)
-        distilled = (teacher.exp() * (teacher - student)).sum(1).mean()
-        return 4 / 9 * F.cross_entropy(model(client.images), client.labels) + 5 / 9 * distilled
-
-    first = simulate(method, [client], rounds=1, progress=False)
-    assert_close(first.server.state[FedAvg.model], trained(net, loss, 1, 0.1).state_dict())
 
 
 def test_refusals() -> None:

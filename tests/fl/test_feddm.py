@@ -18,6 +18,7 @@ from fl.addons._server_training import train_on_set
 from fl.aggregation import AggregatedReplies
 from fl.methods import FedProto
 from tests.fl.federations import Tiny, federation, images, with_label_rows
+from tests.refused import refused
 
 IPC, STEPS, EPOCHS = 2, 3, 4
 
@@ -118,8 +119,7 @@ def test_rounds_without_images_or_weights_are_refused_by_name() -> None:
     union = done.server.state[FedDM.images]
     method = FedDM(factory=Tiny, ipc=IPC, weights="samples")
     counts = AggregatedReplies(Message({FedDM.images: union, FedDM.samples: torch.zeros(2)}), {}, {}, [0, 1])
-    with pytest.raises(NoUsableReply, match="all weights of the round's replies are zero"):
-        method.weigh(counts)
+    refused(lambda: method.weigh(counts), NoUsableReply, "all weights of the round's replies are zero")
     with pytest.raises(NoUsableReply, match="no reply of the round holds an image"):
         method.train(done.server, union[:0], torch.zeros(0))
 
@@ -150,17 +150,8 @@ def test_server_training_weighs_images_alike_in_every_batch(weighted: bool) -> N
     net, by_hand = Tiny(3), Tiny(3)
     by_hand.load_state_dict(net.state_dict())
     make = lambda n: torch.optim.SGD(n.parameters(), lr=0.1, momentum=0.5)  # noqa: E731
-    train_on_set(
-        net,
-        data,
-        make(net),
-        epochs=2,
-        batch=4,
-        order=derive(5),
-        dropout=derive(6),
-        check_running=lambda: None,
-        weight=weight,
-    )
+    how: dict[str, Any] = {"epochs": 2, "batch": 4, "dropout": derive(6), "check_running": lambda: None}
+    train_on_set(net, data, make(net), order=derive(5), weight=weight, **how)
     sgd, order = make(by_hand), derive(5)
     for _ in range(2):
         for rows in torch.randperm(11, generator=order).split(4):

@@ -57,15 +57,8 @@ def clients() -> list[LabeledImages]:
 
 
 def method(kind: type[PrivateFedDM] = PrivateFedDM, **changes: Any) -> PrivateFedDM:
-    options = {
-        "factory": double,
-        "sigma": SIGMA,
-        "sigma_sizes": SIGMA_SIZES,
-        "num_networks": MAPS,
-        "ipc": IPC,
-        "rho": RHO,
-    }
-    return kind(**{**options, "steps": STEPS, "lr": LR, "least": 0.0, **SERVER, **changes})
+    noise = {"sigma": SIGMA, "sigma_sizes": SIGMA_SIZES, "num_networks": MAPS, "rho": RHO, "least": 0.0}
+    return kind(**{"factory": double, "ipc": IPC, "steps": STEPS, "lr": LR, **noise, **SERVER, **changes})
 
 
 def play(*, kind: type[PrivateFedDM] = PrivateFedDM, rounds: int = 1, held: Any = None, **changes: Any) -> Run:
@@ -222,14 +215,7 @@ def test_without_noise_and_clip_it_is_distribution_matching(kind: type[PrivateFe
 
 def test_image_sgd_uses_networks_around_the_received_weights() -> None:
     """In round 2 the networks are drawn around the model of round 1, not around the initial weights."""
-    options: dict[str, Any] = {
-        "mechanism": "image_sgd",
-        "rate": 0.3,
-        "clip": 0.5,
-        "least": 0.0,
-        "lr": 0.1,
-        "momentum": 0.3,
-    }
+    options: dict[str, Any] = {"mechanism": "image_sgd", "rate": 0.3, "clip": 0.5, "lr": 0.1, "momentum": 0.3}
     found = play(rounds=2, secret=5, **options).server.state[FedDM.images]
     net = double(3).eval()
     net.load_state_dict(state(play(rounds=1, secret=5, **options)))

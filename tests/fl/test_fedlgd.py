@@ -141,15 +141,6 @@ def test_target_is_the_mean_gradient_at_the_rounds_own_rate(monkeypatch: pytest.
         assert_close(target, gradient, atol=1e-5)
 
 
-def test_anchors_alone_are_additional_training_data() -> None:
-    run = run_method(Anchors(ipc=2, weight=0.0, selected=()), weights="uniform", rounds=3)
-    noise = run.server.state[Anchors.anchors]
-    joined = [LabeledImages.concatenate([c, noise]) for c in federation()]
-    alone = run_method(clients=joined, weights="uniform", rounds=3)
-    for name, value in alone.server.state[FedAvg.model].items():
-        assert torch.equal(run.server.state[FedAvg.model][name], value)
-
-
 @pytest.mark.parametrize("whole", [False, True])
 def test_statistics_are_requested_once_and_averaged_over_owners(whole: bool) -> None:
     """No client has class 2, so its anchors are noise. The mean over clients is uniform, as released."""

@@ -42,15 +42,9 @@ def full(seed: int = 0) -> Message:
         columns={"logits": torch.randn(4, 5, generator=g)},
         info={"method": "DM", "steps": 3},
     )
-    return Message(
-        {
-            Parts.weights: {"a/b.c": torch.randn(2, 3, generator=g), "n": torch.tensor(7)},
-            Parts.pictures: pictures,
-            Parts.number: 2.5,
-            Parts.text: "grüezi",
-            Parts.vector: torch.randn(0, 3, generator=g),
-        }
-    )
+    weights = {"a/b.c": torch.randn(2, 3, generator=g), "n": torch.tensor(7)}
+    values = {Parts.pictures: pictures, Parts.number: 2.5, Parts.text: "grüezi"}
+    return Message({Parts.weights: weights, **values, Parts.vector: torch.randn(0, 3, generator=g)})
 
 
 def test_entry_is_named_after_its_class_and_inherited_ones_declared() -> None:

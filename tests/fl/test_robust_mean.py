@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from fl import AddOn, ClientDP, FedAvg, Filtered, NoUsableReply, Run, simulate
 from fl.addons import SCAFFOLD, RobustMean
 from fl.addons.robust_mean import _krum_choice, _trimmed_mean
-from tests.fl import quadratic
 from tests.fl.federations import Tiny, federation, images
 from tests.fl.invariances import network
 from tests.refused import refused
@@ -112,17 +111,6 @@ def test_round_follows_the_formula(rule: str, clients: int, poisoned: tuple[int,
     assert moved(run) != pytest.approx(vectors.mean(0), abs=1e-4)
     if "krum" in rule:
         assert run.rows[0]["krum_clients"] == krum(vectors, 1, RULES[rule].best)
-
-
-@pytest.mark.parametrize("rule", ["median", "trimmed"])
-def test_rounds_of_two_weights_follow_the_formula(rule: str) -> None:
-    """Local training and the rule together in NumPy; with three clients and f = 1 both rules give the median."""
-    run = quadratic.run(RULES[rule], rounds=8, batch=1, weights="uniform")
-    w = quadratic.START
-    for _ in range(8):
-        deltas = [quadratic.train(i, w, k, 0.1) for i, k in enumerate(quadratic.COUNTS)]
-        w = w + combined(np.stack(deltas), rule)
-    assert quadratic.weights(run) == pytest.approx(w, abs=1e-5)
 
 
 # Laws of the rules themselves.

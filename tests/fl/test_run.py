@@ -259,30 +259,6 @@ def test_page_code_for_a_logger_gets_rounds_and_steps(module: str, monkeypatch: 
     assert [(name, step) for name, _, step in logger.seen] == [("loss", 1), ("loss", 2), ("loss", 3)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("module", ["tensorboard", "wandb", "mlflow"])
-def test_real_logger_keeps_the_accuracy(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = pytest.importorskip(module)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/runs.db")
-    place = page_code(module, "on_round=")
-    expected = [row["accuracy"] for row in place["run"].rows]
-    if module == "tensorboard":
-        place["writer"].close()
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-        kept = EventAccumulator("runs/mine").Reload().Scalars("accuracy")
-        assert [one.value for one in kept] == pytest.approx(expected)
-    elif module == "wandb":
-        assert real.run.summary["accuracy"] in expected
-        real.finish()
-    else:
-        kept = real.MlflowClient().get_metric_history(real.active_run().info.run_id, "accuracy")
-        assert [one.value for one in kept] == expected
-        real.end_run()
-
-
 def test_row_of_a_secret_draw_names_no_client() -> None:
     reasons = {"7": "reason"}
     row = {

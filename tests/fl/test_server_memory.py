@@ -20,7 +20,6 @@ from fl.engine import _outliers
 from fl.engine._client_memory import MemoryStore
 from fl.engine._client_records import ClientRecord, ClientRecords
 from fl.engine._round_stats import RoundStats
-from fl.engine._run_record import require_same
 from fl.engine.store import CheckpointError, Store
 from fl.message import Entry, Message
 from fl.participants import Client
@@ -130,15 +129,8 @@ def test_clients_that_are_not_drawn_cost_nothing(tmp_path: Path) -> None:
     looked = {}
     for count in (10, 10**9):
         clients, out = Lazy(count), tmp_path / str(count)
-        run = simulate(
-            FedAvg(Remembers(), factory=Tiny),
-            clients,
-            rounds=3,
-            participation=5,
-            out=out,
-            test=images(9, 1),
-            progress=False,
-        )
+        how: dict[str, Any] = {"rounds": 3, "participation": 5, "test": images(9, 1), "progress": False}
+        run = simulate(FedAvg(Remembers(), factory=Tiny), clients, out=out, **how)
         drawn = [k for row in run.rows for k in row["drawn"]]
         looked[count] = len(clients.asked)
         assert set(clients.asked) <= {0, *drawn}
@@ -241,26 +233,6 @@ def test_uncommitted_records_are_truncated(tmp_path: Path) -> None:
     refused(lambda: Store(tmp_path / "empty").state(), CheckpointError, "holds no completed round")
     records.write_text(whole[:20] + "\n" + whole, encoding="utf-8")
     refused(lambda: Store(tmp_path).restore("run"), CheckpointError, r"clients\.jsonl is damaged: line 1")
-
-
-@pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe{\x80", bytes(40), b"3", b"[]", b"null", b"{}"], ids=repr)
-def test_damaged_run_files_are_refused_by_file_name(damage: bytes, tmp_path: Path) -> None:
-    """Not UTF-8, JSON that is not a mapping, or a mapping of other keys: as after a crash of the machine."""
-    store = Store(tmp_path)
-    store.begin({"seed": 0})
-    store.append({"round": 1})
-    store.commit(1, "run", memory(0.0), {}, {}, {"4": {"memory": "1-a", "cached": {}}})
-    records, manifest, config = (
-        store.folder / "clients.jsonl", store.folder / "manifest.json", tmp_path / "config.json"
-    )  # fmt: skip
-    records.write_bytes(damage + b"\n" + records.read_bytes())
-    refused(lambda: store.restore("run"), CheckpointError, r"clients\.jsonl is damaged: line 1")
-    manifest.write_bytes(damage)
-    for read in (store.state, store.rows, lambda: store.restore("run")):
-        refused(read, CheckpointError, r"manifest\.json is (damaged|not a checkpoint)")
-    config.write_bytes(damage)
-    with pytest.raises(CheckpointError, match=r"config\.json|holds a run with other settings"):
-        require_same(tmp_path, {"seed": 0})
 
 
 def test_history_stores_each_name_and_equal_numbers_once() -> None:

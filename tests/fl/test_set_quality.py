@@ -20,6 +20,7 @@ from fl.filters import SetQuality
 from fl.participants import Server
 from tests.fl.federations import Tiny, federation, images
 from tests.fl.invariances import assert_same
+from tests.refused import refused
 
 POOL = images(60, 77)
 HOW: dict[str, Any] = {"server_data": {"pool": POOL}, "seed": 3, "progress": False}
@@ -128,8 +129,7 @@ def test_config_is_rebuilt_with_its_entry() -> None:
 def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"needs real images on the server: server_data=\{'proxy'"):
         simulate(Filtered(averaging(), SetQuality()), federation(), rounds=1, **HOW)
-    with pytest.raises(ValueError, match="per_class"):
-        SetQuality(per_class=0)
+    refused(lambda: SetQuality(per_class=0), ValueError, "per_class")
     personal = Filtered(averaging(personal="classifier.*"), SetQuality(on="pool"))
     with pytest.raises(ValueError, match="needs one global model, FedAvg has 0 here"):
         simulate(personal, federation(), rounds=1, **HOW)
