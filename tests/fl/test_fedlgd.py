@@ -307,6 +307,10 @@ def test_refusals() -> None:
     for bad in ({"reduction": "sum"}, {"temperature": 0.1}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             Anchors(regulariser="mmd", **bad)  # type: ignore[arg-type]
+    given: dict[str, Any] = {"ipc": 3, "selected": (2,), "init": "real", "batch_real": 6, "augment": None}
+    drawn = lambda: Tiny(3)  # noqa: E731
+    made = FedLGD(factory=Tiny, condense_steps=4, refine_steps=5, condense_factory=drawn, **given).addons
+    assert made[1] == Condensed(steps=4, refine_steps=5, factory=drawn, **given)
     assert FedLGD(factory=Tiny, anchors_lr=30.0).addons[0] == Anchors(lr=30.0)
     assert FedLGD(factory=Tiny, regulariser="mmd").addons[0] == Anchors(regulariser="mmd")
 

@@ -513,6 +513,7 @@ INDEX, LOGITS = torch.tensor([0, 1]), torch.zeros(2, 3)
         (lambda: batch_at(SMALL, [0]), "index must be"),
         (lambda: batch_at(SMALL, INDEX > 0), "index must be"),
         (lambda: batch_at(SMALL, torch.tensor([6])), r"index must be in \[0, 6\)"),
+        (lambda: batch_at(SMALL, torch.tensor([-1])), r"index must be in \[0, 6\)"),
         (lambda: CLASSES.counts(torch.tensor([3])), "labels must be below"),
         (lambda: CLASSES.sums(LOGITS, INDEX[:1]), "labels must be"),
         (lambda: CLASSES.sums(LOGITS, INDEX + 2), "labels must be below"),
