@@ -485,8 +485,9 @@ def test_invalid_counts_are_named() -> None:
 
 
 def test_losses_and_images_that_are_not_finite_stop() -> None:
-    with pytest.raises(FloatingPointError, match="the loss is nan in step 1: matching diverged; lower lr"):
-        run("DM", match=lambda real, synthetic: synthetic.sum() * torch.nan)
+    for value in (torch.nan, torch.inf):
+        with pytest.raises(FloatingPointError, match=f"the loss is -?{value} in step 1: matching diverged; lower lr"):
+            run("DM", match=lambda real, synthetic, x=value: synthetic.sum().abs() * x)
     wide: dict[str, Any] = {"real": data(), "networks": lambda: RandomNetworks(convnet), "lr": 1e37}
     with pytest.raises(FloatingPointError, match="NaN or Inf in the optimized images: .* lower lr, or the lr of inner"):
         run("DM", match=lambda real, synthetic: 1e6 * synthetic.sum(), steps=1, **wide)

@@ -72,8 +72,8 @@ def slow_stitch(
 
 @pytest.mark.parametrize(("shape", "chosen", "options"), [
     ((1, 8, 8), None, {"ipc": 4, "factor": 1, "pool": 7, "crops": 5, "min_scale": 0.08}),
-    ((2, 11, 7), [2, 0], {"ipc": 2, "factor": 3, "pool": None, "crops": 3, "min_scale": 0.3}),
-    ((3, 6, 10), None, {"ipc": 1, "factor": 2, "pool": 5, "crops": 1, "min_scale": 1.0}),
+    ((2, 4, 3), [2, 0], {"ipc": 2, "factor": 3, "pool": None, "crops": 3, "min_scale": 0.3}),
+    ((3, 7, 11), None, {"ipc": 1, "factor": 2, "pool": 5, "crops": 1, "min_scale": 1.0}),
     ((1, 7, 12), [0, 1], {"ipc": 30, "factor": 1, "pool": None, "crops": 2, "min_scale": 1.0}),  # with ties
 ])  # fmt: skip
 @pytest.mark.parametrize("chunk", [None, 7])
