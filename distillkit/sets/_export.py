@@ -188,8 +188,7 @@ def read_picture_folder(path: Path) -> tuple[Tensors, dict[str, Any]]:
                 array = np.array(picture.convert("L" if shape[0] == 1 else "RGB"))
             pictures.append(torch.from_numpy(array).reshape(*shape[1:], shape[0]).permute(2, 0, 1) / 255)
     images = torch.stack(pictures) if pictures else images
-    normalization = Normalization(facts["mean"], facts["std"], measured=facts["measured"])
-    return {"images": normalization.encode(images), "labels": labels}, facts
+    return {"images": Normalization(facts["mean"], facts["std"]).encode(images), "labels": labels}, facts
 
 
 def is_exported_folder(path: Path) -> bool:
