@@ -114,6 +114,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "pages": (saved(Image.fromarray(GRAY), ".tiff", save_all=True, append_images=[PALETTE]), "it has 2 frames"),
     "transparent gray": (saved(with_alpha(GRAY)), TRANSPARENT),
     "transparent color": (saved(with_alpha(COLOR)), TRANSPARENT),
+    "nearly opaque color": (saved(with_alpha(COLOR, OPAQUE - np.eye(3, 5, dtype=np.uint8))), TRANSPARENT),
     "transparent palette": (saved(PALETTE, transparency=0), TRANSPARENT),
     "transparent 16 bits": (saved(Image.fromarray(DEEP), transparency=int(DEEP[1, 1])), TRANSPARENT),
     "no picture": (raw(".png", b"no picture"), "cannot identify"),

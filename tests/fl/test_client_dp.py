@@ -299,6 +299,19 @@ def test_noise_covers_every_tensor_even_if_no_client_is_drawn() -> None:
     assert len(server.ledger.events) == 1000
 
 
+def test_empty_draw_still_changes_the_model() -> None:
+    class Nobody(ClientDP):
+        def draw(self, server: Server) -> list[int]:
+            super().draw(server)
+            return []
+
+    before = play(averaging(lr=1e-12), rounds=1).server.state[FedAvg.model]
+    run = play(Filtered(averaging(), Nobody(1.0, 0.5, 0.1)), rounds=1, secret=2)
+    assert run.rows[0]["bytes_up"] == 0
+    moved = [run.server.state[FedAvg.model][n] - t for n, t in before.items()]
+    assert all(float(m.std()) == pytest.approx(0.1 / 2.5, rel=0.7) for m in moved)
+
+
 def test_lost_and_failed_replies_add_noise_and_reveal_no_client() -> None:
     class Broken(AddOn):
         data_access = "none"

@@ -326,6 +326,15 @@ def test_augmentation_and_dropout_use_the_secret_generator(options: dict[str, An
     assert not torch.equal(one, moved())
 
 
+def test_chunk_size_changes_only_rounding() -> None:
+    one, other = (
+        play(noisy(chunk=c, clip=0.1), rounds=2, clients=CLIENTS[:2], how={"secret": 1}).server.state[FedAvg.model]
+        for c in (2, 100)
+    )
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-6)
+
+
 def test_training_leaves_no_hooks_and_warns_of_nothing() -> None:
     class Looks(AddOn):
         data_access = "none"

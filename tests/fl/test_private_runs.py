@@ -422,6 +422,23 @@ def test_noise_is_from_the_system_unless_seeded_without_guarantee(tmp_path: Path
     assert not torch.equal(runs[0].server.state[NoisySum.total], play(secret=6).server.state[NoisySum.total])
 
 
+def test_seeded_noise_differs_between_clients_and_rounds() -> None:
+    class Pure(NoisySum):
+        each = Entry[Tensor]("union")
+
+        def local(self, client: Client, message: Message) -> Message:
+            return Message({self.each: client.secret.add_noise(torch.zeros(1, 4), 1.0)})
+
+        def expect(self, server: Server, client: int) -> Schema:
+            return {self.each.key: EntrySpec(torch.zeros(1, 4, dtype=torch.float64))}
+
+        def receive(self, server: Server, replies: Any) -> None:
+            server.state[self.each] = torch.cat([server.state.get(self.each, torch.zeros(0, 4)), replies[self.each]])
+
+    rows = play(rounds=3, method=Pure(), secret=5).server.state[Pure.each]
+    assert len(rows.unique(dim=0)) == 9
+
+
 def test_run_is_not_resumed_with_another_source_of_noise_or_delta(tmp_path: Path) -> None:
     play(rounds=1, out=tmp_path, secret=1)
     refused(lambda: play(rounds=2, out=tmp_path, resume=True), CheckpointError, "privacy")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fl import FedAvg, Run, simulate
+from fl import FedAvg, Run, ServerAdaptive, simulate
 from fl.addons import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fl.averaging.addon import AddOn
 from tests.fl import quadratic
@@ -67,6 +67,10 @@ def test_adaptive_steps_follow_algorithm_2(initial: float | None) -> None:
         FedYogi(beta1=0.8, beta2=0.7, **options),
         adaptive(lambda v, d: v - 0.3 * d * np.sign(v - d), 0.8, 0.02, start),
     )  # fmt: skip
+
+
+def test_base_class_of_adaptive_steps_cannot_be_used() -> None:
+    refused(ServerAdaptive, TypeError, "abstract class ServerAdaptive .*second")
 
 
 def test_buffers_are_averaged() -> None:

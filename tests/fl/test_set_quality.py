@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,6 +110,14 @@ def test_judge_is_a_network_trained_on_the_real_images() -> None:
     order = derive(3, "SetQuality", "judge's order")
     train(judge, POOL, Protocol(epochs=5, batch=64), generator=order, progress=False)
     assert run.rows[-1]["set_quality"]["named"] == pytest.approx(accuracy(judge, run.server.state[FedDM.images]))
+
+
+def test_resumed_run_has_the_same_column(tmp_path: Path) -> None:
+    method = Filtered(condensing(), SetQuality(FedDM.images, on="pool", judge=1))
+    whole = simulate(method, federation(), rounds=3, **HOW)
+    simulate(method, federation(), rounds=1, out=tmp_path, **HOW)
+    resumed = simulate(method, federation(), rounds=3, out=tmp_path, resume=True, **HOW)
+    assert [r["set_quality"] for r in resumed.rows] == [r["set_quality"] for r in whole.rows]
 
 
 def test_config_is_rebuilt_with_its_entry() -> None:

@@ -110,7 +110,7 @@ def test_invalid_attributes_are_refused(attributes: Any, words: str, tmp_path: P
 
 def leaf(folder: Path, **change: Any) -> Path:
     """Write the files of LEAF's `metadata_to_json.py` and `split_data.py`: names, and y as floats."""
-    for part, numbers in (("train", [1, 2, 5, 6]), ("test", [3, 7])):
+    for part, numbers in (("train", [1, 2, 5, 6]), ("test", [3, 4, 7])):
         held: dict[str, Any] = {}
         for n in numbers:
             own = held.setdefault(PEOPLE[n], {"x": [], "y": []})
@@ -127,12 +127,12 @@ def leaf(folder: Path, **change: Any) -> Path:
 def test_leaf_assigns_faces_to_people(tmp_path: Path, global_rng_untouched: None) -> None:
     pictures(leaf(tmp_path) / "raw" / "img_align_celeba")
     split = load_leaf_celeba(tmp_path, size=(8, 6), normalization=HALF)
-    assert split.users == ("12", "99", "2880")
+    assert split.users == ("7", "12", "99", "2880")
     assert split.classes == ("not Smiling", "Smiling")
-    assert split.train.columns["user"].tolist() == [2, 0, 1, 1]
+    assert [part.columns["user"].tolist() for part in split] == [[3, 1, 2, 2], [3, 0, 2]]
     assert split.train.labels.tolist() == [1, 1, 0, 1]
     stored = bytes_of(split.test.pixels())
-    assert np.array_equal(stored, np.stack([face(3), face(7)]))
+    assert np.array_equal(stored, np.stack([face(3), face(4), face(7)]))
     (tmp_path / "raw").rename(tmp_path / "elsewhere")
     moved = load_leaf_celeba(tmp_path, images=tmp_path / "elsewhere" / "img_align_celeba", normalization=HALF)
     assert moved.train.shape == (3, 84, 84)
@@ -141,7 +141,7 @@ def test_leaf_assigns_faces_to_people(tmp_path: Path, global_rng_untouched: None
 def test_leaf_without_files_or_faces_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"lacks train/\*\.json and test/\*\.json; make them with LEAF"):
         load_leaf_celeba(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"raw/img_align_celeba lacks 6 pictures, such as 000001\.jpg"):
+    with pytest.raises(FileNotFoundError, match=r"raw/img_align_celeba lacks 7 pictures, such as 000001\.jpg"):
         load_leaf_celeba(leaf(tmp_path))
 
 

@@ -93,11 +93,11 @@ def test_classes_are_matched_by_name(global_rng_untouched: None) -> None:
     stated = as_domains({"a": one, "b": split(("dog",), [0], 1.0)}, classes=["dog", "cow", "cat"], normalization=HALF)
     assert stated.classes == ("dog", "cow", "cat")
     assert stated.train.labels.tolist() == [2, 0, 0, 0]
-    rows = LabeledImages.from_pixels(torch.zeros(1, 3, 4, 4), torch.tensor([[0.0, 1.0]]), normalization=HALF)
-    multi = as_domains({"a": Split(rows, rows, ("cat", "dog"))}, classes=("dog", "cow", "cat"), normalization=HALF)
-    assert multi.train.labels.tolist() == [[1.0, 0.0, 0.0]]
+    rows = LabeledImages.from_pixels(torch.zeros(1, 3, 4, 4), torch.tensor([[0.1, 0.2, 0.3]]), normalization=HALF)
+    multi = as_domains({"a": Split(rows, rows, ("a", "b", "c"))}, classes=("c", "a", "d", "b"), normalization=HALF)
+    assert torch.equal(multi.train.labels, torch.tensor([[0.3, 0.1, 0.0, 0.2]]))
     with pytest.raises(ValueError, match="labels of different kinds"):
-        as_domains({"a": one, "b": Split(rows, rows, ("cat", "dog"))})
+        as_domains({"a": one, "b": Split(rows, rows, ("cat", "dog", "cow"))}, classes=("cat", "dog", "cow"))
 
 
 def test_a_class_count_that_was_derived_is_still_derived() -> None:

@@ -48,6 +48,8 @@ def test_pixels_labels_and_writers_are_those_of_the_files(
 ) -> None:
     split = load_femnist(write(tmp_path, whole))
     assert split.users == ("f0000_14", "f0001_41", "f0002_01")
+    # LEAF's relabel_class: 0..9 for digits, 10..35 for upper case, 36..61 for lower case
+    assert [split.classes[k] for k in (0, 9, 10, 35, 36, 61)] == ["0", "9", "A", "Z", "a", "z"]
     for part, data, files in (("train", split.train, TRAIN), ("test", split.test, TEST)):
         assert (data.shape, data.num_classes, data.classes_given) == ((1, 28, 28), 62, True)
         assert data.info == {"dataset": "femnist", "split": part}
@@ -59,13 +61,6 @@ def test_pixels_labels_and_writers_are_those_of_the_files(
             assert mine.labels.tolist() == y.tolist()
     assert split.train.mean == pytest.approx(Normalization.of(split.train.pixels()).mean, abs=1e-6)
     assert split.test.normalization == split.train.normalization
-
-
-def test_labels_are_digits_upper_and_lower_case_letters(tmp_path: Path) -> None:
-    classes = load_femnist(write(tmp_path)).classes
-    assert len(classes) == 62
-    # LEAF's relabel_class: 0..9 for digits, 10..35 for upper case, 36..61 for lower case
-    assert [classes[k] for k in (0, 9, 10, 35, 36, 61)] == ["0", "9", "A", "Z", "a", "z"]
 
 
 def test_size_channels_and_normalization(tmp_path: Path) -> None:
@@ -80,20 +75,13 @@ def test_users_split_between_train_and_test_are_numbered_together(tmp_path: Path
     write(tmp_path)
     for file in (tmp_path / "test").iterdir():
         file.unlink()
-    (tmp_path / "test" / "all_data_0.json").write_text(json.dumps(shard({"f0001_00": 2}, "test")), encoding="utf-8")
+    held = shard({"f0001_00": 2}, "test")
+    held["user_data"]["f9999_00"] = {"x": [], "y": []}  # what split_data.py leaves of users that it drops
+    (tmp_path / "test" / "all_data_0.json").write_text(json.dumps(held), encoding="utf-8")
     split = load_femnist(tmp_path)
     assert split.users == ("f0000_14", "f0001_00", "f0001_41", "f0002_01")
     assert split.test.columns["user"].tolist() == [1, 1]
     assert split.train.columns["user"].unique().tolist() == [0, 2, 3]
-
-
-def test_users_dropped_by_leaf_are_not_listed(tmp_path: Path) -> None:
-    write(tmp_path)
-    file = tmp_path / "train" / "all_data_1_niid_0_keep_0_train_9.json"
-    held = shard(TRAIN["all_data_1"], "train")
-    held["user_data"]["f9999_00"] = {"x": [], "y": []}  # what split_data.py leaves of them
-    file.write_text(json.dumps(held), encoding="utf-8")
-    assert "f9999_00" not in load_femnist(tmp_path).users
 
 
 def test_missing_files_are_named_with_the_command_that_makes_them(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def record(photo: int, user: str, part: str, coarse: list[str], fine: list[str])
 
 RECORDS = [
     record(14, "b@N00", "train", ["equipment", "structure"], ["bag", "furniture"]),
-    record(11, "a@N01", "train", ["plant"], ["tree"]),
+    record(11, "a@N01", "train", ["plant", "plant"], ["tree"]),
     record(12, "b@N00", "train", [], []),
     record(13, "d@N00", "val", ["food"], ["bread", "fruit"]),
     record(15, "c@N02", "test", ["plant", "food"], ["tree", "fruit"]),

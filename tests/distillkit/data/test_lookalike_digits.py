@@ -71,16 +71,16 @@ def test_invalid_digits_and_photos_are_refused(options: dict[str, Any], error: t
 
 
 def test_drawn_digits_are_balanced_coloured_and_reproducible(global_rng_untouched: None) -> None:
-    first, again, other = (synth_digits_like(train=50, test=20, size=16, generator=seed) for seed in (0, 0, 1))
+    first, again, other = (synth_digits_like(train=53, test=20, size=16, generator=seed) for seed in (0, 0, 1))
     assert torch.equal(first.train.images, again.train.images)
     assert not torch.equal(first.train.images, other.train.images)
-    assert first.train.counts().tolist() == [5] * 10
+    assert sorted(first.train.counts().tolist()) == [5] * 7 + [6] * 3
     assert first.test.counts().tolist() == [2] * 10
     assert first.train.shape == (3, 16, 16)
     assert first.train.info == {"dataset": "synthdigits-like", "split": "train"}
     pixels = first.train.pixels().flatten(2)
     assert float((pixels.amax(2) - pixels.amin(2)).mean(1).min()) > 0.1  # every digit can be seen
-    assert len({tuple(p[:, 0].tolist()) for p in pixels}) == 50  # grounds differ
+    assert len({tuple(p[:, 0].tolist()) for p in pixels}) == 53  # grounds differ
     stroke, ground = _colours(2000, derive(0))
     assert 0.25 <= float((stroke - ground).abs().mean(1).min()) < 0.27  # any colours with this mean difference
 
@@ -92,6 +92,7 @@ def test_digits_are_moved_turned_and_blurred_within_their_ranges(monkeypatch: py
     drawn = torch.tensor([[one["height"], one["turn"], *one["shift"], one["blur"]] for one in seen])
     low, high = torch.tensor([0.5, -20, -0.1, -0.1, 0]), torch.tensor([0.9, 20, 0.1, 0.1, 1.2])
     near = 0.02 * (high - low)
+    assert float((drawn.T.corrcoef() - torch.eye(5)).abs().max()) < 0.2
     assert bool((drawn.amin(0) - low <= near).all() & (drawn.amin(0) >= low).all())
     assert bool((high - drawn.amax(0) <= near).all() & (drawn.amax(0) <= high).all())
 

@@ -107,7 +107,8 @@ class Evil:
         ((torch.zeros(2, 32, 32, 3), torch.zeros(2)), "must hold images uint8"),
         ((torch.zeros(2, 32, 32, 3).byte(), torch.zeros(3)), "must hold images uint8 .* and 3 labels"),
         ((torch.zeros(2, 32, 32, 1).byte(), torch.zeros(2)), "must hold colour pictures of the digits"),
-        ((torch.zeros(2, 32, 32, 3).byte(), torch.full((2,), 10)), "must hold colour pictures of the digits 0..9"),
+        ((torch.zeros(2, 32, 32, 3).byte(), torch.tensor([0, -1])), "must hold colour pictures of the digits 0..9"),
+        ((torch.zeros(2, 32, 32, 3).byte(), torch.tensor([0, 10])), "must hold colour pictures of the digits 0..9"),
     ],
 )
 def test_a_pt_file_constructs_nothing_but_tensors(

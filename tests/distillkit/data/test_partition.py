@@ -139,13 +139,6 @@ def test_exactly_the_minimum_is_enough() -> None:
     assert len(partition.dirichlet(torch.zeros(5, dtype=torch.long), 1, 1.0, min_size=5, tries=1)[0]) == 5
 
 
-def test_dirichlet_redraws_if_the_first_draw_is_too_unequal() -> None:
-    labels = balanced(10, 140)
-    first = partition.dirichlet(labels, 10, 0.01, min_size=0)
-    assert min(map(len, first)) < 10
-    assert min(map(len, partition.dirichlet(labels, 10, 0.01))) >= 10
-
-
 @given(seed=st.integers(0, 10**6), alpha=st.sampled_from([0.01, 0.1, 1.0]), clients=st.sampled_from([4, 7]))
 def test_capped_dirichlet_gives_nothing_more_to_a_full_client(seed: int, alpha: float, clients: int) -> None:
     labels = balanced(6, 40)
@@ -322,14 +315,6 @@ def test_by_domain() -> None:
     refused(lambda: partition.by_domain(domains.float()), TypeError, "domains")
 
 
-def test_two_classes_with_500_images_of_vhls_paper() -> None:
-    """Section 5.1: "each client only has 500 data samples of 2 classes", CIFAR-10 with 10 clients."""
-    labels = balanced(10, 5000)
-    parts = partition.cap_size(labels, partition.classes_per_client(labels, 10, 2), 500, keep="even")
-    for row in partition.summary(labels, parts):
-        assert sorted(row.tolist()) == [0] * 8 + [250, 250]
-
-
 @given(
     counts=st.lists(st.lists(st.integers(0, 12), min_size=3, max_size=3), min_size=1, max_size=4),
     size=st.integers(1, 30),
@@ -356,6 +341,8 @@ def test_cap_size_keeps_a_subset_of_the_expected_classes(
             continue
         if keep == "shares":
             assert all(abs(got - size * held / sum(n)) < 1 for got, held in zip(left, n))
+            rest = sorted((got - size * held / sum(n)) for got, held in zip(left, n))
+            assert rest[-1] - rest[0] <= 1 + 1e-9  # the largest remainders are rounded up
         else:
             assert all(got == held or got >= max(left) - 1 for got, held in zip(left, n))
 
@@ -387,6 +374,7 @@ def test_applied_to_another_set_a_partition_keeps_every_clients_mix(name: str, s
     for own, found in zip(before.tolist(), after.tolist(), strict=True):
         scale = min(Fraction(int((other == k).sum()), sum(b[k] for b in before.tolist())) for k in range(15) if own[k])
         assert all(abs(n - m * scale) < 1 for n, m in zip(found, own, strict=True))
+        assert sum(found) <= scale * sum(own)
         spread = abs(torch.tensor(found) / max(1, sum(found)) - torch.tensor(own) / sum(own)).sum() / 2
         assert spread <= sum(n > 0 for n in own) / max(1, sum(found))
     taken = labels[torch.cat(parts)]
@@ -402,9 +390,9 @@ def test_a_partition_by_users_gives_users_all_their_other_images() -> None:
     users, other = torch.tensor([7, 7, 7, 2, 9, 9]), torch.tensor([9, 2, 2, 7, 2, 4])
     made = partition.apply(users, [*partition.by_domain(users), torch.tensor([], dtype=torch.long)], other)
     assert [part.tolist() for part in made] == [[1, 2, 4], [3], [0], []]
-    begun, many = time.perf_counter(), torch.arange(20_000) % 5000
+    begun, many = time.process_time(), torch.arange(20_000) % 5000
     assert sum(map(len, partition.apply(many, partition.by_domain(many), many))) == 20_000
-    assert time.perf_counter() - begun < 10
+    assert time.process_time() - begun < 10
     with pytest.raises(ValueError, match="other has no image of class 2, .* pass a set with all classes"):
         partition.apply(users, partition.by_domain(users), other[other != 2])
     with pytest.raises(ValueError, match="was it made for another set"):

@@ -55,6 +55,12 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"missing wnids\.txt, words\.txt, train, val/val_annotations\.txt"):
         load("tiny-imagenet", root=tmp_path)
     folder = write(tmp_path)
+    annotations = folder / "val" / "val_annotations.txt"
+    held = annotations.read_text(encoding="utf-8")
+    annotations.write_text(held + "".join(f"x{i}.JPEG\tn01\t0\n" for i in range(7)), encoding="utf-8")
+    words = r"missing x0\.JPEG, x1\.JPEG, x2\.JPEG, x3\.JPEG, x4\.JPEG and 2 more; unpack"
+    refused(lambda: load("tiny-imagenet", root=tmp_path), FileNotFoundError, words)
+    annotations.write_text(held, encoding="utf-8")
     (folder / "val" / "images" / "val_1.JPEG").unlink()
     with pytest.raises(FileNotFoundError, match=r"not complete in .*val/images: missing val_1\.JPEG; unpack http"):
         load("tiny-imagenet", root=tmp_path)
@@ -72,6 +78,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         ("wnids.txt", "", r"words\.txt must name each class of wnids\.txt, but lacks all"),
         ("val/val_annotations.txt", "val_0.JPEG n01\n", "must hold lines picture<tab>class<tab>box, got 'val_0"),
         ("val/val_annotations.txt", "val_0.JPEG\tn03\t0\n", "must hold lines picture<tab>class<tab>box"),
+        ("val/val_annotations.txt", "val_0.JPEG\tn01 0\n", "must hold lines picture<tab>class<tab>box"),
         ("val/val_annotations.txt", "", r"val_annotations\.txt names no pictures"),
     ],
 )

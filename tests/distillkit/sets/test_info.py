@@ -212,7 +212,8 @@ def test_joined_guarantees_by_hand(infos: list[dict[str, Any]], unknown: str, wa
 def test_image_that_occurs_twice_is_marked() -> None:
     data = make({})
     items: Any = Subset(TensorDataset(*data), [0, 1, 0])
-    read = [as_set(source, class_names=("a", "b")) for source in (items, ConcatDataset([TensorDataset(*data)] * 2))]
+    sources = items, ConcatDataset([TensorDataset(*data)] * 2), ConcatDataset([Subset(items, [0]), items])
+    read = [as_set(source, class_names=("a", "b")) for source in sources]
     for twice in (data[[-1, 7]], data[torch.tensor([0, 0])], LabeledImages.concatenate([data, data]), *read):
         assert twice.info == {"derived": "repeated images"}
     for once in (data[[-1, 6]], data[data.labels == 1], LabeledImages.concatenate([data[:0], data[:0], data])):
