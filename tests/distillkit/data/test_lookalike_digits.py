@@ -27,17 +27,18 @@ def test_digits_are_blended_as_the_difference_to_a_crop(
     monkeypatch.setattr(lookalike_digits, "_CHUNK", chunk)
     photo = np.random.default_rng(0).integers(0, 256, (20, 18, 3), np.uint8)
     digits = few()
-    made = mnist_m_like(digits, photos=[photo], normalization=HALF)
+    made = mnist_m_like(digits, photos=[photo, 255 - photo], normalization=HALF)
     crops = torch.from_numpy(photo).permute(2, 0, 1).float().div(255).unfold(1, 16, 1).unfold(2, 16, 1)
-    crops = crops.permute(1, 2, 0, 3, 4).flatten(0, 1)  # all fifteen
+    crops = crops.permute(1, 2, 0, 3, 4).flatten(0, 1)
+    crops = torch.cat([crops, 1 - crops])  # all fifteen of each photo
     used = set()
     for picture, digit in zip(made.train.pixels(), digits.train.pixels(), strict=True):
         far = (crops - digit).abs().sub(picture).abs().flatten(1).amax(1)
         assert float(far.min()) < 1e-5
         used.add(int(far.argmin()))
-    assert len(used) > 8
+    assert len(used) > 16
     assert torch.equal(made.train.labels, digits.train.labels)
-    assert made.train.info == {"dataset": "digits-m-like", "photos": 1, "split": "train"}
+    assert made.train.info == {"dataset": "digits-m-like", "photos": 2, "split": "train"}
     assert made.train.normalization == HALF
 
 

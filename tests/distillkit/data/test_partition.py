@@ -141,7 +141,7 @@ def test_exactly_the_minimum_is_enough() -> None:
 
 @given(seed=st.integers(0, 10**6), alpha=st.sampled_from([0.01, 0.1, 1.0]), clients=st.sampled_from([4, 7]))
 def test_capped_dirichlet_gives_nothing_more_to_a_full_client(seed: int, alpha: float, clients: int) -> None:
-    labels = balanced(6, 40)
+    labels = uneven(6, 20, seed) // 3
     counts = partition.summary(labels, partition.dirichlet_capped(labels, clients, alpha, min_size=0, generator=seed))
     held_before = counts.cumsum(1) - counts
     full = held_before >= len(labels) / clients

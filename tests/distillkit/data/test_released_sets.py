@@ -71,6 +71,7 @@ def test_files_of_mtt_and_datm(tmp_path: Path) -> None:
     [
         [X, Y],
         (X, Y, torch.tensor(0.02)),
+        (X, Y, 0.02),
         [[X * 0, Y], [X, Y]],
         {"images": X, "labels": Y},
         {"image_syn": X, "label_syn": Y[:, None]},
@@ -85,7 +86,7 @@ def test_other_layouts(tmp_path: Path, content: Any) -> None:
     assert torch.equal(found.images, X)
     assert torch.equal(found.labels, Y)
     assert found.labels.dtype == torch.int64
-    assert ("lr_student" in found.info) == (isinstance(content, tuple))
+    assert found.info.get("lr_student") == (pytest.approx(0.02) if isinstance(content, tuple) else None)
 
 
 def test_bytes_are_pixels_and_rows_in_half_precision_are_renormalized(tmp_path: Path) -> None:

@@ -208,9 +208,9 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     labels: list[Any] = [*ANIMALS[:5], None, "fox", *ANIMALS[7:]]
     parts = ["train"] * 7 + ["unknown"] + ["train"] * 4
     names = [*(f"{i:03d}" for i in range(9)), "008", "010", None]
-    frame = pd.DataFrame({"id": names, "label": labels, "split": parts})
+    frame = pd.DataFrame({"id": names, "label": labels, "split": parts, "site": ["north"] * 4 + [None] + ["south"] * 7})
     with pytest.raises(ValueError, match="train cannot be read as one set:") as raised:
-        load_table(frame, folder=train, classes=["cat", "dog", "eel"])
+        load_table(frame, folder=train, classes=["cat", "dog", "eel"], user="site")
     lines = str(raised.value).splitlines()[1:]
     assert {line.split(" of train")[0].split(";")[0] for line in lines} == {
         "- 1 names of several files",
@@ -220,6 +220,7 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         "- 1 pictures without the 3 channels of 002.jpg and 7 more",
         "- 1 rows without a label: 005",
         "- 1 rows without a file: row 11",
+        "- 1 rows without a user: 004",
         "- 1 rows whose label is not in classes: fox",
         "- 1 rows whose split is none",
         "- 2 pictures in several rows",
@@ -258,6 +259,7 @@ def test_classes_that_differ_in_case_are_reported(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="upper and lower case are kept apart: cat, dog$"):
         split = load_table(frame, folder=tmp_path / "train", test_fraction=0)
     assert split.classes == ("CAT", "Cat", "Dog", "cat", "dog", "eel")
+    assert [split.classes[k] for k in split.train.labels.tolist()] == frame[label].tolist()
 
 
 def test_what_is_no_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,11 +68,13 @@ def test_names_give_the_class_count() -> None:
     assert LabeledImages(X, torch.full((9, 3), 1 / 3), class_names=NAMES).class_names == NAMES
 
 
-@pytest.mark.parametrize("names", ["abc", [0, 1, 2], {"a", "b", "c"}, ["a", "b"], ["a", "b", "c", "d"], ["a", "b", ""]])
+@pytest.mark.parametrize(
+    "names", ["abc", [0, 1, 2], {"a", "b", "c"}, ["a", "b"], ["a", "b", "c", "d"], ["a", "b", ""], ["a", "b", "a"]]
+)
 def test_wrong_names_are_refused(names: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="class_names must be"):
+    with pytest.raises((TypeError, ValueError), match="class_names must (be|differ)"):
         LabeledImages(X, Y, num_classes=3, class_names=names)
-    with pytest.raises((TypeError, ValueError), match="class_names must be"):
+    with pytest.raises((TypeError, ValueError), match="class_names must (be|differ)"):
         DATA.replace(class_names=names)
 
 

@@ -60,6 +60,14 @@ def test_random_rows_repeat_images_only_in_too_small_classes(labels: list[int], 
             assert max(drawn.values(), default=1) == 1
 
 
+def test_all_images_of_a_class_are_drawn_at_some_time() -> None:
+    rows = {1: torch.tensor([3, 5, 8])}
+    for count in (1, 4):  # of which the last one is drawn again
+        drawn = Counter(int(random_rows(rows, [count], derive(seed))[0][-1]) for seed in range(90))
+        assert set(drawn) == {3, 5, 8}
+        assert min(drawn.values()) > 15
+
+
 @given(st.lists(st.integers(0, 4), min_size=1, unique=True))
 def test_classes_are_sorted_for_any_numbers(classes: list[int]) -> None:
     assert class_indices(classes, 5) == sorted(classes)

@@ -42,6 +42,7 @@ def test_decoding_is_bilinear_and_row_by_row() -> None:
 def test_the_adjoint_is_the_transpose_of_decoding(factor: int, n: int, seed: int) -> None:
     tiles, stored = Tiles(factor), noise(n, 6, seed)
     gradient = noise(n * tiles.count, 6, seed + 1)
+    assert tiles.adjoint(gradient).dtype == gradient.dtype
     assert torch.isclose((tiles.decode(stored) * gradient).sum(), (stored * tiles.adjoint(gradient)).sum())
 
 
