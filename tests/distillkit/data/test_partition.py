@@ -218,6 +218,7 @@ def test_classes_per_client(seed: int, k: int, clients: int) -> None:
     assert (counts[torch.arange(clients), torch.arange(clients) % 5] > 0).all()
     for column, size in zip(counts.T, labels.unique(return_counts=True)[1].tolist(), strict=True):
         owned = column[column > 0].tolist()
+        assert owned, "no class is left out"
         assert owned == shares(size, len(owned))
 
 
