@@ -159,7 +159,12 @@ class OperatingPoint:
 
     def __str__(self) -> str:
         few = f" (only {self.fpr.hits} false positives)" if self.few else ""
-        return f"TPR {self.tpr} at FPR {100 * self.fpr.value:.2g} %{few}"
+        return f"TPR {self.tpr} at FPR {two_digits(self.fpr.value)} %{few}"
+
+
+def two_digits(share: float) -> str:
+    """Return a share in [0, 1] in per cent, such as "12" for 0.123."""
+    return f"{100 * share:.2g}" if share < 0.995 else "100"
 
 
 def at_threshold(

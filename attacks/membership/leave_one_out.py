@@ -15,7 +15,17 @@ from attacks.membership._inputs import finite_scores
 from attacks.membership.lira import lira
 from attacks.membership.rmia import rmia
 from attacks.membership.shadow_scores import ShadowScores, Target
-from attacks.statistics import FEW, Estimate, OperatingPoint, Rate, at_threshold, bonferroni, ppv_interval, roc
+from attacks.statistics import (
+    FEW,
+    Estimate,
+    OperatingPoint,
+    Rate,
+    at_threshold,
+    bonferroni,
+    ppv_interval,
+    roc,
+    two_digits,
+)  # fmt: skip
 from distillkit._utils import check
 from distillkit._utils.content import content
 from distillkit._utils.progress import bar
@@ -256,4 +266,4 @@ def _rate(counted: Sequence[Rate], units: Tensor, confidence: float) -> Estimate
 
 
 def _percent(rate: Estimate) -> str:
-    return f"{100 * rate.value:.2g} % ({100 * rate.low:.2g} to {100 * rate.high:.2g})"
+    return f"{two_digits(rate.value)} % ({two_digits(rate.low)} to {two_digits(rate.high)})"

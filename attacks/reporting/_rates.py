@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attacks.reporting._page import Section
-from attacks.statistics import OperatingPoint, Rate, at_threshold, bonferroni, roc
+from attacks.statistics import OperatingPoint, Rate, at_threshold, bonferroni, roc, two_digits
 from distillkit._utils.tables import Table
 from distillkit.rng import derive
 
@@ -84,7 +84,7 @@ def judge(section: Section, kind: str, points: dict[str, OperatingPoint], attack
 
 def format_percent(share: float) -> str:
     """Return a share in [0, 1] as text, such as "12 %" for 0.12."""
-    return f"{100 * share:.2g} %" if share < 1 else "100 %"
+    return f"{two_digits(share)} %"
 
 
 def share_of(hits: Tensor) -> Rate:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 from torch import Tensor, nn
 
@@ -91,7 +91,7 @@ def add_shadows(
         }
 
     found = attacked(pipeline, "shadows")
-    others = {name: attacked(one, "shadows-" + re.sub(r"\W+", "_", name)) for name, one in baselines.items()}
+    others = {name: attacked(one, f"shadows-{quote(name, safe='')}") for name, one in baselines.items()}
     leaks = {key: one for key, one in found.items() if one.tpr.low > one.fpr.high or one.auc.low > 0.5}
     for scorer in dict.fromkeys(name for name, _ in leaks):
         own = {attack: one for (name, attack), one in leaks.items() if name == scorer}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -13,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta, binom, norm
 
-from attacks.audit import audit_claim, epsilon_lower_bound, max_lower_bound, one_run_lower_bound, step_scores
+from attacks.audit import ClaimTest, audit_claim, epsilon_lower_bound, max_lower_bound, one_run_lower_bound, step_scores
 from attacks.audit._rates import p_value
+from attacks.statistics import Rate
 from distillkit.privacy import compose, gaussian_delta, gaussian_sigma
 from distillkit.rng import derive
 from tests.refused import refused
@@ -91,14 +93,6 @@ def test_privacy_profile_detects_more_than_one_epsilon() -> None:
     assert audit_claim(*worlds, PROFILE).refuted
 
 
-@pytest.mark.parametrize("flipped", [False, True])
-@pytest.mark.parametrize("negated", [False, True])
-def test_leak_in_any_direction_is_found(flipped: bool, negated: bool) -> None:
-    inside, outside = runs(SIGMA / 3, 500, 1)
-    worlds = (outside, inside) if flipped else (inside, outside)
-    assert audit_claim(*((-w if negated else w) for w in worlds), PROFILE).refuted
-
-
 def test_leak_in_one_run_of_ten_is_found() -> None:
     """Pure delta: 10 % of runs print the record. Only points with small epsilon and large delta detect that."""
     inside, outside = runs(SIGMA, 2000, 2)
@@ -143,32 +137,87 @@ def test_column_equals_a_row() -> None:
     assert epsilon_lower_bound(inside[:, None], outside[:, None], 1e-5) == epsilon_lower_bound(inside, outside, 1e-5)
 
 
-def slow_many_run(inside: torch.Tensor, outside: torch.Tensor, delta: float, seed: int) -> tuple[int, int, int, int]:
-    """Count on one half, run by run, the event with the best Clopper-Pearson bound on the other half."""
+Counts = tuple[int, int, int, int]
+Slow = tuple[str, str, float, int]  # world, side, threshold and column of an event
+
+
+def slow_counts(inside: torch.Tensor, outside: torch.Tensor, seed: int) -> tuple[list[Slow], Callable[..., Counts]]:
+    """Return all events of the first halves of the runs, and a function that counts an event run by run on a half."""
     rng = derive(seed)
-    worlds = [w[torch.randperm(len(w), generator=rng)].tensor_split(2) for w in (inside, outside)]
+    halves = {
+        name: w[torch.randperm(len(w), generator=rng)].tensor_split(2)
+        for name, w in (("inside", inside), ("outside", outside))
+    }
 
-    def counts(half: int, world: int, high: bool, threshold: float) -> tuple[int, int, int, int]:
-        hits = [int(((w[half] >= threshold) == high).sum()) for w in worlds]
-        return hits[world], len(worlds[world][half]), hits[1 - world], len(worlds[1 - world][half])
+    def counts(half: int, world: str, side: str, threshold: float, column: int) -> Counts:
+        found = []
+        for name in (world, "outside" if world == "inside" else "inside"):
+            values = halves[name][half][:, column].tolist()
+            found += [sum((v >= threshold) == (side == "at least") for v in values), len(values)]
+        return found[0], found[1], found[2], found[3]
 
-    def bound(event: tuple[int, bool, float]) -> float:
-        k, n, j, m = counts(0, *event)
-        low = beta.ppf(0.025, k, n - k + 1) if k else 0.0
-        return math.log((low - delta) / (beta.ppf(0.975, j + 1, m - j) if j < m else 1.0)) if low > delta else -math.inf
-
-    every = [(w, h, t) for w in (0, 1) for h in (True, False) for t in torch.cat([w[0] for w in worlds]).tolist()]
-    return counts(1, *max(every, key=bound))
+    places = [sorted({*torch.cat([w[0][:, c] for w in halves.values()]).tolist()}) for c in range(inside.shape[1])]
+    sides = list(product(("inside", "outside"), ("at least", "below")))
+    return [(*side, t, c) for c, values in enumerate(places) for side in sides for t in values], counts
 
 
-@pytest.mark.parametrize("delta", [0.0, 1e-2])
-def test_many_run_bound_is_the_largest_refuted_epsilon(delta: float) -> None:
+@pytest.mark.parametrize("confidence", [0.95, 0.8])
+@pytest.mark.parametrize("delta", [0.0, 0.1])
+def test_many_run_bound_is_the_largest_refuted_epsilon(delta: float, confidence: float) -> None:
+    """It is counted on one half of the runs, of the event with the best Clopper-Pearson bound on the other half."""
+    tail, level = (1 - confidence) / 2, 1 - confidence
+
+    def bound(k: int, n: int, j: int, m: int) -> float:
+        low = beta.ppf(tail, k, n - k + 1) if k else 0.0
+        return max(0.0, math.log(max(low - delta, 1e-9) / (beta.ppf(1 - tail, j + 1, m - j) if j < m else 1.0)))
+
     for seed in range(4):
-        inside, outside = runs(0.7, 60, seed)
-        found = epsilon_lower_bound(inside, outside, delta, generator=derive(seed))
-        counts = slow_many_run(inside, outside, delta, seed)
-        assert p_value(*counts, [(found + 1e-6, delta)], 0.05) > 0.05 - 1e-9
-        assert found == 0 or p_value(*counts, [(found - 1e-6, delta)], 0.05) <= 0.05
+        inside, outside = runs(0.3, 70, seed)
+        found = epsilon_lower_bound(inside, outside[:50], delta, confidence=confidence, generator=derive(seed))
+        events, counts = slow_counts(inside[:, None], outside[:50, None], seed)
+        chosen = counts(1, *max(events, key=lambda event: bound(*counts(0, *event))))
+        assert found > 0.1
+        assert p_value(*chosen, [(found + 1e-6, delta)], level) > level - 1e-9
+        assert p_value(*chosen, [(found - 1e-6, delta)], level) <= level
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+@pytest.mark.parametrize("negated", [False, True])
+def test_claim_is_tested_on_the_clearest_event_of_the_other_half(flipped: bool, negated: bool) -> None:
+    """The event is that with the largest excess in standard errors over the claim's least favorable pair."""
+    claim = [(0.0, 0.3), (1.0, 0.05), (2.5, 0.0)]
+
+    def excess(k: int, n: int, j: int, m: int) -> float:
+        p, q = (k + 1) / (n + 2), (j + 1) / (m + 2)
+        slopes = [(math.exp(e), d) for e, d in claim]
+        return min((p - f * q - d) / math.sqrt(p * (1 - p) / n + f * f * q * (1 - q) / m) for f, d in slopes)
+
+    for seed in range(3):
+        noise = torch.randn(150, 2, generator=derive(seed, "noise"), dtype=torch.float64).mul(4).round().add(0.0) / 4
+        inside, outside = noise[:90] + torch.tensor([0.5, 2.0]), noise[90:]
+        if negated:
+            inside, outside = 0 - inside, 0 - outside
+        worlds = (outside, inside) if flipped else (inside, outside)
+        found = audit_claim(*worlds, claim, confidence=0.9, generator=seed)
+        events, counts = slow_counts(*worlds, seed)
+        [event] = [(w, s, t, c) for w, s, t, c in events if found.event == f"{w} scores {s} {t:.4g} in column {c}"]
+        assert excess(*counts(0, *event)) == pytest.approx(max(excess(*counts(0, *one)) for one in events))
+        hits, n, others, m = counts(1, *event)
+        pair = min(claim, key=lambda one: math.exp(one[0]) * (others + 1) / (m + 2) + one[1])
+        p = p_value(hits, n, others, m, claim, 1 - 0.9)
+        rates = Rate.of(hits, n, 0.9), Rate.of(others, m, 0.9)
+        assert found == ClaimTest(p <= 1 - 0.9, *pair, found.event, *rates, p, 0.9)
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 1000.0])
+def test_a_verdict_states_the_shares_that_were_counted_and_allowed(epsilon: float) -> None:
+    shown = {True: ("refuted", 0.0625), False: ("not refuted", 0.9)}
+    allowed = {1.0: f"{100 * (math.e * 0.25 + 0.0625):.3g}", 1000.0: "100"}[epsilon]
+    for refuted_, (verdict, p) in shown.items():
+        made = ClaimTest(refuted_, epsilon, 0.0625, "event", Rate.of(9, 12), Rate.of(3, 12), p, 0.975)
+        assert str(made) == (
+            f"{verdict} at 97.5 %: event in 75 % of runs, where ({epsilon:.3g}, 0.062) allows {allowed} % (p = {p:.2g})"
+        )
 
 
 def test_many_run_bound_has_its_coverage() -> None:
@@ -179,9 +228,11 @@ def test_many_run_bound_has_its_coverage() -> None:
 
 
 def test_maximum_bound_is_reached_by_disjoint_outcomes() -> None:
-    found = epsilon_lower_bound(torch.ones(200, dtype=torch.float64), torch.zeros(200, dtype=torch.float64), 0.0)
-    assert found == pytest.approx(max_lower_bound(200))
-    assert max_lower_bound(200) == pytest.approx(-math.log(1 - 0.045 ** (1 / 100)), rel=1e-3)  # (1 - q)^100 at p = 1
+    for runs, level in ((200, 0.05), (61, 0.2)):
+        worlds = torch.ones(runs, dtype=torch.float64), torch.zeros(runs, dtype=torch.float64)
+        most = max_lower_bound(runs, confidence=1 - level)
+        assert epsilon_lower_bound(*worlds, 0.0, confidence=1 - level) == pytest.approx(most)
+        assert most == pytest.approx(-math.log(1 - (0.9 * level) ** (1 / (runs // 2))), rel=1e-3)  # (1 - q)^n at p = 1
 
 
 def chance(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
@@ -193,8 +244,8 @@ def chance(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
     return min(1.0, beta + alpha * delta * 2 * m)
 
 
-@given(st.integers(1, 30), st.data(), st.sampled_from([0.0, 1e-5, 1e-3]))
-def test_one_run_bound_inverts_the_papers_bound(m: int, data: st.DataObject, delta: float) -> None:
+@given(st.integers(1, 30), st.data(), st.sampled_from([0.0, 1e-5, 1e-3]), st.sampled_from([0.05, 0.2]))
+def test_one_run_bound_inverts_the_papers_bound(m: int, data: st.DataObject, delta: float, level: float) -> None:
     r = data.draw(st.integers(1, m))
     wrong = data.draw(st.integers(0, r))
     included = torch.arange(m) < (m + 1) // 2
@@ -204,11 +255,12 @@ def test_one_run_bound_inverts_the_papers_bound(m: int, data: st.DataObject, del
     included[flips] = ~included[flips]
     guessed = torch.cat([included[:high], ~included[m - r // 2 :]])
     right = int(guessed.sum())
-    epsilon = one_run_lower_bound(scores, included, r, delta)
+    order = torch.randperm(m, generator=derive(m, r))
+    epsilon = one_run_lower_bound(scores[order], included[order], r, delta, confidence=1 - level)
     if epsilon == 0:
-        assert chance(m, r, right, 0.0, delta) >= 0.05 - 1e-9
+        assert chance(m, r, right, 0.0, delta) >= level - 1e-9
     else:
-        assert chance(m, r, right, epsilon, delta) == pytest.approx(0.05, rel=1e-6)
+        assert chance(m, r, right, epsilon, delta) == pytest.approx(level, rel=1e-6)
 
 
 def test_one_run_bound_on_ideal_canaries_is_below_the_truth() -> None:
@@ -285,6 +337,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: max_lower_bound(9, confidence=1.0), "confidence"),
     (lambda: max_lower_bound(9, confidence=0.0), "confidence"),
     (lambda: epsilon_lower_bound(GOOD, GOOD, 1.0), "delta"),
+    (lambda: audit_claim(GOOD, GOOD, [(1.0,)]), "claim must be a list of pairs"),  # type: ignore[list-item]
     (lambda: max_lower_bound(1), "runs must be at least 2"),
     (
         lambda: one_run_lower_bound(GOOD.view(2, 2), COINS.view(2, 2), 2, 0.0),
@@ -295,11 +348,6 @@ BAD: list[tuple[Any, str]] = [
     (lambda: one_run_lower_bound(GOOD, COINS, 5, 0.0), "guesses must be at most 4"),
     (lambda: one_run_lower_bound(GOOD, COINS, 2, 0.0, tradeoff="gaussian"), "delta must be above 0"),
 ]
-
-
-def test_rates_of_a_claim_have_its_confidence() -> None:
-    found = audit_claim(GOOD, GOOD, PROFILE, confidence=0.9)
-    assert (found.likely.confidence, found.unlikely.confidence, found.confidence) == (0.9, 0.9, 0.9)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1.0])

@@ -64,6 +64,25 @@ def test_nothing_is_found_on_a_public_grid(records: int) -> None:
     assert not audit_claim(inside, outside, PROFILE).refuted
 
 
+@pytest.mark.parametrize("std", [0.3, 4.0, 5e3])
+@pytest.mark.parametrize("shared", [False, True])
+def test_scores_count_the_multiples_of_each_unit(std: float, shared: bool) -> None:
+    """Run by run, of the difference from the sums; 2^48 units and more cannot be resolved."""
+    g = derive(1)
+    sums = torch.randn(*(() if shared else (3,)), 2, 40, generator=g, dtype=torch.float64)
+    noise = std * torch.randn(3, 2, 40, generator=g, dtype=torch.float64)
+    noise[0], noise[1, :, ::2] = (noise[0] * 2**8).round() / 2**8, noise[1, :, ::2] * 1e-9
+    found = low_bit_scores(sums + noise, sums, std)
+    for run, row in zip((sums + noise) - sums, found):
+        wanted = []
+        for unit in (std, 2.0 ** math.floor(math.log2(std))):
+            for k in range(16, 60):
+                multiples = [m for gap in run.flatten().tolist() if abs(m := gap * (2.0**k / unit)) < 2**48]
+                hits, n = sum(abs(m - round(m)) < 1 / 8 for m in multiples), len(multiples)
+                wanted.append((hits - n / 4) / max(1.0, math.sqrt(n * 1 / 4 * 3 / 4)))
+        assert row.tolist() == pytest.approx(wanted)
+
+
 @pytest.mark.parametrize(
     ("released", "sums", "std", "why"),
     [

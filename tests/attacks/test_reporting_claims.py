@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,6 @@ import pytest
 import torch
 
 from attacks import report
-from attacks.audit import audit_noise, epsilon_lower_bound, max_lower_bound
 from attacks.membership import Pipeline
 from attacks.reporting import Audit, Inversion
 from distillkit.data import clients, load
@@ -21,7 +21,6 @@ from distillkit.networks import ConvNet
 from distillkit.privacy import Event, Ledger, gaussian_delta, gaussian_sigma
 from distillkit.rng import derive
 from fl import ClientDP, FedAvg, Filtered, RunFolder, simulate
-from fl.engine._client_runtime import FAILED_PRIVATELY
 from fl.engine.store import Store
 from fl.message import Message
 from tests.refused import refused
@@ -77,26 +76,6 @@ def test_cut_or_edited_ledger_is_the_verdict(run: Path, tmp_path: Path) -> None:
     assert str(path) in found.verdict
 
 
-def stronger_noise(folder: Path) -> str:
-    rewrite(folder, lambda events: [replace(event, sigma=10 * event.sigma) for event in events])
-    return f"it charged releases of sigma {10 * SIGMA:g}, but the sigma of its method is {SIGMA:g}"
-
-
-def lower_rate(folder: Path) -> str:
-    rewrite(folder, lambda events: [replace(event, rate=0.1, sampling="poisson") for event in events])
-    return "it charged releases of rate 0.1, but the rate of its method is 1"
-
-
-def more_charges(folder: Path) -> str:
-    rewrite(folder, lambda events: [replace(event, count=5) for event in events])
-    return "but the charges in its ledger compose to"
-
-
-def slightly_less_noise(folder: Path) -> str:
-    rewrite(folder, lambda events: [replace(event, sigma=0.99 * event.sigma) for event in events])
-    return "but the charges in its ledger compose to"
-
-
 def seeded_noise(folder: Path) -> str:
     rewrite(folder, lambda events: [replace(event, seeded=True) for event in events])
     return "but by its ledger there is no guarantee: the noise of"
@@ -107,14 +86,9 @@ def known_seed(folder: Path) -> str:
     return "its noise was drawn from the seed in config.json"
 
 
-def other_delta(folder: Path) -> str:
-    change_config(folder, delta=1e-3)
-    return "its claim, config.json and ledger state different values of delta, [1e-05, 0.001]"
-
-
 @pytest.mark.parametrize(
     "change",
-    [stronger_noise, lower_rate, more_charges, slightly_less_noise, seeded_noise, known_seed, other_delta],
+    [seeded_noise, known_seed],
     ids=lambda f: f.__name__,
 )
 def test_claim_ledger_and_config_are_compared(change: Any, run: Path, tmp_path: Path) -> None:
@@ -124,20 +98,6 @@ def test_claim_ledger_and_config_are_compared(change: Any, run: Path, tmp_path: 
     found = report(folder)
     assert any(words in line for line in found.leaks), found.leaks
     assert "Contradiction: " in found.markdown.read_text(encoding="utf-8")
-
-
-def test_exact_numbers_of_a_private_run_are_findings(run: Path, tmp_path: Path) -> None:
-    folder = copied(run, tmp_path)
-    assert not any("its history holds" in line for line in report(folder).leaks)
-    store = Store(folder)
-    rows = store.rows()
-    rows[0]["failed"] = {"1": "raised ValueError: pixel out of range: 311.25"}
-    rows[1] |= {"accuracy_clients": {"mean": 0.5}, "noted": {"images": 60}, "empty": [1]}
-    rows[1]["failed"] = {"0": FAILED_PRIVATELY}
-    (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    (words,) = [line for line in report(folder).leaks if "its history holds" in line]
-    for part in ("the reasons of 1 failures", "311.25", "accuracy_clients", "exact counts (images)", "no images"):
-        assert part in words
 
 
 def test_default_fedavg_with_a_network_is_reported(tmp_path: Path) -> None:
@@ -181,49 +141,10 @@ def test_exchanges_other_than_training_need_no_charge(run: Path, tmp_path: Path)
     assert "as it sent replies (the smallest surplus is 0)" in found.markdown.read_text(encoding="utf-8")
 
 
-def test_false_claim_is_the_verdict(run: Path, tmp_path: Path) -> None:
-    found = report(run, audit=Audit(*outcomes(SIGMA / 2), PROFILE, mechanism="one round"), out=tmp_path)
-    assert found.verdict.startswith("This run leaks: the claimed epsilon ")
-    assert "of one round is refuted at 99 %" in found.verdict
-    text = found.markdown.read_text(encoding="utf-8")
-    assert "500 runs of one round with a record and 500 without" in text
-    bounds = [epsilon_lower_bound(*outcomes(SIGMA / 2), max(PROFILE)[1], confidence=0.99)]
-    bounds += [max_lower_bound(500, confidence=0.99)]
-    assert f"epsilon at least {bounds[0]:.3g} at delta {max(PROFILE)[1]:g}; claimed is at most 4" in text
-    assert f"largest bound that so many runs can show is {bounds[1]:.3g}." in text
-
-
-def test_true_claim_is_neither_refuted_nor_confirmed(run: Path, tmp_path: Path) -> None:
-    found = report(run, audit=Audit(*outcomes(SIGMA), PROFILE), out=tmp_path)
-    assert found.verdict.startswith("No leak found at this resolution: the claimed epsilon ")
-    assert "of the run is not refuted at 99 %" in found.verdict
-    own = json.loads((run / "history.jsonl").read_text(encoding="utf-8").splitlines()[-1])["privacy"]["epsilon"]
-    assert any(
-        f"whether the run's own epsilon {own:.4g} holds" in line for line in found.missing
-    )  # two rounds, not one
-    assert f"epsilon of this run, {own:.4g}, is not among the audited" in found.markdown.read_text(encoding="utf-8")
-    whole = [*PROFILE, (own, 1e-5)]
-    again = report(run, audit=Audit(*outcomes(SIGMA), whole), out=tmp_path)
-    assert not any("own epsilon" in line for line in again.missing)
-
-
-def test_noise_draws_are_compared_with_the_charges(run: Path, tmp_path: Path) -> None:
-    counted = audit_noise({SIGMA: 90}, [(SIGMA, 100)])
-    found = report(run, audit=Audit(noise=counted, mechanism="one round"), out=tmp_path)
-    assert found.verdict == f"This run leaks: the noise of one round differs from what was charged: {counted}."
-    assert "10 noise values" in found.verdict
-    assert any("give outcomes to Audit" in line for line in found.missing)
-    whole = report(run, audit=Audit(noise=audit_noise({SIGMA: 100}, [(SIGMA, 100)])), out=tmp_path)
-    assert whole.not_found == ()
-    assert "drawn compared with charged: as much noise was drawn as was charged." in whole.markdown.read_text(
-        encoding="utf-8"
-    )
-
-
-def test_report_without_an_audit_names_what_is_unknown(run: Path, tmp_path: Path) -> None:
-    found = report(run, out=tmp_path)
-    assert any(line.startswith("whether the claimed epsilon holds: give audit=Audit(") for line in found.missing)
-    assert "The claim was not audited." in found.markdown.read_text(encoding="utf-8")
+def test_a_false_claim_is_the_verdict_and_a_true_one_is_not(run: Path, tmp_path: Path) -> None:
+    for sigma, start in ((SIGMA / 2, "This run leaks: "), (SIGMA, "No leak found at this resolution: ")):
+        found = report(run, audit=Audit(*outcomes(sigma), PROFILE, mechanism="one round"), out=tmp_path)
+        assert found.verdict.startswith(f"{start}the claimed epsilon ")
 
 
 def test_baselines_are_shown_beside_the_run(run: Path, tmp_path: Path) -> None:
@@ -234,15 +155,9 @@ def test_baselines_are_shown_beside_the_run(run: Path, tmp_path: Path) -> None:
 
         return Pipeline(fit, TRAIN.images, labels)
 
-    raw = {"model on raw data": pipeline(9.0)}
-    found = report(run, pipeline(0.0), baselines=raw, out=tmp_path, progress=False)
-    rows = [line for line in found.markdown.read_text(encoding="utf-8").splitlines() if "| LiRA offline " in line]
-    assert [row.split("|")[1].strip() for row in rows] == ["this run", "model on raw data"]
-    areas = [float(row.split("|")[4].split()[0]) for row in rows]
-    assert areas[1] > 0.95 > 0.7 > areas[0]
-    assert not any("separates members from non-members" in line for line in found.leaks)
-    alone = report(run, pipeline(0.0), out=tmp_path, progress=False)
-    assert any("give baselines=" in line for line in alone.missing)
+    raw = {"raw": pipeline(9.0)}
+    shown = report(run, pipeline(0.0), baselines=raw, out=tmp_path, progress=False).markdown.read_text(encoding="utf-8")
+    assert re.findall(r"\n\| ([\w ]+?) +\| model +\| LiRA offline ", shown) == ["this run", "raw"]
     with pytest.raises(ValueError, match=r"baselines are compared with the run's own pipeline: give pipeline= too"):
         report(run, baselines=raw, out=tmp_path)
     with pytest.raises(TypeError, match="baselines must map names to Pipelines, got 'a': int"):

@@ -12,21 +12,18 @@ import torch
 from torch import nn
 
 from attacks import report
+from attacks.audit import audit_claim, audit_noise, epsilon_lower_bound, max_lower_bound
 from attacks.reporting._evidence import Evidence, ObservedData, Records, with_weights
-from attacks.reporting._page import Findings, Section
-from attacks.reporting._rates import evaluate_scores, format_percent
+from attacks.reporting._page import Section
 from attacks.reporting._recorded_run import RecordedRun
-from attacks.reporting._section_images import _add_groups, membership_section, nearest_section
+from attacks.reporting._section_images import _add_groups
 from attacks.reporting._section_messages import adversary_section, class_section
 from attacks.reporting.privacy_claim import Audit, _add_claim, claim_section
-from attacks.reporting.similarity import random_baseline, record_scores
 from attacks.statistics import Rate, at_threshold
 from attacks.transcript import TranscriptMessage
 from distillkit import LabeledImages
-from distillkit._utils.pages import image_grid
 from distillkit._utils.tables import Table
 from distillkit.networks import ConvNet
-from distillkit.normalization import Normalization
 from distillkit.privacy import Event, Ledger, gaussian_delta, gaussian_sigma
 from distillkit.rng import derive
 from fl.engine.store import Store
@@ -71,50 +68,106 @@ def test_published_set_states_its_claim_and_lacks_a_ledger() -> None:
     assert "No epsilon is claimed" in words(claim_section(seen(folder(published_set=images(0, ipc=3))), None))
 
 
-@pytest.mark.parametrize(
-    ("claim", "said", "unsaid"),
-    [
-        ({"epsilon": None, "reason": "the seed is known"}, ["No guarantee holds: the seed is known."], "would be"),
-        ({"epsilon": None}, ["No guarantee holds: the run records no reason."], "would be"),
-        (
-            {"epsilon": None, "reason": "seeded", "nominal_epsilon": 3.25, "remarks": ["one"]},
-            ["With secret noise it would be epsilon 3.25.", "Remark: one"],
-            "Claimed",
-        ),
-    ],
-    ids=["reason", "bare", "nominal"],
-)
-def test_void_claim_is_not_shown_as_a_claim(
-    claim: dict[str, Any], said: list[str], unsaid: str, tmp_path: Path
-) -> None:
-    Ledger(tmp_path / "ledger.jsonl").void("a key is known")
-    text = words(claim_section(seen(folder(path=tmp_path, history=[{"privacy": claim}])), None))
-    assert "a key is known" in text
-    for line in said:
-        assert line in text
-    assert unsaid not in text
+def test_each_client_is_charged_for_all_of_its_replies(tmp_path: Path) -> None:
+    """Charges are summed over kinds of noise, and with those of every client; one kind is one row of the table."""
+    events = [Event("a", sigma=2.0, rate=0.5, count=3, client=0), Event("a", sigma=2.0, rate=0.5, count=2, client=1)]
+    events += [Event("a", sigma=2.0, rate=0.5043, client=1), Event("b", sigma=1.5, client=1), Event("b", sigma=1.5)]
+    Ledger(tmp_path / "ledger.jsonl").spend(*events)
+    run, one = folder(path=tmp_path), "add or remove one record"
+    charges = [("a", "2", "0.5", one, "5", "2"), ("a", "2", "0.5043", one, "1", "1"), ("b", "1.5", "1", one, "2", "2")]
+    paid = claim_section(seen(run, replies=[3, 5, 1]), None)
+    assert rows(paid) == charges
+    assert (
+        "Each of 3 clients was charged for at least as many releases as it sent replies (the smallest surplus is 0)"
+        in (words(paid))
+    )
+    assert not paid.leaks
+    owing = claim_section(seen(run, replies=[5, 9, 2]), None)
+    said = "client 1 sent 9 replies and was charged for 5 releases"
+    assert f"Replies without a charge: {said} (3 clients in total have such replies)." in words(owing)
+    assert owing.leaks == [("claim", f"its ledger is incomplete: {said}, so epsilon does not cover all that was sent")]
 
 
-def test_charges_without_replies_are_listed_and_none_is_missing(tmp_path: Path) -> None:
-    Ledger(tmp_path / "ledger.jsonl").spend(Event("gaussian", sigma=2.0, rate=0.5, count=3))
-    run = folder(path=tmp_path)
+def test_the_noise_of_a_method_is_compared_with_its_charges(tmp_path: Path) -> None:
+    """The largest sigma charged is at most the largest of the method; a method with a rate may also sample all."""
+    for number, (sigmas, rates, told) in enumerate([
+        ([2.0, 1.0], [], ""), ([2.5, 1.0], [], "releases of sigma 2.5, but the sigma of its method is 2 (config.json)"),
+        ([1.0], [0.25], ""), ([1.0], [1.0], ""),
+        ([1.0], [1.0, 0.125], "releases of rate 0.125, but the rate of its method is 0.25 (config.json)"),
+    ]):  # fmt: skip
+        out = tmp_path / str(number)
+        out.mkdir()
+        charged = zip([*sigmas, *[sigmas[-1]] * len(rates)], [*[1.0] * len(sigmas), *rates])
+        Ledger(out / "ledger.jsonl").spend(*(Event("a", sigma=s, rate=r) for s, r in charged))
+        options = {"sigma": 1.0, "sigma_count": 2, "rate": 0.25}
+        method = {"object": "fl:Any", "with": {"inner": {"object": "fl:DP", "with": options}}}
+        section = claim_section(seen(folder(path=out, config={"method": method})), None)
+        assert [line for _, line in section.leaks] == ([f"it charged {told}"] if told else [])
+
+
+@pytest.mark.parametrize("change", [1.0, 1.0009, 0.9985])
+def test_a_claim_is_computed_again_at_its_own_delta(change: float, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl", delta=1e-4)
+    ledger.spend(Event("a", sigma=2.0))
+    again = ledger.guarantee(delta=1e-3)
+    assert again.epsilon is not None
+    history = [{"privacy": {"epsilon": 9.0}}, {"privacy": {"epsilon": change * again.epsilon, "delta": 1e-3}}]
+    run = folder(path=tmp_path, history=history, config={"privacy": {"delta": 1e-2}})
     section = claim_section(seen(run), None)
-    assert rows(section) == [("gaussian", "2", "0.5", "add or remove one record", "3", "1")]
-    assert "clients was charged" not in words(section)
-    assert not section.leaks
-    owing = words(claim_section(seen(run, replies=[3, 4]), None))
-    assert "client 1 sent 4 replies and was charged for 3 releases (1 clients in total have such replies)" in owing
+    assert f"Claimed: epsilon {change * again.epsilon:.4g} at delta 0.001 ()" in words(section)
+    assert f"Computed again from the ledger: {again}." in words(section)
+    wrong = (
+        f"it claims epsilon {change * again.epsilon:.4g}, but the charges in its ledger compose to {again.epsilon:.4g}"
+    )
+    deltas = "its claim, config.json and ledger state different values of delta, [0.0001, 0.001, 0.01]"
+    assert [line for _, line in section.leaks] == [wrong] * (change < 1) + [deltas]
 
 
-def test_audit_is_shown_without_a_claim() -> None:
+@pytest.mark.parametrize("noise", [None, "lacking", "uncharged"])
+@pytest.mark.parametrize("factor", [0.5, 1.0])
+def test_an_audit_is_told_with_its_numbers(factor: float, noise: str | None) -> None:
     sigma = gaussian_sigma(4.0, 1e-5)
-    noise = torch.randn(2, 500, generator=derive(0), dtype=torch.float64) * sigma / 2
-    audit = Audit(1 + noise[0], noise[1], [(e, gaussian_delta(sigma, e)) for e in (0.0, 1.0, 4.0)])
-    section = claim_section(seen(folder()), audit)
-    assert "No epsilon is claimed" in words(section)
-    assert "Audited with 500 runs" in words(section)
-    assert "epsilon of this run" not in words(section)
-    assert len(section.leaks) == 1
+    draws = torch.randn(2, 500, generator=derive(0), dtype=torch.float64) * sigma * factor
+    claim = [(e, gaussian_delta(sigma, e)) for e in (0.5, 4.0, 1.0)]
+    drawn = None if noise is None else audit_noise({1.0: 8 if noise == "lacking" else 10}, [(1.0, 9)])
+    audit = Audit(1 + draws[0], draws[1, :400], claim, drawn, "one round", 0.9)
+    tested = audit_claim(1 + draws[0], draws[1, :400], claim, confidence=0.9)
+    bound = epsilon_lower_bound(1 + draws[0], draws[1, :400], claim[1][1], confidence=0.9)
+    runs = "500 runs of one round with a record and 400 without"
+    for own in (None, 4.001, 1.5):
+        history = [] if own is None else [{"privacy": {"epsilon": own}}]
+        section = claim_section(seen(folder(history=history)), audit)
+        odd = [f"The epsilon of this run, {own:.4g}, is not among the audited claims."] if own == 1.5 else []
+        wrong = [] if drawn is None else [f"Noise of one round, drawn compared with charged: {drawn}."]
+        assert words(section).splitlines()[-2 - len(odd + wrong) :] == [
+            *wrong, f"Audited with {runs}: the claim is {tested}.",
+            f"These runs show epsilon at least {bound:.3g} at delta {claim[1][1]:g}; claimed is at most 4. The largest "
+            f"bound that so many runs can show is {max_lower_bound(400, confidence=0.9):.3g}.", *odd,
+        ]  # fmt: skip
+        told = f"the claimed epsilon {tested.epsilon:.3g} (delta {tested.delta:.2g}) of one round is {tested}"
+        assert tested.refuted == (factor < 1)
+        leaks = [("claim", f"the noise of one round differs from what was charged: {drawn}")] * (drawn is not None)
+        assert section.leaks == [*leaks, *[("claim", told)] * tested.refuted]
+        assert section.negatives == [("claim", f"{told} ({runs})")] * (not tested.refuted)
+        assert any("own epsilon" in line for line in section.missing) == bool(odd)
+
+
+def test_what_epsilon_does_not_cover_is_listed() -> None:
+    """Reasons of failures count unless they cannot depend on records."""
+    history: list[dict[str, Any]] = [
+        {"failed": {"0": "did not answer before its deadline", "1": "z: pixel 3"}, "noted": {"images": 6}},
+        {"failed": {"0": "lost", "2": "a: " + 90 * "x"}, "noted": {"a": 1}, "accuracy_personal": 1, "empty": []},
+        {"failed": {"2": "z: pixel 3"}, "accuracy_clients_min": 0.5, "empty": [3], "privacy": {"epsilon": 1.0}},
+    ]
+    found = [
+        f"the reasons of 2 failures, such as {'a: ' + 77 * 'x'!r}",
+        "results on the clients' own test images (accuracy_clients_min, accuracy_personal)",
+        "sums of exact counts (a, images)", "which clients have no images (empty)",
+    ]  # fmt: skip
+    section = claim_section(seen(folder(history=history)), None)
+    assert section.leaks == [("claim", f"its history holds what epsilon does not cover: {'; '.join(found)}")]
+    lines = [line for line in words(section).splitlines() if line.startswith("Not covered")]
+    assert lines == [f"Not covered by epsilon, but in the history: {one}." for one in found]
 
 
 # Which classes clients hold.
@@ -199,16 +252,61 @@ def test_only_the_first_twenty_clients_are_listed() -> None:
     assert "3 more clients are not shown" in words(section)
 
 
-def test_folder_with_a_whitened_space_is_not_shown_in_pixels() -> None:
-    parts = {"mean": {"tuple": [0.5]}, "std": {"tuple": [0.25]}}
-    said = [["shape", {"tuple": [1, 8, 8]}], ["normalization", {"object": "distillkit:Normalization", "with": parts}]]
-    assert folder(config={"images": {"dict": said}}).normalization == Normalization((0.5,), (0.25,))
-    said[1] = ["normalization", {**said[1][1], "with": {**parts, "zca": "whitening.safetensors"}}]
-    assert folder(config={"images": {"dict": said}}).normalization is None
-    assert rows(adversary_section(folder()))[0][2] == "not in the folder"
+def test_classes_are_collected_from_all_messages_of_a_client() -> None:
+    """What one message shows to be present is not absent, even if another round lacked it."""
+    labels = {"object": "fl:Classification", "with": {"num_classes": 4}}
+    made = [LabeledImages(torch.rand(2, 1, 4, 4), kinds, num_classes=4) for kinds in ([0, 2], [1, 2])]
+    updates = [(1, torch.tensor([1.0, -0.5, -0.5, 0]), None), (0, torch.tensor([1.0, -1, 0, 0]), 1)]
+    found = ObservedData([], [(4, one) for one in made], [*updates, (2, RISE, 1)], {})
+
+    def section(**changes: Any) -> Section:
+        return class_section(Evidence(folder(config={**PLAIN, "labels": labels, **changes}, transcript=True), found))
+
+    cells = [("0", "0", "1, 2, 3", "0"), ("1", "0", "none", "3"), ("4", "0, 1, 2", "3", "0")]
+    assert rows(section()) == cells
+    said = "its messages reveal with certainty whether a client holds a class in 75 % of all cases"
+    assert section().leaks == [("classes", said)]
+    assert words(section()) == (
+        "Inferred from the messages without looking at any image, assuming: a set made for the present classes only; "
+        "the bias change by plain SGD on cross-entropy with hard labels only."
+    )
+    assert rows(section(privacy={})) == cells[:2]
+    assert rows(section(method={"object": "fl:FedDM"})) == cells[2:]
+    nothing = section(privacy={}, method={"object": "fl:FedDM"})
+    assert nothing.missing == ["which classes each client holds: private messages; see attacks.inversion.class_bounds"]
+    assert not rows(section(labels=LABELS))  # of another number of classes than the sets
+    [said] = class_section(seen(folder())).missing
+    assert "holds: no transcript; see" in said
 
 
-def test_a_claim_is_told_with_its_conditions() -> None:
+def test_adversaries_are_listed_with_what_the_folder_has() -> None:
+    sums = ("an observer of sums only (secure aggregation)", "the sum of a round's replies", "not attacked separately")
+    first, last = (
+        ("the server", "every message of every client"),
+        ("recipients of the models", "the global model, the last or all"),
+    )
+    bare = adversary_section(folder())
+    assert rows(bare) == [(*first, "not in the folder"), sums, (*last, "not in the folder")]
+    assert (words(bare), bare.missing) == (
+        "",
+        [f"what was sent: the run kept no transcript; {folder().transcript_hint}"],
+    )
+    config = {"method": "m", "seed": 3, "odd": 1, "rounds": 2, "transcript": {"adversary": "a", "sees": "b"}}
+    models = {name: Path(f"checkpoint/model{name}.safetensors") for name in ("", "-a")}
+    full = folder(models=models, transcript=True, history=[{}], published_set=images(0), config=config)
+    assert rows(adversary_section(full)) == [
+        (*first, "the transcript"), sums, (*last, "model.safetensors, model-a.safetensors"),
+    ]  # fmt: skip
+    lines = ["method: m; rounds: 2; seed: 3", 'The transcript holds what the adversary "a" sees: b.']
+    assert words(adversary_section(full)).splitlines() == lines
+    private = words(adversary_section(folder(config={"privacy": {}}, transcript=True)))
+    assert private.startswith("This is a private run.")
+    made = adversary_section(folder(published_set=images(0), config={"privacy": {}}))
+    assert rows(made) == [("recipients of the published set", "its images and labels", "set.safetensors")]
+    assert (words(made), made.missing) == ("", [])
+
+
+def test_a_claim_is_told_with_its_conditions(tmp_path: Path) -> None:
     def told(claim: dict[str, Any]) -> list[str]:
         section = Section("")
         _add_claim(section, claim)
@@ -216,6 +314,8 @@ def test_a_claim_is_told_with_its_conditions() -> None:
 
     more = {"remarks": ["r"], "assumed_public": {"DPSGD": ["size", "clip"]}}
     ends = ["Remark: r", "Assumed public by DPSGD: size, clip."]
+    Ledger(tmp_path / "ledger.jsonl").void("a key is known")
+    assert "a key is known" in words(claim_section(seen(folder(path=tmp_path, history=[{"privacy": more}])), None))
     held = {"epsilon": 2.0, "delta": 1e-5, "relation": "one", "valid_if": "planned"}
     start = "Claimed: epsilon 2 at delta 1e-05 (one), as the run recorded it."
     assert told(held | more) == [start, "It holds if planned.", *ends]
@@ -223,21 +323,6 @@ def test_a_claim_is_told_with_its_conditions() -> None:
     hoped = "With secret noise it would be epsilon 3."
     assert told(lost | more) == ["No guarantee holds: seeded.", hoped, *ends]
     assert told({"epsilon": None}) == ["No guarantee holds: the run records no reason."]
-
-
-def test_attacks_without_a_finding_are_in_the_order_of_their_strength() -> None:
-    kinds = ("claim", "classes", "images", "inversion", "model", "shadows")
-    section = Section("", negatives=[(kind, kind) for kind in kinds], leaks=[(kind, kind) for kind in kinds])
-    found = Findings([section], False)
-    assert found.not_found == ("images", "shadows", "inversion", "model", "classes", "claim")
-    assert found.leaks == ("claim", "inversion", "images", "shadows", "model", "classes")
-    assert found.other_leaks == found.leaks[1:]
-
-
-def test_baselines_of_rounds_differ() -> None:
-    one, other = random_baseline([torch.zeros(9, 1, 4, 4)] * 2, images(1).images)
-    assert one.shape == other.shape == (9, 1, 8, 8)
-    assert not torch.equal(one, other)
 
 
 def test_started_records_are_rated_apart_from_the_rest() -> None:
@@ -263,35 +348,6 @@ def test_weights_of_another_architecture_are_not_loaded() -> None:
 
 
 # Images that were sent.
-
-
-def test_rounds_of_one_image_have_a_distance_but_no_attack() -> None:
-    """With one image, or copies of it, no image is nearer than another, so the attack does not apply."""
-    one, two, candidates = images(1).images[:1], images(2).images[:2], images(3).images[:5]
-    assert list(record_scores([one, one.repeat(3, 1, 1, 1)], candidates)) == ["distance"]
-    both = record_scores([one, two], candidates)
-    assert list(both) == ["distance", "nearest"]
-    assert torch.equal(both["nearest"], record_scores([two], candidates)["nearest"])
-
-
-def test_sent_images_are_above_the_nearest_records() -> None:
-    sent, whole = images(1).images, torch.arange(24)
-    members, others = (Records(x, whole, None) for x in (sent.flip(0), sent.roll(1, 0)))  # each record is sent
-    order = torch.randperm(24, generator=derive(0, "shown"))[:10]
-    for given in ((None, None), (members, None), (members, others)):
-        found = nearest_section(Evidence(folder(), ObservedData([sent], [], [], {}), *given))
-        assert found.parts[0].png == image_grid([sent[order]] * (3 - given.count(None)), "").png
-
-
-def test_the_largest_upper_end_of_all_attacks_is_stated() -> None:
-    whole = torch.arange(24)
-    for seed in range(5):
-        made, others = (Records(images(seed + step).images, whole, None) for step in (10, 20))
-        rounds = [images(seed).images]
-        section = membership_section(Evidence(folder(), ObservedData(rounds, [], [], {})), made, others, None)
-        scores = [record_scores(rounds, records.pixels) for records in (made, others)]
-        highs = [evaluate_scores(scores[0][name], scores[1][name], 2)[1].tpr.high for name in scores[0]]
-        assert f"at most {format_percent(max(highs))} of" in section.negatives[0][1]
 
 
 def test_images_without_outsiders_are_shown_and_not_scored(tmp_path: Path) -> None:
