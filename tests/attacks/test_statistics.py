@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import beta, binom, norm
 from sklearn.metrics import roc_auc_score
 
-from attacks.statistics import at_threshold, bonferroni, clopper_pearson, ppv, roc
+from attacks.statistics import OperatingPoint, Rate, at_threshold, bonferroni, clopper_pearson, ppv, roc
 from distillkit.rng import derive
 from tests.refused import refused
 
@@ -129,6 +130,11 @@ def test_ppv_interval_is_between_the_extremes(hits: int, false: int, prior: floa
     worst, best = ppv(point.tpr.low, point.fpr.high, prior), ppv(point.tpr.high, point.fpr.low, prior)
     assert worst - 1e-12 <= worth.low <= worth.value <= worth.high <= best + 1e-12
     assert worth.confidence == 0.95
+    other = (
+        replace(point, tpr=replace(point.tpr, confidence=0.9)),
+        replace(point, fpr=replace(point.fpr, confidence=0.9)),
+    )
+    assert [one.ppv(prior) for one in other] == [replace(worth, confidence=0.9)] * 2
     if not (hits and false):
         assert (worth.low, worth.high) == (worst, best)
         return
@@ -185,6 +191,10 @@ def test_few_false_positives_are_named() -> None:
         point = at_threshold(scores, torch.arange(1001) < 1, 0.5)
         few = " (only 9 false positives)" if false == 9 else ""
         assert str(point) == f"TPR 100.0 % (2.5 to 100.0) at FPR {false / 10:.2g} %{few}"
+        assert point == OperatingPoint(0.5, Rate.of(1, 1), Rate.of(false, 1000), false == 9)
+    whole = at_threshold(torch.ones(20), torch.arange(20) < 5, 0.5, confidence=0.8)
+    assert whole == OperatingPoint(0.5, Rate.of(5, 5, 0.8), Rate.of(15, 15, 0.8), False)
+    assert str(whole).endswith(" at FPR 100 %")
 
     curve = roc(torch.cat([torch.tensor([2.0]), torch.linspace(0, 1, 1000)]), torch.arange(1001) < 1)
     assert [(curve.at(rate).fpr.hits, curve.at(rate).few) for rate in (0.009, 0.01)] == [(9, True), (10, False)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -129,6 +130,21 @@ def test_label_counts_are_integers_that_sum_to_the_batch_size() -> None:
     assert class_counts(gradient, 3).tolist() == [2, 0, 1]
 
 
+@pytest.mark.parametrize(
+    ("bias", "count", "known", "warned"),
+    [
+        ([0.25, -0.25], 4, None, False), ([0.5, -0.376], 4, None, False), ([0.5, -0.374], 4, None, True),
+        ([-0.5, 0.374], 4, None, True), ([1.0, -1.0], 4, None, False), ([1.01, -1.01], 4, None, True),
+        ([-1.01, 1.0], 4, None, True), ([5.0, -1.0], 1, None, False), ([5.0, -1.0], 1, [0.5, 0.5], True),
+    ],
+)  # fmt: skip
+def test_impossible_gradients_are_warned_of(bias: list[float], count: int, known: Any, warned: bool) -> None:
+    """The counts cannot be right if the sum is off by half an image or an entry exceeds 1; one label is the sign's."""
+    said = f"the sum {sum(bias):.3g} and entries up to {max(map(abs, bias)):.3g}, but .* of {count} images"
+    with pytest.warns(UserWarning, match=said) if warned else nullcontext():
+        class_counts(torch.tensor(bias), count, None if known is None else torch.tensor(known))
+
+
 @settings(max_examples=40, deadline=None)
 @given(seed=SEEDS, classes=st.integers(2, 6), count=st.integers(1, 5))
 def test_label_counts_are_the_nearest_of_all(seed: int, classes: int, count: int) -> None:
@@ -157,6 +173,7 @@ def test_label_counts_are_exact_for_known_mean_probabilities(seed: int, classes:
         predictions = logits.softmax(1).mean(0)
     truth = torch.bincount(labels, minlength=classes)
     assert torch.equal(class_counts(gradient, count, predictions), truth)
+    assert torch.equal(class_counts(gradient, count, logits.softmax(1)), truth)
 
 
 def test_label_counts_of_batches_of_eight_from_an_untrained_convnet() -> None:
@@ -188,6 +205,8 @@ BAD: list[tuple[Any, str]] = [
     (lambda: infer_label(torch.eye(3)), "exactly one row .* got 3"),
     (lambda: class_counts(BIAS[:1], 2), "bias_gradient must be .* at least 2"),
     (lambda: class_counts(BIAS, 0), "count must be at least 1"),
+    (lambda: class_counts(BIAS, 2, torch.full((4, 3), 0.332)), "probabilities"),
+    (lambda: class_counts(BIAS, 2, torch.full((4, 3), 0.335)), "probabilities"),
     (lambda: class_counts(BIAS, 2, torch.zeros(4, 3)), r"probabilities .* logits.softmax\(1\)"),
     (lambda: class_counts(BIAS, 2, torch.full((2,), 0.5)), "predictions must have a column for each of 3 classes"),
     (lambda: invert_linear(HUGE, BIAS / 1e3), "Inf in the recovered inputs: torch.float32 .*float64"),

@@ -147,8 +147,13 @@ def test_several_messages_are_combined() -> None:
     )
     exact = class_bounds(3, labels=torch.tensor([0, 1]), size=2)
     assert "holds classes 0 (exactly 1), 1 (exactly 1)" in str(exact)
-    rounded = class_bounds(3, bias_change=torch.tensor([1.0, 1e-6, -1.0]))
-    assert rounded.present.tolist() == [True, False, False]
+    for message in (
+        {"bias_change": torch.tensor([1.0, 1e-6, -1.0])}, {"bias_gradient": torch.tensor([-1.0, 0, 1])},
+        {"weight_gradient": torch.tensor([[-1.0, 2], [0, 0], [1, -2]])},
+    ):  # fmt: skip
+        assert class_bounds(3, **message).present.tolist()[:2] == [True, False]  # a zero tells nothing
+    thirds = class_bounds(3, bias_gradient=torch.tensor([-2.0, -0.99985, 2.99985]) / 9, size=9)
+    assert thirds.at_least.tolist() == [2, 1, 0]  # up to rounding errors
     rows = torch.tensor([[0.0, 0], [1, 2], [3, 4]])
     for message, ground in (
         ({"labels": torch.tensor([0, 1])}, "a set made for the present classes only"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attacks import align, match, psnr
-from attacks.inversion import Gradient, Reconstruction, invert_message
+from attacks.inversion import FedAvgUpdate, Gradient, Reconstruction, invert_message
 from attacks.inversion._search import signed_adam
 from attacks.inversion.reconstruction import _to_pixels
 from distillkit import Normalization
@@ -162,9 +164,12 @@ BAD: list[tuple[Any, str]] = [
     (lambda: invert_gradient(NET, GOOD, SHAPE, method="dlg", lr=0.1), "lr applies to method='geiping' only"),
     (lambda: invert_gradient(NET, GOOD, SHAPE, labels=torch.tensor([5])), "labels must be below num_classes=5"),
     (lambda: invert_gradient(HEADLESS, [torch.ones(2, 64)], SHAPE), "labels must be given"),
-    (
-        lambda: invert_gradient(NET, GOOD, SHAPE, normalization=Normalization((0.1, 0.2), (1, 1))),
-        "normalization must have one value per channel",
+    *(
+        (
+            lambda c=c: invert_gradient(NET, GOOD, (c, 8, 8), normalization=Normalization((0.1, 0.2), (1, 1))),  # type: ignore[misc]
+            r"normalization must have one value per channel of \(.*\), got 2",
+        )
+        for c in (1, 3)
     ),
 ]
 
@@ -195,6 +200,10 @@ def test_weights_modes_and_label_rows_are_named() -> None:
     network, private, sent = tiny(norm="batch")
     with pytest.raises(ValueError, match="gradients must be a gradient .*: subtract the weights"):
         invert_gradient(network, list(network.parameters()), (1, 8, 8))
+    for inputs in (49, 50):  # fewer than 100 weights may point in a gradient's direction by chance
+        small = nn.Linear(inputs, 2, bias=False)
+        with pytest.raises(ValueError, match="in the direction of") if inputs == 50 else nullcontext():
+            Gradient(small, [small.weight + 0.3 * small.weight.roll(1)])
     with pytest.raises(ValueError, match=r"labels must be class indices, int \[1\], got rows \[1, 10\]"):
         invert_gradient(network, sent, (1, 8, 8), labels=F.one_hot(private.labels, 10))
     refused(lambda: invert_gradient(network, sent, (1, 8, 8), scale=0), ValueError, "scale must not be 0")
@@ -207,3 +216,8 @@ def test_weights_modes_and_label_rows_are_named() -> None:
         Gradient(network.eval(), sent)
     with pytest.warns(UserWarning, match="training mode and has BatchNorm2d and Dropout, so"):
         Gradient(nn.Sequential(network, nn.Dropout(0.5)).train(), sent)
+    part = nn.Sequential(network.eval(), nn.Dropout(0.5).train())
+    for made in (Gradient, partial(FedAvgUpdate, lr=0.1)):
+        part.training = False  # the mode of each layer counts
+        with pytest.warns(UserWarning, match="training mode and has Dropout, so"):
+            made(part, sent)  # type: ignore[operator]

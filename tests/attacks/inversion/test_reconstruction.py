@@ -185,6 +185,13 @@ def test_consensus_pairs_images_of_one_class_by_hand() -> None:
     means = group_mean({0: first, 1: second}, {0: torch.tensor([1, 1, 0]), 1: torch.tensor([0, 1, 1])})
     assert means[0].flatten().tolist() == pytest.approx([0.1, 5.1, 9.1])
     assert means[1].flatten().tolist() == pytest.approx([9.1, 5.1, 0.1])
+    first_labels, mid, last = (torch.tensor(y) for y in ([1, 1, 0], [1, 0, 1], [0, 1, 1]))
+    labels = {0: first_labels, 1: mid, 2: last}  # the search of restart 1 has ended
+    assert group_mean({2: second, 0: first}, labels)[2].flatten().tolist() == pytest.approx(
+        [9.1, 5.1, 0.1]
+    )  # 1 has ended
+    turned = group_mean({0: first[[1, 2, 0]], 1: second, 2: second}, {0: mid, 1: last, 2: last})
+    assert turned[0].flatten().tolist() == pytest.approx([5 + 0.4 / 3, 9 + 0.4 / 3, 0.4 / 3])
     apart = group_mean({0: first, 1: second}, {0: torch.tensor([1, 1, 0]), 1: torch.tensor([1, 1, 0])})
     assert apart[0].flatten().tolist() == pytest.approx([(0 + 5.2) / 2, (5 + 9.2) / 2, (9 + 0.2) / 2])
 

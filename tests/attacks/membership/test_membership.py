@@ -20,12 +20,14 @@ from distillkit.rng import derive
 from tests.refused import refused
 
 
-def shadows_of(seed: int, records: int = 30, count: int = 12, effect: float = 1.0) -> dict[str, torch.Tensor]:
+def shadows_of(
+    seed: int, records: int = 30, count: int = 12, effect: float = 1.0, width: float = 1.0
+) -> dict[str, torch.Tensor]:
     """Return scores with a mean and a spread for each record; scores of models trained on it are higher."""
     g = derive(seed)
     order = torch.rand(count + 1, records, generator=g)
     inside = order < order.median(0).values
-    means, spreads = torch.randn(records, generator=g), 0.5 + torch.rand(records, generator=g)
+    means, spreads = torch.randn(records, generator=g), 0.5 + width * torch.rand(records, generator=g)
     scores = means + spreads * torch.randn(count + 1, records, generator=g) + effect * inside
     z = torch.randn(count + 1, 40, generator=g)
     return {
@@ -92,12 +94,13 @@ def test_lira_online_is_algorithm_1() -> None:
         assert float(found[i]) == pytest.approx(ratio, rel=1e-9)
 
 
+@pytest.mark.parametrize("width", [1.0, 0.3])
 @pytest.mark.parametrize("online", [False, True])
-def test_lira_conjugate_equals_smyths_moderated_variance(online: bool) -> None:
+def test_lira_conjugate_equals_smyths_moderated_variance(online: bool, width: float) -> None:
     """Smyth 2004, as his limma computes it: prior degrees of freedom and variance from the mean and the variance of log
     variances (fitFDist), the posterior variance (d0 s0^2 + d s^2) / (d0 + d) with d0 + d degrees of freedom
     (squeezeVar)."""
-    s = shadows_of(3, records=400, count=16)
+    s = shadows_of(3, records=400, count=16, width=width)
 
     def fitted(chosen: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         columns = [s["shadows"][:, i][chosen[:, i]].numpy() for i in range(400)]
@@ -159,12 +162,6 @@ def test_offline_is_one_sided_and_beats_the_two_sided_density() -> None:
     low = s["target"].clone()
     low[0] = mean[0] - 100
     assert lira(low, s["inside"], s["shadows"])[0] == lira(low, s["inside"], s["shadows"]).min()
-
-
-def test_scores_of_100_and_200_deviations_are_distinguished() -> None:
-    s = shadows_of(7)
-    far = [lira(s["target"] + shift, s["inside"], s["shadows"])[0] for shift in (100.0, 200.0)]
-    assert far[1] > far[0]
 
 
 # RMIA.

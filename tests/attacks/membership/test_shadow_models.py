@@ -34,6 +34,7 @@ from attacks.membership import (
     rmia,
     run_shadows,
 )
+from attacks.statistics import OperatingPoint, Rate
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
 from distillkit.study import worker_pool
@@ -322,55 +323,64 @@ def test_allowed_rate_of_one_calls_every_record_a_member() -> None:
     assert (found.tpr.value, found.fpr.value) == (1, 1)
 
 
-def test_leave_one_out_equals_a_plain_loop() -> None:
-    """Target by target, and the standard error from the means of pairs."""
-    one, fpr = drawn(2, count=8, records=40), 0.1
+def slow_interval(values: list[float], units: list[int], confidence: float) -> tuple[float, float, float]:
+    """Return the mean and its cluster-robust interval."""
+    mean, count = float(np.mean(values)), len(set(units))
+    sums = [sum(v - mean for v, u in zip(values, units) if u == unit) for unit in set(units)]
+    error = math.sqrt(count / (count - 1) * sum(one * one for one in sums)) / len(values)
+    half = student.isf((1 - confidence) / 2, count - 1) * error
+    return mean, max(0.0, mean - half), min(1.0, mean + half)
+
+
+@pytest.mark.parametrize("targets", [8, 7])
+def test_leave_one_out_equals_a_plain_loop(targets: int) -> None:
+    """Target by target; the complement of the last one may be missing."""
+    whole, fpr = drawn(2, count=8, records=40), 0.1
+    one = whole.only(torch.arange(8) < targets)
     found = leave_one_out(one, {"LiRA": SHADOW_ATTACKS["LiRA offline"]}, fpr=fpr, confidence=0.9, progress=False)[
         "LiRA"
     ]
     scores, inside, rows = one.scores["model"], one.inside, []
-    for t in range(8):
-        rest = [s for s in range(8) if s // 2 != t // 2]
+    for t in range(targets):
+        rest = [s for s in range(targets) if s // 2 != t // 2]
         outside = []
         for judge in rest:
             left = [s for s in rest if s // 2 != judge // 2]
             outside += lira(scores[judge], inside[left], scores[left])[~inside[judge]].tolist()
         threshold = min(v for v in outside if sum(o >= v for o in outside) <= fpr * len(outside))
-        assert found.points[t].threshold == threshold
         attack = lira(scores[t], inside[rest], scores[rest])
-        rates = [float((attack >= threshold)[side].double().mean()) for side in (inside[t], ~inside[t])]
-        rows.append([roc(attack, inside[t]).auc, *rates])
-    pairs = np.array(rows).reshape(4, 2, 3).mean(1)
-    error = pairs.std(0, ddof=1) / 2
-    for k, rate in enumerate((found.auc, found.tpr, found.fpr)):
-        value, half = pairs[:, k].mean(), student.isf(0.05, 3) * error[k]
-        assert rate.value == pytest.approx(value)
-        assert rate.low == pytest.approx(max(0.0, value - half))
-        assert rate.high == pytest.approx(min(1.0, value + half))
-    assert found.fpr.low < found.fpr.high
-    assert str(found).startswith("TPR ")
+        hits, false = (int((attack >= threshold)[side].sum()) for side in (inside[t], ~inside[t]))
+        rates = Rate.of(hits, int(inside[t].sum()), 0.9), Rate.of(false, int((~inside[t]).sum()), 0.9)
+        assert found.points[t] == OperatingPoint(threshold, *rates, false < 10)
+        rows.append([roc(attack, inside[t]).auc, *(rate.value for rate in rates)])
+    for rate, values in zip((found.auc, found.tpr, found.fpr), zip(*rows)):
+        wanted = slow_interval(list(values), [t // 2 for t in range(targets)], 0.9)
+        assert (rate.value, rate.low, rate.high) == pytest.approx(wanted)
+        assert rate.confidence == 0.9
+    assert (found.nominal_fpr, found.few) == (fpr, False)
+    shown = [f"{100 * r.value:.2g} % ({100 * r.low:.2g} to {100 * r.high:.2g})" for r in (found.tpr, found.fpr)]
+    assert str(found) == f"TPR {shown[0]} at FPR {shown[1]}; AUC {found.auc} ({targets} targets)"
 
 
-def test_few_hits_have_an_interval_at_least_as_wide_as_a_count() -> None:
-    """Without any predicted member there is no spread, but no certainty either."""
-    one = drawn(5, count=8, records=40)
-    nobody = leave_one_out(one, {"a": lambda t: -t.scores.argsort().argsort().double()}, fpr=0.05, progress=False)["a"]
-    hits = sum(p.tpr.hits for p in nobody.points)
-    low, high = clopper_pearson(hits, 8 * 20)
-    assert hits < 10
-    assert nobody.tpr.low <= low
-    assert nobody.tpr.high >= high
-
-
-def test_few_misses_have_an_interval_at_least_as_wide_as_a_count() -> None:
-    """If every member is predicted in every target there is no spread, but no certainty either."""
-    one = drawn(5, count=8, records=40, effect=100.0)
-    sure = leave_one_out(one, {"a": lambda t: t.scores}, fpr=0.05, progress=False)
-    hits = sum(p.tpr.hits for p in sure["a"].points)
-    low, high = clopper_pearson(hits, 8 * 20)
-    assert 8 * 20 - hits < 10
-    assert sure["a"].tpr.low <= low
-    assert sure["a"].tpr.high >= high
+@pytest.mark.parametrize("missed", [False, True])
+def test_few_hits_or_misses_have_an_interval_at_least_as_wide_as_a_count(missed: bool) -> None:
+    """If nobody or everybody is called a member there is no spread, but no certainty either."""
+    totals = set()
+    for seed in range(60):
+        one = drawn(seed, count=8, records=40, effect=0.0)
+        attack, fpr = {"t": SHADOW_ATTACKS["threshold"]}, 0.945 if missed else 0.06
+        found = leave_one_out(one, attack, fpr=fpr, confidence=0.9, progress=False)["t"]
+        for estimate, rates in ((found.tpr, [p.tpr for p in found.points]), (found.fpr, [p.fpr for p in found.points])):
+            total = sum(rate.hits for rate in rates)
+            low, high = clopper_pearson(total, 160, 0.9) if min(total, 160 - total) < 10 else (1.0, 0.0)
+            value, *ends = slow_interval([rate.value for rate in rates], [t // 2 for t in range(8)], 0.9)
+            assert (estimate.value, estimate.low, estimate.high) == pytest.approx(
+                (value, min(low, ends[0]), max(high, ends[1]))
+            )
+        totals.add(160 - total if missed else total)
+        assert found.few == (total < 10)
+        assert (", few false positives" in str(found)) == found.few
+    assert {9, 10} <= totals
 
 
 def test_independently_drawn_halves_are_accepted() -> None:
@@ -403,12 +413,14 @@ def test_more_attacks_widen_the_intervals() -> None:
     assert "RMIA offline" not in leave_one_out(distances, scorer="set", fpr=0.1, progress=False)
     for prior in (0.01, 0.5):
         assert alone.ppv(prior).value == ppv(alone.tpr.value, alone.fpr.value, prior)
-    assert torch.equal(SHADOW_ATTACKS["RMIA online"](one.target(0, "model")), rmia(*rmia_of(one), online=True))
-
-
-def rmia_of(one: ShadowScores) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    s, z = one.scores["model"], one.population["model"]
-    return s[0], one.inside[2:], s[2:], z[0], z[2:]
+    for number in (0, 3):
+        s, z, rest = one.scores["model"], one.population["model"], torch.arange(12) // 2 != number // 2
+        for online in (False, True):
+            attack = SHADOW_ATTACKS[f"RMIA {'online' if online else 'offline'}"]
+            wanted = rmia(s[number], one.inside[rest], s[rest], z[number], z[rest], online=online)
+            assert torch.equal(attack(one.target(number, "model")), wanted)
+    again = ShadowScores(one.inside[[0, 1, 0, 4, 6]], {"model": one.scores["model"][:5]})
+    assert torch.equal(again.without(0).inside, one.inside[[4, 6]])  # the third model reveals them, too
 
 
 def test_attacks_find_leaks_and_nothing_else() -> None:
@@ -463,6 +475,8 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: drawn(0).target(12, "model"), "number must be at most 11, got 12"),
     (lambda: drawn(0).target(0, "set"), "scorer must be one of 'model', got 'set'"),
     (lambda: leave_one_out(drawn(0), fpr=0.01), "fpr must be at least 1/30, one false positive among a target's"),
+    (lambda: leave_one_out(drawn(0, records=61), fpr=0.0329), "fpr must be at least 1/30, one false positive"),
+    (lambda: leave_one_out(ShadowScores(drawn(0).inside, {"s": drawn(0).scores["model"]}), fpr=0.1), "scorer must be"),
     (lambda: leave_one_out(drawn(0, count=4), fpr=0.1), "shadows must be at least three pairs, .* got 4"),
     (lambda: run_shadows(pipeline(), 4, out=3), "out must be a path, as a string or a pathlib.Path, got int"),  # type: ignore[arg-type]
     (lambda: leave_one_out(drawn(0), {}, fpr=0.1), "attacks must hold at least one attack"),
