@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from distillkit.networks import build
-from distillkit.privacy import Account, Ledger, Secret, compose, train_private
-from distillkit.study import read_records
+from distillkit.privacy import Account, Ledger, Secret, train_private
 from tests.scripts import load_script
 
 BENCH = load_script("tests/benchmarks/bench_audit.py")
@@ -35,22 +32,6 @@ def test_run_equals_a_step_of_train_private(way: str, first: int) -> None:
         assert float((theirs - BENCH.gradients()[0]).abs().max()) > 1e-3
 
 
-def test_concurrent_runs_have_their_own_draws() -> None:
-    mechanism = BENCH.WAYS["right, rate 0.1"]
-    ended = BENCH.stepped(mechanism, 400, 0, Secret(3))
-    clean = (BENCH.gradients()[0] - ended) * (mechanism.rate * BENCH.OTHERS / BENCH.CLIP)
-    assert len(ended.unique(dim=0)) == 400
-    assert float(clean.var(0).mean()) == pytest.approx(mechanism.sigma**2, rel=0.15)
-
-
-def test_claim_is_the_accountants() -> None:
-    for rate in (1.0, 0.1):
-        claim = BENCH.profile(rate)
-        most = max(e for e, d in claim if d == min(d for _, d in claim))
-        assert most == pytest.approx(BENCH.EPSILON, rel=5e-3)
-        assert all(compose([(BENCH.sigma_for(rate), rate, 1)], d).epsilon <= e + 1e-6 for e, d in claim if d > 0)
-
-
 @pytest.mark.parametrize("way", BENCH.WAYS)
 def test_errors_are_detected_without_false_alarms(way: str) -> None:
     """Two audits of 500 runs in each world, with seeds, so that the outcome repeats."""
@@ -59,21 +40,6 @@ def test_errors_are_detected_without_false_alarms(way: str) -> None:
     assert all(0 <= f["raw_epsilon"] <= f["ceiling"] for f in found)
     if way == "a class without noise":
         assert not any(f["refuted_one_score"] for f in found)
-
-
-def test_audits_are_saved_and_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "records.jsonl"
-    monkeypatch.setattr(BENCH, "EACH", 2)
-    for count in (1, 2):
-        words = ["bench_audit.py", "--blocks", str(count), "--runs", "40", "--out", str(path)]
-        monkeypatch.setattr("sys.argv", words)
-        before = [dict(r.line) for r in read_records(path)] if path.exists() else []
-        BENCH.main()
-        known = [dict(r.line) for r in read_records(path)]
-        assert sorted((r["method"], r["seed"]) for r in known) == sorted(
-            (w, n) for w in BENCH.WAYS for n in range(count)
-        )
-        assert [line for line in known if line["seed"] == 0] == (before or known)
 
 
 def test_right_steps_are_not_refuted() -> None:

@@ -72,20 +72,11 @@ def test_real_initial_images_reveal_private_records(runs: Path, tmp_path: Path) 
     assert int(said[1]) > 5 > float(said[2])
     assert any("of the records as members" in leak for leak in found.leaks)
     text = found.markdown.read_text(encoding="utf-8")
-    for title in (
-        "Who sees what",
-        "and the nearest records",
-        "are recovered",
-        "the images",
-        "the model",
-        "classes",
-        "epsilon",
-    ):
-        assert title in text
-    assert "No epsilon is claimed" in text
-    baseline = re.search(r"baseline: random real images \| +120 \| +([\d.]+) %", text)
-    assert baseline is not None
-    assert float(baseline[1]) > 33  # 40 of 120 records, each round
+    assert re.findall("^## (.*)", text, re.M)[-8:] == [
+        "Who sees what", "Sent images and the nearest records", "How many records are recovered",
+        "Membership inference from the images", "Membership inference from the model", "Which classes clients hold",
+        "The claimed epsilon", "What this report cannot determine",
+    ]  # fmt: skip
 
 
 def test_page_is_self_contained(runs: Path, tmp_path: Path) -> None:
@@ -108,31 +99,6 @@ def test_foreign_text_cannot_become_markup() -> None:
     assert "<i>" not in page + text
     assert [line for line in text.splitlines() if line.startswith("#")] == ["# &lt;i>a&lt;/i> ## b | c", "## s"]
     assert text.count("b \\| c") == 2
-
-
-@pytest.mark.parametrize("name", ["real", "average"])
-def test_reported_classes_are_the_clients(name: str, runs: Path, tmp_path: Path) -> None:
-    rows = re.findall(
-        r"^\| (\d) +\| ([^|]*?) *\| ([^|]*?) *\| +\d+ \|$",
-        report(runs / name, out=tmp_path).markdown.read_text(encoding="utf-8"),
-        re.M,
-    )
-    assert [row[0] for row in rows] == ["0", "1"]
-    for client, held, lacking in rows:
-        own = set(map(str, PARTS[int(client)].labels.tolist()))
-        assert set(held.split(", ")) - {"none"} <= own
-        assert not set(lacking.split(", ")) & own
-        assert held != "none"
-
-
-def test_report_without_images_names_what_is_missing(runs: Path, tmp_path: Path) -> None:
-    found = report(runs / "noise", out=tmp_path)
-    assert {word for line in found.missing for word in re.findall(r"give (\w+)=", line)} == {
-        "members",
-        "network",
-        "pipeline",
-    }
-    assert "No leak" not in found.verdict
 
 
 def test_report_of_a_run_without_transcript_says_so(runs: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from attacks import report
 from attacks.membership import Pipeline
-from attacks.reporting import Audit, Inversion
+from attacks.reporting import Audit
 from distillkit.data import clients, load
 from distillkit.networks import ConvNet
 from distillkit.privacy import Event, Ledger, gaussian_delta, gaussian_sigma
@@ -60,13 +60,6 @@ def test_every_reply_is_compared_with_the_ledger(run: Path, tmp_path: Path) -> N
     assert "(2 clients in total have such replies)" in found.markdown.read_text(encoding="utf-8")
 
 
-def test_epsilon_is_computed_again_from_an_intact_ledger(run: Path, tmp_path: Path) -> None:
-    found = report(run, out=tmp_path)
-    epsilon = Ledger(run / "ledger.jsonl").epsilon()
-    assert f"Computed again from the ledger: epsilon {epsilon:.4g} at delta 1e-05" in found.markdown.read_text("utf-8")
-    assert not [line for line in found.leaks if "claim" in line or "ledger" in line]
-
-
 def test_cut_or_edited_ledger_is_the_verdict(run: Path, tmp_path: Path) -> None:
     folder = copied(run, tmp_path)
     path = folder / "ledger.jsonl"
@@ -98,19 +91,6 @@ def test_claim_ledger_and_config_are_compared(change: Any, run: Path, tmp_path: 
     found = report(folder)
     assert any(words in line for line in found.leaks), found.leaks
     assert "Contradiction: " in found.markdown.read_text(encoding="utf-8")
-
-
-def test_default_fedavg_with_a_network_is_reported(tmp_path: Path) -> None:
-    """Its learning rate and weights are defaults, which the settings leave out."""
-    network = ConvNet((1, 8, 8), 10, width=4, depth=1)
-    held = clients(TRAIN, [torch.arange(4), torch.arange(4, 60)])
-    method = FedAvg(factory=lambda outputs: ConvNet((1, 8, 8), outputs, width=4, depth=1))
-    simulate(method, held, rounds=1, seed=0, out=RunFolder(tmp_path / "run", transcript=True), progress=False)
-    found = report(
-        tmp_path / "run", members=TRAIN, non_members=DIGITS.test[:40], network=network, invert=Inversion(seconds=1.0)
-    )
-    assert "Inversion of an update" in found.markdown.read_text(encoding="utf-8")
-    assert not any("learning rate" in line for line in found.missing)
 
 
 def copied(run: Path, tmp_path: Path) -> Path:

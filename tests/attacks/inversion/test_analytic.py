@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attacks.inversion import Noise, class_counts, infer_label, invert_linear, invert_linear_batch
-from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
 
 SEEDS = st.integers(0, 2**16)
@@ -69,19 +68,6 @@ def test_one_image_is_reconstructed_exactly_with_and_without_clipping(seed: int,
 
 @settings(max_examples=20, deadline=None)
 @given(seed=SEEDS)
-def test_residual_reveals_a_batch_and_noise(seed: int) -> None:
-    images = torch.rand(4, 3, 8, 8, generator=derive(seed, "x"))
-    network = mlp(192, 10, seed)
-    grads = gradients(network, images, torch.tensor([0, 1, 2, 3]))
-    assert invert_linear(grads["1.weight"], grads["1.bias"]).residual > 0.02
-    one = gradients(network, images[:1], torch.tensor([0]))
-    weight = one["1.weight"]
-    noise = torch.randn(weight.shape, generator=derive(seed, "n")) * weight.norm() / weight.numel() ** 0.5
-    assert invert_linear(weight + noise, one["1.bias"]).residual > 0.5
-
-
-@settings(max_examples=20, deadline=None)
-@given(seed=SEEDS)
 def test_unit_activated_by_one_image_of_a_batch_gives_that_image(seed: int) -> None:
     images = torch.rand(3, 1, 6, 6, generator=derive(seed, "x")) - 0.5
     network = mlp(36, 5, seed)
@@ -122,12 +108,6 @@ def test_one_label_is_inferred_for_any_network(
 def test_label_counts_by_hand() -> None:
     """All logits equal, K = 4, N = 8, counts (3, 0, 4, 1): the gradient is 1/4 - n/8."""
     assert class_counts(torch.tensor([-0.125, 0.25, -0.25, 0.125]), 8).tolist() == [3, 0, 4, 1]
-
-
-def test_label_counts_are_integers_that_sum_to_the_batch_size() -> None:
-    """N (1/3 - g) = (2.4, -0.9, 1.5) for N = 3: of all counts that sum to 3, (2, 0, 1) is nearest."""
-    gradient = 1 / 3 - torch.tensor([2.4, -0.9, 1.5], dtype=torch.float64) / 3
-    assert class_counts(gradient, 3).tolist() == [2, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -174,18 +154,6 @@ def test_label_counts_are_exact_for_known_mean_probabilities(seed: int, classes:
     truth = torch.bincount(labels, minlength=classes)
     assert torch.equal(class_counts(gradient, count, predictions), truth)
     assert torch.equal(class_counts(gradient, count, logits.softmax(1)), truth)
-
-
-def test_label_counts_of_batches_of_eight_from_an_untrained_convnet() -> None:
-    network = build(lambda: ConvNet((1, 16, 16), 10, width=16), 0).eval()
-    noise = network(torch.randn(32, 1, 16, 16, generator=derive(0))).softmax(1)
-    right = 0
-    for batch in range(20):
-        images = torch.rand(8, 1, 16, 16, generator=derive(1, batch))
-        labels = torch.randint(10, (8,), generator=derive(2, batch))
-        sent = list(gradients(network, images, labels).values())
-        right += torch.equal(class_counts(sent[-1], 8, noise), torch.bincount(labels, minlength=10))
-    assert right == 20
 
 
 # Refusals.

@@ -70,20 +70,15 @@ def test_a_student_that_ignores_its_teacher_repeats_equally_many() -> None:
     assert found.p_value == 1.0
 
 
-def test_a_student_that_passes_decisions_on_leaks_like_its_teacher() -> None:
-    teacher = canary_attack(records(), memorize, canaries=20, generator=5)
-    student = canary_attack(
-        records(), memorize, lambda teacher, seed: lambda x: teacher(x).argmax(1), canaries=20, generator=5
-    )
-    assert student == teacher
-
-
 @pytest.mark.parametrize(("taught", "control"), [(0, 0), (7, 2), (3, 3), (2, 9)])
 def test_p_value_is_the_exact_sign_test(taught: int, control: int) -> None:
     found = CanaryAttack(Rate.of(taught, 20), Rate.of(control, 20), taught, control)
     expected = binomtest(taught, taught + control, 0.5, "greater").pvalue if taught + control else 1.0
     assert found.p_value == pytest.approx(expected)
-    assert "p = " in str(found)
+    assert str(found) == (
+        f"planted labels repeated: {found.taught} if the teacher saw the canary, {found.control} if it did not; "
+        f"p = {expected:.2g}"
+    )
 
 
 def test_every_canary_is_tested_on_both_teachers_which_see_disjoint_halves() -> None:
@@ -101,17 +96,6 @@ def test_every_canary_is_tested_on_both_teachers_which_see_disjoint_halves() -> 
     wrong = [int((part.labels != 0).sum()) for part in seen]
     assert found.taught.trials == found.control.trials == 20
     assert all(wrong)
-
-
-def test_rates_are_named() -> None:
-    taught, control = Rate.of(9, 10), Rate.of(1, 10)
-    made = CanaryAttack(taught, control, 8, 1)
-    assert made.p_value == pytest.approx(binomtest(8, 9, alternative="greater").pvalue)
-    assert str(made) == (
-        f"planted labels repeated: {taught} if the teacher saw the canary, {control} if it did not; "
-        f"p = {made.p_value:.2g}"
-    )
-    assert CanaryAttack(taught, taught, 0, 0).p_value == 1
 
 
 def test_seed_decides_the_result() -> None:

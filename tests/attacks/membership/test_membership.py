@@ -14,7 +14,6 @@ from scipy.special import digamma, polygamma
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from attacks import roc
 from attacks.membership import VARIANCES, lira, loss, margin, nearest, rmia, stable_logit
 from distillkit.rng import derive
 from tests.refused import refused
@@ -153,17 +152,6 @@ def test_scores_are_invariant_to_their_unit(variance: Any, online: bool, shift: 
     assert torch.allclose(once, again, rtol=1e-5, atol=1e-6)
 
 
-def test_offline_is_one_sided_and_beats_the_two_sided_density() -> None:
-    s = shadows_of(6, records=2000, count=16, effect=0.7)
-    ours = roc(lira(*of_lira(s)), s["member"]).auc
-    out = ~s["inside"]
-    mean = (s["shadows"] * out).sum(0) / out.sum(0)
-    assert ours > roc((s["target"] - mean).abs(), s["member"]).auc + 0.04
-    low = s["target"].clone()
-    low[0] = mean[0] - 100
-    assert lira(low, s["inside"], s["shadows"])[0] == lira(low, s["inside"], s["shadows"]).min()
-
-
 # RMIA.
 
 
@@ -229,23 +217,6 @@ def test_rmia_works_with_one_shadow_and_gamma_keeps_the_order() -> None:
 
 
 # The set itself.
-
-
-def test_nearest_finds_the_initial_images_of_a_set() -> None:
-    g = derive(10)
-    records = torch.rand(200, 1, 4, 4, generator=g)
-    images = records[:50] + 0.02 * torch.randn(50, 1, 4, 4, generator=g)
-    scores = nearest(images, records)
-    assert roc(scores, torch.arange(200) < 50).auc == 1.0
-    assert nearest(records[:50], records[:50]).tolist() == [1.0] * 50
-
-
-def test_nearest_is_one_minus_the_ratio_of_distances() -> None:
-    images = torch.tensor([0.0, 1.0, 10.0]).view(3, 1, 1, 1)
-    candidates = torch.tensor([0.25, 0.5, 9.0]).view(3, 1, 1, 1)
-    assert nearest(images, candidates).tolist() == pytest.approx([1 - 0.25 / 0.75, 0.0, 1 - 1 / 8])
-    found = nearest(images, candidates[2:], torch.tensor([0, 0, 1]), torch.tensor([0]))
-    assert found.tolist() == pytest.approx([1 - 8 / 9])
 
 
 @given(st.integers(0, 1000), st.booleans())
