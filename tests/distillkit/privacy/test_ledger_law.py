@@ -133,7 +133,7 @@ DRAW: dict[str, Callable[[random.Random], Any]] = {
     "assume": lambda draw: (draw.choice("fg"), draw.sample(["disjoint", "size", "clip"], draw.randint(0, 2))),
     "register": lambda draw: draw.choice([1, 2, 3, ["a"], ["b", "2"], ["0", "b", "a"]]),
     "mirror": lambda draw: (draw.choice(["lost", *(draw_event(draw) for _ in range(6))]), draw.choice(["near", "far"]),
-                            draw.random() < 0.2),
+                            draw.random() < 0.4),
 }  # fmt: skip
 """What may be done to a ledger -> how a test draws its arguments."""
 
@@ -188,21 +188,21 @@ def act(ledger: Ledger, book: Book, lines: dict[str, list[Any]], what: str, how:
         assert ledger.mirrored(source) == lines[source][-1][0]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(45))
 def test_ledger_follows_its_definitions_in_memory_on_disk_and_at_a_client(seed: int, tmp_path: Path) -> None:
     draw, path = random.Random(seed), tmp_path / "l"
     options: dict[str, Any] = {"disjoint": seed % 3 > 0, "budget": draw.choice([None, None, 2.5, 3.5, 6.0])}
     options["renyi_order"] = draw.choice([None, None, 8.0, 40.0])
     acts = [
         (what, DRAW[what](draw))
-        for what in draw.choices([*DRAW], [5, 0.5, 1, 1.5, 0.7, 2], k=4 + seed % 5 if seed else 0)
+        for what in draw.choices([*DRAW], [5, 0.4, 1.5, 1.5, 0.7, 3], k=4 + seed % 5 if seed else 0)
     ]
     ledger, book = Ledger(path, **options), Book(options)
     other = Ledger(path, **options)
     lines: dict[str, list[Any]] = {"near": [], "far": []}
     for number, (what, how) in enumerate(acts):
         act((ledger, other)[number % 2], book, lines, what, how)
-    for one in (ledger, other, Ledger(path, **options)):
+    for one in (other, Ledger(path, **options)):
         assert one.events == tuple(book.events)
         for client in (None, *CLIENTS[:3], "1", "b", "01"):
             merged: dict[Any, int] = {}
@@ -212,7 +212,7 @@ def test_ledger_follows_its_definitions_in_memory_on_disk_and_at_a_client(seed: 
             if client is not None and not book.knows(client):
                 refused(lambda one=one, c=client: one.guarantee(c), PrivacyError, f"client '{client}' was neither")
                 continue
-            for delta in (1e-5, 1e-3, 1e-7):
+            for delta in (1e-5, 1e-3 if seed % 2 else 1e-7):
                 found = one.guarantee(client, delta=delta)
                 wanted, reasons = book.guarantee(client, delta)
                 assert found.reason in reasons
@@ -246,17 +246,20 @@ def test_lines_for_a_run_are_cut_and_name_its_client(tmp_path: Path) -> None:
     ]  # fmt: skip
     ledger = Ledger(tmp_path / "l")
     mirror_lines(ledger, "n", 7, list(enumerate(given, start=4)))
-    mirror_lines(ledger, "m", 7, [(9, {"remark": "other"})])
+    mirror_lines(ledger, "m", 7, [(9, {"remark": "other"}), (10, {"void": "later"})])
     wanted = [
         {"event": {**event["event"], "client": "7"}}, {"void": long[:1000], "client": "7"}, {"remark": long[:1000]},
         {"assumed": [fact[:1000] for fact in facts[: len(PUBLIC_INPUTS)]], "by": long[:1000]},
     ]  # fmt: skip
-    places = [["n", 4], ["n", 5], ["n", 6], ["n", 7], ["m", 9]]
-    wanted = [{**line, "from": place} for line, place in zip([*wanted, {"remark": "other"}], places)]
+    more = [{"remark": "other"}, {"void": "later", "client": "7"}]
+    places = [["n", 4], ["n", 5], ["n", 6], ["n", 7], ["m", 9], ["m", 10]]
+    wanted = [{**line, "from": place} for line, place in zip([*wanted, *more], places)]
     ledger.register(["b"])
     assert ledger_lines(ledger) == list(enumerate(wanted, start=2))
     assert ledger_lines(ledger, 4) == list(enumerate(wanted[3:], start=5))
-    assert [ledger.mirrored(source) for source in "nmo"] == [7, 9, 0]
+    assert [ledger.mirrored(source) for source in "nmo"] == [7, 10, 0]
+    reasons = [one.guarantee(7).reason for one in (ledger, Ledger(tmp_path / "l"))]
+    assert reasons == ["the noise of x was seeded, so it is known"] * 2  # the first one
     first = json.loads((tmp_path / "l").read_text(encoding="utf-8").splitlines()[0])
     assert first["relation"] is None  # that of another ledger does not bind this one
 
@@ -270,6 +273,18 @@ def test_lines_of_a_child_ledger_are_seen_before_they_count() -> None:
     assert seen == [([{"event": asdict(event)}] * 2, []), ([{"remark": "new"}], [{"event": asdict(event)}] * 2)]
     assert child.charged == [*seen[0][0], *seen[1][0]]
     assert child.epsilon(1) == compose([(2.0, 1.0, 2)], 1e-5).epsilon
+    changes = [
+        {},
+        {"seeded": True},
+        {"mechanism": "y"},
+        {"sampling": "poisson"},
+        {"sigma": 3.0},
+        {"client": ALL_CLIENTS},
+    ]
+    kinds, trunk = [replace(event, **change) for change in changes], Ledger()
+    trunk.spend(*kinds, *(replace(kind, count=4, round=9) for kind in kinds), replace(event, client=2))
+    merged = {replace(kind, round=0, count=5) for kind in kinds}
+    assert {*ChildLedger(child_state(trunk, 1)).events} == merged
 
     def refuse(lines: Any) -> None:
         raise OSError("disk full")
