@@ -121,6 +121,10 @@ NOTED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: train(build(convnet, 0), made(factor=2), relabelled("rded"), progress=False),
         r"data hold 2 x 2 crops.*use PROTOCOLS\['rded-factor-2'\], or augment=ShufflePatches\(2",
     ),
+    "mosaics, scores": (
+        lambda: scores(made(factor=2), TEST, convnet, real=REAL, protocol=relabelled("rded"), num_networks=1),
+        r"data hold 2 x 2 crops",
+    ),
     "single crops": (
         lambda: measure(made(factor=1), protocol=relabelled("rded-factor-2")),
         r"shuffles 2 x 2 patches, but .* 1 x 1 crops.*use PROTOCOLS\['rded'\]",

@@ -141,6 +141,7 @@ def test_evaluation_names_and_records_its_protocol() -> None:
     for name, protocol in PROTOCOLS.items():
         assert name in describe_protocol(protocol).split("/")
     assert describe_protocol(Protocol(epochs=5, lr=1.0, batch=3)) == "classic, epochs=5, lr=1.0, batch=3"
+    assert describe_protocol(replace(PROTOCOLS["dm"], batch=200)) == "dm/dsa/mtt, batch=200"  # datm is as near
     changed = Protocol(epochs=5, lr=1.0, batch=3, momentum=0.3)
     assert describe_protocol(changed).startswith("own, Protocol(epochs=5, lr=1.0")
 

@@ -306,8 +306,11 @@ def test_wrong_arguments_are_named() -> None:
         with pytest.raises(ValueError, match="different names, got 'FGSM 8/255' twice"):
             require_perturbations([FGSM(8 / 255), FGSM(epsilon)])
     plain = LabeledImages(data.images, data.labels, num_classes=2)
-    with pytest.raises(ValueError, match=r"test must have pixels in \[0, 1\] after removing the normalization"):
-        evaluate(plain, plain, linear, against=[FGSM(0.1)])
+    late = plain[torch.arange(1025) % 12]
+    late = late.replace(images=(torch.arange(1025.0) // 1024 * 2).view(-1, 1, 1, 1).expand(-1, 3, 8, 8).double())
+    for test in (plain, late):  # pixels are read 1,024 images at a time
+        with pytest.raises(ValueError, match=r"test must have pixels in \[0, 1\] after removing the normalization"):
+            evaluate(plain, test, linear, against=[FGSM(0.1)])
     with pytest.raises(ValueError, match=r"data must have pixels in \[0, 1\] after removing the normalization"):
         accuracy(linear(), plain, against=FGSM(0.1))
     for rounded in (1.005, -0.001, 1.0099, -0.0099):  # up to 0.01 is taken for rounding

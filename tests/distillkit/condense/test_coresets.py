@@ -139,7 +139,8 @@ def test_random_selection_is_uniform_and_depends_only_on_the_seed(global_rng_unt
 @pytest.mark.parametrize("choose", ALL)
 def test_short_missing_and_unbalanced_classes(choose: Chooser, global_rng_untouched: None) -> None:
     images, labels = data([2, 9, 0, 4])
-    chosen = choose(images, labels, ipc=5, num_classes=4)
+    with pytest.warns(UserWarning, match=r"ipc=5 is more than 2 of 3 classes have: 0 \(2\), 3 \(4\)"):
+        chosen = choose(images, labels, ipc=5, num_classes=4)
     assert chosen.counts().tolist() == [5, 5, 0, 5]
     assert chosen.info["with_replacement"] == [0, 3]
     assert chosen.info["absent"] == [2]

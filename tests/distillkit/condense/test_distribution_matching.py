@@ -284,6 +284,14 @@ def test_state_of_another_call_is_refused_by_name(name: str, changes: dict[str, 
             gradient_matching(REAL, networks=RandomNetworks(double(convnet)), ipc=2, resume=states[0])
 
 
+def test_guarantee_of_data_or_a_start_ends_with_networks_of_unknown_origin() -> None:
+    private = {"info": {"epsilon": 1.0}}
+    start = OPTIONS["given"]["init"].replace(**private)
+    for made in (run("DM", REAL.replace(**private), steps=1), run("given", init=start, steps=1)):
+        assert made.info["epsilon"] is None
+        assert "condensation with networks of unknown origin" in made.info["reason"]
+
+
 def test_callback_that_saves_no_state_costs_no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distillkit.condense._condensation.call_identity", None)
     run("DM", callback=lambda progress: progress.images.sum())
@@ -485,8 +493,9 @@ def test_invalid_counts_are_named() -> None:
 
 
 def test_losses_and_images_that_are_not_finite_stop() -> None:
-    with pytest.raises(FloatingPointError, match="the loss is nan in step 1: matching diverged; lower lr"):
-        run("DM", match=lambda real, synthetic: synthetic.sum() * torch.nan)
+    for value in (torch.nan, torch.inf):
+        with pytest.raises(FloatingPointError, match=f"the loss is -?{value} in step 1: matching diverged; lower lr"):
+            run("DM", match=lambda real, synthetic, x=value: synthetic.sum().abs() * x)
     wide: dict[str, Any] = {"real": data(), "networks": lambda: RandomNetworks(convnet), "lr": 1e37}
     with pytest.raises(FloatingPointError, match="NaN or Inf in the optimized images: .* lower lr, or the lr of inner"):
         run("DM", match=lambda real, synthetic: 1e6 * synthetic.sum(), steps=1, **wide)

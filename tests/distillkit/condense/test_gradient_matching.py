@@ -330,85 +330,94 @@ def server_case() -> tuple[nn.Module, LabeledImages, list[Tensor]]:
     return network, data([2, 3], seed=5), target
 
 
-def test_fit_to_gradient_equals_torch_sgd_on_the_distance(global_rng_untouched: None) -> None:
-    network, start, target = server_case()
-    before = copy.deepcopy(network.state_dict())
-    named = dict(zip(dict(network.named_parameters()), target, strict=True))
-    leaf = start.images.clone().requires_grad_()
-    sgd = torch.optim.SGD([leaf], lr=0.7, momentum=0.9)
-    for _ in range(3):
-        g = torch.autograd.grad(
-            F.cross_entropy(network(leaf), start.labels), list(network.parameters()), create_graph=True
-        )
-        sgd.zero_grad()
-        gradient_distance(g, target).backward()
-        sgd.step()
-    for given in (target, named, {name: 7 * t for name, t in named.items()}):
-        losses: list[float] = []
-        how = {"lr": 0.7, "momentum": 0.9, "callback": lambda p, to=losses: to.append(p.loss)}
-        made = fit_to_gradient(network, start, given, steps=3, **how)
-        torch.testing.assert_close(made.images, leaf.detach(), rtol=1e-3, atol=1e-5)
-        assert losses[-1] < losses[0]
-    for name, value in network.state_dict().items():
-        assert torch.equal(value, before[name]), name
-    assert torch.equal(made.labels, start.labels)
-    assert made.info["steps"] == 3
+FITS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
+    "indices": (convnet(), {"lr": 0.7, "momentum": 0.9}),
+    "rows": (convnet(), {"lr": 0.7, "chunk": 2}),
+    "some parameters": (convnet(), {}),
+    "more outputs": (convnet(classes=3), {"chunk": 1}),
+    "batch norm": (lambda: nn.Sequential(convnet("batch")(), nn.Dropout(0.5)), {"lr": 0.3, "momentum": 0.0}),
+}
 
 
-def test_fit_to_gradient_uses_running_statistics_in_either_mode() -> None:
-    network = build(lambda: nn.Sequential(convnet("batch")(), nn.Dropout(0.5)), 1)
-    with torch.no_grad():
+@pytest.mark.usefixtures("global_rng_untouched")
+@pytest.mark.parametrize("metric", ["row_cosine", "mse", "cos"])
+@pytest.mark.parametrize("name", FITS)
+def test_fit_equals_torch_sgd_on_the_distance_and_a_resumed_run_to_the_bit(name: str, metric: Any) -> None:
+    """Of a network in training mode, which keeps its mode, parameters and statistics."""
+    factory, options = FITS[name]
+    network = build(factory, 1)
+    with torch.no_grad(), torch.random.fork_rng():  # dropout draws
         network(data([20, 20], seed=4).images)
-    start, target = data([2, 3], seed=5), [torch.ones_like(p) for p in network.parameters()]
-    found = [
-        fit_to_gradient(network.train(mode), start, target, steps=2, metric="mse").images for mode in (True, False)
-    ]
-    assert torch.equal(*found)
-    network.eval()
-    leaf = start.images.clone().requires_grad_()
-    g = torch.autograd.grad(F.cross_entropy(network(leaf), start.labels), list(network.parameters()), create_graph=True)
-    moved = leaf - torch.autograd.grad(gradient_distance(g, target, metric="mse"), leaf)[0]
-    once = fit_to_gradient(network.train(), start, target, steps=1, metric="mse")
-    torch.testing.assert_close(once.images, moved.detach())
-    assert network.training
+    start = data([2, 3], seed=5).replace(columns={"client": torch.arange(5)}, info={"epsilon": 1.0, "of": "x"})
+    if name == "rows":
+        start = start.replace(labels=torch.rand(5, 2, generator=derive(3), dtype=torch.float64).softmax(1))
+    matched = dict(network.named_parameters())
+    if name == "some parameters":
+        matched = {key: matched[key] for key in ("classifier.weight", next(iter(matched)))}
+    named = {key: torch.randn(p.shape, generator=derive(4), dtype=p.dtype) for key, p in matched.items()}
+    before, twin = copy.deepcopy(network.state_dict()), copy.deepcopy(network).eval()
+    parameters = [dict(twin.named_parameters())[key] for key in matched]
+    leaf, losses = start.images.clone().requires_grad_(), []
+    sgd = torch.optim.SGD([leaf], lr=options.get("lr", 1.0), momentum=options.get("momentum", 0.5))
+    for _ in range(3):
+        g = torch.autograd.grad(F.cross_entropy(twin(leaf), start.labels), parameters, create_graph=True)
+        sgd.zero_grad()
+        losses.append(loss := gradient_distance(g, list(named.values()), metric=metric))
+        loss.backward()
+        sgd.step()
+    targets: list[Any] = [named]
+    targets += [] if name == "some parameters" else [list(named.values())]
+    for target in targets:
+        seen: list[Progress] = []
+        states: list[dict[str, Tensor]] = []
+        how: dict[str, Any] = {"steps": 3, "metric": metric, "progress": False, **options}
+        keep = lambda p, a=seen, b=states: (a.append(p), b.append(p.state()))  # noqa: E731
+        made = fit_to_gradient(network, start, target, callback=keep, **how)
+        torch.testing.assert_close(made.images, leaf.detach())
+        assert [(p.step, p.steps, pytest.approx(p.loss)) for p in seen] == [
+            (k, 3, float(loss)) for k, loss in enumerate(losses, 1)
+        ]
+    assert torch.equal(made.labels, start.labels)
+    assert (made.columns, made.num_classes, network.training) == ({}, 2, True)
+    for key, value in network.state_dict().items():
+        assert torch.equal(value, before[key]), key
+    facts = {"method": "gradient matching to a target", "metric": metric, "steps": 3, "lr": options.get("lr", 1.0),
+             "momentum": options.get("momentum", 0.5), "of": "x", "epsilon": None}  # fmt: skip
+    assert facts.items() <= made.info.items()
+    assert "a target gradient of unknown origin" in made.info["reason"]
+    again = fit_to_gradient(network.eval(), start, target, resume=states[0], **how)
+    assert torch.equal(again.images, made.images)
+    assert again.info == made.info
 
 
-def test_fit_to_gradient_with_some_parameters_soft_labels_and_chunks() -> None:
+def test_no_pass_of_a_fit_exceeds_a_chunk_and_divergence_stops() -> None:
     network, start, target = server_case()
-    rows = start.replace(labels=F.one_hot(start.labels, 2).double(), columns={"client": torch.arange(5)})
-    by_index = fit_to_gradient(network, start, target, steps=2)
     sizes: list[int] = []
     with network.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0]))):
-        by_row = fit_to_gradient(network, rows, target, steps=2, chunk=2)
+        fit_to_gradient(network, start, target, steps=2, chunk=2)
     assert max(sizes) == 2
-    torch.testing.assert_close(by_index.images, by_row.images)
-    more = build(convnet(classes=3), 1)
-    assert fit_to_gradient(more, start, [torch.ones_like(p) for p in more.parameters()], steps=1).num_classes == 2
     far, wide = [1e6 * t.float() for t in target], start.to(dtype=torch.float32)
     call = lambda: fit_to_gradient(network.float(), wide, far, steps=1, lr=1e37, metric="mse")  # noqa: E731
     refused(call, FloatingPointError, "lower lr")
-    network.double()
-    assert by_row.columns == {}
-    last = dict(zip(dict(network.named_parameters()), target, strict=True))["classifier.weight"]
-    only = fit_to_gradient(network, start, {"classifier.weight": last}, steps=2)
-    assert not torch.allclose(only.images, by_index.images)
 
 
-def test_fit_to_gradient_resumes_bitwise_equal() -> None:
+def test_state_of_another_fit_is_refused_by_name() -> None:
     network, start, target = server_case()
     states: list[dict[str, Tensor]] = []
-    whole = fit_to_gradient(network, start, target, steps=4, callback=lambda p: states.append(p.state()))
-    again = fit_to_gradient(network, start, target, steps=4, resume=states[1])
-    assert torch.equal(again.images, whole.images)
-    refused(lambda: fit_to_gradient(network, start, target, steps=4, lr=0.5, resume=states[1]), ValueError, r"lr=1\.0")
-    with pytest.raises(ValueError, match="other arguments: target="):
-        fit_to_gradient(network, start, [-t for t in target], steps=4, resume=states[1])
-    with pytest.raises(ValueError, match="other arguments: data="):
-        fit_to_gradient(network, start.replace(images=-start.images), target, steps=4, resume=states[1])
-    with torch.no_grad():
-        next(network.parameters()).mul_(1.01)
-    with pytest.raises(ValueError, match="other arguments: network="):
-        fit_to_gradient(network, start, target, steps=4, resume=states[1])
+    fit_to_gradient(network, start, target, steps=2, callback=lambda p: states.append(p.state()))
+    moved = copy.deepcopy(network)
+    next(moved.parameters()).data.mul_(1.01)
+    flipped = start.replace(images=-start.images)
+    for words, (net, data_, aim, options) in {
+        r"lr=1\.0 \(now 0\.5\)$": (network, start, target, {"lr": 0.5}),
+        r"momentum=0\.5 \(now 0\.1\)$": (network, start, target, {"momentum": 0.1}),
+        r"metric='row_cosine' \(now 'cos'\)$": (network, start, target, {"metric": "cos"}),
+        "target='[^=]*$": (network, start, [-t for t in target], {}),
+        "data='[^=]*$": (network, flipped, target, {}),
+        "network=": (moved, start, target, {}),
+    }.items():
+        call = lambda n=net, d=data_, a=aim, o=options: fit_to_gradient(n, d, a, steps=4, resume=states[1], **o)  # noqa: E731
+        refused(call, ValueError, f"other arguments: {words}")
 
 
 def test_fit_to_gradient_refuses_mismatched_targets() -> None:
@@ -419,7 +428,8 @@ def test_fit_to_gradient_refuses_mismatched_targets() -> None:
     with pytest.raises(ValueError, match=r"must be a tensor \[2\], got \[3\]"):
         fit_to_gradient(network, start, [*target[:-1], torch.zeros(3)])
     with pytest.raises(ValueError, match="must be finite"):
-        fit_to_gradient(network, start, [*target[:-1], torch.full((2,), torch.nan)])
+        fit_to_gradient(network, start, [*target[:-1], torch.tensor([1.0, torch.nan])])
+    refused(lambda: fit_to_gradient(network, start[:0], target), ValueError, "synthetic must hold at least one image")
     refused(lambda: fit_to_gradient(network, start, {}), ValueError, "target must hold at least one")
     refused(lambda: fit_to_gradient(network, start.replace(num_classes=3), target), ValueError, "must return 3 logits")
 

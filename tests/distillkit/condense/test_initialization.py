@@ -152,8 +152,8 @@ def test_invalid_arguments_are_named() -> None:
         images_from_statistics(torch.zeros(2, 3), torch.zeros(3, 2), ipc=1, size=(2, 2))
     for means, stds, size, words in (
         (torch.zeros(2, 1), torch.tensor([[1.0], [-1e-9]]), (2, 2), "no std below 0"),
-        (torch.zeros(2), torch.zeros(2, 1), (2, 2), "means must"),
-        (torch.zeros(2, 1), torch.zeros(2), (2, 2), "stds must"),
+        (torch.zeros(2), torch.zeros(2, 1), (2, 2), "^means must"),
+        (torch.zeros(2, 1), torch.zeros(2), (2, 2), "^stds must"),
         (torch.zeros(2, 1), torch.zeros(2, 1), (2, 0), "size must be at least 1, got 0"),
     ):
         with pytest.raises((TypeError, ValueError), match=words):

@@ -71,9 +71,9 @@ def slow_stitch(
 
 
 @pytest.mark.parametrize(("shape", "chosen", "options"), [
-    ((1, 8, 8), None, {"ipc": 4, "factor": 1, "pool": 7, "crops": 5, "min_scale": 0.08}),
-    ((2, 11, 7), [2, 0], {"ipc": 2, "factor": 3, "pool": None, "crops": 3, "min_scale": 0.3}),
-    ((3, 6, 10), None, {"ipc": 1, "factor": 2, "pool": 5, "crops": 1, "min_scale": 1.0}),
+    ((1, 4, 13), None, {"ipc": 4, "factor": 1, "pool": 7, "crops": 5, "min_scale": 0.08}),
+    ((2, 4, 3), [2, 0], {"ipc": 2, "factor": 3, "pool": None, "crops": 3, "min_scale": 0.3}),
+    ((3, 7, 11), None, {"ipc": 1, "factor": 2, "pool": 5, "crops": 1, "min_scale": 1.0}),
     ((1, 7, 12), [0, 1], {"ipc": 30, "factor": 1, "pool": None, "crops": 2, "min_scale": 1.0}),  # with ties
 ])  # fmt: skip
 @pytest.mark.parametrize("chunk", [None, 7])
@@ -84,6 +84,7 @@ def test_sets_equal_those_of_a_slow_search(
     images = torch.randn(44, *shape, generator=derive(0), dtype=torch.float64)
     images[-6:] = images[:6]
     data = LabeledImages(images, torch.tensor([0] * 12 + [1] * 17 + [2] * 9 + [0] * 6), num_classes=4)
+    data = data.replace(info={"epsilon": 1.0})
     layers = lambda: nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 4), nn.Dropout(0.9))  # noqa: E731
     observer = build(layers, 3).double().train()
     before = copy.deepcopy(observer.state_dict())
@@ -102,11 +103,12 @@ def test_sets_equal_those_of_a_slow_search(
     facts = options | {
         "method": "stitch", "generator": 4, "seed": seed, "device": "cpu", "absent": [3] if chosen is None else [],
         "with_replacement": [c for c in classes if [18, 17, 9][c] < options["ipc"] * options["factor"] ** 2],
-        "publishes": "pixels of real images",
+        "publishes": "pixels of real images", "epsilon": None,
         "confidence": pytest.approx(statistics.fmean(x for _, own in found for x in own)),
         "observer": {**describe_teacher(observer), "accuracy": float(right.double().mean())},
     }  # fmt: skip
     assert {name: made.info[name] for name in facts} == facts
+    assert "an observer of unknown origin" in made.info["reason"]
 
 
 def test_stored_images_are_read_by_rows(tmp_path: Path) -> None:
