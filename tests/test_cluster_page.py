@@ -98,7 +98,3 @@ def test_condensation_under_torchrun_gives_the_set_of_one_process(tmp_path: Path
     one = LabeledImages.load(tmp_path / "digits.safetensors")
     assert (together.images.equal(one.images), together.labels.tolist()) == (True, one.labels.tolist())
     assert printed.count(",") == 2
-
-
-def test_page_is_short() -> None:
-    assert len(re.sub(r"```.*?```", "", PAGE, flags=re.S).split()) <= 400

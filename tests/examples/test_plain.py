@@ -13,19 +13,10 @@ from sklearn.datasets import load_digits
 from tests.scripts import run_script
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted((ROOT / "examples" / "plain").glob("*.py"))
 
 
 def run(name: str, folder: Path, *, alone: bool = False) -> str:
     return run_script(ROOT / f"examples/plain/{name}.py", folder, alone=alone)
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_script_is_short_and_needs_only_the_packages(script: Path) -> None:
-    text = script.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 60
-    assert not re.search(r"argparse|_options|sys\.argv", text)
-    assert script.name in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def images_of(folder: Path) -> None:

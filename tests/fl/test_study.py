@@ -78,10 +78,6 @@ def outcome(folder: Path) -> tuple[Any, Any]:
     ]
 
 
-def test_comparison_has_at_most_thirty_lines() -> None:
-    assert len(snippet().strip().splitlines()) <= 30
-
-
 @pytest.mark.slow
 def test_killed_comparison_resumes_to_the_same_numbers(tmp_path: Path) -> None:
     for name in ("whole", "killed"):
