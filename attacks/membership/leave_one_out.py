@@ -25,7 +25,7 @@ from attacks.statistics import (
     ppv_interval,
     roc,
     two_digits,
-)  # fmt: skip
+)
 from distillkit._utils import check
 from distillkit._utils.content import content
 from distillkit._utils.progress import bar
