@@ -161,11 +161,25 @@ def test_accuracy_counts_and_restores_the_modes() -> None:
 
 SOFT = stripes(30).replace(labels=torch.rand(30, 2, generator=derive(1)).softmax(1))
 SOFT = SOFT.replace(columns={"class": torch.arange(30) // 3 % 2})
+
+
+class Narrow(ConvNet):
+    """Network that refuses more than three images at a time."""
+
+    def __init__(self) -> None:
+        super().__init__(SHAPE, 2, width=4, depth=1)
+        self.register_forward_pre_hook(self.check)
+
+    @staticmethod
+    def check(_: nn.Module, inputs: tuple[Tensor]) -> None:
+        assert len(inputs[0]) <= 3
+
+
 CASES: dict[str, dict[str, Any]] = {
     "two": {"factory": {"small": convnet, "none": lambda: convnet("none")}, "against": [Jitter(), FGSM(0.1)]},
     "soft": {"data": SOFT[[0, 1, 2, 3, 6]], "real": SOFT, "protocol": Protocol(epochs=2, lr=0.1, batch=3)},
     "tiles": {"data": Tiles(2).pack(stripes(16)[[0, 2, 4, 6, 1, 3, 5, 7]]), "num_networks": 3},
-    "alone": {"real": None, "num_networks": 1, "chunk": 3, "protocol": Protocol(epochs=1, augment=jitter)},
+    "alone": {"real": None, "num_networks": 1, "chunk": 3, "factory": Narrow, "protocol": Protocol(epochs=1)},
 }
 
 
@@ -208,13 +222,14 @@ def test_rows_are_those_of_single_trainings(name: str, monkeypatch: pytest.Monke
                 networks.append(train(network, own, protocol, generator=order, chunk=chunk, progress=False))
             row = next(rows)
             assert len(set(map(tuple, drawn))) == len(drawn)
-            assert row.accuracies == tuple(accuracy(network, test) for network in networks)
+            assert row.accuracies == tuple(accuracy(network, test, chunk=chunk) for network in networks)
             for one in how["against"]:
                 draws = [derive(seed, str(one), "against") for _ in networks]
-                with_noise = [accuracy(n, test, against=one, generator=g) for n, g in zip(networks, draws)]
+                with_noise = [accuracy(n, test, against=one, generator=g, chunk=chunk) for n, g in zip(networks, draws)]
                 assert row.against[str(one)] == tuple(with_noise)
             labels = "one row" if name == "soft" else "hard"
-            assert (row.data, row.architecture, row.labels) == (kind, architecture or "ConvNet", labels)
+            told = architecture or type(networks[0]).__name__
+            assert (row.data, row.architecture, row.labels) == (kind, told, labels)
     assert next(rows, None) is None
     assert found.accuracy == found.rows[0].mean
     assert (found.images, found.protocol, found.device, found.precision) == (len(data), protocol, "cpu", None)

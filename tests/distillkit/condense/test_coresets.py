@@ -159,7 +159,7 @@ def test_set_keeps_its_metadata_and_columns(choose: Chooser) -> None:
     real = LabeledImages(
         images, labels, normalization=Normalization((0.5,), (0.2,)), columns={"row": torch.arange(8)}, info={"of": "x"}
     )
-    chosen = choose(real, ipc=2, classes=[1])
+    chosen = choose(real, ipc=2, classes=[1], generator=7)
     assert chosen.normalization == real.normalization
     assert chosen.num_classes == 2
     assert chosen.labels.tolist() == [1, 1]
@@ -169,6 +169,7 @@ def test_set_keeps_its_metadata_and_columns(choose: Chooser) -> None:
     facts = {"publishes": "real images", "ipc": 2, "with_replacement": [], "derived": names[choose]}
     assert facts.items() <= chosen.info.items()
     assert (chosen.info["method"], chosen.info.get("embedding", "pixels")) == (names[choose], "pixels")
+    assert chosen.info.get("generator") == (7 if choose is random_subset else None)
     private = real.replace(info={"epsilon": 1.0, "delta": 1e-5})
     for network, reason in ((None, None), (build(lambda: Small(5), 0).double(), "a network of unknown origin")):
         told = choose(private, ipc=2, network=network).info

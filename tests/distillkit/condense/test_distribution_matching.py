@@ -87,6 +87,9 @@ def test_gradient_equals_the_slow_reference(norm: str, match: str, chunk: int | 
         )
         assert float(loss) == pytest.approx(float(slow_loss), rel=tolerance)
         assert (gradient - slow).norm() <= tolerance * slow.norm()
+        embeddings = [network.features(real), network(real)][: 1 + ("logits" in match)]
+        means = torch.stack([own.mean(0) for own in torch.cat(embeddings, 1).split(real_counts)])
+        torch.testing.assert_close(targets, means, rtol=1e-4, atol=1e-5)
         if norm == "instance":
             scaled = [x * (k + 2) for k, x in enumerate(synthetic.split(counts))]
             options: dict[str, Any] = {"match": match, "augment": lambda x, k: x * (k + 2), "chunk": chunk}
@@ -139,8 +142,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
               "batch_real": None, "chunk": 1},
     "cached": {"networks": lambda: FixedNetwork(frozen_net(torch.float64)), "match": "embedding+logits", "chunk": 3},
     "not cached": {"networks": lambda: FixedNetwork(frozen_net(torch.float64), cache=False), "lr": None, "chunk": 6},
-    "batch norm": {"networks": lambda: RandomNetworks(double(convnet, "batch")), "chunk": 1, "momentum": 0.9},
-    "untracked": {"networks": lambda: FixedNetwork(untracked()), "match": mmd, "batch_real": 5},
+    "batch norm": {"networks": lambda: RandomNetworks(double(convnet, "batch")), "chunk": 1, "momentum": 0.9, "ipc": 1},
+    "untracked": {"networks": lambda: FixedNetwork(untracked()), "match": mmd, "batch_real": 5, "chunk": 2},
     "own loss": {"networks": lambda: RandomNetworks(double(Flat)), "match": mmd, "augment": DSA("flip"), "chunk": 2},
     "order": {"networks": lambda: FixedNetwork(frozen_net(torch.float64)), "match": first, "batch_real": 5, "lr": None},
     "tiles": {"networks": lambda: RandomNetworks(double(Flat)), "parametrize": Tiles(2), "lr": None, "init": "noise"},
@@ -230,10 +233,12 @@ def test_result_equals_sgd_on_the_equation_and_a_resumed_run_to_the_bit(name: st
     if tiles := options.get("parametrize"):
         assert torch.equal(made.images, tiles.decode(images))
         assert made.info["parametrize"] == repr(tiles)
-    for resume in (tmp_path / "state", load_state(tmp_path / "state")):
+    kept = load_state(tmp_path / "state")
+    for resume in (tmp_path / "state", kept):
         again = run(name, resume=resume, generator=99)
         assert torch.equal(again.images, made.images)
         assert again.info == made.info | {"generator": 99}
+    assert all(torch.equal(kept[key], value) for key, value in load_state(tmp_path / "state").items())
     if options.get("lr", 0) is None:
         assert torch.equal(
             run(name, lr=made.info["lr"], generator=torch.Generator().manual_seed(3)).images, made.images
@@ -509,10 +514,12 @@ def test_losses_and_images_that_are_not_finite_stop() -> None:
 def test_pixels_far_outside_their_range_are_named_once(
     lr: float, std: float, steps: int, sign: int, *, far: bool
 ) -> None:
+    flat = lambda: nn.Sequential(nn.Flatten(), nn.Linear(128, 4)).double()  # noqa: E731
     real = REAL.replace(normalization=Normalization((0.0,), (std,)))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        run("DM", match=lambda real, synthetic: sign * synthetic.sum(), steps=steps, lr=lr, real=real)
+        match = lambda real, synthetic: sign * synthetic.sum()  # noqa: E731
+        run("DM", match=match, steps=steps, lr=lr, real=real, networks=lambda: RandomNetworks(flat), augment=None)
     found = [str(w.message) for w in said if "pixels range" in str(w.message)]
     assert len(found) == far
     words = f"distribution matching: after step {min(10, steps)}, "

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from distillkit import LabeledImages, Normalization
 from distillkit.augment import DSA
-from distillkit.condense import InnerTraining, Progress, initial_images, load_state, loops_for, save_state
+from distillkit.condense import (
+    InnerTraining,
+    Progress,
+    distribution_matching,
+    initial_images,
+    load_state,
+    loops_for,
+    save_state,
+)
 from distillkit.condense._inner_training import TrainedNetwork
 from distillkit.condense._parameter_gradient import _TwiceDifferentiable, distance_to_target, parameter_gradient
 from distillkit.condense.gradient_matching import gradient_matching
@@ -299,6 +307,23 @@ def test_fixed_network_with_batch_norm_is_unchanged() -> None:
     gradient_matching(real, networks=FixedNetwork(model), ipc=1, iterations=2, inner=InnerTraining((2, 2)))
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
+
+
+def test_batches_of_one_image_are_refused_where_their_statistics_are_undefined() -> None:
+    layers = [nn.Flatten(), nn.Linear(64, 5), nn.BatchNorm1d(5), nn.Linear(5, 4)]
+    networks = RandomNetworks(lambda: nn.Sequential(*copy.deepcopy(layers)).double())
+    train: dict[str, Any] = {"networks": networks, "ipc": 1, "iterations": 1}
+    run("DC", inner=InnerTraining((2, 1), batch=2), **train)
+    refused(
+        lambda: run("DC", inner=InnerTraining((2, 1), batch=1), **train),
+        ValueError,
+        "cannot normalize a batch of one image",
+    )
+    how: dict[str, Any] = {"networks": networks, "ipc": 1, "steps": 1, "batch_real": 1, "progress": False}
+    distribution_matching(REAL, **how)
+    for ones in ({"batch_real": 2}, {"ipc": 2}):
+        call = lambda o=ones: distribution_matching(REAL, classes=[1], **{**how, **o})  # noqa: E731
+        refused(call, ValueError, "cannot normalize a batch of one image")
 
 
 def test_numbers_of_loops_have_bounds() -> None:

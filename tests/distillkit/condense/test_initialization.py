@@ -103,6 +103,9 @@ def test_initial_set_is_copied_in_class_order() -> None:
     assert torch.equal(made.images, torch.cat([start.images[start.labels == c] for c in (0, 1)]))
     assert made.images.data_ptr() != start.images.data_ptr()
     assert made.info == {"init": "given", "with_replacement": [], "absent": [2], "derived": "initial images"}
+    private, secret = start.replace(info={"epsilon": 1.0}), data.replace(info={"epsilon": 2.0})
+    assert initial_images(secret, 1, init=private).info["epsilon"] == 1.0  # of the images that it consists of
+    assert initial_images(secret, 1).info["epsilon"] == 2.0
     assert initial_images(data, 1, init=start.to(dtype=torch.float64)).images.dtype == torch.float32
     for init in (start, "real", "noise"):
         assert initial_images(data, 1, init=init, classes=[0]).info["absent"] == []
@@ -128,7 +131,7 @@ def test_initial_images_shrink_real_ones_draw_noise_and_keep_a_tiled_set() -> No
     assert isinstance(shrunk, TiledImages)
     assert torch.equal(shrunk.stored, Tiles(2).encode(whole_tiles.images))
     with pytest.raises(ValueError, match="multiple of 4 images"):
-        initial_images(data, 1, init=whole[:9], parametrize=Tiles(2))
+        initial_images(data, 1, init=whole[:14], parametrize=Tiles(2))
     mixed = made.replace(labels=made.labels.roll(1))
     with pytest.raises(ValueError, match="single class in each stored image"):
         initial_images(data, 1, init=mixed, parametrize=Tiles(2))

@@ -230,6 +230,7 @@ def test_stored_labels_refuse_other_images_and_options() -> None:
 def test_records_hold_a_teacher_by_fingerprint_and_path(tmp_path: Path) -> None:
     data, teacher = stripes(60), trained_teacher()
     assert repr(Relabel(None)) == "Relabel(None, temperature=20, mix=None)"
+    assert repr(Relabel(None, top_k=2)) == "Relabel(None, temperature=20, mix=None, top_k=2)"
     relabel = Relabel(teacher, 2.5, CutMix(), 2, True, "teacher.pt")
     assert repr(relabel) == f"Relabel(ConvNet, temperature=2.5, mix={CutMix()}, top_k=2, scale_loss=True)"
     assert relabel.record() == {

@@ -110,8 +110,8 @@ def test_rows_are_softmax_of_the_teachers_logits_and_their_origin_is_recorded() 
 def test_teacher_is_accepted_exactly_if_guessing_is_worse_with_probability_99_percent(count: int) -> None:
     least = next(hits for hits in range(count + 1) if _tail(hits, count, 1 / CLASSES) <= 0.01)
     exact = sum(math.comb(count, k) * 2 ** (count - k) for k in range(least, count + 1)) / 3**count
-    assert _tail(least, count, 1 / CLASSES) == pytest.approx(exact, rel=1e-9)
-    assert _tail(count, count, 1 / CLASSES) == pytest.approx(3.0**-count)
+    assert _tail(least, count, 1 / CLASSES) == pytest.approx(exact, rel=1e-9, abs=0)
+    assert _tail(count, count, 1 / CLASSES) == pytest.approx(3.0**-count, rel=1e-9, abs=0)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "all outputs of teacher")  # 0 and 5 are no outputs of a sigmoid
         assert try_teacher(Guess(least), pool(count), "pool") == least / count
