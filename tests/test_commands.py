@@ -214,21 +214,6 @@ def test_options_reach_the_evaluation_and_the_labels(
     assert (len(seen[4]["pool"]), seen[4]["temperature"], seen[5]) == (48, 5.0, 12)
 
 
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "condense": {"method": "dm", "ipc": 10, "batch_real": 64, "init": "real", "epochs": 10},
-    "evaluate": {"count": 3}, "label": {"epochs": 20, "temperature": 1.0},
-}  # fmt: skip
-SHARED = {"test_fraction": 0.2, "network": "convnet", "augment": "none", "device": "auto", "seed": 0}
-
-
-@pytest.mark.parametrize("name", DEFAULTS)
-def test_commands_have_the_documented_defaults(name: str) -> None:
-    command = main.get_command(click.Context(main), name)
-    assert command is not None
-    given = {one.name: one.default for one in command.params if type(one.default) in (int, float, str)}
-    assert given == DEFAULTS[name] | SHARED
-
-
 OPTIONS = {
     "steps": 1, "epochs": 1, "batch-real": 1, "lr": 1, "init": "noise", "tiles": 2, "seconds": 1, "resume": None,
     "epsilon": 1, "classes": "a,b", "network": "convnet", "width": 8, "depth": 1, "augment": "dsa",
@@ -650,18 +635,3 @@ def test_records_get_the_normalization_of_the_set(photos: Path) -> None:
     with pytest.warns(UserWarning, match="12 records"):
         expected = leaks(small, *(data.renormalize(small.normalization) for data in (train, test)))
     assert json.loads(run(*words).stdout) == json.loads(json.dumps(expected.record()))
-
-
-def test_completion_knows_the_commands() -> None:
-    from click.shell_completion import ShellComplete
-
-    found = ShellComplete(main, {}, "distillkit", "_DISTILLKIT_COMPLETE").get_completions([], "")
-    assert tuple(one.value for one in found) == COMMANDS
-
-
-def test_set_keeps_its_form_when_the_source_has_another(folder: Path) -> None:
-    """A set of 16 x 16 pixels is compared with digits of 16 x 16, whatever their normalization would be."""
-    found: dict[str, Any] = json.loads(run("attack", "digits-dm-1", "--train", "digits", "--json").stdout)
-    small = load_set("digits-dm-1")
-    assert found == json.loads(json.dumps(leaks(small, *load("digits", size=16)).record()))
-    assert isinstance(main, click.Group)

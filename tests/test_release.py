@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -14,9 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from distillkit.commands import main
 from distillkit.data import set_cards
 from tests.scripts import load_script
 
@@ -69,14 +66,6 @@ def test_readme_stays_as_it_is_without_a_repository(build: ModuleType, monkeypat
     monkeypatch.delenv("REPOSITORY_URL", raising=False)
     assert metadata(build)["readme"]["text"] == README
     assert "urls" not in metadata(build)
-
-
-def test_links_elsewhere_are_kept(build: ModuleType) -> None:
-    text = "[a](#a) [b](http://b.org/c.md) [c](mailto:c@d.org) [d](e/f.md#g) ![h](i.PNG) [j](k.png.md)"
-    assert build.absolute(text, "https://r", "2") == (
-        "[a](#a) [b](http://b.org/c.md) [c](mailto:c@d.org) [d](https://r/blob/v2/e/f.md#g) "
-        "![h](https://r/raw/v2/i.PNG) [j](https://r/blob/v2/k.png.md)"
-    )
 
 
 def run(*command: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -141,31 +130,12 @@ def test_tag_needs_the_version_and_a_date(checkout: Path, file: str, text: str, 
     assert run("git", "tag", folder=checkout).stdout == ""
 
 
-def test_make_release_says_what_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "Makefile").write_bytes((ROOT / "Makefile").read_bytes())
-    make = ["make", "--old-file", ".venv/.made", "release"]
-    lacking = run(*make, folder=tmp_path)
-    assert lacking.returncode != 0
-    assert "REPOSITORY_URL is missing" in lacking.stdout
-    run("git", "init", "--quiet", folder=tmp_path)
-    dirty = run(*make, f"REPOSITORY_URL={HOST}", folder=tmp_path)
-    assert dirty.returncode != 0
-    assert "The checkout has changes" in dirty.stdout
-
-
 def test_citation_has_the_version() -> None:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert cited["version"] == PROJECT["version"]
     assert cited["license"] == PROJECT["license"]
     headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert re.fullmatch(rf"{re.escape(PROJECT['version'])} \((unreleased|\d{{4}}-\d\d-\d\d)\)", headings[0])
-
-
-def test_doctor_lists_the_extras_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [f"absent-{name}>=1.0; extra == '{name}'" for name in PROJECT["optional-dependencies"]]
-    monkeypatch.setattr("distillkit.commands.doctor.requires", lambda name: lines)
-    missing = json.loads(CliRunner().invoke(main, ["doctor", "--json"]).stdout)["missing"]
-    assert missing == {name: [f"absent-{name}"] for name in ("flower", "opendp", "pandas", "data", "secure")}
 
 
 def test_every_shipped_picture_and_set_has_a_license() -> None:

@@ -151,13 +151,6 @@ def test_siamese_calls_share_the_transform_across_batch_lengths(mode: str) -> No
         assert torch.equal(g.get_state(), twin.get_state())
 
 
-def test_without_siamese_every_sample_has_its_own_parameters() -> None:
-    same = pictures(1, seed=2).expand(16, -1, -1, -1)
-    for family in FAMILIES:
-        out = DSA(family)(same, derive(3, family))
-        assert len({tuple(o.flatten().tolist()) for o in out}) > 1, family
-
-
 def test_mode_s_applies_one_family_and_reaches_all() -> None:
     x, seen = pictures(2, seed=3), set()
     for seed in range(60):
@@ -295,18 +288,6 @@ def test_crop_flip_equals_the_pipeline_on_pixels(
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
 
-def test_crop_flip_moves_pixels_exactly_and_pads_with_black() -> None:
-    x = pictures(40, seed=3).float()
-    out = CropFlip(CIFAR)(x, 0)
-    black = CIFAR.encode(torch.zeros(1, 3, 1, 1))
-    outside = (out == black).all(1)
-    assert 0 < outside.double().mean() < 0.6
-    for before, after, hole in zip(x, out, outside, strict=True):
-        assert set(after[:, ~hole].flatten().tolist()) <= set(before.flatten().tolist())
-    torch.testing.assert_close(CropFlip(CIFAR, pad=0, flip=1)(x, 0), x.flip(3), rtol=0, atol=0)
-    torch.testing.assert_close(CropFlip(CIFAR, pad=0, flip=0)(x, 0), x, rtol=0, atol=0)
-
-
 def test_crop_flip_pads_whitened_images_as_pixels() -> None:
     pixels = torch.rand(60, 3, 4, 4, generator=derive(1), dtype=torch.float64)
     plain = Normalization((0.5, 0.4, 0.6), (0.2, 0.3, 0.25))
@@ -315,25 +296,6 @@ def test_crop_flip_pads_whitened_images_as_pixels() -> None:
         got = CropFlip(white, pad=2, cutout=cutout)(white.encode(pixels), derive(5))
         want = released_crop_flip(white.encode(pixels), white, derive(5), False, 2, 0.5, cutout)
         torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-8)
-
-
-@given(st.integers(0, 10_000), st.booleans())
-def test_crop_flip_draws_depend_only_on_the_position(seed: int, siamese: bool) -> None:
-    """An image's transform depends on its position (Siamese: on nothing), not on values."""
-    x, augment = pictures(4), CropFlip(CIFAR, pad=3, cutout=4)
-    first, second = derive(seed), derive(seed)
-    together = augment(x, first, siamese=siamese)
-    other = augment(torch.cat([x[:1], 3 * x[1:] + 1]), second, siamese=siamese)
-    assert torch.equal(together[0], other[0])
-    assert torch.equal(first.get_state(), second.get_state())
-    if siamese:
-        assert torch.equal(augment(x[2:3], derive(seed), siamese=True)[0], together[2])
-
-
-def test_crop_flip_gives_each_image_its_own_draw() -> None:
-    x = pictures(1).expand(64, -1, -1, -1)
-    assert len(CropFlip(CIFAR, pad=2)(x, 1).unique(dim=0)) > 30
-    assert len(CropFlip(CIFAR, pad=2)(x, 1, siamese=True).unique(dim=0)) == 1
 
 
 def test_crop_flip_is_differentiable_twice() -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -370,13 +369,6 @@ def test_auto_is_the_accelerator_or_the_cpu(monkeypatch: pytest.MonkeyPatch) -> 
         assert random_subset(data(), ipc=1, device="auto").info["device"] == str(DEVICE)
 
 
-def test_signatures_show_the_option() -> None:
-    for function in (train, evaluate, invert, herding, condense_private, train_private, invert_message):
-        option = inspect.signature(function).parameters["device"]
-        assert option.kind is option.KEYWORD_ONLY
-        assert option.default is None
-
-
 def test_the_device_of_the_last_condensation_is_recorded() -> None:
     with second_device():
         first = random_subset(data(), ipc=2, device=DEVICE)
@@ -407,15 +399,6 @@ def test_joined_shares_return_to_the_device_of_the_share() -> None:
         found = over_classes(partial(herding, data().to(DEVICE), ipc=1), range(3))
         assert places(found) == {True}
         assert found.to("cpu").images.equal(herding(data(), ipc=1).images)
-
-
-def test_arrays_may_be_given_with_a_device() -> None:
-    images, labels = data().images.numpy(), np.arange(60) % 3
-    with second_device():
-        found = herding(images, labels, network=build(net, 0), ipc=1, normalization=HALF, num_classes=3, device=DEVICE)
-        wanted = herding(data(), network=build(net, 0), ipc=1)
-    assert found.images.equal(wanted.images)
-    assert not on_second_device(found.images)
 
 
 # Waiting for the device, and copies. A longer run must not have more of them.

@@ -99,13 +99,6 @@ def test_grid_shows_every_class_in_its_row() -> None:
         assert figure.axes[0].get_yticks().tolist() == [h / 2, h * 3 / 2, h * 5 / 2]
 
 
-def test_oblong_images_keep_their_shape() -> None:
-    data = LabeledImages(torch.rand(4, 1, 4, 8, generator=G), [0, 0, 1, 2])
-    assert plot.grid(data).get_size_inches().tolist() == pytest.approx([2 * 0.5 + 1.0, 3 * 0.25 + 0.5])
-    both = plot.real_and_synthetic(data, data)
-    assert both.get_size_inches().tolist() == pytest.approx([4 * 0.5 + 1.0, 3 * 0.25 + 0.5])
-
-
 def test_grid_draws_pixels_for_any_normalization_and_channels() -> None:
     data = make(3)
     moved = data.renormalize(SHIFTED)
@@ -115,12 +108,6 @@ def test_grid_draws_pixels_for_any_normalization_and_channels() -> None:
     assert torch.allclose(grey, five.images[0].mean(0).unsqueeze(2).expand(-1, -1, 3), atol=1e-6)
     colour = make(1, channels=3, k=1)
     assert torch.allclose(sheet(plot.grid(colour))[1:5, 1:5], colour.images[0].permute(1, 2, 0))
-
-
-def test_grid_takes_tensors_and_label_rows() -> None:
-    data = make(4, k=2)
-    rows = torch.nn.functional.one_hot(data.labels, 2).float()
-    assert torch.equal(sheet(plot.grid(data.images, data.labels)), sheet(plot.grid(data.images, rows)))
 
 
 def test_real_images_are_left_of_synthetic_ones() -> None:
@@ -324,12 +311,6 @@ def test_a_bubbles_area_is_the_number_of_images(classes: list[int], clients: int
     assert (axes.get_xlim(), axes.get_ylim()) == (pytest.approx((-0.7, clients - 0.3)), pytest.approx((3.6, -0.6)))
 
 
-def test_partition_has_a_row_for_every_class_up_to_the_largest() -> None:
-    axes = plot.partition([0, 2, 2], [[0, 1], [2]]).axes[0]
-    assert [t.get_text() for t in axes.get_yticklabels()] == ["0", "1", "2"]
-    assert set(bubbles(axes.figure)) == {(0, 0), (0, 2), (1, 2)}
-
-
 def test_partition_of_many_clients_writes_totals_only() -> None:
     for clients, inside, ticks, turned in ((20, 20, 20, 0), (21, 0, 21, 90), (80, 0, 40, 90), (90, 0, 30, 90)):
         parts = [torch.tensor([i]) for i in range(clients)]
@@ -416,12 +397,6 @@ def test_numbers_without_rounds_are_a_horizontal_line() -> None:
     assert [*plot.curves(RUNS | {"x": [3.0]}, y="client_seconds").axes[0].lines[1].get_ydata()] == [3.0, 3.0]
 
 
-def test_long_curves_have_few_markers() -> None:
-    rows = [{"round": t, "accuracy": t / 300} for t in range(1, 301)]
-    assert plot.curves({"long": [rows]}).axes[0].lines[0].get_markevery() == 12
-    assert plot.curves(RUNS).axes[0].lines[0].get_markevery() == 1
-
-
 def test_a_long_legend_is_beside_the_curves() -> None:
     few, many = (plot.curves({f"m{i}": RUNS["ours"][0] for i in range(n)}) for n in (4, 5))
     for figure, beside in ((few, False), (many, True)):
@@ -433,14 +408,6 @@ def test_a_long_legend_is_beside_the_curves() -> None:
 def test_no_two_of_many_curves_look_alike() -> None:
     lines = plot.curves({f"m{i}": RUNS["ours"][0] for i in range(17)}).axes[0].lines
     assert len({(one.get_color(), one.get_linestyle()) for one in lines}) == 17
-
-
-def test_partitions_of_arrays_and_lists_are_drawn() -> None:
-    labels = torch.tensor([0, 1, 1, 2])
-    parts = [torch.tensor([0, 1]), torch.tensor([2])]
-    wanted = texts(plot.partition(labels, parts))
-    assert texts(plot.partition(labels.numpy(), [p.numpy() for p in parts])) == wanted
-    assert texts(plot.partition(labels.tolist(), [p.tolist() for p in parts])) == wanted
 
 
 EMPTY = make(1)[:0]
@@ -490,3 +457,8 @@ EMPTY = make(1)[:0]
 def test_invalid_input_is_named(call: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         call()
+
+
+def test_oblong_images_keep_their_shape() -> None:
+    figure = plot.grid(LabeledImages(torch.rand(4, 1, 4, 8, generator=G), [0, 0, 1, 2]))
+    assert figure.get_size_inches().tolist() == pytest.approx([2 * 0.5 + 1.0, 3 * 0.25 + 0.5])

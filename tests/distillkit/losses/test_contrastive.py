@@ -93,16 +93,6 @@ def test_degenerate_embeddings_and_small_temperatures_give_no_nan(batch, tempera
     assert float(gradient[0].norm()) <= 4 / temperature
 
 
-@settings(max_examples=5)
-@given(seeds)
-def test_supervised_contrastive_gradcheck(seed):
-    labels, other_labels = torch.tensor([0, 1, 0, 2]), torch.tensor([2, 1])
-    inputs = (normal(seed, 4, 3).requires_grad_(), normal(seed + 1, 2, 3).requires_grad_())
-    assert torch.autograd.gradcheck(
-        lambda e, o: supervised_contrastive(e, labels, o, other_labels, temperature=0.5, detach_other=False), inputs
-    )
-
-
 @given(seeds, st.integers(1, 6), st.integers(1, 5), temperatures)
 def test_model_contrastive_equals_the_loop(seed, n, d, temperature):
     z, near, far = normal(seed, 3, n, d)

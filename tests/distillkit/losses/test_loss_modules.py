@@ -76,14 +76,6 @@ def test_row_cosine_refuses_gradients_of_one_dimension_only():
     refused(lambda: losses.gradient_distance([X[0]], [X[1]]), ValueError, "2 or more dimensions")
 
 
-def test_exports_are_sorted_and_complete():
-    functions = [name for name in losses.__all__ if name.islower()]
-    classes = [name for name in losses.__all__ if not name.islower()]
-    assert functions == sorted(functions)
-    assert losses.__all__ == [*classes, *functions]
-    assert all(callable(getattr(losses, name)) for name in losses.__all__)
-
-
 def test_page_has_a_section_with_a_running_snippet_for_each_name(global_rng_untouched):
     page = (ROOT / "docs/components/losses.md").read_text(encoding="utf-8")
     for name in losses.__all__:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -119,21 +119,3 @@ def test_clipping_invariances(seed, n, scale, max_norm, continuous):
     if continuous:
         torch.testing.assert_close(clipped.norm(dim=1), logits.norm(dim=1).clamp(max=max_norm))
         torch.testing.assert_close(clip_logit_norm(clipped, max_norm, continuous=True), clipped)
-
-
-@settings(max_examples=5)
-@given(seeds)
-def test_regularizers_gradcheck(seed):
-    x, p = normal(seed, 4, 3).requires_grad_(), normal(seed + 1, 2, 3).requires_grad_()
-    labels, present = torch.tensor([0, 1, 1, 0]), torch.tensor([True, False])
-    for function in (
-        feature_decorrelation,
-        lambda v: feature_decorrelation(v.T, variant="released"),
-        lambda v: clip_logit_norm(v + 1),
-        lambda v: clip_logit_norm(5 * v, continuous=True),
-    ):
-        assert torch.autograd.gradcheck(function, x)
-    assert torch.autograd.gradcheck(lambda e, c: prototype_distance(e, labels, c, present), (x, p))
-    assert torch.autograd.gradcheck(lambda e, c: proximal([e, e[0]], [c.sum() * torch.ones_like(e), c[0]], 0.3), (x, p))
-    zero = torch.zeros(2, 3, requires_grad=True)
-    assert torch.equal(torch.autograd.grad(clip_logit_norm(zero).sum(), zero)[0], torch.ones(2, 3))

@@ -10,12 +10,23 @@ import torch
 from torch import Tensor
 
 from distillkit.losses import (
+    binary_distillation,
     clamped_disagreement,
     clip_logit_norm,
+    deepinversion_variation,
     feature_decorrelation,
     gradient_distance,
+    image_l2,
+    jensen_shannon,
+    knowledge_distillation,
+    mean_embedding_distance,
+    prototype_distance,
+    proximal,
     supervised_contrastive,
+    total_variation,
 )
+
+DISTILLATION = (knowledge_distillation, binary_distillation, jensen_shannon, clamped_disagreement)
 
 
 def wave(shape: Sequence[int], phase: float) -> Tensor:
@@ -70,6 +81,37 @@ CASES: dict[str, tuple[Tensor, Callable[[Tensor], Tensor], float, list[float]]] 
         1.037907174225129, [0.055865485395, 0.0700082062042, 0.09243909726894],
     ),
 }  # fmt: skip
+
+
+X, Y, PIXELS = wave((4, 3), 0.1), wave((4, 3), 0.7), wave((2, 2, 3, 3), 0.3)
+TWO = torch.tensor([0, 1, 0, 2])
+SMOOTH: dict[str, tuple[Tensor, Callable[[Tensor], Tensor]]] = {
+    "supervised_contrastive": (X, lambda x: supervised_contrastive(x, TWO, Y, TWO.flip(0), detach_other=False)),
+    "mean_embedding_distance": (X, lambda x: mean_embedding_distance(x, Y, TWO, TWO.flip(0))),
+    **{loss.__name__: (X, lambda x, loss=loss: loss(x, Y)) for loss in DISTILLATION},  # type: ignore[misc]
+    **{
+        f"{prior.__name__} {order}": (PIXELS, lambda x, prior=prior, order=order: prior(x, order=order))  # type: ignore[misc]
+        for prior in (total_variation, deepinversion_variation)
+        for order in (1, 2)
+    },
+    **{f"image_l2 {how}": (PIXELS, lambda x, how=how: image_l2(x, reduction=how)) for how in ("mean", "batch")},  # type: ignore[misc]
+    "feature_decorrelation": (X, feature_decorrelation),
+    "clip_logit_norm": (5 * X, lambda x: clip_logit_norm(x, continuous=True)),
+    "prototype_distance": (X, lambda x: prototype_distance(x, TWO, x[:3] + 1, torch.tensor([True, False, True]))),
+    "proximal": (X, lambda x: proximal([x, x[0]], [x.sum() * Y, x[1]], 0.3)),
+}
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_gradients_equal_finite_differences(name: str) -> None:
+    x, loss = SMOOTH[name]
+    assert torch.autograd.gradcheck(loss, x.clone().requires_grad_())
+
+
+@pytest.mark.parametrize("metric", ["row_cosine", "mse", "cos"])
+def test_second_derivatives_of_gradient_distance_equal_finite_differences(metric: str) -> None:
+    x = wave(SHAPES[0], 0.1).requires_grad_()
+    assert torch.autograd.gradgradcheck(matched(metric), x)
 
 
 @pytest.mark.parametrize("name", CASES)

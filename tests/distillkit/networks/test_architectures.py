@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from opacus.grad_sample import GradSampleModule
+from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 
 from distillkit.networks import (
@@ -17,7 +19,6 @@ from distillkit.networks import (
     FedCOGCNN,
     ImageNetwork,
     LeNet,
-    Network,
     ResNet,
     SimpleCNN,
     WideResNet,
@@ -66,6 +67,7 @@ def test_forward_equals_classifier_of_features(name: str, norm: str) -> None:
     assert logits.shape == (3, 2)
     assert torch.isfinite(logits).all()
     assert torch.equal(net.classifier(embedding), logits)
+    assert split(net) is net
     assert (embedding[0] - embedding[1]).norm() > 1e-4 * embedding.norm()
 
 
@@ -154,13 +156,26 @@ def test_constructor_draws_the_same_weights_as_initialize(name: str, norm: str) 
         assert torch.equal(a, b), key
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @every
-def test_split_of_a_built_in_network_is_itself(name: str, norm: str) -> None:
-    net = small(name, norm)
-    assert split(net) is net
-    assert isinstance(net.classifier, nn.Linear)
-    as_network: Network = net
-    assert as_network.classifier(as_network.features(images())).shape == (3, 2)
+def test_opacus_finds_the_gradients_of_each_image_or_refuses_batch_norm(name: str, norm: str) -> None:
+    net = small(name, norm).double()
+    errors = ModuleValidator.validate(net.train())
+    assert all("BatchNorm" in str(error) for error in errors)
+    assert bool(errors) == (norm == "batch")
+    if errors:
+        return
+    x, labels = images(dtype=torch.float64), torch.tensor([1, 0, 1])
+    loop = [
+        torch.autograd.grad(nn.functional.cross_entropy(net(x[i : i + 1]), labels[i : i + 1]), net.parameters())
+        for i in range(3)
+    ]
+    wrapped = GradSampleModule(net, loss_reduction="sum")
+    with torch.no_grad():
+        assert torch.equal(split(wrapped).features(x), net.features(x))
+    nn.functional.cross_entropy(wrapped(x), labels, reduction="sum").backward()
+    for parameter, *gradients in zip(net.parameters(), *loop, strict=True):
+        torch.testing.assert_close(parameter.grad_sample, torch.stack(gradients))
 
 
 def test_only_batch_norm_mixes_images() -> None:

@@ -144,13 +144,6 @@ class TestInitialize:
             if x.std() > 0:
                 assert not torch.equal(x, z), key
 
-    def test_advancing_generator_gives_other_networks(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        model = ConvNet((1, 8, 8), 2, width=4)
-        first = initialize(model, generator).classifier.weight.clone()
-        second = initialize(model, generator).classifier.weight
-        assert not torch.equal(first, second)
-
     def test_frozen_double_and_channels_last_networks(self) -> None:
         plain = initialize(ConvNet((2, 8, 8), 2, width=4), 4)
         other = ConvNet((2, 8, 8), 2, width=4).double().to(memory_format=torch.channels_last).requires_grad_(False)
@@ -220,10 +213,6 @@ class TestInitialize:
         with pytest.raises(TypeError, match=r"cannot redraw the network \(Linear\)"):
             initialize(prune.identity(nn.Linear(3, 3), "weight"), 0)
 
-    def test_refuses_other_generators(self) -> None:
-        with pytest.raises(TypeError, match=r"generator must be an int seed or a torch\.Generator"):
-            initialize(nn.Linear(2, 2), 0.5)
-
 
 class TestBuild:
     def test_threads_build_equal_networks(self, global_rng_untouched: None) -> None:
@@ -261,9 +250,6 @@ class TestBuild:
 
         refused(lambda: build(factory, 0), OSError, "no such network")
 
-    def test_refuses_other_objects(self) -> None:
-        refused(lambda: build(lambda: 3, 0), TypeError, r"factory must return an nn\.Module, got int")
-
 
 def test_frozen_is_a_deep_copy_without_gradients() -> None:
     model = build(lambda: ResNet((3, 8, 8), 2, depth=10, width=2), 0).eval()
@@ -288,36 +274,16 @@ def _vgg() -> nn.Module:
     return model.to_empty(device="cpu")
 
 
-def _mobilenet() -> nn.Module:
-    from torchvision.models import mobilenet_v2
-
-    return mobilenet_v2(num_classes=3, width_mult=0.25)
-
-
-def _densenet() -> nn.Module:
-    from torchvision.models import DenseNet
-
-    return DenseNet(4, (2, 2), 8, num_classes=3)
-
-
 def _resnet() -> nn.Module:
     from torchvision.models import resnet18
 
     return resnet18(num_classes=3)
 
 
-def _transformer() -> nn.Module:
-    from torchvision.models import VisionTransformer
-
-    return VisionTransformer(64, 32, 1, 2, 8, 8, num_classes=3)
+TORCHVISION = {"resnet18": _resnet, "vgg11": _vgg}
 
 
-TORCHVISION = {"resnet18": _resnet, "vgg11": _vgg, "mobilenet_v2": _mobilenet, "densenet": _densenet}
-
-
-@pytest.mark.parametrize(
-    ("name", "embedding_dim"), [("resnet18", 512), ("vgg11", 8), ("mobilenet_v2", 1280), ("densenet", 16)]
-)
+@pytest.mark.parametrize(("name", "embedding_dim"), [("resnet18", 512), ("vgg11", 8)])
 def test_torchvision_networks_are_supported(name: str, embedding_dim: int, global_rng_untouched: None) -> None:
     model = build(TORCHVISION[name], 0).eval()
     network = split(model)
@@ -330,12 +296,3 @@ def test_torchvision_networks_are_supported(name: str, embedding_dim: int, globa
     before = {key: value.clone() for key, value in model.state_dict().items()}
     initialize(model, 0)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-
-
-def test_torchvision_transformer_can_be_split_but_not_redrawn() -> None:
-    with torch.random.fork_rng(devices=[]):
-        model = _transformer().eval()
-    network = split(model)
-    x = images(size=64)
-    assert torch.equal(network.classifier(network.features(x)), model(x))
-    refused(lambda: initialize(model, 0), TypeError, r"cannot redraw the network \(VisionTransformer\)")

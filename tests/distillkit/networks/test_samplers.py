@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from distillkit._utils.batches import uses_batch_statistics
-from distillkit.networks import ConvNet, FixedNetwork, KeepInit, NetworkBall, RandomNetworks, build
+from distillkit.networks import ConvNet, FixedNetwork, NetworkBall, RandomNetworks, build
 from distillkit.rng import derive
 from tests.refused import refused
 
@@ -109,15 +109,6 @@ def test_fixed_network_is_a_copy_in_eval_mode() -> None:
     assert model.training
 
 
-def test_batch_statistics_are_detected() -> None:
-    model = convnet("batch")
-    assert uses_batch_statistics(model.train())
-    assert not uses_batch_statistics(model.eval())
-    assert uses_batch_statistics(nn.BatchNorm2d(3, track_running_stats=False).eval())
-    assert not uses_batch_statistics(convnet("instance").train())
-    assert not uses_batch_statistics(object())
-
-
 def test_invalid_arguments_are_named() -> None:
     refused(lambda: NetworkBall(convnet(), 0.0), ValueError, "radius must be greater than 0")
 
@@ -129,23 +120,3 @@ def test_invalid_arguments_are_named() -> None:
             return embedding
 
     refused(lambda: NetworkBall(Bare(), 1.0), ValueError, "must have parameters")
-
-
-def test_samplers_are_recreated_from_their_arguments() -> None:
-    model = convnet()
-    ball = NetworkBall(model, 2.0)
-    ball.draw(derive(0))  # overwrites the sampler's network
-    center, radius = ball.init_arguments()[0]
-    assert torch.equal(flat(center), flat(model))
-    assert radius == 2.0
-    for cache in (True, False):
-        arguments, options = FixedNetwork(model, cache=cache).init_arguments()
-        again = FixedNetwork(*arguments, **options)
-        assert again.fixed == again.cache == cache
-
-
-def test_samplers_have_a_readable_repr() -> None:
-    assert repr(RandomNetworks(convnet)) == "RandomNetworks(ConvNet)"
-    assert repr(RandomNetworks(KeepInit(lambda: ConvNet(SHAPE, 3, width=4)))) == "RandomNetworks(KeepInit(ConvNet))"
-    assert repr(NetworkBall(convnet(), 5.0)) == "NetworkBall(ConvNet, radius=5)"
-    assert repr(FixedNetwork(convnet())) == "FixedNetwork(ConvNet)"

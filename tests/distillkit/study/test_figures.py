@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 
 from distillkit import LabeledImages
-from distillkit.study import Record, Records, curves, pictures
+from distillkit.study import Record, curves, pictures
 from tests.distillkit.study.sample_records import record, write
 
 RUNS = [
@@ -34,11 +34,6 @@ def test_every_candidate_is_drawn_or_named() -> None:
     assert [*average.get_ydata()] == pytest.approx([10, 25])
     assert [*level.get_ydata()] == pytest.approx([45, 45])
     assert axes.get_legend().get_title().get_text() == "mean ± std of 1 to 2 runs"
-
-
-def test_candidate_that_never_ran_is_named() -> None:
-    figure = curves(Records([record([0.5])], [("digits", "FedDM", 0)]))
-    assert figure.axes[0].get_title() == "digits\nwithout a number: FedDM (0 of 1 seeds)"
 
 
 def test_tasks_are_drawn_by_cost_side_by_side_from_a_folder(tmp_path: Path) -> None:
@@ -80,13 +75,6 @@ def test_images_are_of_the_first_seeds_set_one_panel_per_candidate(tmp_path: Pat
         LabeledImages.load(path).replace(class_names=tuple("abcdefghijkl")).save(path)
     named = pictures(tmp_path / "b", classes=4)
     assert [t.get_text() for t in named.axes[0].get_yticklabels()] == ["a", "b", "c", "d"]
-
-
-def test_so_many_images_of_a_class_are_drawn(tmp_path: Path) -> None:
-    folder = folder_with_sets(tmp_path, [record(0.1, "DM", 3)])
-    for options, columns in (({}, 3), ({"per_class": 2}, 2), ({"per_class": 9}, 4)):
-        (shown,) = pictures(folder, **options).axes[0].get_images()
-        assert shown.get_array().shape == (3 * 10, columns * 10, 3)
 
 
 @pytest.mark.parametrize(

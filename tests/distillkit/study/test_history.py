@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distillkit.study.history import SeedMean, best_seed_mean, rounds_to
+from distillkit.study.history import best_seed_mean, rounds_to
 from tests.refused import refused
 
 
@@ -28,25 +28,12 @@ def test_rounds_to_a_target_accuracy() -> None:
             rounds_to(history, target)
 
 
-@pytest.mark.parametrize(("bests", "deviation"), [((0.9, 0.9, 0.3), 0.4), ((0.9, 0.3, 0.3), 0.4)])
-def test_deviation_has_two_sides(bests: tuple[float, ...], deviation: float) -> None:
-    assert best_seed_mean([rows([best]) for best in bests]).deviation == pytest.approx(deviation)
-    assert released([[best] for best in bests])[1] == pytest.approx(deviation)
-
-
 def released(curves: list[list[float]]) -> tuple[float, float]:
     """Return lines 114-131 of the single image's plotting_scripts/multiseed_helper.py, for one method."""
     best_avg = np.max(np.mean(curves, axis=0))
     bests = [np.max(line) for line in curves]
     low, high = np.min(bests), np.max(bests)
     return best_avg, (best_avg - low) if (best_avg - low) > (high - best_avg) else (high - best_avg)
-
-
-def test_best_mean_over_seeds_is_not_the_mean_of_best_rounds() -> None:
-    """Means .2, .5, .45: round 2 is best; the seeds' own bests are .6 and .8."""
-    assert best_seed_mean([rows([0.1, 0.6, 0.1]), rows([0.3, 0.4, 0.8])]) == SeedMean(
-        pytest.approx(0.5), 2, pytest.approx(0.3)
-    )
 
 
 @given(st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(st.floats(0, 1), min_size=n, max_size=n), min_size=1)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from distillkit.study import (
     Record,
     RecordError,
     Records,
-    paired_differences,
     read_choice,
     read_records,
     summary_table,
@@ -37,16 +35,6 @@ def test_records_are_read_as_written_by_name(tmp_path: Path) -> None:
         assert r.folder == tmp_path / r.line["run"]
     assert found.missing == ()
     assert repr(found) == "<4 finished runs of 3 candidates on 1 tasks; 0 missing>"
-
-
-def test_equal_file_keeps_its_time(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    write_json(path, {"a": 1})
-    os.utime(path, (1, 1))
-    write_json(path, {"a": 1})
-    assert path.stat().st_mtime == 1
-    write_json(path, {"a": 2})
-    assert path.stat().st_mtime > 1
 
 
 METHODS = ("Local", "FedAvg", "DM")
@@ -187,19 +175,6 @@ def test_settings_are_shown_as_given() -> None:
     assert [one.last(f"settings.{name}") for name in ("lr", "loops", "shared.rate")] == [0.1, [10, 2], 0.2]
 
 
-def test_groups_know_their_missing_seeds() -> None:
-    runs = [record([0.1], "A", 1), record([0.1], "A", 0), record([0.1], "B", 1), record([0.1], "B", 7, task="other")]
-    found = {(g.task, g.method): (g.seeds, [r.seed for r in g.records]) for g in group_records(runs)}
-    assert found == {
-        ("digits", "A"): ("2", [0, 1]), ("digits", "B"): ("1 of 2", [1]), ("other", "B"): ("1", [7]),
-    }  # fmt: skip
-    planned = group_records(Records(runs, [("digits", "C", 0), ("digits", "A", 2), ("third", "A", 0)]))
-    assert {(g.task, g.method): g.seeds for g in planned} == {
-        ("digits", "A"): "2 of 3", ("digits", "B"): "1 of 3", ("digits", "C"): "0 of 3", ("other", "B"): "1",
-        ("third", "A"): "0 of 1",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("wrong", [None, 3, [3], {"a": 1}, [record(0.5), "x"]])
 def test_other_objects_are_refused(wrong: Any) -> None:
     refused(lambda: group_records(wrong), TypeError, "records must be a list of")
@@ -287,14 +262,6 @@ def test_column_accuracy_late_is_the_second_half_unless_the_summary_says_otherwi
     failed = record(accuracies, error="it diverged")
     assert failed.last("accuracy_late") is None
     assert Records([failed]).late(1)[0].line["accuracy_late"] is None
-
-
-def test_tables_show_accuracy_late_of_records_that_lack_it() -> None:
-    runs = [record([0.1, a, a + 0.1], method, seed) for seed in (0, 1) for method, a in (("FedAvg", 0.3), ("B", 0.5))]
-    shown = summary_table(runs, columns=["accuracy_late"]).rows
-    assert [row["accuracy_late"] for row in shown] == pytest.approx([0.35, 0.55])
-    [row] = paired_differences(runs, column="accuracy_late").rows
-    assert (row["difference"], row["seeds"]) == (pytest.approx(0.2), 2)
 
 
 def test_late_rounds_of_a_study_are_those_of_its_records(tmp_path: Path) -> None:

@@ -244,12 +244,6 @@ def test_failing_configuration_is_never_chosen_and_has_a_reason(tmp_path: Path) 
         executed(Study(tmp_path / "c", task(), {"A": known(settings={"value": -1})}, seeds=(0,)))
 
 
-def test_rule_may_use_the_clients_own_tests(tmp_path: Path) -> None:
-    study = Study(tmp_path, task(), {"A": known(search=grid(value=[10, 30]))}, seeds=(0,), rule="own")
-    executed(study)
-    assert study.records()[0].line["settings"] == {"value": 10}
-
-
 def test_candidate_may_have_its_own_rule_named_in_the_choice(tmp_path: Path) -> None:
     tries = grid(value=[10, 30])
     candidates = {
@@ -309,21 +303,6 @@ def test_late_rule_averages_the_late_rounds_of_each_tuning_seed(
         study(late_rounds=2).run(trial=False, progress=False)
     with pytest.raises(ValueError, match="late_rounds must be at least 1, got 0"):
         study(late_rounds=0)
-
-
-def test_late_rule_with_two_tuning_seeds_is_not_misled_by_one_round_of_one_seed(tmp_path: Path) -> None:
-    for rule, seeds, chosen in (("last", (100,), 0), ("late", (100, 101), 1)):
-        study = Study(
-            tmp_path / rule,
-            task(),
-            {"A": with_rounds([20, 40])},
-            seeds=(0,),
-            tune_seeds=seeds,
-            rule=rule,  # type: ignore[arg-type]
-        )
-        study.run(trial=False, progress=False)
-        assert read_choice(study.out)[0][0].chosen == chosen
-        assert study.records()[0].last("accuracy_late") == pytest.approx((0.2, 0.4)[chosen])
 
 
 def test_search_may_be_continued_and_replaces_runs_of_a_former_choice(tmp_path: Path) -> None:
@@ -392,10 +371,6 @@ def test_ablation_runs_only_on_its_tasks_and_seeds(tmp_path: Path) -> None:
     assert study().records().missing == (("two", "C", 1),)  # what the folder has asked for stays asked for
     candidates["C"] = replace(candidates["C"], seeds=[0, 1])
     assert executed(study()) == ["two-c-0", "two-c-1"]
-
-
-def test_one_configuration_each_tunes_nothing(tmp_path: Path) -> None:
-    assert executed(Study(tmp_path, task(), {"A": known(), "B": known()}, seeds=(0,))) == ["made-a-0", "made-b-0"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,7 @@ from distillkit.study import (
     paired_differences,
     summary_table,
 )  # fmt: skip
-from distillkit.study._tables import CHOSEN_ON_TEST, Unit, interval, unit_of
-from tests.distillkit.study.sample_records import record, write
+from tests.distillkit.study.sample_records import record
 from tests.refused import refused
 
 RUNS = [
@@ -56,16 +54,6 @@ def test_summary_table_shows_the_records() -> None:
     assert [first[k] for k in ("accuracy_best_mean", "accuracy_best_mean_round")] == pytest.approx([0.7, 2])
     assert (first["bytes_up"], first[HELD]) == pytest.approx((3e6, 0.3))
     assert all(row.keys() == first.keys() for row in table.rows)
-
-
-def test_folder_gives_the_same_table(tmp_path: Path) -> None:
-    runs = sorted(RUNS, key=lambda r: r.line["run"])
-    assert str(summary_table(str(write(tmp_path, runs)))) == str(summary_table(runs))
-
-
-def test_rows_for_pandas_have_one_value_a_cell() -> None:
-    for row in summary_table(RUNS, columns=["failed", "run"]).rows:
-        assert all(value is None or isinstance(value, str | int | float) for value in row.values())
 
 
 def test_failures_and_missing_seeds_are_noted_beside_a_mean() -> None:
@@ -118,19 +106,6 @@ def test_best_rounds_are_printed_if_there_are_rounds() -> None:
     assert "best % *" in summary_table([record([0.5])]).header
 
 
-def test_stars_are_explained_if_there_are_any() -> None:
-    table = summary_table(RUNS)
-    starred = [name for name in table.header if "*" in name]
-    assert CHOSEN_ON_TEST in table.without(starred[0]).notes
-    bare = table.without(*starred)
-    assert bare.notes == tuple(note for note in table.notes if note != CHOSEN_ON_TEST)
-
-
-def test_rounds_without_an_evaluation_are_skipped() -> None:
-    table = summary_table([record([None, 0.4, None, 0.3], "A", seed) for seed in (0, 1)])
-    assert table.cells[0][5] == "40.0 (round 2)"
-
-
 @pytest.mark.parametrize(
     ("columns", "error"),
     [(["nothing"], ValueError), ("bytes_up", TypeError), ([3], TypeError), (None, TypeError), (3, TypeError)],
@@ -168,13 +143,6 @@ def test_interval_equals_the_textbook_formula(pair: tuple[list[float], list[floa
     assert (row["method"], row["base"], row["seeds"]) == ("B", "A", len(d))
     assert row["difference"] == pytest.approx(d.mean(), abs=1e-12)
     assert [row["low"], row["high"]] == pytest.approx([d.mean() - half, d.mean() + half], abs=1e-4)
-
-
-def test_interval_widens_with_the_confidence() -> None:
-    """The table has 1.5332 for 80 % and 4 degrees of freedom."""
-    values = [0.1, 0.2, 0.3, 0.4, 0.5]
-    half = 1.5332 * statistics.stdev(values) / math.sqrt(5)
-    assert interval(values, 0.8) == pytest.approx((0.3 - half, 0.3 + half), abs=1e-4)
 
 
 @given(seeds.flatmap(lambda n: st.tuples(*[st.lists(accuracy, min_size=n, max_size=n)] * 3)))
@@ -262,10 +230,6 @@ def test_mean_and_standard_deviation_are_those_of_the_sample(values: list[float]
     assert std == pytest.approx(100 * statistics.stdev(values), abs=6e-4)
 
 
-def test_one_value_has_no_deviation() -> None:
-    assert (mean_std([0.912], 100), mean_std([1.25, 1.75], digits=2)) == ("91.2", "1.50 ± 0.35")
-
-
 def test_columns_are_aligned_and_cells_kept_whole() -> None:
     assert markdown_table(["a", "b"], [["x", "1"], ["x|y", "2\n3"]]) == (
         "| a    |   b |\n| ---- | --: |\n| x    |   1 |\n| x\\|y | 2 3 |"
@@ -273,13 +237,6 @@ def test_columns_are_aligned_and_cells_kept_whole() -> None:
     assert markdown_table(["a", "b"], [], left=2) == "| a   | b   |\n| --- | --- |"
     with pytest.raises(ValueError, match=r"rows\[1\] must have 2 cells, one per name in header, got 3"):
         markdown_table(["a", "b"], [["x", "1"], ["y", "2", "3"]])
-
-
-def test_units_follow_from_the_columns_name() -> None:
-    assert unit_of("accuracy_clients.worst10", [0.1]) == Unit("%", 100.0, 1)
-    assert unit_of("bytes_up", [1.0]) == unit_of("up.bytes", []) == Unit("MB", 1e-6, 2)
-    assert unit_of("client_seconds", [1.0]) == Unit("s", 1.0, 1)
-    assert [unit_of("x", v).digits for v in ([], [3, 3.0], [3, 4], [0.25], [250.5])] == [0, 0, 1, 3, 1]
 
 
 def test_columns_are_added_and_removed() -> None:
