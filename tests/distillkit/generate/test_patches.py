@@ -211,7 +211,6 @@ def test_a_set_records_the_origin_of_its_crops() -> None:
     ("error", "match", "options"),
     [
         (ValueError, r"pixels in \[0, 1\]", {"image": torch.full((3, 40, 40), 2.0)}),
-        (ValueError, r"pixels in \[0, 1\]", {"image": torch.full((3, 40, 40), -0.1)}),
         (ValueError, "at least size=32", {"image": picture(31, 50)}),
         (ValueError, "area", {"area": (0.5, 0.1)}),
         (ValueError, "area", {"area": (0.5, 1.1)}),
@@ -219,7 +218,6 @@ def test_a_set_records_the_origin_of_its_crops() -> None:
         (ValueError, "shear", {"shear": 90.0}),
         (ValueError, "jitter", {"jitter": (0.1, 0.1, 0.1, 0.6)}),
         (ValueError, "jitter", {"jitter": (0.1,)}),
-        (ValueError, "jpeg_quality", {"jpeg_quality": 0}),
         (ValueError, "jpeg_quality", {"jpeg_quality": 101}),
         (ValueError, "jpeg_quality", {"jpeg_quality": 75, "image": picture(channels=5)}),
     ],

@@ -117,3 +117,7 @@ def test_hooks_see_all_images_at_once() -> None:
     with net.body[1].register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0]))), torch.no_grad():
         net.features(images)
     assert rows == [20, 20, 20]
+
+
+def test_one_class_is_refused() -> None:
+    refused(lambda: ConvNet((1, 8, 8), 1), ValueError, "num_classes must be at least 2, got 1")

@@ -197,11 +197,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         r"networks must be a network sampler.*this ConvNet pass FixedNetwork\(network\)",
     ),
-    "a factory as networks": (
-        lambda: gradient_matching(data(), networks=lambda: sized()),  # type: ignore[arg-type]
-        TypeError,
-        r"networks must be a network sampler.*RandomNetworks\(factory\), got function",
-    ),
     "a sampler without the attribute fixed": (
         lambda: distribution_matching(data(), networks=SimpleNamespace(draw=lambda generator: sized())),  # type: ignore[arg-type]
         TypeError,
@@ -211,11 +206,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: RandomNetworks(ConvNet),
         TypeError,
         r"factory must be callable without arguments, but ConvNet\(.*needs shape, num_classes; wrap it.*`lambda: Conv",
-    ),
-    "a kept class that wants arguments": (
-        lambda: build(KeepInit(ConvNet), 0),
-        TypeError,
-        "factory must be callable without arguments, but .* needs shape, num_classes",
     ),
     "a module among factories": (
         lambda: evaluate(data(), data(), {"net": sized()}, num_networks=1),

@@ -120,3 +120,15 @@ def test_invalid_arguments_are_named() -> None:
             return embedding
 
     refused(lambda: NetworkBall(Bare(), 1.0), ValueError, "must have parameters")
+
+
+def test_samplers_are_recreated_from_their_arguments() -> None:
+    model = convnet()
+    ball = NetworkBall(model, 2.0)
+    ball.draw(derive(0))  # overwrites the sampler's network
+    center, radius = ball.init_arguments()[0]
+    assert torch.equal(flat(center), flat(model))
+    assert radius == 2.0
+    for cache in (True, False):
+        arguments, options = FixedNetwork(model, cache=cache).init_arguments()
+        assert FixedNetwork(*arguments, **options).cache == cache
