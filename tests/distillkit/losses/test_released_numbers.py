@@ -87,8 +87,8 @@ X, Y, PIXELS = wave((4, 3), 0.1), wave((4, 3), 0.7), wave((2, 2, 3, 3), 0.3)
 TWO = torch.tensor([0, 1, 0, 2])
 SMOOTH: dict[str, tuple[Tensor, Callable[[Tensor], Tensor]]] = {
     "supervised_contrastive": (X, lambda x: supervised_contrastive(x, TWO, Y, TWO.flip(0), detach_other=False)),
-    "mean_embedding_distance": (X, lambda x: mean_embedding_distance(x, Y, TWO, TWO.flip(0))),
-    **{loss.__name__: (X, lambda x, loss=loss: loss(x, Y)) for loss in DISTILLATION},  # type: ignore[misc]
+    "mean_embedding_distance": (X, lambda x: mean_embedding_distance(x, x[:3] ** 2, TWO, TWO[:3])),
+    **{loss.__name__: (X, lambda x, loss=loss: loss(x, x.flip(0))) for loss in DISTILLATION},  # type: ignore[misc]
     **{
         f"{prior.__name__} {order}": (PIXELS, lambda x, prior=prior, order=order: prior(x, order=order))  # type: ignore[misc]
         for prior in (total_variation, deepinversion_variation)
