@@ -179,7 +179,14 @@ CASES: dict[str, dict[str, Any]] = {
     "two": {"factory": {"small": convnet, "none": lambda: convnet("none")}, "against": [Jitter(), FGSM(0.1)]},
     "soft": {"data": SOFT[[0, 1, 2, 3, 6]], "real": SOFT, "protocol": Protocol(epochs=2, lr=0.1, batch=3)},
     "tiles": {"data": Tiles(2).pack(stripes(16)[[0, 2, 4, 6, 1, 3, 5, 7]]), "num_networks": 3},
-    "alone": {"real": None, "num_networks": 1, "chunk": 3, "factory": Narrow, "protocol": Protocol(epochs=1)},
+    "alone": {
+        "data": stripes(8),
+        "real": None,
+        "num_networks": 1,
+        "chunk": 3,
+        "factory": Narrow,
+        "protocol": Protocol(epochs=1),
+    },
 }
 
 
