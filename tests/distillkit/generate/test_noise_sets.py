@@ -269,3 +269,8 @@ def test_batch_norm_has_the_statistics_of_at_most_256_latents(count: int) -> Non
         used = latents[torch.randperm(count, generator=derive(7))[:256]]
         fixed = network.eval()(used)
         assert torch.allclose(network.train()(used), fixed, atol=2e-2)  # running variances are unbiased
+
+
+def test_maps_halve_above_32_pixels() -> None:
+    network = StyleGAN2(128, width=16, latent=2)
+    assert [conv.weight.shape[0] for conv in network.convs] == [16, 16, 16, 16, 16, 16, 16, 8, 8, 4, 4]
