@@ -212,6 +212,9 @@ def test_options_reach_the_evaluation_and_the_labels(
     words = ("label", "small.safetensors", "--train", photos, "--epochs", 15, "--temperature", 5, "--out", "soft.npz")
     run(*words, *SMALL)
     assert (len(seen[4]["pool"]), seen[4]["temperature"], seen[5]) == (48, 5.0, 12)
+    command: Any = main.get_command(click.Context(main), "label")
+    defaults = {one.name: one.default for one in command.params}
+    assert (defaults["epochs"], defaults["temperature"]) == (20, 1.0)
 
 
 OPTIONS = {

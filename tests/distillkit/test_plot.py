@@ -457,3 +457,23 @@ def test_invalid_input_is_named(call: Any, error: type[Exception], words: str) -
 def test_oblong_images_keep_their_shape() -> None:
     figure = plot.grid(LabeledImages(torch.rand(4, 1, 4, 8, generator=G), [0, 0, 1, 2]))
     assert figure.get_size_inches().tolist() == pytest.approx([2 * 0.5 + 1.0, 3 * 0.25 + 0.5])
+
+
+def test_grid_takes_tensors_and_label_rows() -> None:
+    data = make(4, k=2)
+    rows = torch.nn.functional.one_hot(data.labels, 2).float()
+    assert torch.equal(sheet(plot.grid(data.images, data.labels)), sheet(plot.grid(data.images, rows)))
+
+
+def test_long_curves_have_few_markers() -> None:
+    rows = [{"round": t, "accuracy": t / 300} for t in range(1, 301)]
+    assert plot.curves({"long": [rows]}).axes[0].lines[0].get_markevery() == 12
+    assert plot.curves(RUNS).axes[0].lines[0].get_markevery() == 1
+
+
+def test_partitions_of_arrays_and_lists_are_drawn() -> None:
+    labels = torch.tensor([0, 1, 1, 2])
+    parts = [torch.tensor([0, 1]), torch.tensor([2])]
+    wanted = texts(plot.partition(labels, parts))
+    assert texts(plot.partition(labels.numpy(), [p.numpy() for p in parts])) == wanted
+    assert texts(plot.partition(labels.tolist(), [p.tolist() for p in parts])) == wanted

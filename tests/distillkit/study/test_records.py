@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -273,3 +274,13 @@ def test_late_rounds_of_a_study_are_those_of_its_records(tmp_path: Path) -> None
     kept = [write_records(folder, tmp_path / f"{folder.name}.jsonl") for folder in folders]
     for paths in (folders, kept):
         assert [read_records(path)[0].last("accuracy_late") for path in paths] == pytest.approx([0.25, 0.25, 0.3, 0.2])
+
+
+def test_equal_file_keeps_its_time(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"a": 1})
+    os.utime(path, (1, 1))
+    write_json(path, {"a": 1})
+    assert path.stat().st_mtime == 1
+    write_json(path, {"a": 2})
+    assert path.stat().st_mtime > 1
