@@ -93,3 +93,10 @@ def test_images_are_of_the_first_seeds_set_one_panel_per_candidate(tmp_path: Pat
 def test_invalid_input_is_refused(call: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         call()
+
+
+def test_so_many_images_of_a_class_are_drawn(tmp_path: Path) -> None:
+    folder = folder_with_sets(tmp_path, [record(0.1, "DM", 3)])
+    for options, columns in (({}, 3), ({"per_class": 2}, 2), ({"per_class": 9}, 4)):
+        (shown,) = pictures(folder, **options).axes[0].get_images()
+        assert shown.get_array().shape == (3 * 10, columns * 10, 3)

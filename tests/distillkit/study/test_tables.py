@@ -19,6 +19,7 @@ from distillkit.study import (
     paired_differences,
     summary_table,
 )  # fmt: skip
+from distillkit.study._tables import interval
 from tests.distillkit.study.sample_records import record
 from tests.refused import refused
 
@@ -252,3 +253,10 @@ def test_columns_are_added_and_removed() -> None:
     assert starred.without("best *").notes == ("±: spread.",)
     with pytest.raises(ValueError, match="names must be columns of the table, task, method, last %; got 'x'"):
         table.without("x")
+
+
+def test_interval_widens_with_the_confidence() -> None:
+    """The table has 1.5332 for 80 % and 4 degrees of freedom."""
+    values = [0.1, 0.2, 0.3, 0.4, 0.5]
+    half = 1.5332 * statistics.stdev(values) / math.sqrt(5)
+    assert interval(values, 0.8) == pytest.approx((0.3 - half, 0.3 + half), abs=1e-4)
