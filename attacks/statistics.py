@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attacks._binomial import lower, upper
 from distillkit._utils import check
+from distillkit._utils.display import two_digits
 
 __all__ = [
     "FEW", "Estimate", "OperatingPoint", "Rate", "Roc", "at_threshold", "bonferroni", "clopper_pearson", "ppv",
@@ -160,11 +161,6 @@ class OperatingPoint:
     def __str__(self) -> str:
         few = f" (only {self.fpr.hits} false positives)" if self.few else ""
         return f"TPR {self.tpr} at FPR {two_digits(self.fpr.value)} %{few}"
-
-
-def two_digits(share: float) -> str:
-    """Return a share in [0, 1] in per cent, such as "12" for 0.123."""
-    return f"{100 * share:.2g}" if share < 0.995 else "100"
 
 
 def at_threshold(

@@ -24,10 +24,10 @@ from attacks.statistics import (
     bonferroni,
     ppv_interval,
     roc,
-    two_digits,
 )
 from distillkit._utils import check
 from distillkit._utils.content import content
+from distillkit._utils.display import two_digits
 from distillkit._utils.progress import bar
 
 Attack = Callable[[Target], Tensor]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from attacks.reporting._page import Section
-from attacks.statistics import OperatingPoint, Rate, at_threshold, bonferroni, roc, two_digits
+from attacks.statistics import OperatingPoint, Rate, at_threshold, bonferroni, roc
+from distillkit._utils.display import two_digits
 from distillkit._utils.tables import Table
 from distillkit.rng import derive
 

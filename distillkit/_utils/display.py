@@ -97,3 +97,8 @@ def as_html(text: str, rows: list[Tensor], classes: int) -> str:
     caption = "one class a row" if classes <= _CLASSES else f"the first {_CLASSES} of {classes} classes, one a row"
     style = f"image-rendering: pixelated; zoom: {max(1, round(40 / max(rows[0].shape[2:])))}"
     return f"<div>{said}<br>{embedded_picture(as_png(rows), caption, title=caption, style=style)}</div>"
+
+
+def two_digits(share: float) -> str:
+    """Return a share in [0, 1] in per cent, such as "12" for 0.123."""
+    return f"{100 * share:.2g}" if share < 0.995 else "100"
