@@ -264,8 +264,9 @@ def test_without_a_device_the_arguments_are_the_callers_own() -> None:
 def test_results_return_to_the_first_argument_and_a_trained_network_to_its_own_device() -> None:
     with second_device():
         network, far = net(), data(3).to(DEVICE)
-        inside = seen(far, trained=network, device="cpu")[0]
-        assert places(inside) == {False}  # a call that trains returns what the function returns
+        found = seen(far, trained=network, device="cpu")
+        assert type(found) is tuple
+        assert places(found[0]) == {False}  # a call that trains returns what the function returns
         assert places(on_device()(lambda images, device=None: images)(far, device="cpu")) == {True}
 
         @on_device(trains="network")

@@ -68,6 +68,9 @@ def test_a_student_that_ignores_its_teacher_repeats_equally_many() -> None:
     assert found.taught == found.control
     assert (found.only_taught, found.only_control) == (0, 0)
     assert found.p_value == 1.0
+    # A model that knows the true labels repeats no planted one.
+    found = canary_attack(records(), memorize, lambda teacher, seed: Lookup(records()), canaries=7)
+    assert found.taught.hits == found.control.hits == 0
 
 
 @pytest.mark.parametrize(("taught", "control"), [(0, 0), (7, 2), (3, 3), (2, 9)])

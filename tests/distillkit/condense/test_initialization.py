@@ -131,7 +131,7 @@ def test_initial_images_shrink_real_ones_draw_noise_and_keep_a_tiled_set() -> No
     assert isinstance(shrunk, TiledImages)
     assert torch.equal(shrunk.stored, Tiles(2).encode(whole_tiles.images))
     with pytest.raises(ValueError, match="multiple of 4 images"):
-        initial_images(data, 1, init=whole[:14], parametrize=Tiles(2))
+        initial_images(data, 1, init=whole[[0, 1, *range(8, 14)]], parametrize=Tiles(2))
     mixed = made.replace(labels=made.labels.roll(1))
     with pytest.raises(ValueError, match="single class in each stored image"):
         initial_images(data, 1, init=mixed, parametrize=Tiles(2))

@@ -117,6 +117,7 @@ WHITE = [[1.0] * 784] * 2
         (wrong(user_data={}), "user 'u' must have"),
         (wrong(x=[[1.0] * 783] * 2), "user 'u' must have"),
         (wrong(x=[[1.0] * 784]), "user 'u' must have"),
+        (wrong(x=[[1.0] * 1568]), "user 'u' must have"),
         (wrong(x=[[1.0] * 784, [1.0]]), "user 'u' must have"),
         (wrong(x=[[0.5] * 784] * 2), "k / 255"),  # 127.5 is no byte
         (wrong(x=[[-1 / 255] * 784] * 2), "k / 255"),

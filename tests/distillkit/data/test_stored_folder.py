@@ -7,6 +7,7 @@ import pickle
 import shutil
 import threading
 import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -302,6 +303,15 @@ def test_a_stored_npz_equals_the_loaded_one(
     assert not torch.equal(open_npz(path, cache=tmp_path / "cache", **options).test.read().images, loaded.test.images)
 
 
+def test_an_npz_may_have_headers_of_version_2(tmp_path: Path) -> None:
+    path = tmp_path / "noise.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays().items():
+            with archive.open(f"{name}.npy", "w") as file:
+                np.lib.format.write_array(file, array, version=(2, 0))
+    assert torch.equal(open_npz(path, cache=tmp_path / "cache").train.read().images, load_npz(path).train.images)
+
+
 def test_an_npz_that_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
     path, cache = tmp_path / "noise.npz", tmp_path / "cache"
     good = arrays()
@@ -310,7 +320,8 @@ def test_an_npz_that_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
         np.savez_compressed(path, **{k: v for k, v in {**good, **changes}.items() if v is not None})
         refused(lambda: open_npz(path, cache=cache), ValueError, match)
 
-    rejected("train_images of .* is in Fortran order", train_images=np.asfortranarray(good["train_images"]))
+    for images in (good["train_images"], good["train_images"][..., 0]):
+        rejected("train_images of .* is in Fortran order", train_images=np.asfortranarray(images))
     rejected(r"val_images has pictures of \[3, 7, 5\].*; give size=", val_images=np.zeros((3, 7, 5, 3), np.uint8))
     np.savez_compressed(path, **good)
     data = bytearray(path.read_bytes())

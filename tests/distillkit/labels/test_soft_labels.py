@@ -230,7 +230,8 @@ def test_soft_sets_are_starts_of_condensers() -> None:
     plain = start.replace(labels=rows)
     with_column = plain.replace(columns={"class": start.labels})
     for soft, labels, told in (
-        (plain, start.labels.roll(1), "largest entry of a row"), (with_column, start.labels, "column"),
+        (plain.replace(columns={"other": start.labels}), start.labels.roll(1), "largest entry of a row"),
+        (with_column, start.labels, "column"),
     ):  # fmt: skip
         made = initial_images(real, 3, init=soft)
         assert made.info["start_classes"] == told

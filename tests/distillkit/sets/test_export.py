@@ -175,8 +175,10 @@ def test_wrong_targets_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"PNG pictures have 1 or 3 channels, got 2; export to an \.npz"):
         two.export(tmp_path / "two")
     assert LabeledImages.load(two.export(tmp_path / "two.npz")).shape == (2, 4, 4)
-    with pytest.raises(ValueError, match="NumPy has no bfloat16, which images has"):
-        some().to(dtype=torch.bfloat16).export(tmp_path / "half.npz")
+    column = some().replace(columns={"weight": torch.ones(len(some()), dtype=torch.bfloat16)})
+    for lacking, name in ((some().to(dtype=torch.bfloat16), "images"), (column, ".*weight")):
+        with pytest.raises(ValueError, match=f"NumPy has no bfloat16, which {name} has"):
+            lacking.export(tmp_path / "half.npz")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "empty.v2", "file", "two.npz"]
 
 
@@ -265,7 +267,8 @@ def test_a_table_names_no_files_outside(tmp_path: Path) -> None:
 
 def test_an_exported_folder_keeps_its_neighbours_and_becomes_pictures_on_request(tmp_path: Path) -> None:
     folder = soft().export(tmp_path / "train")
-    for name in ("README.md", ".DS_Store", "ant/._0.png"):
+    (folder / ".thumbnails").mkdir()
+    for name in ("README.md", ".DS_Store", "ant/._0.png", ".thumbnails/0.png"):
         (folder / name).write_text("text", encoding="utf-8")
     for read in (LabeledImages.load, load_set):
         require_same_set(read(folder), soft(), images=False)
