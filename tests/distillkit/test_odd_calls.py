@@ -806,6 +806,8 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: set_fingerprint(data().images), "data must be a LabeledImages or a StoredImages"),
     (lambda: data()["a"], "index must be an int"),
     (lambda: data()[1.5], "index must be an int"),
+    (lambda: data()[torch.zeros(0)], "index must be an int"),
+    (lambda: data()[torch.zeros(0, dtype=torch.bool)], "index must be a mask of 9 values"),
     (lambda: data()[LABELS.to_sparse()], "index must be a dense tensor"),
     (lambda: data()[[0, 9]], r"index must be in \[-9, 9\), got 0 to 9"),
     (lambda: data().replace(columns=LABELS), "columns must map names to values, got Tensor"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -223,10 +223,21 @@ def test_a_search_that_ends_far_from_the_message_warns(method: str, distance: fl
     """No image changes this message, so its distance from the observed one is known."""
     offset = math.sqrt(distance if method == "dlg" else (1 - distance) ** -2 - 1)
     sent = torch.tensor([1, offset], dtype=torch.float64)
-    message = ReplayableMessage([torch.tensor([1, 0]).double()], lambda x, y: [sent + 0 * x.sum()], 5)
-    with pytest.warns(UserWarning, match="no images were found") if warned else nullcontext():
-        found = invert_message(message, SHAPE, 1, labels=torch.tensor([0]), method=method, steps=1, total_variation=0)
-    assert found.losses == (pytest.approx(distance),)
+
+    def replay(x: Tensor, y: Tensor) -> list[Tensor]:
+        """Return the message at the distance for one of two starts, and its opposite for the other."""
+        first = float(x.detach().flatten()[0]) >= 1  # so does the default generator draw
+        return [(sent if first is near else -sent) + 0 * x.sum()]
+
+    for near in (True, False):
+        message = ReplayableMessage([torch.tensor([1, 0]).double()], replay, 5)
+        with pytest.warns(UserWarning, match="no images were found") if warned else warnings.catch_warnings():
+            warnings.simplefilter("always" if warned else "error")
+            found = invert_message(
+                message, SHAPE, 1, labels=torch.tensor([0]), method=method, steps=1, total_variation=0, restarts=2
+            )
+        assert found.losses[not near] == min(found.losses) == pytest.approx(distance)
+        assert max(found.losses) > 1
 
 
 def test_non_finite_start_stops_without_affecting_others() -> None:

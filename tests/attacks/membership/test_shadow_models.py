@@ -450,6 +450,7 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
         lambda: leave_one_out(drawn(0), {"a": lambda t: t.scores[:3]}, fpr=0.1),
         r"one score per record, \[60\], got \[3\]",
     ),
+    (lambda: leave_one_out(drawn(0), {"a": lambda t: t.scores[:, None]}, fpr=0.1), r"\[60\], got \[60, 1\]"),
     (
         lambda: leave_one_out(
             ShadowScores(drawn(0).inside, drawn(0).scores), {"r": SHADOW_ATTACKS["RMIA online"]}, fpr=0.1

@@ -98,6 +98,7 @@ def test_rows_are_softmax_of_the_teachers_logits_and_their_origin_is_recorded() 
         told = {**describe_teacher(teacher), "temperature": temperature, "teacher_accuracy": pytest.approx(share)}
         assert (soft.info["soft_labels"], soft.info["epsilon"], soft.info["x"]) == (told, None, 1)
         assert "a teacher without a guarantee (before: epsilon 8)" in soft.info["reason"]
+        assert "device" not in soft.info  # the images were not made
     fast = soft_labels(data.replace(info={}), teacher, precision="tf32").info
     assert (fast["soft_labels"]["precision"], "epsilon" in fast) == ("tf32", False)
     other = stripes(60).replace(normalization=Normalization((0.5,), (0.5,)))

@@ -538,6 +538,19 @@ class Writing(nn.Module):
         return self.classifier(h.relu_())
 
 
+class Views(nn.Module):
+    """A convolution and a norm that run once on three parts of each image, as on a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Tanh())
+        self.classifier = nn.Linear(96, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = x[..., :6].reshape(-1, 3, 8, 3, 2).movedim(3, 1)
+        return self.classifier(self.body(parts.flatten(0, 1)[..., :4, :]).view(len(x), -1))
+
+
 def twice(first: nn.Linear, second: nn.Linear | None = None) -> nn.Module:
     if second is not None:
         second.weight = first.weight
@@ -592,6 +605,7 @@ ACCEPTED: dict[str, Callable[[], nn.Module]] = {
     "GRU": Gated,
     "tied weights": Tied,
     "in place": Writing,
+    "views": Views,
     "layer twice": lambda: twice(nn.Linear(192, 192)),
     "weight twice": lambda: twice(nn.Linear(192, 192), nn.Linear(192, 192)),
     "conv": lambda: small(nn.Conv2d(3, 4, (3, 2), (2, 1), (1, 2), (1, 2))),

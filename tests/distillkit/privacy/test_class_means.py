@@ -103,6 +103,17 @@ def test_overflowing_embedding_adds_nothing(value: float, clip: float | None, to
         torch.testing.assert_close(class_sums(images, labels, embedders, num_classes=3), wanted)
 
 
+def test_embedding_with_one_infinite_number_adds_nothing_without_a_clip(toy_set: LabeledImages) -> None:
+    net = split(nn.Sequential(nn.Flatten(), nn.Linear(16, 2))).double()  # the embedding is the image itself
+    embedders = PublicEmbedders(FixedNetwork(net), 1, like=toy_set, centers=0, clip=math.inf)
+    images = toy_set.images.clone()
+    images[4, 0, 1, 2] = math.inf
+    found = class_sums(images, toy_set.labels, embedders, num_classes=3)[0]
+    for c in range(3):
+        rows = [i for i in range(12) if toy_set.labels[i] == c and i != 4]
+        torch.testing.assert_close(found[c], toy_set.images[rows].flatten(1).sum(0))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1e-300, 1e-40, 1e-28, 1e-10, 1.0, 1e20, 1e150])
 @pytest.mark.parametrize("clip", [None, 1e-12, 0.7, 1e30])

@@ -214,6 +214,7 @@ def rows_of(output: Output, labels: Tensor) -> Tensor:
         (lambda: normed(nn.utils.parametrizations.weight_norm), None),
         (lambda: normed(nn.utils.parametrizations.spectral_norm), None),
         (Returning, rows_of),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 5)).double(), None),  # more logits than classes
         (linear, one_hot),
         (linear, nn.CrossEntropyLoss(reduction="none", weight=torch.arange(1.0, 4.0, dtype=torch.float64))),
         (linear, partial(F.cross_entropy, reduction="none")),

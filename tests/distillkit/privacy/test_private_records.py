@@ -258,6 +258,7 @@ def test_contents_are_compared_up_to_contrast_and_rounding(side: int) -> None:
     assert not records.contain(torch.rand(300, 3, side, side, generator=derive(3)))
     assert not records.contain(torch.zeros(2, 3, side, side))
     assert records.contain(2 * images[:2].double() - 1) == (side == 4)
+    assert records.contain(torch.cat([torch.ones(1, 3, side, side), images[4:5]]))
     assert not PrivateRecords([images], content=False).contain(images)
 
 
@@ -287,6 +288,8 @@ def test_each_of_several_sets_of_one_shape_is_compared(order: tuple[int, int]) -
     sets = [torch.randn(5 + i, 3, 8, 8, generator=derive(i, "several")) for i in range(2)]
     records = PrivateRecords([sets[0]], content=True).joined([sets[1], sets[0]])
     assert not records.contain(torch.randn(4, 3, 8, 8, generator=derive(7)))
+    oblong = PrivateRecords([sets[0][..., :5]], content=True)
+    assert oblong.contain(sets[0][..., :5].movedim(1, -1).contiguous())
     for i in order:
         assert all(records.contain(image[None].clone() * 2 + 1) for image in sets[i])
         assert records.share(sets[i][3:4])
