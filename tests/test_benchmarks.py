@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.benchmarks import bench_peers, bench_profiles, growth, peers, race, show, table
+from tests.benchmarks import bench_peers, growth, peers, race, show, table
 from tests.benchmarks.clock import with_peak
 from tests.benchmarks.limit import Convolutions
 from tests.benchmarks.rows import ROWS
@@ -209,28 +209,3 @@ def test_rounds_with_failed_clients_have_no_seconds(tmp_path: Path, monkeypatch:
     assert all(0 <= ms < 1000 for ms in record["parts"].values())
     assert record["failed"]["Flower"] == "rounds with [3, 2] replies, want 3 each"
     assert record["failed"]["pfl-research"] == "RuntimeError: gone"
-
-
-def test_operations_are_counted_by_kind_and_large_ones_named() -> None:
-    kinds = {
-        "aten::mkldnn_convolution": "convolution", "aten::addmm": "matrix product", "Python": "Python",
-        "aten::native_group_norm_backward": "norm", "aten::avg_pool2d": "pooling", "aten::copy_": "copies",
-        "Optimizer.step#SGD.step": "optimiser", "aten::erfinv": "erfinv", "aten::sub": "arithmetic",
-        "ConvolutionBackward0": "convolution", "aten::_upsample_bicubic2d_aa": "resizing",
-        "MaxPool2DWithIndicesBackward0": "pooling", "aten::maximum": "pooling",
-    }  # fmt: skip
-    assert {name: bench_profiles.kind(name) for name in kinds} == kinds
-    shares = {"convolution": 0.5, "matrix product": 0.2, "norm": 0.14, "erfinv": 0.06, "copies": 0.04, "sub": 0.03}
-    row = {"example": "a", "method": "M", "task": "t", "cpu_seconds": 3.2, "profiled_seconds": 3.5, "commit": "c",
-           "shares": shares}  # fmt: skip
-    record = {"command": "r", "when": "w", "processor": "p", "torch": "1", "rows": [row, row]}
-    assert plain(bench_profiles.table(record))[8:] == ["- erfinv: not examined."]
-    assert set(bench_profiles.WHY) | {"convolution", "matrix product"} == {*bench_profiles.KINDS, "Python"}
-
-
-def test_remaining_time_is_pythons_and_a_busy_machine_records_nothing() -> None:
-    found = bench_profiles.shared({"norm": 0.5, "convolution": 2.0, "views": 0.001}, 4.0)
-    assert found == {"convolution": 0.5, "Python": 0.3748, "norm": 0.125}
-    assert list(found) == ["convolution", "Python", "norm"]
-    with pytest.raises(ValueError, match=r"operations took 5.0 s of 4.0 CPU seconds: .* measure on an idle machine"):
-        bench_profiles.shared({"convolution": 5.0}, 4.0)
