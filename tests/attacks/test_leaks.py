@@ -177,6 +177,7 @@ ALTERED: dict[str, Any] = {
     "four tiles": tiled,
     "nine tiles": lambda x: tiled(x, 3),
     "decoded tiles": lambda x: Tiles(2).decode(Tiles(2).encode(x)),
+    "turned and shifted": lambda x: torch.roll(x.rot90(1, (2, 3)), (1, 1), (2, 3)),
     "turned tiles": lambda x: 1 - tiled(x.flip(-1)),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from functools import partial
@@ -192,8 +193,12 @@ def test_damaged_folders_are_refused(runs: Path, tmp_path: Path) -> None:
     message = "transcript/1/0-up.safetensors"
     with pytest.raises(DamagedTranscript, match="0-up.safetensors is damaged"):
         report(broken("cut", message, (runs / "real" / message).read_bytes()[:-1]))
-    with pytest.raises(DamagedRun, match=r"transcript/1 lacks the messages of clients \[0\]"):
-        report(broken("lost", message, None))
+    lost = broken("lost", message, None)
+    for down in (5, 0):  # it may have got nothing
+        lines = [json.loads(line) for line in (lost / "history.jsonl").read_text(encoding="utf-8").splitlines()]
+        lines[0]["bytes_by_client"]["0"][1] = down
+        (lost / "history.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+        refused(lambda: report(lost), DamagedRun, r"transcript/1 lacks the messages of clients \[0\]")
     for where in ("config.json", "history.jsonl"):
         with pytest.raises(DamagedRun, match=f"{where} is damaged"):
             report(broken(where, where, b'{"a": '))

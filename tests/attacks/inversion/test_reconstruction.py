@@ -190,8 +190,10 @@ def test_consensus_pairs_images_of_one_class_by_hand() -> None:
     assert group_mean({2: second, 0: first}, labels)[2].flatten().tolist() == pytest.approx(
         [9.1, 5.1, 0.1]
     )  # 1 has ended
-    turned = group_mean({0: first[[1, 2, 0]], 1: second, 2: second}, {0: mid, 1: last, 2: last})
-    assert turned[0].flatten().tolist() == pytest.approx([5 + 0.4 / 3, 9 + 0.4 / 3, 0.4 / 3])
+    mixed = {0: torch.tensor([5.0, -9, 9, 0]).view(4, 1, 1, 1), 1: torch.tensor([9.2, 0.2, 5.2, -8.8]).view(4, 1, 1, 1)}
+    cycled = group_mean(mixed, {0: torch.tensor([1, 0, 1, 1]), 1: torch.tensor([1, 1, 1, 0])})
+    assert cycled[0].flatten().tolist() == pytest.approx([5.1, -8.9, 9.1, 0.1])
+    assert cycled[1].flatten().tolist() == pytest.approx([9.1, 0.1, 5.1, -8.9])
     apart = group_mean({0: first, 1: second}, {0: torch.tensor([1, 1, 0]), 1: torch.tensor([1, 1, 0])})
     assert apart[0].flatten().tolist() == pytest.approx([(0 + 5.2) / 2, (5 + 9.2) / 2, (9 + 0.2) / 2])
 

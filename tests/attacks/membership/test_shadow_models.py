@@ -307,6 +307,8 @@ def test_allowed_rate_of_one_calls_every_record_a_member() -> None:
     [found] = leave_one_out(drawn(1), {"t": SHADOW_ATTACKS["threshold"]}, fpr=1.0, progress=False).values()
     assert {p.threshold for p in found.points} == {-math.inf}
     assert (found.tpr.value, found.fpr.value) == (1, 1)
+    [tied] = leave_one_out(drawn(1), {"t": lambda t: torch.zeros(60)}, fpr=0.5, progress=False).values()
+    assert {p.threshold for p in tied.points} == {math.inf}  # equal scores are all above a threshold, or none
 
 
 def slow_interval(values: list[float], units: list[int], confidence: float) -> tuple[float, float, float]:
@@ -318,10 +320,10 @@ def slow_interval(values: list[float], units: list[int], confidence: float) -> t
     return mean, max(0.0, mean - half), min(1.0, mean + half)
 
 
-@pytest.mark.parametrize("targets", [8, 7])
-def test_leave_one_out_equals_a_plain_loop(targets: int) -> None:
+@pytest.mark.parametrize(("targets", "fpr"), [(8, 0.1), (7, 0.1), (8, math.nextafter(0.1, 0))])
+def test_leave_one_out_equals_a_plain_loop(targets: int, fpr: float) -> None:
     """Target by target; the complement of the last one may be missing."""
-    whole, fpr = drawn(2, count=8, records=40), 0.1
+    whole = drawn(2, count=8, records=40)
     one = whole.only(torch.arange(8) < targets)
     found = leave_one_out(one, {"LiRA": SHADOW_ATTACKS["LiRA offline"]}, fpr=fpr, confidence=0.9, progress=False)[
         "LiRA"
@@ -333,7 +335,7 @@ def test_leave_one_out_equals_a_plain_loop(targets: int) -> None:
         for judge in rest:
             left = [s for s in rest if s // 2 != judge // 2]
             outside += lira(scores[judge], inside[left], scores[left])[~inside[judge]].tolist()
-        threshold = min(v for v in outside if sum(o >= v for o in outside) <= fpr * len(outside))
+        threshold = min(v for v in outside if sum(o >= v for o in outside) <= fpr * len(outside) + 1e-9)
         attack = lira(scores[t], inside[rest], scores[rest])
         hits, false = (int((attack >= threshold)[side].sum()) for side in (inside[t], ~inside[t]))
         rates = Rate.of(hits, int(inside[t].sum()), 0.9), Rate.of(false, int((~inside[t]).sum()), 0.9)
