@@ -149,7 +149,7 @@ def class_bounds(
     if size is not None:
         low, high = _with_size(low, high, size)
         grounds += (f"{size} records in all",)
-    if bool((low > high).any()) or (size is not None and (int(low.sum()) > size)):
+    if bool((low > high).any()):
         wrong = (low > high).nonzero().flatten().tolist()
         raise ValueError(
             f"messages must be of one client and the same records, but contradict each other (classes {wrong}): "
@@ -230,7 +230,7 @@ def _with_size(low: Tensor, high: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """
     bounded = high.clamp(max=size)
     others_low, others_high = low.sum() - low, bounded.sum() - bounded
-    return torch.maximum(low, size - others_high), torch.minimum(bounded, (size - others_low).clamp(min=0))
+    return torch.maximum(low, size - others_high), torch.minimum(bounded, size - others_low)
 
 
 def _class_rows(rows: Tensor, name: str, num_classes: int) -> Tensor:

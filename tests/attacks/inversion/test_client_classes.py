@@ -149,7 +149,7 @@ def test_several_messages_are_combined() -> None:
     assert "holds classes 0 (exactly 1), 1 (exactly 1)" in str(exact)
     for message in (
         {"bias_change": torch.tensor([1.0, 1e-6, -1.0])}, {"bias_gradient": torch.tensor([-1.0, 0, 1])},
-        {"weight_gradient": torch.tensor([[-1.0, 2], [0, 0], [1, -2]])},
+        {"weight_gradient": torch.tensor([[-1.0, 2, 0], [0, 0, 1e-9], [1, -2, 0]])},
     ):  # fmt: skip
         assert class_bounds(3, **message).present.tolist()[:2] == [True, False]  # a zero tells nothing
     thirds = class_bounds(3, bias_gradient=torch.tensor([-2.0, -0.99985, 2.99985]) / 9, size=9)
@@ -198,7 +198,12 @@ def between(low: int, value: int, high: int) -> bool:
 
 def test_bounds_are_tightened_by_the_size_to_every_possible_count() -> None:
     """Against the least and the largest count of each class among all counts within the bounds and of this size."""
-    for low, high, size in (([0, 1, 0], [3, 2, 9], 4), ([2, 0, 0], [2, 5, 1], 2), ([1, 1, 0], [9, 9, 9], 2)):
+    for low, high, size in (
+        ([0, 1, 0], [3, 2, 9], 4),
+        ([2, 0, 0], [2, 5, 1], 2),
+        ([1, 1, 0], [9, 9, 9], 2),
+        ([0, 0, 0], [1, 2, 9], 6),
+    ):
         possible = [n for n in product(range(10), repeat=3) if sum(n) == size and all(map(between, low, n, high))]
         got = _with_size(torch.tensor(low), torch.tensor(high), size)
         assert got[0].tolist() == [min(column) for column in zip(*possible)]

@@ -87,6 +87,20 @@ def test_messages_are_kept_without_their_graph() -> None:
         assert not any(t.requires_grad for t in message.observed)
 
 
+class Reversed:
+    def __call__(self, message: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(-t for t in message)
+
+    def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return self(message)
+
+
+def test_labels_are_read_from_the_sent_message() -> None:
+    sent = Gradient.of(NET, pictures(1), LABELS[:1])
+    read = DefendedMessage(sent, Reversed()).read_labels(1, pictures())
+    assert read.tolist() == Gradient(NET, [-t for t in sent.observed]).read_labels(1, pictures()).tolist() != [1]
+
+
 @pytest.mark.parametrize("defences", [(Clip(0.1),), (Sparsify(0.2),), (Clip(0.1), Sparsify(0.5)), ()], ids=str)
 def test_private_images_reproduce_the_message(defences: Any) -> None:
     """An attacker who knows the defence has loss 0 at the private images."""

@@ -6,6 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -28,9 +29,10 @@ from attacks.inversion import (
 from attacks.inversion._inputs import compute_logits
 from attacks.inversion._search import lbfgs, signed_adam
 from attacks.inversion.priors import group_mean
+from attacks.inversion.reconstruction import _to_pixels
 from distillkit.losses import BatchNormPrior
 from distillkit.networks import ConvNet, build
-from distillkit.normalization import IDENTITY
+from distillkit.normalization import IDENTITY, Normalization
 from distillkit.rng import derive
 from tests.attacks.inversion.images import pictures
 
@@ -72,8 +74,9 @@ def test_replayed_update_equals_torch_sgd(
         optimizer.step()
     change = [(a - b).detach() for a, b in zip(trained.parameters(), net.parameters())]
     alike = {"lr": 0.1, "momentum": momentum, "weight_decay": weight_decay}
-    known = FedAvgUpdate(net, change, order=order, **alike).replay(images, labels)  # type: ignore[arg-type]
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(known, change))
+    known = FedAvgUpdate(net, change, order=order, **alike)  # type: ignore[arg-type]
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(known.replay(images, labels), change))
+    assert known.ordered
     sent = FedAvgUpdate.of(net, images, labels, epochs=epochs, batch=batch, order=order, **alike)  # type: ignore[arg-type]
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(sent.observed, change))
     assert sent.order is None  # the attacker does not know it
@@ -143,6 +146,94 @@ def test_record_counts_determine_the_labels() -> None:
     assert message.read_labels(3, means).tolist() == [0, 0, 3]
     x = torch.tensor([[1.0, 1], [1, 3], [0.5, 0]]).view(3, 1, 1, 2)
     assert torch.equal(message.replay(x, torch.tensor([0, 0, 3]))[0], message.observed[0])
+
+
+@pytest.mark.parametrize(("method", "group"), [("geiping", 0.0), ("geiping", 0.25), ("dlg", 0.0)])
+@pytest.mark.parametrize("known", [False, True])
+def test_each_restart_has_its_start_and_labels_and_the_best_is_returned(
+    method: str, group: float, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of labels is unknown for batches, so that of several restarts gives each image each label."""
+    net, space, truth = small(), Normalization((0.4,), (0.3,)), torch.tensor([4, 0, 1])
+    made = FedAvgUpdate.of(net, space.encode(pictures(3)), truth, lr=0.05, batch=1)
+    looked: list[Tensor] = []
+
+    class Sent(FedAvgUpdate):
+        def read_labels(self, count: int, noise: Tensor) -> Tensor:
+            looked.append(noise)
+            return truth.sort().values
+
+    sent = Sent(net, [2 * t for t in made.observed], lr=0.05, batch=1)
+    given, x = sent.observed, torch.randn(3, *SHAPE, generator=derive(1))
+    ends = [space.encode(torch.rand(3, *SHAPE, generator=derive(2, r))) for r in range(5)]
+    reached, asked = (3.0, 0.5, 2.0, 0.25, 1.0), []
+
+    def adam(losses: Any, starts: Any, steps: int, lr: float, normalization: Any, pull: Any = None) -> Any:
+        assert (steps, lr, normalization, pull is None) == (4800, 0.1, space, not group)
+        first = len(asked)
+        asked.extend(zip(losses, starts))
+        if pull is not None:
+            images = {r: ends[r] for r in (0, 3)}
+            for r, mean in group_mean(images, dict(enumerate(used()))).items():
+                gap = images[r] - mean
+                torch.testing.assert_close(pull(images)[r], group * gap / gap.square().sum().sqrt())
+        return [(ends[r], reached[r]) for r in range(first, len(asked))]
+
+    def search(loss: Any, start: Tensor, steps: int) -> Any:
+        assert steps == 300
+        asked.append((loss, start))
+        return ends[len(asked) - 1], reached[len(asked) - 1]
+
+    def slow(labels: Tensor) -> float:
+        a, b = (torch.cat([t.detach().flatten() for t in side]) for side in (made.replay(x, labels), made.observed))
+        if method == "dlg":
+            return float((a - b).square().sum() / b.square().sum())
+        steps = [x.diff(dim=d).abs().mean() for d in (2, 3)]
+        return float(1 - F.cosine_similarity(a, b, dim=0) + 0.001 * sum(steps))
+
+    def used() -> list[Tensor]:
+        """Return the labels of each restart, by its loss."""
+        every = [torch.tensor(order) for order in permutations(truth.tolist())]
+        return [min(every, key=lambda y: abs(slow(y) - float(loss(x.requires_grad_()).detach()))) for loss, _ in asked]
+
+    monkeypatch.setattr("attacks.inversion.reconstruction.signed_adam", adam)
+    monkeypatch.setattr("attacks.inversion.reconstruction.lbfgs", search)
+    options: Any = {"method": method, "restarts": 5, "scale": 2.0, "normalization": space, "group": group}
+    found = invert_message(sent, SHAPE, 3, labels=truth if known else None, seed=7, **options)
+    assert sent.observed is given
+    assert all(float(loss(x).detach()) == pytest.approx(slow(y), rel=1e-4) for (loss, _), y in zip(asked, used()))
+    assert len({tuple(start.flatten().tolist()) for _, start in asked}) == 5
+    orders = torch.stack(used())
+    if known:
+        assert orders.tolist() == [truth.tolist()] * 5
+    else:
+        assert all(sorted(column) == [0, 1, 4] for column in orders[:3].T.tolist())
+        assert not torch.equal(orders[3], orders[0])
+        asked.clear()
+        invert_message(sent, SHAPE, 3, seed=8, method="dlg")
+        assert [one.shape for one in looked] == [(64, *SHAPE)] * 2
+        assert not torch.equal(looked[0], looked[1])
+    rows = torch.arange(3) if known else orders[3].argsort()
+    assert torch.equal(found.labels, orders[3][rows])
+    torch.testing.assert_close(found.images, space.decode(ends[3])[rows])
+    assert found.losses == reached
+
+
+@pytest.mark.parametrize("kind", range(3))
+def test_values_outside_the_box_are_cut_shrunk_or_stretched(kind: int) -> None:
+    """Whichever has the smallest loss; each image is shrunk to the mean, or stretched, by its own factor."""
+    space = Normalization((0.4,), (0.5,))
+    x = torch.randn(3, *SHAPE, generator=derive(0)) * torch.tensor([0.1, 1.0, 3.0]).view(3, 1, 1, 1)
+    wanted = []
+    for pixels in space.decode(x):
+        values = pixels.flatten().tolist()
+        share = min([1.0, *((0.6 if v > 0.4 else -0.4) / (v - 0.4) for v in values)])
+        low, high = min(0.0, *values), max(1.0, *values)
+        made = pixels.clamp(0, 1), 0.4 + share * (pixels - 0.4), (pixels - low) / (high - low)
+        wanted.append(made[kind])
+    target = torch.stack(wanted)
+    found = _to_pixels(x, lambda one: (space.decode(one) - target).square().sum(), space)
+    torch.testing.assert_close(found, target)
 
 
 # Priors.
@@ -255,7 +346,7 @@ def test_non_finite_start_stops_without_affecting_others() -> None:
 
     def pull(images: dict[int, Tensor]) -> dict[int, Tensor]:
         pulled.append(list(images))
-        return {}
+        return {0: torch.full_like(images[0], -0.1)}  # smaller than the gradient
 
     starts = [torch.full((1, 1, 2, 2), 0.9), torch.full((1, 1, 2, 2), 0.6)]
     alone = signed_adam([loss], starts[1:], 6, 0.1, IDENTITY)
@@ -352,8 +443,12 @@ BAD: list[tuple[Any, str]] = [
         "order must have 1 batch\\(es\\), as epochs=1 and batch=None make of 2 images, got 3: give epochs",
     ),
     (
-        lambda: FedAvgUpdate(NET, ONES, lr=0.1, order=[torch.tensor([3])]).replay(pictures(1), torch.tensor([0])),
-        "order must point into the 1 images, got the index 3",
+        lambda: FedAvgUpdate.of(NET, pictures(2), torch.tensor([0, 1]), lr=0.1, epochs=2, order=[torch.arange(2)]),
+        "order must have 2 batch",
+    ),
+    (
+        lambda: FedAvgUpdate(NET, ONES, lr=0.1, order=[torch.tensor([1])]).replay(pictures(1), torch.tensor([0])),
+        "order must point into the 1 images, got the index 1",
     ),
     (lambda: invert_message(ClassMeans([torch.flatten], [ROWS]), SHAPE), "embeddings must give \\[N, 2\\]"),
     (lambda: invert_message(ClassMeans([nn.Linear(3, 2)], [ROWS]), SHAPE), r"embeddings must take images .*8, 8\]"),
@@ -362,7 +457,10 @@ BAD: list[tuple[Any, str]] = [
     (lambda: ClassMeans([torch.flatten] * 2, [ROWS, ROWS[:1]]), r"means must be \[K, F\] of the same .*got \[1, 2\]"),
     (lambda: ClassMeans([torch.flatten], [0 * ROWS]), "means must have a row for at least one class"),
     (lambda: ClassMeans([torch.flatten], [ROWS / 0]), "means must .* finite rows"),
-    (lambda: ClassMeans([torch.flatten], [ROWS], counts=torch.tensor([1, 1])), "counts must be 0 exactly for"),
+    *(
+        (lambda n=n: ClassMeans([torch.flatten], [ROWS], counts=torch.tensor([n, n])), "counts must be 0 exactly for")  # type: ignore[misc]
+        for n in (0, 1)
+    ),
     (lambda: ClassMeans([torch.flatten], [ROWS]).read_labels(3, ROWS), "labels must be given: means do not reveal"),
     (lambda: batch_norm_prior(NET), "network must have a BatchNorm layer"),
     (lambda: batch_norm_prior(nn.BatchNorm2d(1).eval(), first_multiplier=-1.0), "first_multiplier"),
