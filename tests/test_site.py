@@ -102,21 +102,6 @@ def test_every_fence_is_closed(page: Path) -> None:
     assert not opened
 
 
-@pytest.mark.parametrize(("characters", "narrow"), [(120, False), (116, True)], ids=["wide", "narrow"])
-def test_lines_of_code_fit_their_block(characters: int, narrow: bool) -> None:
-    """In the theme's measures: margins of 1.2 rem, a padding of 1.18 em, a glyph of 0.6 em.
-
-    A narrow screen has 1280 pixels, 20 to a rem. A line of a snippet is 4 shorter without its prompt.
-    """
-    css = (ROOT / "docs" / "site.css").read_text(encoding="utf-8")
-    wide, _, small = css.partition("@media screen and (min-width: 76.25em)")
-    assert "site.css" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    (size,) = re.findall(r"pre > code \{ font-size: ([\d.]+)rem", small if narrow else wide)
-    (page,) = re.findall(r"\.md-grid \{ max-width: ([\d.]+)rem", wide)
-    bar = re.findall(r"\.md-sidebar \{ width: ([\d.]+)rem", small)[0] if narrow else 12.1
-    assert float(size) * (characters * 0.6 + 2 * 1.18) <= (64 if narrow else float(page)) - 2 * float(bar) - 2 * 1.2
-
-
 def test_reference_is_in_the_navigation_with_an_anchor_for_every_name(site: Path) -> None:
     api = load_script("docs/scripts/api.py")
     start = (site / "index.html").read_text(encoding="utf-8")
@@ -140,37 +125,3 @@ def test_numbers_do_not_break_and_markers_leave_no_paragraph() -> None:
         "<td>\u22120.8</td><td>[\u221210.9,\u00a0+9.3]</td> ten-5, 3\u00a0s <code>[-1, 2]</code>"
     )
     assert hook.on_page_content(f"<code>{'a' * 33}</code>") == f'<code class="long">{"a" * 33}</code>'
-
-
-LAPSES = {
-    "a space before %": r"\d%(?![\w])",
-    "a space before a unit": r"\b\d+(?:\.\d+)?(?:[kKMGT]i?B|ms|dB|pp)\b",
-    "spaces about ± between two numbers": r"\d ?±\d|\d± ",
-    "± for +/-": r"\+/-",
-    "commas from 10,000 on": r"(?<![\w.,/=:#-])\d{5,}(?![\w.:%-])",
-    "`to` in a range": r"\d\u2013\d",
-    "a plain minus, which the build makes one": r"\u2212",
-    "points": r"percentage points?|\bpp\b",
-    "x for times": r"\d ?\u00d7",
-}
-"""How numbers are written on the pages: what is wanted -> what shows that it is not so."""
-NO_PROSE = re.compile(r"```.*?```|`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]+\$|<[^>]*>|\]\([^)]*\)", re.DOTALL)
-
-
-def lapses(text: str) -> list[str]:
-    prose = NO_PROSE.sub(" | ", text)
-    return [f"{wanted}: {m[0]}" for wanted, lapse in LAPSES.items() for m in re.finditer(lapse, prose)]
-
-
-def test_numbers_are_written_consistently() -> None:
-    assert {
-        str(page.relative_to(ROOT)): found for page in PAGES if (found := lapses(page.read_text(encoding="utf-8")))
-    } == {}
-
-
-@pytest.mark.parametrize(
-    "wrong", ["5%", "3MB", "5±1", "5 +/- 1", "12345 images", "3\u20135", "\u22121", "2 pp", "3\u00d7"]
-)
-def test_inconsistent_number_is_detected(wrong: str) -> None:
-    assert lapses(f"It has {wrong} there.")
-    assert not lapses(f"It has `{wrong}` there, 5 % ± 1, 12,345 and ±15.")

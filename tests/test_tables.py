@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -117,12 +114,6 @@ def test_page_shows_a_registered_design_and_its_verdict(tmp_path: Path, finished
     assert filled(text, path) == text
 
 
-# Attacks.
-
-
-# Import and pictures.
-
-
 def test_newer_records_of_attacks_replace_older_ones() -> None:
     def line(row: str, kind: str, tpr: float) -> dict[str, Any]:
         return {"row": row, "attack": "nearest", "kind": kind, "tpr": [tpr], "commit": "abc"}
@@ -187,9 +178,6 @@ def test_rounds_are_read_from_nested_columns_and_subtracted_by_seed() -> None:
         rounds.columns_by_round(Records([base]), columns="drift.near")
 
 
-# Measurements.
-
-
 def test_every_case_of_inversion_has_all_seeds_and_a_clean_commit() -> None:
     lines = SCRIPT.read(RESULTS / "inversion.jsonl")
     seeds = {"images": 20, "defences": 5, "classes": 1, "clients": 6}
@@ -204,45 +192,3 @@ def test_record_of_scaling_has_every_case_once_from_a_clean_commit() -> None:
     found = [tuple(row[name] for name in bench.Case.__annotations__) for row in record["rows"]]
     assert sorted(found) == sorted((c.part, c.clients, c.drawn, c.weights, c.seed) for c in bench.cases())
     assert all(row["commit"] and "+" not in row["commit"] and row["seconds"] > 0 for row in record["rows"])
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    found = load_script("docs/scripts/inversion.py")
-    monkeypatch.setattr(found, "RECORDS", tmp_path / "lines.jsonl")
-    return found
-
-
-def test_recorded_cases_are_not_measured_again(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured: list[int] = []
-
-    def part(done: set[str]) -> Iterator[dict[str, Any]]:
-        for seed in range(3):
-            if f"it {seed}" not in done:
-                measured.append(seed)
-                if measured == [0, 1]:
-                    raise KeyboardInterrupt
-                yield {"case": "it", "seed": seed, "seconds": 0.0}
-
-    monkeypatch.setattr(script, "PARTS", {"stub": part})
-    monkeypatch.setattr(sys, "argv", ["inversion.py"])
-    with pytest.raises(KeyboardInterrupt):
-        script.main()
-    script.main()
-    lines = [json.loads(line) for line in script.RECORDS.read_text(encoding="utf-8").splitlines()]
-    assert [r["seed"] for r in lines] == [0, 1, 2]
-    assert measured == [0, 1, 1, 2]
-    assert all(r["part"] == "stub" and r["command"] == "python docs/scripts/inversion.py" for r in lines)
-
-
-def test_nearest_record_is_itself_and_measured_defences_are_skipped(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    digits = script.load("digits", size=16).train[:5]
-    assert script.nearest(digits.pixels()[2:3], digits) > 100
-    assert script.nearest(digits.pixels()[2:3], digits[:2]) < 30
-    monkeypatch.setattr(script, "scored", lambda message, own, row, given: ({"label": True}, own.pixels()))
-    assert [next(script.defences(done))["case"] for done in (set(), {"as it is 0"})] == [
-        "as it is",
-        "clipped to a norm of 0.1",
-    ]
