@@ -57,7 +57,8 @@ def test_weighted_mean_equals_numpy(values: list[tuple[float, float, float]]) ->
     total = sum(n for n, _, _ in values)
     want = [sum(n * v[i] for n, *v in values) / total for i in (0, 1)]
     assert torch.allclose(result[E.group]["w"], torch.tensor(want, dtype=torch.float64), rtol=1e-12, atol=1e-12)
-    assert result[E.plain] == pytest.approx(sum(a for _, a, _ in values) / len(values), rel=1e-12, abs=1e-12)
+    mean = pytest.approx(sum(a for _, a, _ in values) / len(values), rel=1e-12, abs=1e-12)
+    assert (result.replace(E.plain, 9.0)[E.plain], result[E.plain]) == (9.0, mean)
     assert result.weight(E.group, "w") == pytest.approx(total)
     assert result[E.count] == pytest.approx(total)
 

@@ -11,7 +11,7 @@ import torch
 from distillkit import LabeledImages
 from fl import FedAvg, simulate
 from fl.addons import FedAvgM, FedDF
-from fl.addons._distill import distill
+from fl.addons._distill import distill, validation_accuracy
 from fl.averaging.addon import AddOn
 from tests.fl import linear
 from tests.fl.federations import Tiny, federation, images
@@ -112,6 +112,17 @@ def test_patience_stops_the_distillation_and_is_recorded() -> None:
     addon = FedDF(steps=900, batch=6, lr=1e-9, returns="best", patience=200)
     rows = [play(a, rounds=1, data=data).rows[0] for a in (addon, FedDF(steps=7, batch=6))]
     assert [row["distillation_steps"] for row in rows] == [300, 7]
+
+
+def test_validation_counts_the_task_s_outputs_only() -> None:
+    data = images(30, 98)
+    server = simulate(
+        FedAvg(factory=Tiny), federation(), rounds=1, server_data={"validation": data}, progress=False
+    ).server
+    network = Tiny(5)
+    network.classifier.bias.data[3:] = 100.0
+    right = (network(data.images)[:, :3].argmax(1) == data.labels).float().mean()
+    assert validation_accuracy(server, network) == pytest.approx(float(right))
 
 
 def clipped(z: Any, norm: float) -> Any:

@@ -433,7 +433,10 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: Keyring(__file__), "folder must be a folder, but .* is a file"),
     (lambda: RunFolder("a", cache=__file__), "cache must be a folder, but .* is a file"),
     (lambda: outcome_of_run(plain(factory=lambda n: Tiny(n).requires_grad_(False))), "factory.* parameters to train"),
-    (lambda: outcome_of_run(plain(augment=lambda x, g: x * torch.nan)), "augment must return finite images"),
+    (
+        lambda: outcome_of_run(plain(augment=lambda x, g: torch.cat([x[:1], x[1:] * torch.nan]))),
+        "augment must return finite images",
+    ),
     (lambda: outcome_of_run(plain(initial=NAN)), r"initial\['classifier.bias'\] must be finite"),
     (lambda: outcome_of_run(plain(objective=lambda y, t: total(y, t) * torch.nan)), "objective must return a finite"),
     (lambda: outcome_of_run(plain(objective=total)), "objective must return the mean over the batch"),

@@ -196,6 +196,7 @@ class Summed(AddOn):
     ("make", "error"),
     [
         (lambda: RobustMean(1, best=2), r"best=2 belongs to rule='krum', got rule='median'"),
+        (lambda: RobustMean(1, "trimmed", best=2), r"best=2 belongs to rule='krum', got rule='trimmed'"),
         (lambda: FedAvg(RobustMean(1), factory=Tiny), r"give weights='uniform', got 'samples'"),
         (
             lambda: FedAvg(RobustMean(1), Summed(), factory=Tiny, weights="uniform"),
