@@ -11,13 +11,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
 import distillkit
-from distillkit import LabeledImages
+from distillkit import LabeledImages, data
 from distillkit._utils import progress
 from distillkit.augment import DSA
 from distillkit.condense import (
@@ -30,13 +31,13 @@ from distillkit.condense import (
     random_subset,
     stitch,
 )
-from distillkit.data import load_folder
 from distillkit.evaluate import evaluate
 from distillkit.generate import Patches, cnn_noise, invert, separability, stylegan_noise
 from distillkit.labels import Relabel, stored_soft_labels
 from distillkit.networks import ConvNet, RandomNetworks, build
 from distillkit.privacy import Passes, condense_private, image_sgd, train_private
 from distillkit.rng import as_generator, derive
+from distillkit.sets import as_set
 from distillkit.training import Protocol, train
 from tests.distillkit.labels.toys import stripes, trained_teacher
 
@@ -63,14 +64,6 @@ class Lazy(Dataset[Any]):
 
 def gradients() -> list[torch.Tensor]:
     return [torch.ones_like(p) for p in build(net, 0).parameters()]
-
-
-def pictures(folder: Path, **quiet: Any) -> Any:
-    for name in ("cat", "dog"):
-        (folder / name).mkdir(exist_ok=True)
-        for i in range(3):
-            Image.new("L", (4, 4), 50 * i).save(folder / name / f"{i}.png")
-    return load_folder(folder, **quiet)
 
 
 TINY: dict[str, Any] = {
@@ -217,23 +210,24 @@ def test_log_of_unknown_length_states_what_is_done(monkeypatch: pytest.MonkeyPat
     assert "quiet" not in log.getvalue()
 
 
-def test_reading_images_shows_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = terminal(monkeypatch)
-    pictures(tmp_path, progress=False)
-    assert screen.getvalue() == ""
-    pictures(tmp_path)
-    assert "reading pictures" in screen.getvalue()
+Bars = list[tuple[str, str, int, int, int]]
 
 
-def test_bar_counts_all_work_and_continues_after_an_interruption(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen: list[tuple[str, int, int, int]] = []
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch) -> Bars:
+    """Record what every shown bar counts, its unit, where it began and ended, and its total."""
+    seen: Bars = []
 
     class Counting:
         def __init__(self, total: int, what: str, *, unit: str = "step", progress: bool = True, done: int = 0) -> None:
-            assert unit == UNITS.get(what, "step")
-            self.what, self.total, self.start, self.done = what, total, done, done
+            self.what, self.unit, self.total, self.start, self.done, self.shown = (
+                what,
+                unit,
+                total,
+                done,
+                done,
+                progress,
+            )
 
         def __enter__(self) -> Counting:
             return self
@@ -245,24 +239,73 @@ def test_bar_counts_all_work_and_continues_after_an_interruption(
             pass
 
         def __exit__(self, *error: object) -> None:
-            seen.append((self.what, self.start, self.done, self.total))
+            if self.shown:
+                seen.append((self.what, self.unit, self.start, self.done, self.total))
 
     real = progress.bar
     for name, module in list(sys.modules.items()):
         if name.startswith("distillkit.") and getattr(module, "bar", None) is real:
             monkeypatch.setattr(module, "bar", Counting)
+    return seen
+
+
+CHECKED, READ = ("checking pictures", "picture", 0, 12, 12), ("reading pictures", "picture", 0, 12, 12)
+STORED = [CHECKED, ("caching pets (192 bytes)", "picture", 0, 12, 12)]
+READERS: dict[str, tuple[Bars, Callable[..., Any]]] = {
+    "load_folder": ([CHECKED, READ], data.load_folder),
+    "load_domains": ([CHECKED, READ], lambda f, **q: data.load_domains({"a": f}, **q)),
+    "load_table": ([CHECKED, READ], lambda f, **q: data.load_table(table(f), folder=f, **q)),
+    "open_folder": (STORED, lambda f, **q: data.open_folder(f, cache=f.parent / str(q), **q)),
+    "open_table": (STORED, lambda f, **q: data.open_table(table(f), folder=f, cache=f.parent / str(q), **q)),
+    "open_npz": (
+        [("caching breastmnist.npz (720 bytes)", "picture", 0, 45, 45)],
+        lambda f, **q: data.open_dataset("breastmnist", root=f.parent, cache=f.parent / str(q), **q),
+    ),
+    "store_dataset": (
+        [("storing a", "image", 0, 12, 12)],
+        lambda f, **q: data.store_dataset(PIXELS, f.parent / str(q) / "a.npy", **q),
+    ),
+    "as_set": ([("reading real", "image", 0, 12, 12)], lambda f, **q: as_set(Lazy(), name="real", **q)),
+    "from_dataset": (
+        [("reading dataset", "image", 0, 12, 12)], lambda f, **q: LabeledImages.from_dataset(PIXELS, **q)
+    ),
+}  # fmt: skip
+PIXELS = [(torch.full((1, 4, 4), k, dtype=torch.uint8), k % 2) for k in range(12)]
+
+
+def table(pets: Path) -> dict[str, list[str]]:
+    names = [str(file.relative_to(pets)) for file in sorted(pets.rglob("*.png"))]
+    return {"file": names, "label": [name[:3] for name in names]}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_readers_count_their_images_unless_disabled(name: str, tmp_path: Path, bars: Bars) -> None:
+    for k in range(12):
+        (tmp_path / "pets" / ("cat", "dog")[k % 2]).mkdir(parents=True, exist_ok=True)
+        Image.new("L", (4, 4), k).save(tmp_path / "pets" / ("cat", "dog")[k % 2] / f"{k}.png")
+    parts = {"train": 40, "test": 3, "val": 2}
+    arrays = {f"{p}_images": np.random.default_rng(n).integers(0, 256, (n, 4, 4), np.uint8) for p, n in parts.items()}
+    np.savez(tmp_path / "breastmnist.npz", **arrays, **{f"{p}_labels": np.arange(n) % 2 for p, n in parts.items()})
+    wanted, call = READERS[name]
+    for options, shown in (({"progress": False}, []), ({}, wanted)):
+        (tmp_path / str(options)).mkdir()
+        call(tmp_path / "pets", **options)
+        assert bars == shown
+
+
+def test_bar_counts_all_work_and_continues_after_an_interruption(bars: Bars) -> None:
     for _, call in CALLS.values():
         call()
     states: list[dict[str, torch.Tensor]] = []
     distribution_matching(SET, networks=networks(), ipc=1, steps=2, callback=lambda p: states.append(p.state()))
     distribution_matching(SET, networks=networks(), ipc=1, steps=5, resume=states[-1])
-    assert ("distribution matching", 2, 5, 5) in seen
+    assert ("distribution matching", "step", 2, 5, 5) in bars
     twice: dict[str, Any] = {"networks": networks(), "ipc": 1, "inner": InnerTraining((2, 0))}
     gradient_matching(SET, iterations=2, callback=lambda p: states.append(p.state()), **twice)
     gradient_matching(SET, iterations=5, resume=states[-1], **twice)
-    assert ("gradient matching", 4, 10, 10) in seen
-    assert {what for what, *_ in seen} >= {what for what, _ in CALLS.values()}
-    assert [one for one in seen if one[2] != one[3]] == []
+    assert ("gradient matching", "step", 4, 10, 10) in bars
+    assert {what for what, *_ in bars} >= {what for what, _ in CALLS.values()}
+    assert [one for one in bars if one[3] != one[4] or one[1] != UNITS.get(one[0], "step")] == []
 
 
 def test_other_threads_show_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,14 +85,15 @@ def test_clients_get_random_images(name: str, global_rng_untouched: None) -> Non
     [
         (torch.rand(8), 2, TypeError, "integer"),
         (torch.zeros(2, 2, dtype=torch.long), 2, ValueError, "one dimension"),
-        (torch.zeros(0, dtype=torch.long), 2, ValueError, "not be empty"),
+        (torch.zeros(0, dtype=torch.long), 2, ValueError, "must not be empty"),
         (torch.tensor([0, -1]), 1, ValueError, "at least 0"),
         (torch.arange(2), 0, ValueError, "clients"),
         (torch.arange(2), 2.0, TypeError, "clients"),
     ],
 )
 def test_bad_labels_and_clients(name: str, labels: Tensor, clients: int, error: type[Exception], match: str) -> None:
-    refused(lambda: ALL[name](labels, clients), error, match)
+    words = f"domains {match}" if name == "by_domain" and match == "must not be empty" else match
+    refused(lambda: ALL[name](labels, clients), error, words)
 
 
 def test_bad_generator() -> None:
@@ -105,8 +106,10 @@ def test_iid_is_even_and_unrelated_to_the_label() -> None:
     assert sorted(len(p) for p in parts) == [502, 502, 503, 503]
     counts = partition.summary(labels, parts)
     assert ((counts / counts.sum(1, keepdim=True) - 0.5).abs() < 0.08).all()
-    refused(lambda: partition.iid(torch.arange(2), 3), ValueError, "3 clients cannot share 2 images")
-    refused(lambda: partition.summary(torch.arange(2), [torch.ones(2, dtype=torch.bool)]), TypeError, "got a mask")
+    refused(lambda: partition.iid(torch.zeros(2).long(), 3), ValueError, "3 clients cannot share 2 images")
+    refused(
+        lambda: partition.summary(torch.arange(2), [[], torch.ones(2) > 0]), TypeError, r"^partition\[1\] .* got a mask"
+    )
 
 
 @pytest.mark.parametrize("maker", [partition.dirichlet, partition.dirichlet_capped])
@@ -137,6 +140,8 @@ def test_dirichlet_at_a_tiny_alpha_gives_each_class_to_one_client() -> None:
 
 def test_exactly_the_minimum_is_enough() -> None:
     assert len(partition.dirichlet(torch.zeros(5, dtype=torch.long), 1, 1.0, min_size=5, tries=1)[0]) == 5
+    even = partition.dirichlet(torch.zeros(11, dtype=torch.long), 4, 1e6, min_size=2, tries=1)
+    assert [len(part) for part in even] == [2, 3, 3, 3]  # 2.75, 5.5 and 8.25 are rounded down
 
 
 @given(seed=st.integers(0, 10**6), alpha=st.sampled_from([0.01, 0.1, 1.0]), clients=st.sampled_from([4, 7]))
@@ -184,8 +189,8 @@ def test_impossible_dirichlet_requests_are_refused(maker: Callable[..., list[Ten
     refused(lambda: maker(labels, 5, 1.0, min_size=21), ValueError, "100 images cannot give 5 clients at least 21 each")
     with pytest.raises(ValueError, match=r"none of 7 draws at alpha=1e-05 gave all 4 clients .*raise alpha"):
         maker(labels, 4, 1e-5, min_size=25, tries=7)
-    for alpha in (0.0, -1.0, float("nan"), 1e9):
-        with pytest.raises(ValueError, match="alpha"):
+    for alpha in (0.0, -1.0, float("nan"), 1e9, 9e-7):
+        with pytest.raises(ValueError, match="alpha must be"):
             maker(labels, 5, alpha)
     assert_best_of_all_draws(lambda tries: maker(labels, 4, 0.3, min_size=25, tries=tries))
     refused(lambda: maker(labels, 5, 1.0, min_size=-1), ValueError, "min_size")
@@ -206,7 +211,9 @@ def test_prior_partition_follows_a_prior_until_classes_run_out() -> None:
     assert (even - 20).abs().max() <= 15
     skewed = partition.summary(labels, partition.dirichlet_prior(labels, 5, 1e-6))
     assert skewed[0].max() == 200
-    refused(lambda: partition.dirichlet_prior(torch.arange(2), 3, 1.0), ValueError, "3 clients cannot share 2 images")
+    few, one = torch.zeros(2).long(), torch.zeros(40).long()
+    refused(lambda: partition.dirichlet_prior(few, 3, 1.0), ValueError, "3 clients cannot share 2 images")
+    assert not torch.equal(*(partition.dirichlet_prior(one, 2, 1.0, generator=seed)[0] for seed in (0, 1)))
 
 
 @given(seed=st.integers(0, 10**6), k=st.integers(1, 6), clients=st.integers(2, 9))
@@ -236,7 +243,7 @@ def test_impossible_class_counts_are_refused() -> None:
     with pytest.raises(ValueError, match="k must be at most the number of classes, 6, got 7"):
         partition.classes_per_client(labels, 8, 7)
     with pytest.raises(ValueError, match="class 5 has 2 images for 3 clients"):
-        partition.classes_per_client(torch.tensor([9, 5, 9, 5, 9]), 3, 2)
+        partition.classes_per_client(torch.tensor([9, 5, 9, 5, 9]), 6, 1)
     refused(lambda: partition.classes_per_client(labels, 8, 0), ValueError, "k must be at least 1")
 
 
@@ -411,8 +418,10 @@ def test_summary_counts() -> None:
 
 
 def test_one_set_per_client() -> None:
-    data = LabeledImages(torch.arange(6.0).view(6, 1, 1, 1), torch.tensor([0, 1, 2, 0, 1, 2]), info={"dataset": "x"})
-    first, empty = client_sets(data, [torch.tensor([1, 3]), torch.tensor([], dtype=torch.long)])
+    data = LabeledImages(
+        torch.arange(6.0).view(6, 1, 1, 1), torch.tensor([0, 1, 2, 0, 1, 2]), info={"dataset": "x", "client": 7}
+    )
+    first, empty = client_sets(data, [torch.tensor([1, 3]), []])
     assert first.images.flatten().tolist() == [1, 3]
     assert first.labels.tolist() == [1, 0]
     assert (first.num_classes, empty.num_classes, len(empty)) == (3, 3, 0)
@@ -459,7 +468,7 @@ def test_domains_by_dirichlet_follows_its_alpha() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"min_each": 11}, "domain 5 has 20 images of class 1, too few for 2 clients with at least 11 each"),
+        ({"min_each": 6, "parts": 4}, "domain 5 has 20 images of class 1, too few for 4 clients with at least 6 each"),
         ({"min_each": 10, "alpha": 0.01, "tries": 3}, "none of 3 draws at alpha=0.01 gave all 2 parts of 20 images"),
         ({"alpha": 0.0}, "alpha must be"),
     ],

@@ -119,6 +119,10 @@ def test_an_interrupted_call_starts_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(store_dataset(iter(items[:33]), path)) == 33
     path.write_bytes(path.read_bytes()[:-1])
     refused(lambda: store_dataset(items, path), ValueError, "a.npy is damaged.*delete both")
+    for other, words in ((PIXELS[:20], "a.npy is damaged"), (FLOATS, r"uint8, got float32 \[75, 3, 10, 9\]"), (
+        PIXELS.permute(3, 2, 1, 0), r"uint8, got uint8 \[9, 10, 3, 75\]")):  # fmt: skip
+        np.save(path, other.numpy())
+        refused(lambda: store_dataset(items, path), ValueError, words)
 
 
 def test_pictures_are_resized_and_rounded(tmp_path: Path) -> None:

@@ -69,13 +69,24 @@ def test_names_give_the_class_count() -> None:
 
 
 @pytest.mark.parametrize(
-    "names", ["abc", [0, 1, 2], {"a", "b", "c"}, ["a", "b"], ["a", "b", "c", "d"], ["a", "b", ""], ["a", "b", "a"]]
+    ("names", "words"),
+    [
+        ("abc", "must be a sequence of strings, one per class, got 'abc'"),
+        (["a", 1, "b"], r"must be a sequence of strings, one per class, got \['a', 1, 'b'\]"),
+        ({"a", "b", "c"}, "must be a sequence of strings"),
+        (["a", "b"], "must be 3 names, one per class and none empty"),
+        (["a", "b", "c", "d"], "must be 3 names"),
+        (["a", "b", ""], r"must be names, one per class and none empty, got \['a', 'b', ''\]"),
+        (["b", "a", "b", "a"], "must differ, but 'a' names several classes"),
+    ],
 )
-def test_wrong_names_are_refused(names: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="class_names must (be|differ)"):
-        LabeledImages(X, Y, num_classes=3, class_names=names)
-    with pytest.raises((TypeError, ValueError), match="class_names must (be|differ)"):
-        DATA.replace(class_names=names)
+def test_wrong_names_are_refused(names: Any, words: str) -> None:
+    for call in (
+        lambda: LabeledImages(X, Y, num_classes=3, class_names=names),
+        lambda: DATA.replace(class_names=names),
+    ):
+        with pytest.raises((TypeError, ValueError), match=f"class_names {words}"):
+            call()
 
 
 def test_derived_sets_keep_the_names() -> None:

@@ -21,7 +21,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, Grayscale, ToTensor
 
 from distillkit import LabeledImages, Normalization
-from distillkit.data import load_folder, load_npz, load_set, load_table, open_folder
+from distillkit.data import DATASETS, load_folder, load_npz, load_set, load_table, open_dataset, open_folder, open_npz
 from distillkit.labels import StoredLabels
 from distillkit.normalization import IDENTITY, ZCA
 from distillkit.rng import derive
@@ -337,28 +337,36 @@ def test_every_form_comes_back_from_every_file(form: str, tmp_path: Path) -> Non
     assert torch.allclose(loaded.pixels(), data.pixels(), atol=1 / 509)
 
 
+TABLE = {"file": ["a.png"], "label": ["b"]}
 PATHS: dict[str, Callable[[Any], object]] = {
-    "save": lambda p: some().save(p),
-    "export": lambda p: some().export(p),
-    "load": LabeledImages.load,
-    "load_set": load_set,
-    "load_folder": load_folder,
-    "open_folder": open_folder,
-    "load_npz": load_npz,
-    "load_table": load_table,
-    "StoredLabels.load": StoredLabels.load,
-    "StoredLabels.save": StoredLabels(torch.zeros(1, 2, 3).half(), None, (0,), 3, None, 1.0, False, 0, {}).save,
+    "save path": lambda p: some().save(p),
+    "export path": lambda p: some().export(p),
+    "LabeledImages.load path": LabeledImages.load,
+    "load_set source": load_set,
+    "load_folder path": load_folder,
+    "open_folder path": open_folder,
+    "load_npz path": load_npz,
+    "open_npz path": open_npz,
+    "load_table table": load_table,
+    "load_table folder": lambda p: load_table(TABLE, folder=p),
+    "cifar10c path": DATASETS["cifar10c"].load,
+    "femnist path": DATASETS["femnist"].load,
+    "celeba path": DATASETS["celeba"].load,
+    "open_dataset root": lambda p: open_dataset("tinyimagenet", root=p),
+    "StoredLabels.load path": StoredLabels.load,
+    "StoredLabels.save path": StoredLabels(torch.zeros(1, 2, 3).half(), None, (0,), 3, None, 1.0, False, 0, {}).save,
 }
 
 
 @pytest.mark.parametrize("name", PATHS)
 def test_wrong_paths_are_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for wrong in (None, 3, 1.5, b"a", ["a"], some()):
-        with pytest.raises(TypeError, match=r"(path|source|table) must be a path, as a string or a pathlib\.Path, got"):
+    argument = name.split()[1]
+    for wrong in (None, 3, 1.5, b"a", ["a"], some())[argument in ("folder", "root") :]:
+        with pytest.raises(TypeError, match=rf"^{argument} must be a path, as a string or a pathlib\.Path, got"):
             PATHS[name](wrong)
-    for wrong in ("", "a\0b", "~nobody-of-this-name/a"):
-        with pytest.raises(ValueError, match="(path|source|table) must be"):
+    for wrong in ("", "a\0b", "~nobody-of-this-name/a")[argument == "root" :]:
+        with pytest.raises(ValueError, match=f"^{argument} must be"):
             PATHS[name](wrong)
     (tmp_path / "paths.csv").write_text("file,label\n", encoding="utf-8")
     (tmp_path / "empty.npz").touch()
@@ -366,11 +374,11 @@ def test_wrong_paths_are_named(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     np.save(tmp_path / "array.npy", np.zeros(3))
     (tmp_path / "array.npy").rename(tmp_path / "array.npz")
     for wrong in ("paths.csv", "empty.npz", "list.npz", "array.npz", "gone/a.npz", "gone/a", "."):
-        if name == "export" and wrong.endswith(".npz") and "gone" not in wrong:
+        if name == "export path" and wrong.endswith(".npz") and "gone" not in wrong:
             continue  # replaces the file
-        if name.endswith("save") and wrong not in (".", "gone/a"):
+        if "save" in name and wrong not in (".", "gone/a"):
             continue
-        message = "gone|no file|lacks|folder|damaged|is not|must be|not empty|not exist|not an? |must end in"
+        message = "gone|missing|no file|lacks|folder|damaged|is not|must be|not empty|not exist|not an? |must end in"
         with pytest.raises((ValueError, OSError), match=message) as caught:
             PATHS[name](wrong)
         assert ".tmp" not in str(caught.value)

@@ -323,6 +323,8 @@ X, Y = torch.zeros(2, 1, 3, 3), torch.tensor([0, 1])
     ("arguments", "options", "error", "words"),
     [
         ((X.long(), Y), {}, TypeError, "images must be floating point"),
+        ((X[:0].long(), Y[:0]), {"num_classes": 2}, TypeError, "images must be floating point"),
+        ((X[:0, 0], Y[:0]), {"num_classes": 2}, ValueError, "images must have 4 dimensions"),
         (
             (torch.tensor([0.0, torch.nan, torch.inf]).view(3, 1, 1, 1), [0, 1, 1]),
             {},
@@ -337,7 +339,9 @@ X, Y = torch.zeros(2, 1, 3, 3), torch.tensor([0, 1])
         ((X, torch.zeros(3, 2)), {}, ValueError, "labels must be 2 finite rows"),
         ((X, torch.tensor([[0.5, 0.5], [0, torch.nan]])), {}, ValueError, "labels must be 2 finite rows"),
         ((X, torch.zeros(2, 4)), {"num_classes": 3}, ValueError, "4 columns, but num_classes=3"),
+        ((X, torch.zeros(2, 4)), {"num_classes": 5}, ValueError, "4 columns, but num_classes=5"),
         ((X, Y), {"normalization": Normalization([0.0] * 3, [1.0] * 3)}, ValueError, "1 channels, normalization has 3"),
+        ((X.repeat(1, 3, 1, 1), Y), {"normalization": Normalization([0.0] * 2, [1.0] * 2)}, ValueError, "3 .* has 2;"),
         ((X, Y), {"columns": {"a": torch.zeros(3)}}, ValueError, "column 'a' must have 2 rows"),
         ((X, Y), {"columns": {"a": torch.tensor(1.0)}}, ValueError, "column 'a' must have 2 rows"),
         ((X, Y), {"columns": {"a": [1, 2]}}, TypeError, r"column 'a' must be a torch\.Tensor, got list"),
