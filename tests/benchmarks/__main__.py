@@ -1,4 +1,4 @@
-"""Benchmark table (`make bench`), or long programs by name: `python -m tests.benchmarks folder privacy`.
+"""Benchmark table (`make bench`), or long programs by name: `python -m tests.benchmarks folder stored`.
 
 Options are the table's (`--help`), or go to the programs that are named.
 """

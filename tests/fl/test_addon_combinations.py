@@ -210,9 +210,20 @@ WIDER = ("NaiveVHL", "SharedImage", "SharedPool", "VFTL", "VHL")
 """Add-ons that send another model, or the model in some rounds only; their own tests count the bytes."""
 
 
+@cache
+def alone(name: str) -> Run:
+    return run_two_rounds(plain(addon(name)))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not addon(name).private])
+def test_addons_without_hooks_change_no_bit_beside_another(name: str) -> None:
+    before, after = (type(key, (AddOn,), {"data_access": "none"})() for key in ("A", "Z"))
+    assert_same(run_two_rounds(plain(before, after, addon(name))), alone(name))
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in WIDER])
 def test_addon_sends_its_own_entries_and_nothing_more(name: str) -> None:
-    run, base = (run_two_rounds(plain(*a, **uniform((addon(name),)))) for a in ((addon(name),), ()))
+    run, base = alone(name), run_two_rounds(plain(**uniform((addon(name),))))
     found = set()
     for row, other in zip(run.rows, base.rows, strict=True):
         for way in ("up", "down"):

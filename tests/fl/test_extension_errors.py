@@ -95,6 +95,31 @@ def test_result_of_a_hook_must_fit_and_its_arguments_too(hook: str, function: An
     refused(lambda: play(FedAvg(wrong(), factory=Tiny)), (TypeError, ValueError, NoUsableReply), words)
 
 
+HOOKS = (
+    "start", "dry_run", "send", "before_training", "extra_records", "extra_batches", "loss", "correct_gradient",
+    "after_step", "after_training", "expect", "read_reply", "receive",
+)  # fmt: skip
+
+
+def test_hooks_are_called_in_the_order_of_keys() -> None:
+    calls: list[tuple[str, str]] = []
+
+    def traced(key: str) -> AddOn:
+        return type(key, (AddOn,), {h: lambda self, *_, h=h: calls.append((h, self.key)) for h in HOOKS})()
+
+    play(FedAvg(traced("B"), traced("A"), factory=Tiny))
+    for hook in HOOKS:
+        keys = [key for name, key in calls if name == hook]
+        assert keys, hook
+        assert keys == ["A", "B"] * (len(keys) // 2), hook
+
+
+@pytest.mark.parametrize(("name", "value"), [("damping", -0.1), ("layers", ("body", 3))])
+def test_attributes_of_an_addon_are_checked(name: str, value: Any) -> None:
+    wrong = type("Wrong", (AddOn,), {name: value})
+    refused(lambda: FedAvg(wrong(), factory=Tiny), (TypeError, ValueError), f"Wrong.{name} must be")
+
+
 def test_misspelt_hook_is_warned_of_and_a_helper_is_not(recwarn: pytest.WarningsRecorder) -> None:
     class Own(AddOn):
         def helper(self) -> None:
