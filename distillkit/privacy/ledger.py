@@ -49,8 +49,7 @@ class _Charges:
     def add(self, event: Event) -> None:
         """Add an event."""
         kind = event.mechanism, event.sigma, event.rate, event.sampling, event.relation, event.seeded
-        first, count = self.kinds.get(kind, (event, 0))
-        self.kinds[kind] = first, count + event.count
+        self.kinds[kind] = event, self.kinds.get(kind, (event, 0))[1] + event.count
         if event.sigma == 0:
             self.reason = self.reason or f"{event.mechanism} was released without noise"
         elif event.seeded:
@@ -552,9 +551,9 @@ class Ledger(Sealed):
         def within(count: int) -> bool:
             return self.budget is None or self._epsilon_after([replace(event, count=count)]) <= self.budget * _ROUNDING
 
-        low, high = 0, event.count + 1
-        if within(event.count):
-            return event.count
+        low, high = 0, event.count
+        if within(high):
+            return high
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if within(middle) else (low, middle)
@@ -616,7 +615,7 @@ class Ledger(Sealed):
                     f"{name} must be that of the ledger {self.path}, {options[name]!r}, got {given!r}: leave {name} "
                     "out, or give the path of a new file. The options of a ledger do not change"
                 )
-        self._pin(options)
+        self._pin({**options, "relation": options["relation"] or self._given["relation"]})
 
     def _read_line(self, number: int, line: dict[str, Any]) -> None:
         if self._empty and line.get("ledger") == _FORMAT and set(_NEW) <= set(line):
@@ -640,7 +639,7 @@ class Ledger(Sealed):
         if isinstance(line.get("event"), dict) and set(line["event"]) <= known:
             self._add_event(Event(**line["event"]), mirrored="from" in line)
         elif "void" in line:
-            charges = self._charges.setdefault(client_id(line.get("client", ALL_CLIENTS)), _Charges())
+            charges = self._charges.setdefault(client_id(line["client"]), _Charges())
             charges.reason = charges.reason or line["void"]
         elif "remark" in line:
             self._remarks[line["remark"]] = None

@@ -218,6 +218,7 @@ def test_invalid_events_and_ledgers_are_refused() -> None:
     refused(lambda: Event("x", -1.0), ValueError, "sigma")
     refused(lambda: Ledger(delta=0.0), NotAccountable, "delta")
     refused(lambda: Ledger(budget=0.0), ValueError, "budget")
+    refused(lambda: Ledger(data=3), TypeError, "data must be a fingerprint")  # type: ignore[arg-type]
     for order in (0.0, 1.0):
         refused(lambda order=order: Ledger(renyi_order=order), ValueError, "renyi_order must be greater than 1")
     refused(lambda: Account("ledger.jsonl"), TypeError, "ledger must be a Ledger, got str")  # type: ignore[arg-type]
@@ -244,12 +245,12 @@ def test_client_number_and_name_denote_the_same_client_and_known_facts_are_not_w
         ledger.assume("private_histogram")
         ledger.void("shown", client=1)
         ledger.void("sent", client="1")
-        ledger.register(3)
         ledger.register(2)
+        ledger.register(3)
         ledger.register([1, "b", "A"])
     lines = [json.loads(line) for line in (tmp_path / "l").read_text(encoding="utf-8").splitlines()]
-    assert [next(iter(line)) for line in lines[:-2]] == ["ledger", *["event"] * 3, "remark", "assumed", "void"]
-    assert [line["clients"] for line in lines[-2:]] == [3, ["b", "A"]]
+    assert [next(iter(line)) for line in lines[:-3]] == ["ledger", *["event"] * 3, "remark", "assumed", "void"]
+    assert [line["clients"] for line in lines[-3:]] == [2, 3, ["b", "A"]]
     assert ledger.guarantee(2).assumptions["private_histogram"] == ASSUMPTIONS["private_histogram"]
     words = r"client 'x' .*the known clients are \['1', 'A', 'b'\] and 0 to 2\. .*register\(\['x'\]\)"
     for ask in (ledger.epsilon, lambda c: Account(ledger, client=c).guarantee()):

@@ -147,6 +147,8 @@ def test_given_relation_is_the_only_one(tmp_path: Path) -> None:
     refused(lambda: ledger.spend(ONE), NotAccountable, "keep two ledgers")
     assert not (tmp_path / "l").exists()
     refused(lambda: Ledger(relation="label change"), NotAccountable, "relation must be one of")
+    Ledger(tmp_path / "m").register(2)
+    assert Ledger(tmp_path / "m", relation=REPLACE_RECORD).relation == REPLACE_RECORD
 
 
 def test_failed_write_is_not_counted_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,13 +236,20 @@ def test_nothing_is_trained_with_noise_beyond_accounting(toy_set: LabeledImages)
     assert all(torch.equal(a, b) for a, b in zip(before, network.parameters()))
 
 
-@pytest.mark.parametrize("name", ["sigma", "count", "round"])
-def test_line_with_a_huge_number_is_refused(name: str, tmp_path: Path) -> None:
-    write_chain(tmp_path / "l", {"event": {**asdict(ONE), name: 10**400}})
-    if name == "round":
-        assert len(Ledger(tmp_path / "l").events) == 1
-    else:
-        refused(lambda: Ledger(tmp_path / "l"), ValueError, "line 1 of .* is not a line of a ledger")
+FIRST = {"ledger": "distillkit.ledger/2", "delta": 1e-5, "budget": None, "disjoint": True, "renyi_order": None}
+FIRST |= {"relation": None, "data": None}
 
 
-# The budget that a guarantee states.
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [{"event": {**asdict(ONE), "sigma": 10**400}}], [{"event": {**asdict(ONE), "count": 10**400}}],
+        [{**FIRST, "ledger": "distillkit.ledger/1"}], [{"ledger": "distillkit.ledger/2"}], [FIRST, FIRST],
+    ],
+)  # fmt: skip
+def test_line_with_a_huge_number_or_other_options_is_refused(lines: list[dict[str, Any]], tmp_path: Path) -> None:
+    write_chain(tmp_path / "l", *lines)
+    refused(lambda: Ledger(tmp_path / "l"), ValueError, rf"line {len(lines)} of .* is not a line of a ledger: \{{")
+    write_chain(tmp_path / "l", {"event": {**asdict(ONE), "round": 10**400}})
+    Ledger(tmp_path / "l").spend(ONE)
+    assert [len(Ledger(tmp_path / "l").events), (tmp_path / "l").read_bytes().count(b"\n")] == [2, 2]

@@ -246,13 +246,15 @@ def test_lines_for_a_run_are_cut_and_name_its_client(tmp_path: Path) -> None:
     ]  # fmt: skip
     ledger = Ledger(tmp_path / "l")
     mirror_lines(ledger, "n", 7, list(enumerate(given, start=4)))
-    mirror_lines(ledger, "m", 7, [(9, {"remark": "other"}), (10, {"void": "later"})])
+    mirror_lines(ledger, "m", 7, [(10, {"void": "later"}), (9, {"remark": "other"})])
+    odd = {"event": {**event["event"], "seeded": 1}}
+    refused(lambda: mirror_lines(ledger, "o", 7, [(1, odd)]), ValueError, "not a line of a ledger")
     wanted = [
         {"event": {**event["event"], "client": "7"}}, {"void": long[:1000], "client": "7"}, {"remark": long[:1000]},
         {"assumed": [fact[:1000] for fact in facts[: len(PUBLIC_INPUTS)]], "by": long[:1000]},
     ]  # fmt: skip
-    more = [{"remark": "other"}, {"void": "later", "client": "7"}]
-    places = [["n", 4], ["n", 5], ["n", 6], ["n", 7], ["m", 9], ["m", 10]]
+    more = [{"void": "later", "client": "7"}, {"remark": "other"}]
+    places = [["n", 4], ["n", 5], ["n", 6], ["n", 7], ["m", 10], ["m", 9]]
     wanted = [{**line, "from": place} for line, place in zip([*wanted, *more], places)]
     ledger.register(["b"])
     assert ledger_lines(ledger) == list(enumerate(wanted, start=2))
@@ -269,6 +271,7 @@ def test_lines_of_a_child_ledger_are_seen_before_they_count() -> None:
     event = Event("x", 2.0, client=1, round=3)
     child = ChildLedger(child_state(Ledger(), 1), lambda lines: seen.append((list(lines), child.charged)))
     child.spend(event, event)
+    child.spend()
     child.add_remark("new")
     assert seen == [([{"event": asdict(event)}] * 2, []), ([{"remark": "new"}], [{"event": asdict(event)}] * 2)]
     assert child.charged == [*seen[0][0], *seen[1][0]]
@@ -285,6 +288,9 @@ def test_lines_of_a_child_ledger_are_seen_before_they_count() -> None:
     trunk.spend(*kinds, *(replace(kind, count=4, round=9) for kind in kinds), replace(event, client=2))
     merged = {replace(kind, round=0, count=5) for kind in kinds}
     assert {*ChildLedger(child_state(trunk, 1)).events} == merged
+
+    wrong = {**child_state(Ledger(), 1), "lines": [{"clients": ["1"]}, {"x": 1}]}
+    refused(lambda: ChildLedger(wrong), ValueError, "line 2 of None is not a line")
 
     def refuse(lines: Any) -> None:
         raise OSError("disk full")

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from distillkit.networks import build
 from distillkit.privacy import (
+    ASSUMPTIONS,
     Account,
     BatchStatistics,
+    Event,
     Ledger,
     NotCapturable,
     PrivacyError,
@@ -350,14 +352,14 @@ def test_history_of_an_accountant_is_charged(name: str) -> None:
     ledger = Ledger(delta=1e-5, budget=0.1)
     ledger.charge_history(accountant, client="a")
     guarantee = ledger.guarantee("a")
-    assert sorted(ledger.spends("a")) == [(0.9, 0.02, 10), (1.1, 0.05, 30)]
+    assert ledger.events == (Event("opacus", 1.1, 0.05, 30, "a"), Event("opacus", 0.9, 0.02, 10, "a"))
     assert guarantee.epsilon == compose([(1.1, 0.05, 30), (0.9, 0.02, 10)], 1e-5).epsilon
     theirs = accountants.PRVAccountant()
     theirs.history = accountant.history
     assert guarantee.epsilon == pytest.approx(theirs.get_epsilon(1e-5), rel=0.03)
     assert guarantee.budget is None
     assert "poisson_sampling=True" in str(guarantee)
-    assert guarantee.assumptions["charge_history"]
+    assert guarantee.assumptions["charge_history"] == ASSUMPTIONS["train_private"]
 
 
 def test_history_without_noise_or_of_another_object() -> None:

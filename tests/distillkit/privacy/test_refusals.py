@@ -374,6 +374,7 @@ def test_sums_means_rounds_and_folders_that_cannot_be_used_are_named(tmp_path: P
     refused(lambda: release(sums, sigma=1.0, sensitivity=1.0, ledger=Ledger()), ValueError, "sums must be finite")
     refused(lambda: squared_distance(torch.ones(2, 3), torch.ones(2, 4)), ValueError, "means must have the shape")
     refused(lambda: Account(Ledger(), round=-1), ValueError, "round must be at least 0")
+    refused(lambda: Ledger(tmp_path), IsADirectoryError, f"path must be a file, but {tmp_path} is a folder")
     (tmp_path / "file").touch()
     for write in (Ledger, partial(write_atomically, data="")):
         refused(lambda write=write: write(tmp_path / "file" / "x"), NotADirectoryError, "folder of .* is a file")
