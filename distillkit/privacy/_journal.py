@@ -82,7 +82,7 @@ class Journal:
             yield
             return
         check.folder(self._path.parent, "the folder of path").mkdir(parents=True, exist_ok=True)
-        with FileLock(self._path.with_name(f"{self._path.name}.lock"), thread_local=False):
+        with FileLock(self._path.with_name(f"{self._path.name}.lock")):
             yield
 
     def run_lock(self, wait: float | None = None) -> AbstractContextManager[None]:
@@ -162,7 +162,7 @@ class Journal:
         if size == self._offset:
             return b""
         with open(self._path, "rb") as file:
-            if not self._offset and file.read(1) != b"{":
+            if file.read(1) != b"{":
                 raise ValueError(f"path must be a ledger or a new file, but {self._path} holds something else")
             file.seek(self._offset)
             return file.read()
@@ -186,7 +186,7 @@ class Journal:
                 self._refuse(f"{self._head_path()} is missing, so {self._path} may have lost lines")
             return []
         texts, done = [text.encode() for text in head["next"]], self.head["lines"] - head["lines"]
-        if not (self.continues(head) and done <= len(texts)):
+        if not self.continues(head):
             self._refuse(f"{self._path} lost or changed some of its first {head['lines']} lines")
         missing = b"".join(text + b"\n" for text in texts[done:])
         if reduce(_hash, texts[:done], head["hash"]) != self._hashes[-1] or not missing.startswith(tail):

@@ -7,9 +7,11 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from filelock import FileLock, Timeout
@@ -49,8 +51,12 @@ def head_of(path: Path) -> Path:
 def test_file_contains_the_event_when_spend_returns(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "ledger.jsonl"
     ledger = Ledger(path)
-    ledger.spend(replace(ONE, client="a", round=4, seeded=True))
-    first, charge = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    numbers: dict[str, Any] = {"sigma": np.float32(2), "rate": np.float32(1), "count": np.int64(1)}
+    ledger.spend(replace(ONE, client="a", round=4, seeded=True, **numbers))
+    lines = path.read_bytes().splitlines()
+    first, charge = map(json.loads, lines)
+    assert (first["after"], charge["after"]) == ("", sha256(lines[0]).hexdigest())
+    assert ledger.head == {"lines": 2, "hash": sha256(charge["after"].encode() + lines[1]).hexdigest()}
     assert first["relation"] == "add or remove one record"
     line = charge["event"]
     assert line == {
@@ -91,7 +97,7 @@ def test_append_that_was_cut_at_any_byte_is_completed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lines", range(4))
-@pytest.mark.parametrize("head", [b"", b"{", b"[]", b'{"lines": 0, "hash": "", "next": [3]}', b'{"lines": "0"}', None])
+@pytest.mark.parametrize("head", [b"", b"{", b"[]", b'{"lines": 0, "hash": "", "next": ["", 3]}', b'{"lines": "0", "hash": "", "next": []}', None])
 def test_missing_or_damaged_head_is_refused(head: bytes | None, lines: int, tmp_path: Path) -> None:
     """However many of the file's lines are left; the file of the first case ends within its first line."""
     path = tmp_path / "l"
@@ -136,13 +142,15 @@ def test_damaged_and_missing_lines_are_refused(tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace('"sigma": 2.0', '"sigma: 2.0', 1), encoding="utf-8")
     refused(lambda: Ledger(path), ValueError, "line 2 of .* is damaged")
-    path.write_text(text[: len(text) // 2], encoding="utf-8")
+    path.write_text(text[:-1], encoding="utf-8")
     refused(lambda: ledger.epsilon(), ValueError, "lost lines")
     path.unlink()
     refused(lambda: ledger.spend(ONE), ValueError, "lost lines")
     head_of(path).unlink()
     path.write_text('{"accuracy": 1}\n', encoding="utf-8")
     refused(lambda: Ledger(path), ValueError, "line 1 of .* was edited, or is no ledger")
+    path.write_text("accuracy\n", encoding="utf-8")
+    refused(lambda: Ledger(path), ValueError, "path must be a ledger or a new file, but .* holds something else")
 
 
 @pytest.mark.parametrize(
@@ -195,10 +203,12 @@ def test_two_ledgers_and_many_threads_share_one_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sampling", ["shuffled", "without replacement", "everything"])
 def test_unknown_sampling_is_refused(sampling: str) -> None:
-    refused(lambda: Event("dp_sgd", 1.0, 0.1, sampling=sampling), NotAccountable, "sampling='poisson'")
-    with pytest.raises(NotAccountable, match="Poisson amplification is proved for"):
-        Event("dp_sgd", 1.0, 0.1, relation=REPLACE_RECORD)
-    refused(lambda: Event("dp_sgd", 1.0, relation="label change"), NotAccountable, "relation must be one of")
+    words = f"^dp_sgd: sampling '{sampling}' at rate 0.75 has no accountant here.*sampling='poisson'"
+    refused(lambda: Event("dp_sgd", 1.0, 0.75, sampling=sampling), NotAccountable, words)
+    words = "^dp_sgd: Poisson amplification is proved for 'add or remove one record', not for 'replace one record'"
+    refused(lambda: Event("dp_sgd", 1.0, 0.75, relation=REPLACE_RECORD), NotAccountable, words)
+    words = r"^dp_sgd: relation must be one of \('add.*', 'replace.*', 'add.*'\), got 'label change'"
+    refused(lambda: Event("dp_sgd", 1.0, relation="label change"), NotAccountable, words)
     assert Event("dp_sgd", 1.0, 0.1).sampling == "poisson"
 
 
@@ -239,7 +249,8 @@ def test_client_number_and_name_denote_the_same_client_and_known_facts_are_not_w
     assert [e.client for e in ledger.events] == ["1", "1", "1"]
     assert Event("class_means", 2.0).client == ALL_CLIENTS
     for wrong in (True, 1.0, None):
-        refused(lambda c=wrong: replace(ONE, client=c), TypeError, "client must be an integer or a string")
+        for made in (lambda c=wrong: replace(ONE, client=c), lambda c=wrong: Account(ledger, client=c)):
+            refused(made, TypeError, f"client must be an integer or a string, got {type(wrong).__name__}")
     for _ in range(2):
         ledger.add_remark("tuned")
         ledger.assume("private_histogram")
@@ -271,6 +282,8 @@ def test_guarantee_as_text_and_as_values() -> None:
     same["assumed_public"] = {"f": ["size", "clip"], "g": ["size"]}
     planned = "number, sigma and rate of the releases were not chosen by looking at released values"
     assert whole.info() == {"epsilon": 1.23456, "accountant": "pld", "valid_if": planned, "budget": 3.5, **same}
+    free = replace(whole, epsilon=0.0, nominal=0.0, budget=None)
+    assert str(free) == "epsilon 0 at delta 1e-06 (r); one; two"
     for nominal, shown in ((2.5, 2.5), (math.inf, None)):
         lost = replace(whole, epsilon=None, reason="raw images were sent", nominal=nominal)
         assert str(lost) == "no guarantee: raw images were sent"
@@ -287,7 +300,7 @@ def test_guarantee_as_text_and_as_values() -> None:
 
 def test_charge_is_synced_under_the_lock_before_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, seen = tmp_path / "ledger.jsonl", []
-    sync = os.fsync
+    sync, write = os.fsync, os.write
 
     def observed(handle: int) -> None:
         with pytest.raises(Timeout):  # another process could not read or append meanwhile
@@ -296,6 +309,7 @@ def test_charge_is_synced_under_the_lock_before_it_returns(tmp_path: Path, monke
         sync(handle)
 
     monkeypatch.setattr(os, "fsync", observed)
+    monkeypatch.setattr(os, "write", lambda handle, text: write(handle, text[:9]))  # as a slow disk may do
     ledger = Ledger(path)
     ledger.spend(ONE)
     assert seen == [0, 0, 2, 2]  # the head and its name, the lines, and the new file's name in its folder

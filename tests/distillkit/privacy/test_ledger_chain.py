@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from distillkit.privacy import (
     REPLACE_RECORD,
@@ -20,9 +19,7 @@ from distillkit.privacy import (
     NotAccountable,
     PrivacyError,
     compose,
-    train_private,
 )
-from distillkit.sets import LabeledImages
 from tests.distillkit.privacy.options import write_chain
 from tests.refused import refused
 
@@ -80,8 +77,9 @@ def test_changed_file_is_refused(change: Any, number: int, tmp_path: Path) -> No
     if number == 5 and change in (removed, cut):  # the head has the last lines, too
         assert Ledger(path).events == events
         return
+    words = f"line {number + 2} of .* does not follow" if change is repeated else "edited|lost|not those of its head"
     for _ in range(2):
-        refused(lambda: Ledger(path).epsilon(), ValueError, r"edited|lost|not a line|not those of its head")
+        refused(lambda: Ledger(path).epsilon(), ValueError, words)
 
 
 def test_any_changed_byte_is_refused(tmp_path: Path) -> None:
@@ -202,12 +200,6 @@ def test_first_charge_that_cannot_be_written_is_taken_back(tmp_path: Path, monke
     assert ledger.events == Ledger(tmp_path / "l").events == ()
 
 
-# Names.
-
-
-# Numbers that no accountant can handle.
-
-
 @pytest.mark.parametrize("sigma", [1e-300, 9e-5, 2e9, 10**400, float("inf"), float("nan"), -1.0])
 @pytest.mark.parametrize("rate", [1.0, 0.5])
 def test_noise_beyond_accounting_is_refused_before_anything_is_written(
@@ -226,14 +218,6 @@ def test_largest_and_smallest_numbers_are_accounted_for() -> None:
     for count in (10**12 + 1, 10**400):
         with pytest.raises(ValueError, match="count must be at most"):
             Event("x", 1.0, count=count)
-
-
-def test_nothing_is_trained_with_noise_beyond_accounting(toy_set: LabeledImages) -> None:
-    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, toy_set.num_classes))
-    before = [p.clone() for p in network.parameters()]
-    with pytest.raises(NotAccountable, match="sigma must be in"):
-        train_private(network, toy_set, size=40, sigma=1e-300, clip=1.0, rate=0.5, steps=1, lr=0.1, progress=False)
-    assert all(torch.equal(a, b) for a, b in zip(before, network.parameters()))
 
 
 FIRST = {"ledger": "distillkit.ledger/2", "delta": 1e-5, "budget": None, "disjoint": True, "renyi_order": None}
