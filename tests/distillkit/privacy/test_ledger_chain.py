@@ -77,7 +77,8 @@ def test_changed_file_is_refused(change: Any, number: int, tmp_path: Path) -> No
     if number == 5 and change in (removed, cut):  # the head has the last lines, too
         assert Ledger(path).events == events
         return
-    words = f"line {number + 2} of .* does not follow" if change is repeated else "edited|lost|not those of its head"
+    words = {repeated: f"line {number + 2} of .* does not follow"}.get(change, "edited|not those of its head")
+    words = "l lost or changed some of its first 5 lines" if change in (cut, deleted) else words
     for _ in range(2):
         refused(lambda: Ledger(path).epsilon(), ValueError, words)
 

@@ -20,7 +20,8 @@ def noise(secret: Secret, shape: Sequence[int], std: float) -> torch.Tensor:
 def test_system_noise_differs_and_seeded_noise_repeats(global_rng_untouched: None) -> None:
     assert not torch.equal(noise(Secret(), (8,), 1.0), noise(Secret(), (8,), 1.0))
     assert torch.equal(noise(Secret(1), (8,), 1.0), noise(Secret(1), (8,), 1.0))
-    assert not torch.equal(noise(Secret(1), (8,), 1.0), noise(Secret(2), (8,), 1.0))
+    for other in (2, -1):
+        assert not torch.equal(noise(Secret(1), (8,), 1.0), noise(Secret(other), (8,), 1.0))
     assert not Secret().seeded
     assert Secret(0).seeded
     assert repr(Secret()) == "Secret(operating system)"
@@ -93,7 +94,13 @@ def test_noised_values_are_rounded_once_on_a_public_grid(seed: int, log_std: flo
 
 
 def test_discrete_noise_has_no_seed_and_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused(lambda: Secret(0, discrete=True), ValueError, "no seed")
+    for seed in (0, 7):
+        refused(lambda s=seed: Secret(s, discrete=True), ValueError, f"no seed, got seed={seed}: ")
+    with monkeypatch.context() as without_noise:  # values are rounded to the fine grid first
+        without_noise.setattr(Secret, "_integers", lambda self, count, std: torch.zeros(count, dtype=torch.float64))
+        without_noise.setattr("importlib.util.find_spec", lambda name: True)
+        values = torch.tensor([1.5 - 2.0**-30, 1.5 - 2.0**-20], dtype=torch.float64)
+        assert Secret(discrete=True).add_noise(values * 2.0**-20, 1.5).tolist() == [2.0**-19, 2.0**-20]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     refused(lambda: Secret(discrete=True), ImportError, r"distillkit\[opendp\]")
 
@@ -103,11 +110,12 @@ def test_invalid_arguments_are_refused() -> None:
     assert as_secret(secret) is secret
     assert not as_secret(None).seeded
     assert as_secret(4).seeded
-    refused(lambda: Secret("a"), TypeError, "seed")
+    for wrong in ("a", True):
+        refused(lambda w=wrong: Secret(w), TypeError, f"seed must be an int, .* got {type(wrong).__name__}$")
     refused(lambda: noise(secret, (2,), -1.0), ValueError, "std")
     refused(lambda: secret.poisson(3, 1.5), ValueError, "rate")
     refused(lambda: secret.add_noise(torch.zeros(2, dtype=torch.complex64), 1.0), TypeError, "values")
-    refused(lambda: as_secret(2.5), TypeError, "secret must be a Secret, an int seed")  # type: ignore[arg-type]
+    refused(lambda: as_secret(2.5), TypeError, "secret must be a Secret.* got float$")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("kind", "method"), [(Secret, "add_noise"), (Ledger, "spend"), (Account, "event")])
