@@ -284,11 +284,18 @@ def contrastive(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(z @ z.T, torch.arange(len(z)), reduction="none")
 
 
-@pytest.mark.parametrize("loss", [weighted, contrastive, lambda z, y: F.cross_entropy(z, y)])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        weighted, contrastive, lambda z, y: F.cross_entropy(z, y),
+        lambda z, y: F.cross_entropy(z, y, reduction="none") * (1 + (y[:, None] != y).double().sum(1)),
+        lambda z, y: F.cross_entropy(z - z.mean(0), y, torch.ones(5), reduction="none"),  # weights of five outputs
+    ],
+)  # fmt: skip
 def test_loss_that_reads_the_batch_is_refused(loss: Any) -> None:
     ledger = Ledger()
     with pytest.raises(NotSeparable, match="one value for each example|differ from their losses one by one"):
-        train(build(lambda: FaultyNetwork(3), 0), loss=loss, ledger=ledger)
+        train(build(lambda: FaultyNetwork(5), 0), loss=loss, ledger=ledger)
     assert ledger.events == ()
 
 

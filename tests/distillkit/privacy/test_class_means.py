@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from distillkit.augment import DSA
 from distillkit.networks import build, split
 from distillkit.networks.samplers import FixedNetwork, NetworkBall, RandomNetworks
+from distillkit.normalization import Normalization
 from distillkit.privacy import (
     Account,
     BudgetExhausted,
@@ -220,7 +221,10 @@ def test_options_are_applied(toy_set: LabeledImages, toy_network: Factory) -> No
         condensed(toy_set, toy_network, size=torch.tensor([1.0, 0.0, 2.0]))
     refused(lambda: condensed(toy_set, toy_network, first_share=0.6), ValueError, "first_share")
     refused(lambda: condensed(toy_set, toy_network, first_num_networks=0), ValueError, "first_num_networks")
-    refused(lambda: condensed(toy_set, toy_network, init=start[:4]), ValueError, "init must hold 2 images")
+    for wrong in (start[:4], start.replace(labels=torch.tensor([2, 1, 0, 0, 1, 1]))):
+        refused(lambda w=wrong: condensed(toy_set, toy_network, init=w), ValueError, "init must hold 2 images of each")
+    other = start.renormalize(Normalization((0.5,), (0.5,)))
+    refused(lambda: condensed(toy_set, toy_network, init=other), ValueError, "normalization")
     with pytest.raises(ValueError, match="delta must equal the ledger's"):
         condensed(toy_set, toy_network, ledger=Ledger(delta=1e-6))
     with pytest.raises(ValueError, match="targets must be"):

@@ -73,8 +73,9 @@ def test_invalid_losses_and_parameters_are_refused(toy_set: LabeledImages) -> No
     def losses(images: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(model(images), labels, reduction="none")
 
-    with pytest.raises(NotSeparable, match=r"the loss must give one value for each example \[n\], got shape \[\]"):
-        per_example_gradients(model, lambda x, y: losses(x, y).mean(), tuple(toy_set))
+    for wrong, shape in ((lambda x, y: losses(x, y).mean(), r"\[\]"), (lambda x, y: losses(x, y)[None], r"\[1, 1\]")):
+        words = rf"each example \[n\], got shape {shape} for one example; pass reduction='none'"
+        refused(lambda w=wrong: per_example_gradients(model, w, tuple(toy_set)), NotSeparable, words)
     with pytest.raises(PrivacyError, match="trained names no parameter, so there are no gradients to compute"):
         per_example_gradients(model, losses, tuple(toy_set), trained={})
 
@@ -266,7 +267,11 @@ def test_augmentation_that_keeps_a_tensor_is_refused_when_captured() -> None:
     ("optimizer", "words"),
     [
         (torch.optim.LBFGS, "LBFGS evaluates the loss"), (lambda p: None, "got a NoneType"),
-        (lambda p: torch.optim.Adam([{"params": p[:1]}, {"params": p[1:], "lr": math.inf}]), "lr must be"),
+        (
+            lambda p: torch.optim.Adam([{"params": p[:1]}, {"params": p[1:], "lr": math.inf}]),
+            r"lr must be finite and at most 1.8e\+308 for these parameters, got inf",
+        ),
+        (lambda p: torch.optim.SGD([{"params": []}], lr=0.1), "of 0 parameters, 0 of them others"),
         (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=math.inf), "weight_decay must be"),
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=math.inf), "momentum must be"),
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=math.inf), "dampening must be"),
@@ -336,7 +341,7 @@ class First(nn.Module):
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.function, self.head = function, nn.Linear(16, 3).double()
+        self.function, self.head = function, nn.Linear(16, 3, bias=False).double()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.function(x))
@@ -359,6 +364,7 @@ def test_results_that_their_inputs_do_not_determine_are_refused(
     train(First(lambda x: torch.as_strided(x, (len(x), 16), (16, 1))), toy_set)
     train(First(torch.func.vmap(torch.flatten)), toy_set)
     train(First(written), toy_set)
+    train(First(lambda x: x.flatten(1).sqrt()), toy_set)  # finite for pixels in [0, 1]
 
 
 def test_unsupported_models_are_refused() -> None:
@@ -366,6 +372,7 @@ def test_unsupported_models_are_refused() -> None:
         require_per_example(nn.Linear(2, 2).requires_grad_(False))
     broken = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2))
     require_per_example(broken)
+    refused(lambda: require_per_example(nn.Linear(2, 2).half()), PrivacyError, "^parameter weight is torch.float16: ")
     broken[1].bias.data[1] = math.nan  # type: ignore[union-attr, operator]
     refused(lambda: require_per_example(broken), PrivacyError, "parameter 1.bias holds NaN or Inf")
     for norm in (nn.BatchNorm1d(2), nn.BatchNorm1d(2, track_running_stats=False).eval(),
@@ -389,4 +396,7 @@ def test_error_of_an_optimizer_says_that_the_steps_are_charged(toy_set: LabeledI
     for short in (2, 1):
         model = nn.Sequential(nn.Flatten(), nn.Linear(16, short)).double()
         data = toy_set.replace(labels=torch.zeros(12).long(), num_classes=3)
-        refused(lambda m=model, d=data: train(m, d), ValueError, "network must return 3 logits")
+        words = f"network must return 3 logits, one per class of the images, got {short}; build it for 3 classes"
+        refused(lambda m=model, d=data: train(m, d), ValueError, words)
+    found = LabeledImages(toy_set.images, toy_set.labels, normalization=toy_set.normalization)  # classes not given
+    train(nn.Sequential(nn.Flatten(), nn.Linear(16, 2)).double(), found)

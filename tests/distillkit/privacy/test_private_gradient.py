@@ -103,9 +103,12 @@ def test_step_is_the_sum_of_rows_that_are_clipped_over_all_parameters() -> None:
         taken = gradient.take()
         assert [(part.shape, part.dtype) for part in taken] == [(p.shape, p.dtype) for p in parameters]
         torch.testing.assert_close(torch.cat([part.double().flatten() for part in taken]), wanted / 2.5)
-    for wrong in ([first], [first, second[:4]], [first.flatten(1), second], [first[0], second[0]]):
+    for wrong in ([first], [first, second[:4]], [first.flatten(1), second], [first[0], second[0]], [first, second.long()]):
         refused(lambda w=wrong: gradient.add(w), (TypeError, ValueError), "grad_samples must")
-    refused(lambda: gradient.add_clipped([first[0], second]), ValueError, "sums must have the shapes of")
+    words = r"sums must have the shapes of the parameters, \[\[2, 3\], \[4\]\], got \[\[2, 3\], \[5, 4\]\]"
+    refused(lambda: gradient.add_clipped([first[0], second]), ValueError, words)
+    negative = {"sigma": -1.0, "clip": 1.0, "denominator": 1.0}
+    refused(lambda: PrivateGradient(parameters, secret=secret, **negative), ValueError, "sigma must be at least 0")
     refused(lambda: PrivateGradient([], sigma=0.0, clip=1.0, denominator=1.0, secret=secret), ValueError, "one or more")
     refused(
         lambda: PrivateGradient(parameters, sigma=1.0, clip=math.inf, denominator=1.0, secret=secret),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distillkit.networks import ConvNet, FixedNetwork, KeepInit, NetworkBall, NetworkSampler, RandomNetworks
@@ -37,7 +38,10 @@ from tests.refused import refused
 
 PIXELS = torch.randint(0, 256, (12, 2, 8, 8), generator=derive(0), dtype=torch.uint8)
 SPACE = Normalization((0.5, 0.4), (0.25, 0.3))
-PARENT = LabeledImages.from_pixels(PIXELS, torch.arange(12) % 3, num_classes=3, normalization=SPACE)
+AGES = torch.rand(12, generator=derive(1))
+PARENT = LabeledImages.from_pixels(
+    PIXELS, torch.arange(12) % 3, num_classes=3, normalization=SPACE, columns={"age": AGES}
+)
 DATA = PARENT[:10]
 DOUBLE = DATA.to(dtype=torch.float64)
 OTHER = DATA.renormalize(Normalization((0.1, 0.1), (1.0, 2.0)))
@@ -132,6 +136,7 @@ HOLDING: dict[str, Callable[[], nn.Module]] = {
     "weights": lambda: weights_of(DATA.images.flatten(1)[:3].clone()),
     "columns of weights": lambda: Holding(bank=OTHER.images.flatten(1).T.contiguous()),
     "labels": lambda: Holding(lambda m, x: x * m.bank.sum(), bank=DATA.labels),
+    "column": lambda: Holding(lambda m, x: x * m.bank.sum(), bank=DATA.columns["age"]),
     "closure": lambda: Holding(lambda m, x: x - DATA.images.mean(0)),
     "closure of the parent": lambda: Holding(lambda m, x: x - PARENT.images.mean(0)),
     "number of records": lambda: Holding(lambda m, x: x * len(DATA)),
@@ -154,6 +159,9 @@ def train(network: nn.Module, ledger: Ledger, **options: Any) -> None:
     train_private(network, DATA, size=10, sigma=1.0, rate=0.5, steps=1, ledger=ledger, **options)
 
 
+train_by_opacus = functools.partial(train, gradients="opacus")
+
+
 def condense(networks: NetworkSampler, ledger: Ledger, **options: Any) -> None:
     options |= {"num_networks": 1, "steps": 1, "ipc": 1, "passes": Passes(first_num_networks=1, first_steps=1)}
     condense_private(DATA, epsilon=1.0, networks=networks, ledger=ledger, **options)
@@ -167,19 +175,22 @@ def sums(networks: NetworkSampler, ledger: Ledger) -> None:
     class_sums(*DATA, PublicEmbedders(networks, 1, like=DATA), num_classes=3)
 
 
-@pytest.mark.parametrize("entry", [train, condense, steps, sums])
+@pytest.mark.parametrize("entry", [train, train_by_opacus, condense, steps, sums])
 def test_network_that_holds_records_is_refused(entry: Callable[..., None]) -> None:
-    before, ledger = [t.clone() for t in PARENT], Ledger()
+    before, ledger, trained = [t.clone() for t in PARENT], Ledger(), (train, train_by_opacus)
     for name, make in HOLDING.items():
-        if entry is sums and name.startswith("labels"):
+        if entry is sums and name.startswith(("labels", "column")):
             continue
         network = make()
         with pytest.raises(NotCapturable, match=r"the records themselves|a copy of a private record"):
-            entry(network if entry is train else FixedNetwork(network), ledger)
+            entry(network if entry in trained else FixedNetwork(network), ledger)
+    if entry in trained:
+        loss = functools.partial(lambda bank, z, y: F.cross_entropy(z * bank.mean(), y, reduction="none"), DATA.images)
+        refused(lambda: entry(Holding(), ledger, loss=loss), NotCapturable, "or its loss uses the")
     assert ledger.events == ()
     assert all(torch.equal(a, b) for a, b in zip(before, PARENT))
     for network in (Holding(), Holding(centred, bank=torch.randn(5, 2, 8, 8, generator=derive(1)))):
-        entry(network if entry is train else FixedNetwork(network), ledger)
+        entry(network if entry in trained else FixedNetwork(network), ledger)
 
 
 def test_sampler_that_uses_records_is_refused() -> None:
@@ -230,8 +241,7 @@ def test_callback_cannot_add_records_to_a_release() -> None:
 @pytest.mark.parametrize("held", [lambda data: data.images, lambda data: data.labels, lambda data: data.columns["age"]])
 def test_client_whose_network_holds_its_records_fails(held: Callable[[LabeledImages], Tensor]) -> None:
     """The graph that another client captured is compared with the records of this client, too."""
-    whole = PARENT.replace(columns={"age": torch.rand(12)})
-    clients = [whole[[*range(10)]], whole[[10, 11]]]
+    clients = [PARENT[[*range(10)]], PARENT[[10, 11]]]
 
     def factory(outputs: int) -> nn.Module:
         return Holding(lambda m, x: x - held(clients[1]).float().mean(0))

@@ -157,7 +157,7 @@ def test_private_initial_images_are_refused(
     black = toy_set.replace(images=torch.cat([toy_set.images[:-1], torch.zeros_like(toy_set.images[:1])]))
     for real, shown in (
         (toy_set, toy_set[:3]),
-        (black, black[-3:].replace(images=black.images[[-1]].expand(3, 1, 4, 4))),
+        (black, black[-3:].replace(images=torch.cat([torch.eye(4).expand(2, 1, 4, 4), black.images[[-1]]]))),
     ):
         with pytest.raises(PrivateInitialization, match="an image of the private set"):
             condense(real, init=shown, ledger=ledger)
