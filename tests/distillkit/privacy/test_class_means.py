@@ -27,6 +27,7 @@ from distillkit.privacy import (
     fit_to_means,
     release,
 )
+from distillkit.privacy._public_noise import public_noise
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from tests.distillkit.privacy.options import condensed
@@ -58,6 +59,10 @@ def test_centre_is_the_mean_embedding_of_public_noise(toy_set: LabeledImages, to
     assert torch.equal(embedders[1].center, embedders_of(other, toy_network)[1].center)
     assert not torch.allclose(embedders[0].center, embedders[1].center)
     assert embedders_of(toy_set, toy_network, centers=0)[0].center is None
+    assert embedders_of(toy_set, toy_network, centers=1)[0].center is not None
+    seeded = embedders_of(toy_set, toy_network, centers=5, seed=3)[1]
+    noise = public_noise(5, toy_set, derive(3, "centre"))
+    torch.testing.assert_close(seeded.center, seeded.network.features(noise).mean(0))
     shown = toy_set.images[:5]
     around = embedders_of(toy_set, toy_network, centers=shown)[1]
     torch.testing.assert_close(around.center, around.network.features(shown).mean(0))
@@ -227,9 +232,9 @@ def test_options_are_applied(toy_set: LabeledImages, toy_network: Factory) -> No
     refused(lambda: condensed(toy_set, toy_network, init=other), ValueError, "normalization")
     with pytest.raises(ValueError, match="delta must equal the ledger's"):
         condensed(toy_set, toy_network, ledger=Ledger(delta=1e-6))
-    with pytest.raises(ValueError, match="targets must be"):
+    with pytest.raises(ValueError, match=r"targets must be \[3 embedders, classes, F=16\], got \[2, 3, 16\]"):
         fit_to_means(start.images, embedders_of(toy_set, toy_network), torch.zeros(2, 3, 16))
-    embedders, odd = embedders_of(toy_set, toy_network), torch.tensor(math.nan)
+    embedders, odd = embedders_of(toy_set, toy_network, 5), torch.tensor(math.nan)
     targets = torch.zeros(len(embedders), 3, embedders.dim)
     for wrong, name in (((start.images, targets + odd), "targets"), ((start.images / 0, targets), "start")):
         with pytest.raises(ValueError, match=f"{name} must be finite"):

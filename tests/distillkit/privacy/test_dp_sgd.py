@@ -342,6 +342,7 @@ class First(nn.Module):
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.function, self.head = function, nn.Linear(16, 3, bias=False).double()
+        self.unused = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.function(x))
@@ -400,3 +401,4 @@ def test_error_of_an_optimizer_says_that_the_steps_are_charged(toy_set: LabeledI
         refused(lambda m=model, d=data: train(m, d), ValueError, words)
     found = LabeledImages(toy_set.images, toy_set.labels, normalization=toy_set.normalization)  # classes not given
     train(nn.Sequential(nn.Flatten(), nn.Linear(16, 2)).double(), found)
+    train(linear(), toy_set.replace(labels=F.one_hot(toy_set.labels, 3).double()))

@@ -200,9 +200,11 @@ def test_networks_of_this_package_are_recognised_by_exact_type() -> None:
     hooked.register_forward_hook(lambda *_: None)
     subclass.weight = nn.Parameter(torch.zeros(2, 2).as_subclass(type("Own", (Tensor,), {})))
     assert not any(is_own_network(nn.Sequential(nn.ReLU(), layer)) for layer in (*others, hooked, subclass))
-    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
-    assert not is_own_network(nn.ReLU())
-    handle.remove()
+    everywhere = nn.modules.module
+    for register in (everywhere.register_module_forward_hook, everywhere.register_module_full_backward_hook):
+        handle = register(lambda *_: None)
+        assert not is_own_network(nn.ReLU())
+        handle.remove()
     assert is_own_network(nn.ReLU())
     assert [is_own_augmentation(a) for a in (None, DSA(), type("Own", (DSA,), {})())] == [True, True, False]
 

@@ -96,8 +96,13 @@ def test_append_that_was_cut_at_any_byte_is_completed(tmp_path: Path) -> None:
     assert Ledger(path).events == before
 
 
+HEADS = [
+    b"", b"{", b"[]", b'{"lines": 0, "hash": "", "next": ["", 3]}', b'{"lines": "0", "hash": "", "next": []}', None,
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("lines", range(4))
-@pytest.mark.parametrize("head", [b"", b"{", b"[]", b'{"lines": 0, "hash": "", "next": ["", 3]}', b'{"lines": "0", "hash": "", "next": []}', None])
+@pytest.mark.parametrize("head", HEADS)
 def test_missing_or_damaged_head_is_refused(head: bytes | None, lines: int, tmp_path: Path) -> None:
     """However many of the file's lines are left; the file of the first case ends within its first line."""
     path = tmp_path / "l"

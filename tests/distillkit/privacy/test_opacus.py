@@ -179,7 +179,7 @@ def test_training_equals_captured_training_and_says_what_it_assumes(kind: str, t
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
     assert ledger.guarantee().nominal == plain.guarantee().nominal
     (remark,) = set(ledger.guarantee().remarks) - set(plain.guarantee().remarks)
-    assert "mixes records" in remark
+    assert remark.startswith(f"gradients='{kind}' ran the network and its loss on batches")
     assert ("rounding" in remark) == (kind == "opacus-ghost")
 
 
@@ -195,13 +195,19 @@ def test_dropout_draws_from_the_secret_only(kind: str, toy_set: LabeledImages, g
 
     assert torch.equal(trained(1), trained(1))
     assert not torch.equal(trained(1), trained(2))
+    network = build(lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 3)).double(), 0)
+    generator = derive(0)
+    source = clipped_gradients(kind, network, losses, tuple(toy_set))
+    sums = PrivateGradient(list(network.parameters()), sigma=0.0, clip=1.0, denominator=1.0, secret=Secret())
+    source.add_to(sums, *toy_set, generator=generator)
+    assert not torch.equal(generator.get_state(), derive(0).get_state())  # the next masks differ
 
 
 class Mixing(nn.Module):
     """Layer that subtracts the mean of the batch, in training mode only."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x - x.mean(0) if self.training else x
+        return x - 0.03 * x.mean(0) if self.training else x
 
 
 class Chosen(nn.Module):
@@ -258,10 +264,10 @@ class Borrowed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(20, 3)
+        self.first, self.layer = nn.Linear(20, 20), nn.Linear(20, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x.flatten(1), self.layer.weight)
+        return F.linear(self.first(x.flatten(1)), self.layer.weight)
 
 
 class Half(nn.Module):
@@ -300,10 +306,11 @@ def test_networks_that_opacus_cannot_train_are_refused_before_the_charge(kind: s
     before: dict[str, Any] = copy.deepcopy(network.state_dict())
     images, labels = torch.zeros(4, 1, 5, 4), torch.tensor([0, 1, 2, 0])
     loss = repelling if name == "classes" else None
-    with pytest.raises(error, match=why):
+    with pytest.raises(error, match=why) as caught:
         train_private(
             network, images, labels, size=4, sigma=1.0, gradients=kind, ledger=ledger, loss=loss, progress=False
         )
+    assert ("ghost clipping gives no norm" in str(caught.value)) == (name == "borrowed" and kind == "opacus-ghost")
     assert ledger.events == ()
     assert ledger.guarantee().remarks == ()
     assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())

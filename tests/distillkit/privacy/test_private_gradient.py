@@ -103,7 +103,13 @@ def test_step_is_the_sum_of_rows_that_are_clipped_over_all_parameters() -> None:
         taken = gradient.take()
         assert [(part.shape, part.dtype) for part in taken] == [(p.shape, p.dtype) for p in parameters]
         torch.testing.assert_close(torch.cat([part.double().flatten() for part in taken]), wanted / 2.5)
-    for wrong in ([first], [first, second[:4]], [first.flatten(1), second], [first[0], second[0]], [first, second.long()]):
+    for wrong in (
+        [first],
+        [first, second[:4]],
+        [first.flatten(1), second],
+        [first[0], second[0]],
+        [first, second.long()],
+    ):
         refused(lambda w=wrong: gradient.add(w), (TypeError, ValueError), "grad_samples must")
     words = r"sums must have the shapes of the parameters, \[\[2, 3\], \[4\]\], got \[\[2, 3\], \[5, 4\]\]"
     refused(lambda: gradient.add_clipped([first[0], second]), ValueError, words)

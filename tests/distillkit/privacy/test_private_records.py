@@ -75,7 +75,7 @@ class Reading(Holding):
     """Network whose own method reads the records; a subclass inherits it."""
 
     def features(self, x: Tensor) -> Tensor:
-        return self.shifted(x).flatten(1)
+        return (lambda: self.shifted(x))().flatten(1)
 
     def shifted(self, x: Tensor) -> Tensor:
         return x - float(ARRAY.mean())
@@ -204,7 +204,7 @@ def test_sampler_that_uses_records_is_refused() -> None:
         with pytest.raises(NotCapturable, match=r"sampler TrainedNetworks (uses the records|holds a copy)"):
             condense(TrainedNetworks(factory, data, protocol, progress=False), ledger)
     with pytest.raises(NotCapturable, match="the sampler RandomNetworks uses the records"):
-        condense(RandomNetworks(KeepInit(lambda: Holding(centred, bank=DATA.images.clone()))), ledger)
+        condense(RandomNetworks(KeepInit(lambda: Holding(centred, bank=torch.cat(tensors=(DATA.images,))))), ledger)
     for init in (DATA[:3], OTHER[:3].renormalize(SPACE), DATA[:3].to(dtype=torch.float64)):
         with pytest.raises(PrivateInitialization, match="an image of the private set"):
             condense(RandomNetworks(factory), ledger, init=init)
@@ -217,7 +217,7 @@ def test_optimizer_that_reads_records_is_refused() -> None:
     class Reading(torch.optim.SGD):
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
             super().step()
-            self.param_groups[0]["params"][0].data.add_(DATA.images.mean())
+            self.param_groups[0]["params"][0].data.add_(torch.stack([DATA.images]).mean())
 
     with pytest.raises(NotCapturable, match="the optimizer uses the records themselves"):
         train(Holding(), Ledger(), optimizer=lambda p: Reading(p, lr=0.1))
@@ -253,11 +253,11 @@ def test_client_whose_network_holds_its_records_fails(held: Callable[[LabeledIma
 
 @pytest.mark.parametrize("side", [4, 2])
 def test_contents_are_compared_up_to_contrast_and_rounding(side: int) -> None:
-    images = torch.rand(9, 3, side, side, generator=derive(2))
-    apart = (0.01 if side == 4 else 0.02) * torch.randn(2, 3, side, side, generator=derive(4))
+    images = torch.rand(600, 3, 2, side, generator=derive(2))
+    apart = (0.01 if side == 4 else 0.02) * torch.randn(2, 3, 2, side, generator=derive(4))
     images[5] = images[4] + apart[0]  # nearly the same record, and not the same
     records = PrivateRecords([images], content=True)
-    assert all(records.contain(image.clone()) for image in images)
+    assert all(records.contain(image.clone()) for image in (*images[:9], images[-1]))
     assert not records.contain(images[4] + apart[1])
     default = torch.get_default_dtype()
     try:  # another default number type changes nothing
@@ -265,10 +265,10 @@ def test_contents_are_compared_up_to_contrast_and_rounding(side: int) -> None:
         assert records.contain(images[4].bfloat16())
     finally:
         torch.set_default_dtype(default)
-    assert not records.contain(torch.rand(300, 3, side, side, generator=derive(3)))
-    assert not records.contain(torch.zeros(2, 3, side, side))
+    assert not records.contain(torch.rand(300, 3, 2, side, generator=derive(3)))
+    assert not records.contain(torch.zeros(2, 3, 2, side))
     assert records.contain(2 * images[:2].double() - 1) == (side == 4)
-    assert records.contain(torch.cat([torch.ones(1, 3, side, side), images[4:5]]))
+    assert records.contain(torch.cat([torch.ones(1, 3, 2, side), images[4:5]]))
     assert not PrivateRecords([images], content=False).contain(images)
 
 

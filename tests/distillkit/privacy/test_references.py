@@ -34,7 +34,7 @@ from distillkit.privacy import (
     squared_distance,
     train_private,
 )
-from distillkit.privacy._public_noise import public_noise
+from distillkit.privacy._public_noise import public_noise, public_test_images
 from distillkit.privacy.validation._arguments import NEW_LEDGER_REMARK
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, TiledImages, Tiles
@@ -305,6 +305,10 @@ def test_public_noise_is_enlarged_bilinearly_and_clamped(coarse: int, skewed: La
     smooth = weights(5, small[0]) @ drawn @ weights(8, small[1]).T
     wanted = ((0.5 + 0.25 * smooth).clamp(0, 1) - 0.5) / 0.25
     torch.testing.assert_close(public_noise(40, like, derive(2), coarse=coarse), wanted)
+    generator = derive(3)
+    white = torch.randn(6, 1, 5, 8, generator=generator, dtype=torch.float64)
+    wanted = public_noise(6, like, generator) + 0.3 * white
+    torch.testing.assert_close(public_test_images(6, like, derive(3)), wanted)
 
 
 def test_squared_distance_is_that_of_each_row() -> None:

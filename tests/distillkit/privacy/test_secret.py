@@ -122,9 +122,9 @@ def test_invalid_arguments_are_refused() -> None:
 def test_methods_that_an_epsilon_relies_on_are_final(kind: type, method: str) -> None:
     for bases in ((kind,), (type("Duck", (), {}), kind)):
         refused(
-            lambda b=bases: type("Own", b, {method: lambda *_: None}),  # type: ignore[misc]
+            lambda b=bases: type("Own", b, {method: lambda *_: None, "__module__": "distillkit.own"}),  # type: ignore[misc]
             TypeError,
-            f"must not be a subclass of {kind.__name__}",
+            f"Own must not be a subclass of {kind.__name__}",
         )
     made = Account(Ledger()) if kind is Account else kind()
     refused(lambda: setattr(made, method, lambda *_: None), AttributeError, f"{kind.__name__}.{method} cannot be")

@@ -8,15 +8,13 @@ import torch
 from torch import nn
 
 from distillkit._utils.progress import bar
-from distillkit.networks import build, split
-from distillkit.privacy import (
-    Ledger,
-    TrainedNetworks,
-)
+from distillkit.networks import RandomNetworks, build, split
+from distillkit.privacy import Ledger, TrainedNetworks, image_sgd, train_private
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol, train
 from tests.distillkit.privacy.options import condensed
+from tests.refused import refused
 
 Factory = Callable[[], nn.Module]
 SHORT = Protocol(epochs=2, batch=6, lr=0.1)
@@ -34,7 +32,8 @@ def test_draw_is_the_network_that_the_set_trains(
     other = networks.draw(2)  # type: ignore[arg-type]
     assert networks.draw(derive(0, 1)) is drawn
     assert not torch.allclose(other.features(toy_set.images), drawn.features(toy_set.images))
-    assert "12 images" in repr(networks)
+    assert not any(module.training for module in drawn.modules())  # type: ignore[attr-defined]
+    assert repr(networks) == "TrainedNetworks(on 12 images, 2 epochs)"
 
 
 def test_no_training_shows_a_bar_without_progress(
@@ -46,15 +45,21 @@ def test_no_training_shows_a_bar_without_progress(
         asked.append(progress)
         return bar(total, what, progress=progress, **options)
 
-    monkeypatch.setattr("distillkit.training.bar", noted)
+    condensation = "distillkit.privacy.condensation."
+    for place in ("distillkit.training", condensation + "class_means", condensation + "image_sgd",
+                  "distillkit.privacy.gradients.dp_sgd"):  # fmt: skip
+        monkeypatch.setattr(f"{place}.bar", noted)
+    options: dict[str, Any] = {"size": 12, "sigma": 1.0, "steps": 1, "progress": False}
     condensed(toy_set, toy_network, train=SHORT, progress=False)
-    assert asked
-    assert not any(asked)
+    image_sgd(toy_set, networks=RandomNetworks(toy_network), ipc=1, **options)
+    train_private(toy_network(), toy_set, **options)
+    assert set(asked) == {False}
 
 
 def test_untrainable_networks_are_refused(toy_set: LabeledImages, toy_network: Factory) -> None:
     ledger = Ledger()
     networks = TrainedNetworks(toy_network, toy_set, SHORT)
+    refused(lambda: TrainedNetworks(toy_network, toy_set, SHORT, progress=0), TypeError, "progress must be True or")
     with pytest.raises(ValueError, match=r"networks must be RandomNetworks\(factory\) if .* got TrainedNetworks"):
         condensed(toy_set, toy_network, train=SHORT, networks=networks, ledger=ledger)
     with pytest.raises(ValueError, match="count"):
