@@ -18,6 +18,7 @@ from distillkit.networks import (
     ConvNet,
     FedCOGCNN,
     FixedNetwork,
+    KeepInit,
     LeNet,
     ResNet,
     SimpleCNN,
@@ -43,6 +44,7 @@ from distillkit.privacy.capture._captured_function import capture, captured_augm
 from distillkit.privacy.gradients.per_example import chunk_for
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
+from tests.distillkit.privacy import unsound_programs as programs
 from tests.distillkit.privacy.faulty_network import FaultyNetwork
 from tests.distillkit.privacy.options import grouped
 from tests.refused import refused
@@ -192,6 +194,18 @@ def test_what_is_no_function_of_one_record_is_refused_by_name(name: str, global_
     assert not hasattr(model.classifier, "last")
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
     assert model.moved is model._buffers["moved"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", programs.REFUSED)
+def test_unsound_network_is_refused_before_the_charge(name: str) -> None:
+    program, (kind, words), ledger = programs.NETWORKS[name], programs.REFUSED[name], Ledger()
+    programs.forget()
+    model = build(KeepInit(lambda: (program() if isinstance(program, type) else programs.Alone(program)).double()), 0)
+    with pytest.raises(PrivacyError, match=words) as caught:
+        train(model, programs.DATA, ledger=ledger)
+    assert type(caught.value) is kind
+    assert ledger.events == ()
 
 
 ONE_CLIP: dict[str, Callable[[Any, Tensor], Tensor]] = {

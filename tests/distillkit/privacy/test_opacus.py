@@ -20,6 +20,7 @@ from distillkit.privacy import (
     Event,
     Ledger,
     NotCapturable,
+    NotSeparable,
     PrivacyError,
     PrivateGradient,
     Secret,
@@ -53,6 +54,7 @@ class Rows(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed, self.norm, self.out = nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+        self.unused = nn.Linear(2, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(torch.tanh(self.norm(self.embed(x[:, 0]))).mean(1))
@@ -107,7 +109,8 @@ def summed(kind: str, network: nn.Module, images: Tensor, labels: Tensor, *, cli
 def gradient_norms(network: nn.Module, images: Tensor, labels: Tensor) -> list[float]:
     """Return the norms of the records' gradients, ascending, without those that are NaN."""
     parameters = [p for p in network.parameters() if p.requires_grad]
-    rows = [torch.autograd.grad(losses(network, x[None], y[None]).sum(), parameters) for x, y in zip(images, labels)]
+    one_by_one = (losses(network, x[None], y[None]).sum() for x, y in zip(images, labels))
+    rows = [torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True) for loss in one_by_one]
     norms = [float(torch.cat([g.double().flatten() for g in row]).norm()) for row in rows]
     return sorted(norm for norm in norms if not math.isnan(norm))
 
@@ -142,6 +145,15 @@ def test_a_gradient_beyond_float32_squares_is_clipped_not_dropped(kind: str) -> 
     assert gradient_norms(network, images, labels)[-1] > 1e24
     wanted = summed("captured", network, images, labels, clip=1.0)
     torch.testing.assert_close(summed(kind, network, images, labels, clip=1.0), wanted, rtol=1e-5, atol=1e-6)
+    source, images = (
+        clipped_gradients(kind, network, losses, (images, labels)),
+        torch.rand(20, 1, 5, 4, generator=derive(1)),
+    )
+    for image in images:  # rounding in float32 lengthens none of them
+        private = PrivateGradient(list(network.parameters()), sigma=0.0, clip=1e-3, denominator=1.0, secret=Secret())
+        source.add_to(private, image[None], labels[:1])
+        assert float(torch.cat(private._sums).norm()) == pytest.approx(1e-3, rel=1e-6)
+        assert float(torch.cat(private._sums).norm()) <= 1e-3
 
 
 @pytest.mark.parametrize("kind", OPACUS)
@@ -161,8 +173,11 @@ def test_a_record_for_which_the_code_fails_counts_as_zero(kind: str) -> None:
     wrong = labels.clone()
     wrong[4] = 99
     torch.testing.assert_close(taken(wrong, torch.arange(9)), taken(labels, others))
+    assert not any("activations" in vars(m) for m in source._twin.modules())  # type: ignore[union-attr]
+    assert {name for p in source._own for name in vars(p)} == {"grad_sample", "_forward_counter"}  # type: ignore[union-attr]
 
 
+@pytest.mark.filterwarnings("error:Full backward hook")
 @pytest.mark.parametrize("kind", OPACUS)
 def test_training_equals_captured_training_and_says_what_it_assumes(kind: str, toy_set: LabeledImages) -> None:
     def trained(gradients: str) -> tuple[nn.Module, Ledger]:
@@ -286,7 +301,7 @@ class Recurrent(nn.Module):
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], type[PrivacyError], str]] = {
     "batch norm": (lambda: flat(nn.BatchNorm1d(6)), BatchStatistics, r"layers 2 of .*without_batch_norm"),
-    "mixing": (lambda: flat(Mixing()), BatchStatistics, "mixes the records"),
+    "mixing": (lambda: flat(Mixing()), BatchStatistics, "of 3 noise records in a batch .* mixes the records"),
     "images": (lambda: nn.Sequential(Chosen(lambda x: x - x.mean(0)), flat()), BatchStatistics, "mixes the records"),
     "range": (lambda: nn.Sequential(Chosen(lambda x: x * 255), flat()), BatchStatistics, "mixes the records"),
     "classes": (Pair, BatchStatistics, "mixes the records"),
@@ -332,15 +347,21 @@ class Rooted(nn.Module):
 def test_network_for_pixels_is_compared_on_pixels(kind: str) -> None:
     """NaN for negative pixels is no mixing of records, and NaN for pixels in [0, 1] is named."""
 
-    def losses(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(network(x), y, reduction="none")
-
     like = torch.rand(2, 1, 4, 5), torch.tensor([0, 1])
+    clipped_gradients(kind, nn.Sequential(nn.Flatten(), nn.Linear(20, 1)).eval(), losses, like)  # a single class
     clipped_gradients(kind, Rooted(0.0, False), losses, like)
     with pytest.raises(BatchStatistics, match="mixes the records"):
         clipped_gradients(kind, Rooted(0.0, True), losses, like)
     with pytest.raises(NotCapturable, match=r"not finite for noise images in \[0, 1\]"):
         clipped_gradients(kind, Rooted(0.5, False), losses, like)
+    with pytest.raises(NotCapturable, match=r"not finite for noise images in \[0, 1\]"):
+        clipped_gradients(kind, Rooted(0.0, False), lambda n, x, y: losses(n, x, y) / (1 - y), like)
+    with pytest.raises(NotSeparable, match=r"one value for each example \[n\], got shape \[\]$"):
+        clipped_gradients(kind, Rooted(0.0, False), lambda n, x, y: losses(n, x, y).sum(), like)
+    with pytest.raises(NotCapturable, match=r"on 3 records of noise \(IndexError: Target 9 is out of bounds\.\)\. Use"):
+        clipped_gradients(
+            kind, nn.Sequential(nn.Flatten(), nn.Linear(20, 1)), lambda n, x, y: losses(n, x, y + 9), like
+        )
 
 
 def test_an_unknown_way_is_refused() -> None:

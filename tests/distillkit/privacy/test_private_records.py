@@ -28,7 +28,12 @@ from distillkit.privacy import (
     separable,
     train_private,
 )
-from distillkit.privacy.validation._private_records import PrivateRecords, active_records, apart_from_records
+from distillkit.privacy.validation._private_records import (
+    PrivateRecords,
+    active_records,
+    apart_from_records,
+    declare_records,
+)
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol
@@ -69,6 +74,9 @@ class Holding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))
+
+    def unused(self) -> Any:
+        return DATA
 
 
 class Reading(Holding):
@@ -217,10 +225,11 @@ def test_optimizer_that_reads_records_is_refused() -> None:
     class Reading(torch.optim.SGD):
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
             super().step()
-            self.param_groups[0]["params"][0].data.add_(torch.stack([DATA.images]).mean())
+            self.param_groups[0]["params"][0].data.add_(read())
 
-    with pytest.raises(NotCapturable, match="the optimizer uses the records themselves"):
-        train(Holding(), Ledger(), optimizer=lambda p: Reading(p, lr=0.1))
+    for read in (lambda: torch.stack([DATA.images]).mean(), lambda: DATA.images.shape[0]):
+        with pytest.raises(NotCapturable, match="the optimizer uses the records themselves"):
+            train(Holding(), Ledger(), optimizer=lambda p: Reading(p, lr=0.1))
 
 
 def test_callback_cannot_add_records_to_a_release() -> None:
@@ -296,7 +305,7 @@ class Counting(nn.Module):
 def test_each_of_several_sets_of_one_shape_is_compared(order: tuple[int, int]) -> None:
     """Whichever was compared first: `joined` declares, for example, a client's training and test images."""
     sets = [torch.randn(5 + i, 3, 8, 8, generator=derive(i, "several")) for i in range(2)]
-    records = PrivateRecords([sets[0]], content=True).joined([sets[1], sets[0]])
+    records = PrivateRecords([sets[0]], content=True).joined([sets[0], sets[1]])
     assert not records.contain(torch.randn(4, 3, 8, 8, generator=derive(7)))
     oblong = PrivateRecords([sets[0][..., :5]], content=True)
     assert oblong.contain(sets[0][..., :5].movedim(1, -1).contiguous())
@@ -308,7 +317,12 @@ def test_each_of_several_sets_of_one_shape_is_compared(order: tuple[int, int]) -
     parts = [torch.from_numpy(part) for part in (rows[:2], rows[1:3], rows[-3:], rows[-2:])]
     assert [beside.share(part) for part in parts] == [False, True, True, False]
     records.refuse_reachable([torch.zeros(1)], "it")
+    assert not beside.joined(sets).content
     for held in sets:
+        for shown, words in ((held[:1], r"uses the records .*\(second shares"), (held + 0, r"a copy .* \(second\)")):
+            refused(
+                lambda t=shown: records.refuse([("first", torch.zeros(1)), ("second", t)], "it"), NotCapturable, words
+            )
         refused(lambda held=held: records.refuse_reachable([held], "it"), NotCapturable, "it uses the records")
 
 
@@ -344,3 +358,5 @@ def test_contents_are_compared_inside_of_entry_points_only() -> None:
     whole, memory = apart_from_records(), apart_from_records(content=False)
     assert [compared(), whole(compared)(), memory(compared)(), compared()] == [False, True, False, False]
     assert whole(memory(compared))()  # the outer entry point decides
+    declare = whole(lambda: [declare_records(one) or len(active_records().tensors) for one in (PIXELS, OTHER.images)])
+    assert declare() == [1, 2]

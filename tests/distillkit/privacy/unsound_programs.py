@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distillkit.normalization import Normalization
+from distillkit.privacy import BatchStatistics, NotCapturable, PrivacyError
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
@@ -487,3 +488,50 @@ FAILURE: dict[str, Function] = {
     "index out of range": lambda m, x: x * m.var[(x.flatten()[:1].abs() / 2).long()],
     "catches its own failure": tried,
 }
+
+
+NETWORKS = VALUE | SIZE | TIME | STATE | FAILURE
+READS, CHOOSES, CANNOT = "keep values in tensors", "torch.where", "cannot be captured"
+REFUSED: dict[str, tuple[type[Exception], str]] = {
+    "overflow": (PrivacyError, "no finite gradient for noise images"),
+    "without outliers": (NotCapturable, READS),
+    "quantile": (NotCapturable, READS),
+    "micro batches": (NotCapturable, CANNOT),
+    "copies of the batch": (NotCapturable, CANNOT),
+    "without the last odd record": (NotCapturable, CANNOT),
+    "queue in a buffer": (BatchStatistics, "changes queue"),
+    "moving teacher": (BatchStatistics, "changes inner.weight"),
+    "layer made at the first call": (NotCapturable, CANNOT),
+    "running norm": (BatchStatistics, "changes running statistics"),
+    "lerp of a buffer": (BatchStatistics, "changes mean"),
+    "largest value so far": (NotCapturable, CHOOSES),
+    "draw of random": (NotCapturable, "global random state"),
+    "spectral norm": (BatchStatistics, "changes"),
+    "operator that writes": (NotCapturable, "none of PyTorch's"),
+    "keeps by deep copy": (NotCapturable, CANNOT),
+    "keeps by buffer": (BatchStatistics, "changes seen"),
+    "keeps by parameter": (BatchStatistics, "changes seen"),
+    "keeps by set": (BatchStatistics, "changes queue"),
+    "keeps by resize": (BatchStatistics, "changes queue"),
+    "keeps by out": (BatchStatistics, "changes queue"),
+    "keeps by foreach": (BatchStatistics, "changes mean"),
+    "keeps by list": (NotCapturable, READS),
+    "keeps by storage": (NotCapturable, CANNOT),
+    "keeps by file": (NotCapturable, CANNOT),
+    "halves until it is small": (NotCapturable, CHOOSES),
+    "warns": (NotCapturable, CHOOSES),
+    "asserts": (NotCapturable, CHOOSES),
+    "no Cholesky factor": (NotCapturable, "fails on a noise record"),
+    "catches its own failure": (NotCapturable, READS),
+    "buffer through unbind": (BatchStatistics, "changes"),
+    "buffer through split": (BatchStatistics, "changes"),
+    "buffer row by row": (BatchStatistics, "changes"),
+    "buffer in several parts": (BatchStatistics, "changes"),
+    "weights through split": (BatchStatistics, "changes"),
+    "buffer through an unsafe view": (BatchStatistics, "writes to a tensor that it did not create"),
+    "native batch norm": (BatchStatistics, "changes running statistics"),
+    "running batch norm as an operator": (BatchStatistics, "changes running statistics"),
+    "buffer that opens a gate": (BatchStatistics, "changes"),
+    "operator in PyTorch's namespace": (NotCapturable, "none of PyTorch's"),
+}
+"""Refused networks -> class and words of the error."""
