@@ -93,6 +93,9 @@ def test_class_sums_equal_a_plain_loop(toy_set: LabeledImages, toy_network: Fact
         for c in range(5):
             torch.testing.assert_close(sums[k, c], vectors[toy_set.labels == c].sum(0).double())
     assert not sums[:, 3:].any()
+    refused(
+        lambda: class_sums(*toy_set, embedders, num_classes=2), ValueError, "labels must be below num_classes=2, got 2"
+    )
 
 
 @pytest.mark.parametrize("value", [1e308, math.inf, math.nan, -1e200])

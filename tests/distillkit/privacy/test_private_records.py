@@ -124,6 +124,10 @@ def shifted(bank: Tensor, module: Any, x: Tensor) -> Tensor:
     return x - bank.mean(0)
 
 
+def closing(first: Tensor, second: Tensor) -> nn.Module:
+    return Holding(lambda m, x: x - first - second.mean(0))
+
+
 def weights_of(rows: Tensor) -> nn.Module:
     network = Holding()
     network.head.weight.data = rows
@@ -145,7 +149,7 @@ HOLDING: dict[str, Callable[[], nn.Module]] = {
     "columns of weights": lambda: Holding(bank=OTHER.images.flatten(1).T.contiguous()),
     "labels": lambda: Holding(lambda m, x: x * m.bank.sum(), bank=DATA.labels),
     "column": lambda: Holding(lambda m, x: x * m.bank.sum(), bank=DATA.columns["age"]),
-    "closure": lambda: Holding(lambda m, x: x - DATA.images.mean(0)),
+    "closure": lambda: closing(torch.zeros(1), DATA.images),
     "closure of the parent": lambda: Holding(lambda m, x: x - PARENT.images.mean(0)),
     "number of records": lambda: Holding(lambda m, x: x * len(DATA)),
     "global": lambda: Holding(by_global),
@@ -227,7 +231,8 @@ def test_optimizer_that_reads_records_is_refused() -> None:
             super().step()
             self.param_groups[0]["params"][0].data.add_(read())
 
-    for read in (lambda: torch.stack([DATA.images]).mean(), lambda: DATA.images.shape[0]):
+    for reading in (lambda: torch.stack([DATA.images]).mean(), lambda: DATA.images.shape[0]):
+        read = reading
         with pytest.raises(NotCapturable, match="the optimizer uses the records themselves"):
             train(Holding(), Ledger(), optimizer=lambda p: Reading(p, lr=0.1))
 
