@@ -242,17 +242,18 @@ def test_options_are_applied(toy_set: LabeledImages, toy_network: Factory) -> No
     for wrong, name in (((start.images, targets + odd), "targets"), ((start.images / 0, targets), "start")):
         with pytest.raises(ValueError, match=f"{name} must be finite"):
             fit_to_means(wrong[0], embedders, wrong[1])
+    refused(lambda: fit_to_means(start.images, embedders, targets, lr=1e308), ValueError, "lr")
     for count in (0, len(start) - 1):
         with pytest.raises(ValueError, match=f"start must hold ipc images for each of 3 classes, got {count} images"):
             fit_to_means(start.images[:count], embedders, targets)
 
 
 def test_siamese_augmentation_is_drawn_once_per_network(toy_set: LabeledImages, toy_network: Factory) -> None:
-    embedders = embedders_of(toy_set, toy_network, 4, augment=DSA("crop_flip"))
+    embedders = embedders_of(toy_set, toy_network, 4, augment=DSA("crop_flip"), seed=2)
     sums = class_sums(toy_set.images, toy_set.labels, embedders, num_classes=3, chunk=5)
     for k in range(4):
-        shifted = DSA("crop_flip")(toy_set.images, derive(0, "augment", k), siamese=True)
-        network = RandomNetworks(toy_network).draw(derive(0, "network", k))
+        shifted = DSA("crop_flip")(toy_set.images, derive(2, "augment", k), siamese=True)
+        network = RandomNetworks(toy_network).draw(derive(2, "network", k))
         vectors = network.features(shifted) - embedders[k].center
         vectors = vectors / vectors.norm(dim=1, keepdim=True)
         torch.testing.assert_close(sums[k, 2], vectors[toy_set.labels == 2].sum(0))

@@ -123,12 +123,13 @@ def test_options_are_applied(toy_set: LabeledImages) -> None:
         toy_set.labels,
         size=12,
         epsilon=3.0,
+        delta=1e-4,
         rate=0.5,
         steps=3,
         optimizer=lambda p: torch.optim.Adam(p, lr=0.01),
         loss=margin,
     )
-    assert ledger.events[0].sigma == plan_noise(3.0, 1e-5, count=3, rate=0.5).sigma
+    assert ledger.events[0].sigma == plan_noise(3.0, 1e-4, count=3, rate=0.5).sigma
     assert torch.equal(model.classifier.bias, kept)  # type: ignore[union-attr]
     for wrong in ({"epsilon": 3.0}, {"sigma": None}):
         with pytest.raises(PrivacyError, match="either epsilon"):

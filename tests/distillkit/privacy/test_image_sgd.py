@@ -24,6 +24,7 @@ from distillkit.privacy import (
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from tests.distillkit.privacy.options import grouped
+from tests.refused import refused
 
 Factory = Callable[[], nn.Module]
 
@@ -74,8 +75,8 @@ def test_example_gradients_equal_those_of_each_examples_loss(batched: bool, seed
 def test_target_epsilon_determines_sigma(
     toy_set: LabeledImages, toy_network: Factory, global_rng_untouched: None
 ) -> None:
-    result = private(toy_set, toy_network, sigma=None, epsilon=3.0, clip=None)
-    assert result.info["sigma"] == plan_noise(3.0, 1e-5, count=3, rate=0.5).sigma
+    result = private(toy_set, toy_network, sigma=None, epsilon=3.0, clip=None, delta=1e-4)
+    assert result.info["sigma"] == plan_noise(3.0, 1e-4, count=3, rate=0.5).sigma
     assert 2.9 < result.info["epsilon"] <= 3.0
     assert result.labels.tolist() == [0, 0, 1, 1, 2, 2]
     assert bool(torch.isfinite(result.images).all())
@@ -126,6 +127,7 @@ def test_images_changed_far_by_noise_are_valid_input(toy_set: LabeledImages, toy
         warnings.simplefilter("error")
         found = private(toy_set, toy_network, lr=1e6)
     assert float(found.images.abs().max()) > 1e3
+    refused(lambda: private(toy_set, toy_network, lr=1e308), ValueError, "lr")
 
 
 def test_network_is_traced_once_for_all_steps_and_again_if_its_result_changes(toy_set: LabeledImages) -> None:

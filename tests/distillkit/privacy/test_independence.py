@@ -256,15 +256,16 @@ def test_matching_loss_meets_captured_rows_only(toy_set: LabeledImages) -> None:
     torch.testing.assert_close(total, torch.autograd.grad(huber(real, means[labels]).sum(), leaf)[0])
 
 
-def test_separable_loss_is_checked_at_many_sizes() -> None:
+@pytest.mark.parametrize("size", [8, 64])
+def test_separable_loss_is_checked_at_many_sizes(size: int, global_rng_untouched: None) -> None:
     @separable
-    def eight(embedding: Tensor, means: Tensor) -> Tensor:
+    def sized(embedding: Tensor, means: Tensor) -> Tensor:
         rows = (embedding - means).square().sum(1)
-        return rows - rows.mean() if len(rows) == 8 else rows
+        return rows - rows.mean() if len(rows) == size else rows
 
     @separable
     def noisy(embedding: Tensor, means: Tensor) -> Tensor:
         return (embedding - means).square().sum(1) * torch.rand(1)
 
-    refused(lambda: require_separable(eight), NotSeparable, "depends on that row alone")
+    refused(lambda: require_separable(sized), NotSeparable, "depends on that row alone")
     refused(lambda: require_separable(noisy), PrivacyError, "depends on that row alone")

@@ -128,9 +128,8 @@ def closing(first: Tensor, second: Tensor) -> nn.Module:
     return Holding(lambda m, x: x - first - second.mean(0))
 
 
-def weights_of(rows: Tensor) -> nn.Module:
-    network = Holding()
-    network.head.weight.data = rows
+def weights_of(network: nn.Module, layer: str, rows: Tensor) -> nn.Module:
+    network.get_submodule(layer).weight.data = rows  # type: ignore[union-attr, assignment]
     return network
 
 
@@ -145,7 +144,10 @@ HOLDING: dict[str, Callable[[], nn.Module]] = {
     "copied buffer": lambda: Holding(centred, bank=DATA.images.clone()),
     "parameter": lambda: Holding(centred, bank=nn.Parameter(DATA.images)),
     "parameter of one record": lambda: Holding(centred, bank=nn.Parameter(DATA.images[3:4].clone())),
-    "weights": lambda: weights_of(DATA.images.flatten(1)[:3].clone()),
+    "weights": lambda: weights_of(Holding(), "head", DATA.images.flatten(1)[:3].clone()),
+    "weights of own layers": lambda: weights_of(
+        nn.Sequential(nn.Flatten(), nn.Linear(128, 3)), "1", DATA.images.flatten(1)[:3].clone()
+    ),
     "columns of weights": lambda: Holding(bank=OTHER.images.flatten(1).T.contiguous()),
     "labels": lambda: Holding(lambda m, x: x * m.bank.sum(), bank=DATA.labels),
     "column": lambda: Holding(lambda m, x: x * m.bank.sum(), bank=DATA.columns["age"]),
@@ -217,6 +219,9 @@ def test_sampler_that_uses_records_is_refused() -> None:
             condense(TrainedNetworks(factory, data, protocol, progress=False), ledger)
     with pytest.raises(NotCapturable, match="the sampler RandomNetworks uses the records"):
         condense(RandomNetworks(KeepInit(lambda: Holding(centred, bank=torch.cat(tensors=(DATA.images,))))), ledger)
+    shown = PublicEmbedders(RandomNetworks(factory), 1, like=DATA, centers=DATA.images[:3])
+    words = r"the argument uses the records themselves .*\(centers"
+    refused(lambda: class_sums(*DATA, shown, num_classes=3), NotCapturable, words)
     for init in (DATA[:3], OTHER[:3].renormalize(SPACE), DATA[:3].to(dtype=torch.float64)):
         with pytest.raises(PrivateInitialization, match="an image of the private set"):
             condense(RandomNetworks(factory), ledger, init=init)
@@ -247,7 +252,9 @@ def test_callback_cannot_add_records_to_a_release() -> None:
             DATA, size=10, sigma=1.0, networks=networks, steps=1, ipc=1, ledger=account, callback=callback
         ).images
 
-    torch.testing.assert_close(run(lambda step, gradient: gradient.zero_()), run(lambda step, gradient: None))
+    torch.testing.assert_close(
+        run(lambda step, gradient: gradient.zero_()), run(lambda step, gradient: DATA.images.shape)
+    )
     with pytest.raises(NotCapturable, match="the callback uses the records"):
         run(lambda step, gradient: gradient.add_(DATA.images.mean()))
 

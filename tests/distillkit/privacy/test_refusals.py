@@ -266,7 +266,7 @@ def test_delta_is_compared_with_the_noised_size_after_the_fact(toy_set: LabeledI
     )
     options["epsilon"] = 1e6
     with pytest.warns(UserWarning, match="not below one over the .noised. number of records"):
-        condense_private(toy_set, delta=0.2, **options)
+        condense_private(toy_set, delta=0.1, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         condense_private(toy_set, delta=0.01, **options)
@@ -302,8 +302,11 @@ def test_non_separable_losses_are_refused(toy_set: LabeledImages, toy_network: F
     cosine_of_means.why = "its denominator is the norm of a batch mean"  # type: ignore[attr-defined]
     refused(lambda: require_separable(cosine_of_means), NotSeparable, "its denominator is the norm of a batch mean")
     refused(lambda: require_separable(separable(cosine_of_means)), NotSeparable, "one value per row")
-    for mixing in (lambda e, m: (e - m).square().sum(1) / e.norm(), lambda e, m: (e - m).square().sum(1).flip(0)):
+    squares = lambda e, m: (e - m).square().sum(1)  # noqa: E731
+    for mixing in (lambda e, m: squares(e, m) / e.norm(), lambda e, m: squares(e, m).flip(0),
+                   lambda e, m: squares(e, m)[:, None]):  # fmt: skip
         refused(lambda m=mixing: require_separable(separable(m)), NotSeparable, "depends on that row alone")
+    refused(lambda: require_separable(separable(lambda e, m: 0.0)), NotSeparable, "row as a tensor, got float")
     with pytest.raises(NotSeparable):
         require_separable(None)
     rows, labels = torch.randn(4, 3, generator=derive(0)), torch.tensor([0, 1, 2, 0])
@@ -336,7 +339,7 @@ def test_invalid_options_are_named(toy_set: LabeledImages, toy_network: Factory)
         refused(lambda c=clip: PublicEmbedders(networks, 1, like=toy_set, clip=c), ValueError, "clip")
     with pytest.raises(ValueError, match="size must hold 3 positive numbers, one per class, got"):
         condense_private(toy_set, epsilon=1.0, networks=networks, size=torch.ones(4))
-    for option in ({"rate": 0.0}, {"steps": 0}, {"size": 0}, {"lr": -1.0}, {"sigma": -1.0}):
+    for option in ({"rate": 0.0}, {"steps": 0}, {"size": 0}, {"lr": -1.0}, {"sigma": -1.0}, {"clip": 0.0}):
         with pytest.raises(ValueError, match=next(iter(option))):
             image_sgd(toy_set, **{"size": 12, "sigma": 1.0, "networks": RandomNetworks(toy_network)} | option)  # type: ignore[arg-type]
 
@@ -359,6 +362,8 @@ def test_default_networks_fit_the_images(side: tuple[int, int], depth: int) -> N
     assert layers == [128] * depth
     logits = network(like.images)  # type: ignore[operator]
     assert (logits.shape, logits.dtype) == ((2, 5), torch.float64)
+    one = EmbeddingNetworks().sampler_for(like.replace(labels=0 * like.labels, num_classes=1)).draw(derive(0))
+    assert one(like.images).shape == (2, 2)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("size", [1, 10, 1000])
@@ -373,7 +378,12 @@ def test_delta_must_be_below_one_over_the_size(size: int) -> None:
 def test_sums_means_rounds_and_folders_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     sums = torch.full((1, 2, 3), torch.inf)
     refused(lambda: release(sums, sigma=1.0, sensitivity=1.0, ledger=Ledger()), ValueError, "sums must be finite")
-    refused(lambda: squared_distance(torch.ones(2, 3), torch.ones(2, 4)), ValueError, "means must have the shape")
+    refused(
+        lambda: squared_distance(torch.ones(2, 3), torch.ones(2, 4)),
+        ValueError,
+        r"of embedding, \[2, 3\], got \[2, 4\]",
+    )
+    refused(lambda: separable(lambda embedding: embedding), TypeError, "loss is called as")
     refused(lambda: Account(Ledger(), round=-1), ValueError, "round must be at least 0")
     refused(lambda: Ledger(tmp_path), IsADirectoryError, f"path must be a file, but {tmp_path} is a folder")
     (tmp_path / "file").touch()
