@@ -129,6 +129,7 @@ def test_loaded_and_opened_folders_hold_out_the_same_pictures(tmp_path: Path) ->
         loaded = load_folder(path, size=size, **FOLDER)
         opened = open_folder(path, size=size, cache=tmp_path / "c", **FOLDER)
         assert [contents(one) for one in loaded] == [contents(one) for one in opened]
+    refused(lambda: image_sgd(opened.train, size=60, sigma=2.0), TypeError, "^images must be in memory, but ")
     assert abs(len(loaded.test) - 18) < 12
     assert loaded.test.info["hold_out"] == "content"
     assert "hold_out" not in load_folder(path, classes=CLASSES, test_fraction=0).train.info

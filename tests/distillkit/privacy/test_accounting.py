@@ -207,6 +207,7 @@ def test_empty_run_costs_nothing_and_no_noise_is_infinite() -> None:
     assert compose([], DELTA).epsilon == 0.0
     assert compose([(1.0, 0.0, 5), (1.0, 0.5, 0)], DELTA).epsilon == 0.0
     assert compose([(0.0, 1.0, 1)], DELTA).epsilon == math.inf
+    assert compose([(1e3, 0.5, 1)], 0.3, accountant="rdp").epsilon == 0.0
 
 
 @pytest.mark.parametrize(
@@ -233,10 +234,13 @@ def test_rounding_of_the_grid_is_charged_to_delta(count: int) -> None:
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, 2.0])
 def test_delta_out_of_range_is_refused(delta: float) -> None:
-    refused(lambda: compose([(1.0, 1.0, 1)], delta), NotAccountable, "delta must be in")
+    refused(lambda: compose([(1.0, 1.0, 1)], delta), NotAccountable, rf"delta must be in \(0, 1\), .* got {delta:g}$")
 
 
 def test_invalid_spends_are_refused() -> None:
+    words = r"sigma must be in \[0.0001, 1e\+09\], or 0 for no noise and no guarantee, got 2e\+09: "
+    refused(lambda: compose([(2e9, 1.0, 1)], DELTA), NotAccountable, words)
+    refused(lambda: compose([(1.0, 1.0, 1), (1.0, 1.0)], DELTA), TypeError, r"got \(1.0, 1.0\) in it")  # type: ignore[list-item]
     refused(lambda: compose([(-1.0, 1.0, 1)], DELTA), ValueError, "sigma")
     refused(lambda: compose([(1.0, 1.5, 1)], DELTA), ValueError, "rate")
     refused(lambda: compose([], DELTA, accountant="gdp"), ValueError, "accountant")

@@ -254,6 +254,8 @@ def test_matching_loss_meets_captured_rows_only(toy_set: LabeledImages) -> None:
     leaf = synthetic.clone().requires_grad_()
     means = leaf.flatten(2).mean(1)
     torch.testing.assert_close(total, torch.autograd.grad(huber(real, means[labels]).sum(), leaf)[0])
+    alone = separable(lambda embedding, means: embedding.square().sum(1))
+    assert not any(rows.any() for rows in image_gradients(synthetic, lambda x: x.flatten(1), real, labels, loss=alone))
 
 
 @pytest.mark.parametrize("size", [8, 64])
